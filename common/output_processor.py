@@ -1,0 +1,82 @@
+"""`OutputProcessor`: sampled tokens become text, stop decisions and `RequestOutput`s."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from .outputs import FinishReason, RequestOutput
+from .request import Request
+
+
+class OutputProcessor:
+    """Knows every request that has not ended, and the outputs nobody has taken yet.
+
+    I3: a request leaves `requests` the moment it ends. Its final output waits in `outbox` for the
+    next `drain`; until then its id stays in use.
+    """
+
+    def __init__(self, eos_token_ids: frozenset[int]) -> None:
+        self.eos_token_ids = eos_token_ids
+        self.requests: dict[str, Request] = {}
+        self.outbox: dict[str, RequestOutput] = {}
+
+    def add_request(self, request: Request) -> None:
+        assert not self.in_flight(request.request_id), "I4: a request id is in use once"
+        self.requests[request.request_id] = request
+
+    def in_flight(self, request_id: str) -> bool:
+        return request_id in self.requests or request_id in self.outbox
+
+    def append_token(
+        self, request: Request, token_id: int, logprobs: dict[int, float] | None = None
+    ) -> bool:
+        """Give a request its next token; return True if that ends it."""
+        request.token_ids.append(token_id)
+        if request.logprobs is not None:
+            assert logprobs is not None, "a request that asks for logprobs gets them with each token"
+            request.logprobs.append(logprobs)
+        if request.first_token_time is None:
+            request.first_token_time = time.perf_counter()
+        reason = self._finish_reason(request, token_id)
+        if reason is not None:
+            self._finish(request, reason)
+            return True
+        self.outbox[request.request_id] = request.output()
+        return False
+
+    def abort(self, request: Request) -> None:
+        """End a request that was not done."""
+        request.text.finish()
+        self._finish(request, "abort")
+
+    def drain(self) -> list[RequestOutput]:
+        """Take the outputs: the newest one of every request that has moved since the last call."""
+        outputs = list(self.outbox.values())
+        self.outbox.clear()
+        return outputs
+
+    def put_back(self, outputs: Iterable[RequestOutput]) -> None:
+        """Return drained outputs that were for somebody else. A newer one is not overwritten."""
+        for output in outputs:
+            self.outbox.setdefault(output.request_id, output)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request and put its one final output into the outbox."""
+        assert not request.is_finished, f"I3: {request.request_id} ends once"
+        request.finish_reason = reason
+        request.finished_time = time.perf_counter()
+        del self.requests[request.request_id]
+        self.outbox[request.request_id] = request.output()
+
+    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
+        is_eos = token_id in self.eos_token_ids and not request.params.ignore_eos
+        if is_eos or token_id in request.params.stop_token_ids:
+            request.text.finish()  # the stop token itself is not part of the text
+            return "stop"
+        if request.text.append(token_id):
+            return "stop"
+        if request.num_tokens >= request.max_num_tokens:
+            request.text.finish()
+            return "length"
+        return None

@@ -1,0 +1,94 @@
+"""`Request`: one prompt on its way through an engine."""
+
+from __future__ import annotations
+
+from .output_text import OutputText
+from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from .sampling_params import SamplingParams
+
+
+class Request:
+    """A request's tokens, text and progress. The engine that runs it owns it.
+
+        token_ids  [ prompt .................. | output ........ ]
+                   0                  num_prompt_tokens       num_tokens
+        KV cache   [ computed ..................... )
+                                         num_computed_tokens
+
+    I1: the position of a token is the number of tokens before it, on every path. A step feeds
+    `token_ids[num_computed_tokens:]` or a part of it; a token is sampled when it reaches the end.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        max_model_len: int,
+        text: OutputText,
+        arrival_time: float,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.seed = seed  # the request's own, or one drawn for it
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        # Known in advance: a request never needs KV for more than `max_num_tokens - 1` tokens.
+        self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
+        self.logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
+        self.text = text
+
+        self.num_computed_tokens = 0  # tokens whose keys and values are in the cache
+        self.num_cached_tokens = 0  # prompt tokens among them that were never computed here
+        self.row: int | None = None  # its row in the batch state, while it runs
+        self.finish_reason: FinishReason | None = None
+
+        self.arrival_time = arrival_time
+        self.first_token_time: float | None = None
+        self.finished_time: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def output(self) -> RequestOutput:
+        """A snapshot: later steps do not change it."""
+        completion = CompletionOutput(
+            text=self.text.visible,
+            token_ids=self.output_token_ids,
+            finish_reason=self.finish_reason,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+        )
+        metrics = RequestMetrics(
+            self.arrival_time, self.first_token_time, self.finished_time, self.num_cached_tokens
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
+            outputs=[completion],
+            finished=self.is_finished,
+            metrics=metrics,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )

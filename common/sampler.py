@@ -1,0 +1,235 @@
+"""Logits to tokens: batched, and for each request as if it were alone (I2).
+
+A draw is a pure function of (logits, seed, position). There is no generator whose state would depend
+on who else is in the batch: a counter-based hash of (seed, position) gives one uniform number, and
+the inverse of the cumulative distribution turns it into a token. All of it is a few tensor
+operations, the same on CPU and GPU.
+
+    logits --/ temperature--> top-k --> top-p --> min-p --> softmax --> cumulative sum
+    hash(seed, position) --> u in (0, 1)  ----------------------------> first token above u
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .request import Request
+
+Logprobs = dict[int, float]  # token id -> log probability
+
+
+@dataclass
+class SamplerOutput:
+    """One token for each row, still on the device.
+
+    token_ids: [B] int64.
+    logprobs, logprob_ids: [B, 1 + n] float32 and int64, the chosen token first, then the n most
+        likely; n is the largest number a row asks for. None where no row asks.
+    num_logprobs: what each row asks for.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor | None
+    logprob_ids: torch.Tensor | None
+    num_logprobs: list[int | None]
+
+    @classmethod
+    def empty(cls) -> SamplerOutput:
+        """The result of a step without work."""
+        return cls(torch.empty(0, dtype=torch.int64), None, None, [])
+
+    def rows(self) -> Iterator[tuple[int, Logprobs | None]]:
+        """Wait for the device and yield (token id, log probabilities) row by row."""
+        token_ids = self.token_ids.tolist()
+        if self.logprobs is None or self.logprob_ids is None:
+            yield from ((token_id, None) for token_id in token_ids)
+            return
+        columns = zip(token_ids, self.logprob_ids.tolist(), self.logprobs.tolist(), strict=True)
+        for (token_id, ids, values), count in zip(columns, self.num_logprobs, strict=True):
+            wanted = None if count is None else 1 + count
+            yield token_id, wanted and dict(zip(ids[:wanted], values[:wanted], strict=True))
+
+
+@dataclass
+class SamplingMetadata:
+    """What the rows of a batch ask for, as tensors of shape [B] on the device of the logits."""
+
+    temperature: torch.Tensor  # float32; 1 in greedy rows
+    greedy: torch.Tensor  # bool
+    seeds: torch.Tensor  # int64
+    positions: torch.Tensor  # int64: how many tokens come before the one to draw
+    filters: Filters | None
+    all_greedy: bool
+    num_logprobs: list[int | None]
+
+    @classmethod
+    def from_requests(
+        cls, requests: Sequence[Request], device: torch.device | str
+    ) -> SamplingMetadata:
+        params = [request.params for request in requests]
+        return cls(
+            # float32 has no smaller normal number; at 1e-37 a draw is an argmax already.
+            temperature=torch.tensor(
+                [1.0 if p.is_greedy else max(p.temperature, 1e-37) for p in params], device=device
+            ),
+            greedy=torch.tensor([p.is_greedy for p in params], device=device),
+            seeds=torch.tensor([r.seed for r in requests], device=device),
+            positions=torch.tensor([r.num_tokens for r in requests], device=device),
+            filters=Filters.from_requests(requests, device),
+            all_greedy=all(p.is_greedy for p in params),
+            num_logprobs=[p.logprobs for p in params],
+        )
+
+
+@dataclass
+class Filters:
+    """Top-k, top-p and min-p of the n rows that use any; the other rows are not touched."""
+
+    rows: torch.Tensor  # [n] int64: their places in the batch
+    top_k: torch.Tensor  # [n, 1] int64; the largest int64 where off
+    top_p: torch.Tensor  # [n, 1] float64; infinite where off
+    log_min_p: torch.Tensor  # [n, 1] float32
+    max_top_k: int | None  # the largest top_k; None if a row needs the whole vocabulary sorted
+
+    @classmethod
+    def from_requests(
+        cls, requests: Sequence[Request], device: torch.device | str
+    ) -> Filters | None:
+        rows = [i for i, request in enumerate(requests) if _is_filtered(request)]
+        if not rows:
+            return None
+        params = [requests[i].params for i in rows]
+        sorts = [p for p in params if p.top_k or p.top_p < 1]
+        whole = any(not p.top_k for p in sorts)
+        off = torch.iinfo(torch.int64).max
+        log_min_p = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+        return cls(
+            rows=torch.tensor(rows, device=device),
+            top_k=torch.tensor([[p.top_k or off] for p in params], device=device),
+            top_p=torch.tensor(
+                [[p.top_p if p.top_p < 1 else math.inf] for p in params],
+                dtype=torch.float64,
+                device=device,
+            ),
+            log_min_p=torch.tensor([[x] for x in log_min_p], dtype=torch.float32, device=device),
+            max_top_k=None if whole else max((p.top_k for p in sorts), default=0),
+        )
+
+
+def _is_filtered(request: Request) -> bool:
+    p = request.params
+    return not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+
+
+def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+    """Choose a token for each row.
+
+    logits: [B, V], any floating type. Greedy rows take the exact argmax of what they are given,
+    whatever their neighbours do.
+    """
+    token_ids = logits.argmax(dim=-1)  # [B]
+    if not metadata.all_greedy:
+        drawn = draw(scale_and_filter(logits, metadata), metadata.seeds, metadata.positions)
+        token_ids = torch.where(metadata.greedy, token_ids, drawn)
+    logprobs, logprob_ids = _logprobs(logits, token_ids, metadata.num_logprobs)
+    return SamplerOutput(token_ids, logprobs, logprob_ids, metadata.num_logprobs)
+
+
+def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    """Logits [B, V] divided by temperature, float32, largest 0; filtered-out tokens are -inf."""
+    logits = logits.float()
+    # The largest becomes 0 first: dividing by a tiny temperature then underflows, never overflows.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / metadata.temperature[:, None]
+    if (filters := metadata.filters) is not None:
+        logits[filters.rows] = apply_filters(logits[filters.rows], filters)
+    return logits
+
+
+def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Top-k, then top-p of what is left, then min-p (the order of Hugging Face).
+
+    logits: [n, V] float32, the largest of a row 0. Both top-k and top-p keep the most likely tokens;
+    the last of them is found by sorting, and among equally likely ones the lower id is kept.
+    """
+    vocab_size = logits.shape[-1]
+    width = vocab_size if filters.max_top_k is None else min(filters.max_top_k, vocab_size)
+    keep = logits >= filters.log_min_p  # relative to the most likely, whose logit is 0
+    if width > 0:
+        top = logits.topk(width, dim=-1).values  # [n, width], descending
+        rank = torch.arange(width, device=logits.device)
+        top = top.masked_fill(rank >= filters.top_k, -torch.inf)
+        probs = top.double().softmax(dim=-1)
+        before = probs.cumsum(dim=-1) - probs  # probability of all more likely tokens
+        in_nucleus = (before < filters.top_p) & (rank < filters.top_k)
+        # Rows that filter by min-p alone keep all, though the others' top_k cut their sorting short.
+        count = in_nucleus.sum(dim=-1, keepdim=True).clamp(min=1)  # [n, 1] tokens kept
+        keep &= _largest(logits, top.gather(-1, count - 1), count) | _keeps_all(filters)
+    return logits.masked_fill(~keep, -torch.inf)
+
+
+def _keeps_all(filters: Filters) -> torch.Tensor:
+    """[n, 1] bool: rows with neither top-k nor top-p."""
+    return (filters.top_k == torch.iinfo(torch.int64).max) & filters.top_p.isinf()
+
+
+def _largest(logits: torch.Tensor, smallest: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """[n, V] bool: the `count` largest of each row, the last of which equals `smallest`."""
+    above = logits > smallest
+    ties = logits == smallest
+    room = count - above.sum(dim=-1, keepdim=True)
+    return above | (ties & (ties.cumsum(dim=-1) <= room))
+
+
+def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Draw one token a row from softmax(logits) by inverting the cumulative distribution.
+
+    logits: [B, V] float32, largest 0. seeds, positions: [B] int64. Returns [B] int64.
+    A token of probability zero is never drawn: it adds nothing to the sum, so no number falls on it.
+    """
+    cumulative = logits.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
+    threshold = uniform(seeds, positions)[:, None] * cumulative[:, -1:]  # [B, 1]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """A number in [0, 1) for each (seed, position), float64: 48 bits of a hash (splitmix64)."""
+    bits = _mix(_mix(seeds) + positions)
+    return ((bits >> 16) & (2**48 - 1)).double() / 2.0**48
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """splitmix64's finalizer on int64, which wraps around like uint64 does.
+
+    Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    x = x + _int64(0x9E3779B97F4A7C15)
+    x = (x ^ _shift_right(x, 30)) * _int64(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _int64(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """A logical shift: torch's own copies the sign bit of a signed integer."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _int64(value: int) -> int:
+    """The signed integer with the bits of an unsigned one."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int | None]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Log probabilities of the chosen token and of the most likely ones: [B, 1 + n] each."""
+    wanted = [count for count in counts if count is not None]
+    if not wanted:
+        return None, None
+    logprobs = logits.float().log_softmax(dim=-1)
+    top, top_ids = logprobs.topk(min(max(wanted), logits.shape[-1]), dim=-1)
+    chosen = logprobs.gather(-1, token_ids[:, None])
+    return torch.cat([chosen, top], dim=-1), torch.cat([token_ids[:, None], top_ids], dim=-1)

@@ -1,0 +1,64 @@
+"""`ModelRunner`: a scheduled batch becomes tensors, a forward of the model, a sampled token.
+
+Upholds I1: the position of a fed token is the number of tokens before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from common import Request
+from common.sampler import SamplerOutput, SamplingMetadata, sample
+
+from .scheduler import ScheduleBatch
+
+
+class ModelRunner:
+    """Runs a Hugging Face model, and keeps the `past_key_values` of the running request."""
+
+    def __init__(self, model: PreTrainedModel, use_cache: bool) -> None:
+        self.model = model
+        self.use_cache = use_cache
+        self.past_key_values: dict[Request, Cache] = {}
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduleBatch) -> SamplerOutput:
+        """Compute what is scheduled and sample one token."""
+        if not batch.requests:
+            return SamplerOutput.empty()
+        (request,) = batch.requests
+        start, device = request.num_computed_tokens, self.model.device
+        # The lesson: with the cache, `start` is where the last step ended. Without it, it is 0.
+        input_ids = torch.tensor([request.token_ids[start:]], device=device)  # [1, T]
+        position_ids = torch.arange(start, request.num_tokens, device=device)[None]  # [1, T]
+        logits = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            past_key_values=self._cache_of(request),
+            use_cache=self.use_cache,
+            logits_to_keep=1,
+        ).logits  # [1, 1, V]
+        return sample(logits[:, -1], SamplingMetadata.from_requests([request], device))
+
+    def forget(self, requests: Iterable[Request]) -> None:
+        """Drop the keys and values of requests; one that goes on computes them again."""
+        for request in requests:
+            self.past_key_values.pop(request, None)
+            request.num_computed_tokens = 0
+
+    def check_invariants(self, running: list[Request]) -> None:
+        for request, cache in self.past_key_values.items():
+            assert request in running, f"I3: {request} does not run and has keys and values"
+            assert cache.get_seq_length() == request.num_computed_tokens, (
+                f"I1: {request} has keys and values of {cache.get_seq_length()} tokens"
+            )
+
+    def _cache_of(self, request: Request) -> Cache | None:
+        if not self.use_cache:
+            return None
+        if request not in self.past_key_values:
+            self.past_key_values[request] = DynamicCache(config=self.model.config)
+        return self.past_key_values[request]

@@ -1,0 +1,128 @@
+"""One suite for all engines.
+
+A test that takes `milestone` (or `make_engine`, which does) runs once for each engine. What it needs
+it states by marks: `since("m3_paged")`, where its subject begins, and `before("m3_paged")`, where a
+later lesson removes it. `pytest --milestone m2_continuous` runs the tests of one engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from common import EngineConfig, LoadedModel, OfflineEngine, RequestOutput, load_model
+
+ROOT = Path(__file__).resolve().parent.parent
+MILESTONES = sorted(p.name for p in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", p.name))
+
+settings.register_profile(
+    "ladder",
+    deadline=None,  # timings never decide a test
+    derandomize=True,  # the same examples on every machine
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("ladder")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--milestone", choices=MILESTONES, help="run the tests of this milestone's engine only"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
+    config.addinivalue_line("markers", "before(milestone): this milestone's lesson removes the subject")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "milestone" in metafunc.fixturenames:
+        metafunc.parametrize("milestone", _milestones_of(metafunc), scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if wanted := config.getoption("--milestone"):
+        kept = [item for item in items if _milestone_of(item) == wanted]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
+    """The milestones between a test's marks. They are ordered by name; a mark may name one to come."""
+    marks = {mark.name: mark.args[0] for mark in metafunc.definition.iter_markers() if mark.args}
+    low, high = str(marks.get("since", "m0")), str(marks.get("before", "m9"))
+    return [name for name in MILESTONES if low <= name < high]
+
+
+def _milestone_of(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("milestone") if callspec else None
+
+
+@functools.cache
+def shared_model(name: str) -> LoadedModel:
+    """A model loaded once for the whole run; engines share it."""
+    return load_model(EngineConfig(model=name))
+
+
+@functools.cache
+def checked_engine_class(milestone: str) -> type[OfflineEngine]:
+    """A milestone's engine, audited after every step."""
+    engine_class = importlib.import_module(milestone).LLMEngine
+
+    class CheckedEngine(engine_class):  # type: ignore[misc, valid-type]
+        def step(self) -> list[RequestOutput]:
+            outputs = super().step()
+            self.check_invariants()
+            return outputs
+
+    return CheckedEngine
+
+
+def build_engine(
+    milestone: str, model: str | LoadedModel = "tiny-llama", **config: object
+) -> OfflineEngine:
+    """An audited engine on a shared model."""
+    loaded = shared_model(model) if isinstance(model, str) else model
+    return checked_engine_class(milestone)(EngineConfig(model=loaded.name, **config), loaded)
+
+
+def assert_idle(engine: OfflineEngine) -> None:
+    """I3: an engine without requests holds nothing."""
+    engine.check_invariants()
+    stats = engine.stats()
+    assert not engine.has_unfinished_requests(), "I3: a request is held"
+    assert (stats.num_waiting, stats.num_running) == (0, 0), f"I3: a request is held: {stats}"
+    assert (stats.kv_tokens_reserved, stats.kv_tokens_used) == (0, 0), f"I3: KV is held: {stats}"
+    assert stats.kv_pages_free + stats.kv_pages_cached == stats.kv_pages_total, f"I3: {stats}"
+
+
+EngineFactory = Callable[..., OfflineEngine]
+
+
+@pytest.fixture
+def make_engine(milestone: str) -> Iterator[EngineFactory]:
+    """`make_engine(model, **config)`; after the test, every engine made must be idle or closable."""
+    engines: list[OfflineEngine] = []
+
+    def make(model: str | LoadedModel = "tiny-llama", **config: object) -> OfflineEngine:
+        engines.append(build_engine(milestone, model, **config))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+        assert_idle(engine)
+
+
+@pytest.fixture
+def rung(milestone: str) -> Callable[[str], ModuleType]:
+    """`rung("scheduler")`: a module of the milestone under test."""
+    return lambda name: importlib.import_module(f"{milestone}.{name}")

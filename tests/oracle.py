@@ -1,0 +1,78 @@
+"""The reference: Hugging Face's own greedy `generate`, and its logits."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from common import LoadedModel, OfflineEngine, RequestOutput, SamplingParams
+from tests.conftest import shared_model
+
+TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy tokens, the log probabilities they were chosen from [n, V], and the top-2 gaps."""
+
+    token_ids: list[int]
+    logprobs: torch.Tensor
+    gaps: list[float]
+
+
+@functools.cache
+def reference(model: str, prompt: tuple[int, ...], max_tokens: int) -> Reference:
+    """`model.generate(do_sample=False)` on one prompt."""
+    return generate(shared_model(model), prompt, max_tokens)
+
+
+def generate(loaded: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> Reference:
+    input_ids = torch.tensor([prompt])
+    out = loaded.model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        eos_token_id=sorted(loaded.eos_token_ids),
+        pad_token_id=0,
+    )
+    logits = torch.stack([step[0] for step in out.logits]).float()  # [n, V]
+    top2 = logits.topk(2, dim=-1).values
+    return Reference(
+        token_ids=out.sequences[0, len(prompt) :].tolist(),
+        logprobs=logits.log_softmax(dim=-1),
+        gaps=(top2[:, 0] - top2[:, 1]).tolist(),
+    )
+
+
+def assert_same_tokens(expected: Reference, got: list[int]) -> None:
+    """I1: equal token for token, up to a place where the reference itself is undecided."""
+    for index, (ours, theirs) in enumerate(zip(got, expected.token_ids, strict=False)):
+        if ours != theirs:
+            gap = expected.gaps[index]
+            assert gap < TIE, f"I1: token {index} is {ours}, not {theirs} (top-2 gap {gap:.4f})"
+            return
+    assert len(got) == len(expected.token_ids), f"I1: {got} is not {expected.token_ids}"
+
+
+def assert_one_answer(model: str, output: RequestOutput, max_tokens: int) -> None:
+    """I1 for a finished greedy request."""
+    expected = reference(model, tuple(output.prompt_token_ids), max_tokens)
+    assert_same_tokens(expected, output.outputs[0].token_ids)
+
+
+def drain(engine: OfflineEngine) -> dict[str, list[RequestOutput]]:
+    """Step until nothing is left; all outputs by request, in order."""
+    outputs: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return outputs
+
+
+def greedy(max_tokens: int, **params: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0, **params)  # type: ignore[arg-type]

@@ -2,19 +2,22 @@
 
 A token is some bytes, and a character may need several tokens. Decoding all output anew for each
 token would be quadratic, and decoding each token alone would break characters and lose the spaces
-that some tokenizers only write between tokens. So the last few tokens are decoded together:
+that some tokenizers only write between tokens. So the new tokens are decoded together with the last
+few that were shown, and what those alone decode to is taken off:
 
-    tokens   ... | t4  t5  t6  t7 | t8         window = t4..t8
-    text     ... | "the quick br" | "own"      the first `shown` characters were returned before
+    tokens   t4  t5 | t6        window = t4 t5 t6, the first two of which are context
+    text     the qu | ick       the first `shown` characters were returned before
 """
 
 from __future__ import annotations
 
+import functools
+
 from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet one
+MAX_MISSING = 3  # a character has at most 4 bytes, and a token at least 1
 MAX_WINDOW = 16  # tokens
-MIN_CONTEXT = 4  # tokens kept when the window shrinks; a character has at most 4 bytes
 
 
 class IncrementalDetokenizer:
@@ -26,45 +29,70 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
         self.tokenizer = tokenizer
-        self.skip_special_tokens = skip_special_tokens
+        self.skipped = special_token_ids(tokenizer) if skip_special_tokens else frozenset()
         self.window: list[int] = []
-        self.window_text = ""
-        self.shown = 0  # characters of window_text returned so far
+        self.num_context = 0  # tokens of the window whose text is shown, kept as context
+        self.text = ""  # of the window
+        self.shown = 0  # characters of it returned so far
 
     def append(self, token_id: int) -> str:
         """Add a token; return the text that has become certain, perhaps none."""
+        if token_id in self.skipped:
+            return ""
         self.window.append(token_id)
-        self.window_text = text = self._decode(self.window)
-        # A trailing replacement character may be the first bytes of a character to come.
-        certain = len(text) - text.endswith(REPLACEMENT)
-        piece = text[self.shown : certain]
+        self.text = self._decode(self.window)
+        if not self.text.endswith(REPLACEMENT):
+            piece = self.text[self.shown :]
+            self._start_window(self.window[self.num_context :])
+            return piece
+        if len(self.window) - self.num_context <= MAX_MISSING:
+            return ""  # a character may be in the making
+        # So many tokens cannot all belong to one character: some bytes will never be one.
+        certain = len(self.text)
+        while self.text[certain - 1] == REPLACEMENT and certain > len(self.text) - MAX_MISSING:
+            certain -= 1
+        piece = self.text[self.shown : certain]
         self.shown = max(self.shown, certain)
         if len(self.window) >= MAX_WINDOW:
-            self._shrink_window()
+            self._cut_window()
         return piece
 
     def flush(self) -> str:
         """Return what was held back: the output ended inside a character."""
-        piece = self.window_text[self.shown :]
-        self.shown = len(self.window_text)
+        piece = self.text[self.shown :]
+        self.shown = len(self.text)
         return piece
 
-    def _shrink_window(self) -> None:
-        """Drop old tokens where the cut cannot change what later tokens decode to."""
-        for keep in range(MIN_CONTEXT, MIN_CONTEXT + 4):
-            head = self._decode(self.window[:-keep])
-            tail = self._decode(self.window[-keep:])
-            shown = len(tail) - (len(self.window_text) - self.shown)
-            at_character = not head.endswith(REPLACEMENT) or head + tail == self.window_text
-            if at_character and shown >= 0:
-                self.window, self.window_text, self.shown = self.window[-keep:], tail, shown
+    def _start_window(self, context: list[int]) -> None:
+        """All is shown, up to the end of a character: keep the last piece's tokens as context."""
+        text = self._decode(context)
+        if text or len(self.window) >= MAX_WINDOW:
+            self.window, self.text, self.shown = context, text, len(text)
+        else:
+            self.shown = len(self.text)
+        self.num_context = len(self.window)
+
+    def _cut_window(self) -> None:
+        """Among endless invalid bytes: cut where the two sides decode to the same apart."""
+        for keep in range(MAX_MISSING, 2 * MAX_MISSING + 1):
+            head, tail = self._decode(self.window[:-keep]), self._decode(self.window[-keep:])
+            if head + tail == self.text and len(head) <= self.shown:
+                self.window, self.text = self.window[-keep:], tail
+                self.shown -= len(head)
+                self.num_context = 0
                 return
 
     def _decode(self, token_ids: list[int]) -> str:
         text = self.tokenizer.decode(
             token_ids,
-            skip_special_tokens=self.skip_special_tokens,
             clean_up_tokenization_spaces=False,  # cleaning rewrites text that was already shown
         )
         assert isinstance(text, str)
         return text
+
+
+@functools.lru_cache(maxsize=8)
+def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that `skip_special_tokens` leaves out."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(token_id for token_id, token in added if token.special)

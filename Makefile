@@ -1,0 +1,29 @@
+PYTHON ?= python3
+export VENV ?= $(CURDIR)/.venv
+RUN = $(VENV)/bin/python
+TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
+
+.PHONY: help setup demo test lint ladder
+
+help:  ## show the commands
+	@echo "make demo    set up if needed, and run the demo of the highest rung"
+	@echo "make test    set up if needed, and run the whole suite (ARGS='--milestone m2_continuous')"
+	@echo "make lint    ruff and mypy"
+	@echo "make ladder  measure every rung and its peers on this machine"
+
+setup:
+	@$(PYTHON) common/bootstrap.py
+
+demo: setup
+	@$(RUN) -m $(TOP).demo $(ARGS)
+
+test: setup
+	@$(RUN) -m pytest $(ARGS)
+
+lint: setup
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+ladder: setup
+	@$(RUN) -m milestones bench $(ARGS)

@@ -1,0 +1,205 @@
+"""`Dashboard`: an engine at work, live on a terminal, as plain lines anywhere else.
+
+All demos share it; each adds the panels of its own lesson. Colours mean the same everywhere, and
+every state is also a word: colour alone says nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from typing_extensions import Self
+
+from .offline import OfflineEngine
+from .outputs import RequestOutput
+
+STATE_STYLES = {
+    "waiting": "yellow",
+    "running": "bold cyan",
+    "done": "green",
+    "abort": "red",
+    "free": "dim",
+}
+REFRESH_SECONDS = 0.1
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Entry:
+    """What is shown of a request."""
+
+    label: str
+    state: str = "waiting"
+    row: int | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    text: str = ""
+
+
+class Dashboard:
+    """`with Dashboard(...) as dashboard:` add requests to the engine and to it, then `step()`.
+
+    panels: called for each refresh, returns what the lesson wants to show below the requests.
+    plain: lines instead of a live screen; None: where the console is no terminal.
+    """
+
+    def __init__(
+        self,
+        engine: OfflineEngine,
+        title: str,
+        console: Console,
+        panels: Callable[[], Iterable[RenderableType]] = tuple,
+        plain: bool | None = None,
+    ) -> None:
+        self.engine = engine
+        self.title = title
+        self.console = console
+        self.panels = panels
+        self.plain = not console.is_terminal if plain is None else plain
+        self.entries: dict[str, Entry] = {}
+        self.output_tokens = 0
+        self._started = self._refreshed = time.perf_counter()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        self._started = time.perf_counter()
+        if not self.plain:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            if kind is None:
+                self.console.print(self.render())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the dashboard was opened."""
+        return time.perf_counter() - self._started
+
+    def add(self, request_id: str, label: str) -> None:
+        """Show a request, under a short label."""
+        self.entries[request_id] = Entry(label)
+        self._line(f"{request_id} arrives: {label}")
+
+    def step(self) -> list[RequestOutput]:
+        """Step the engine and show what moved."""
+        outputs = self.engine.step()
+        for output in outputs:
+            self._update(self.entries[output.request_id], output)
+        self._find_rows()
+        now = time.perf_counter()
+        idle = not self.engine.has_unfinished_requests()
+        if self._live is not None and (now - self._refreshed > REFRESH_SECONDS or idle):
+            self._refreshed = now
+            self._live.update(self.render(), refresh=True)
+        return outputs
+
+    def render(self) -> RenderableType:
+        """The whole screen."""
+        return Group(Panel(self._requests(), title=self.title, title_align="left"), *self.panels())
+
+    def _update(self, entry: Entry, output: RequestOutput) -> None:
+        completion = output.outputs[0]
+        first = entry.num_output_tokens == 0 and bool(completion.token_ids)
+        self.output_tokens += len(completion.token_ids) - entry.num_output_tokens
+        entry.num_prompt_tokens = len(output.prompt_token_ids)
+        entry.num_output_tokens = len(completion.token_ids)
+        entry.text = completion.text
+        entry.state = "running"
+        if first:
+            self._line(f"{output.request_id} joins, prompt of {entry.num_prompt_tokens} tokens")
+        if output.finished:
+            entry.state = "abort" if completion.finish_reason == "abort" else "done"
+            text = " ".join(entry.text.split())
+            self._line(
+                f"{output.request_id} ends ({completion.finish_reason}) with "
+                f"{entry.num_output_tokens} tokens: {text}"
+            )
+
+    def _find_rows(self) -> None:
+        requests = self.engine.output_processor.requests
+        for request_id, entry in self.entries.items():
+            request = requests.get(request_id)
+            entry.row = request.row if request else None
+
+    def _line(self, event: str) -> None:
+        if self.plain:
+            self.console.print(f"{self.elapsed:7.2f}s  {event}", soft_wrap=True, highlight=False)
+
+    def _requests(self) -> RenderableType:
+        stats = self.engine.stats()
+        rate = self.output_tokens / max(self.elapsed, 1e-9)
+        table = Table(box=None, expand=True, pad_edge=False, show_edge=False)
+        table.add_column("id", width=4, no_wrap=True)
+        table.add_column("request", ratio=2, no_wrap=True, overflow="ellipsis")
+        table.add_column("state", width=7)
+        table.add_column("row", width=3, justify="right")
+        table.add_column("prompt", width=6, justify="right")
+        table.add_column("output", width=6, justify="right")
+        table.add_column("text", ratio=5, no_wrap=True)
+        text_width = max(10, (self.console.width - 45) * 5 // 7 - 2)
+        for request_id, entry in self._visible():
+            table.add_row(
+                request_id,
+                entry.label,
+                Text(entry.state, STATE_STYLES[entry.state]),
+                "" if entry.row is None else str(entry.row),
+                str(entry.num_prompt_tokens or ""),
+                str(entry.num_output_tokens or ""),
+                Text(" ".join(entry.text.split())[-text_width:], "default"),
+            )
+        summary = Text(
+            f"step {stats.num_steps} · {stats.num_waiting} waiting · {stats.num_running} running · "
+            f"{self.output_tokens} tokens · {rate:.1f} tokens/s · {self.elapsed:.1f} s"
+        )
+        return Group(summary, table)
+
+    def _visible(self) -> list[tuple[str, Entry]]:
+        """As many requests as the screen holds; the first to be left out are those long done."""
+        room = max(4, self.console.height - 14)
+        ended = [name for name, e in self.entries.items() if e.state in ("done", "abort")]
+        hidden = set(ended[: max(0, len(self.entries) - room)])
+        return [(name, e) for name, e in self.entries.items() if name not in hidden][:room]
+
+
+def bar(parts: Iterable[tuple[float, str, str]], width: int) -> Text:
+    """A bar of `(share, character, style)` parts, `width` characters for a share of 1."""
+    text = Text()
+    for share, character, style in parts:
+        text.append(character * round(share * width), style)
+    return text
+
+
+def sparkline(values: list[float], width: int, top: float) -> Text:
+    """Values over time, newest right, as blocks from 0 to `top`."""
+    if len(values) > width:  # average neighbours, so that the whole run stays in view
+        edges = [len(values) * i // width for i in range(width + 1)]
+        groups = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        values = [sum(group) / len(group) for group in groups]
+    return Text("".join(BLOCKS[min(8, round(8 * value / top))] for value in values), "cyan")
+
+
+def summary_table(title: str, *columns: str) -> Table:
+    """A table of results: a first column of names, then numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
+    for i, column in enumerate(columns):
+        options: dict[str, Any] = {"justify": "right"} if i else {}
+        table.add_column(column, **options)
+    return table

@@ -1,0 +1,94 @@
+"""What all demos share: arguments, the model or its stand-in, chats to serve, the machine's name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+
+from .config import EMBEDDED_MODEL, EngineConfig
+from .embedded import EmbeddedModelMissing
+from .offline import OfflineEngine
+
+CHATS = [
+    "Why is the sky blue?",
+    "What is the capital of France?",
+    "Explain what a cache is to a child.",
+    "Give me three tips for better sleep.",
+    "Write one sentence about the sea.",
+    "What does a compiler do?",
+    "Name a fruit that is red.",
+    "How do birds find their way?",
+    "What is 12 times 3?",
+    "Tell me a short story about a robot.",
+    "Why do we have seasons?",
+    "What is the difference between a list and a tuple in Python?",
+    "How is paper made?",
+    "Suggest a name for a cat.",
+    "What is a good breakfast?",
+    "Describe the moon in one sentence.",
+]
+Engine = TypeVar("Engine", bound=OfflineEngine)
+
+
+def parser(description: str, *, requests: int, max_tokens: int) -> argparse.ArgumentParser:
+    """The arguments that all demos take."""
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    result.add_argument("--model", default=EMBEDDED_MODEL, help="embedded name, HF id, path, tiny-*")
+    result.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    result.add_argument("--requests", type=_positive, default=requests, help="how many chats")
+    result.add_argument("--max-tokens", type=_positive, default=max_tokens, help="output of each")
+    result.add_argument("--check", action="store_true", help="check invariants after every step")
+    result.add_argument("--plain", action="store_true", help="lines instead of a live screen")
+    return result
+
+
+def make_console(args: argparse.Namespace) -> Console:
+    """A console for the demo; `--plain` takes control codes away from a terminal too."""
+    return Console(force_terminal=False, no_color=True) if args.plain else Console()
+
+
+def open_engine(
+    build: Callable[[EngineConfig], Engine], config: EngineConfig, console: Console
+) -> Engine:
+    """Build an engine; where the embedded model is missing, say so and go on with a tiny one."""
+    try:
+        return build(config)
+    except EmbeddedModelMissing as missing:
+        console.print(f"{missing}\nGoing on with a tiny random model, whose text is noise.")
+        return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))
+
+
+def chats(count: int) -> list[str]:
+    """`count` questions, repeating after sixteen."""
+    return [CHATS[i % len(CHATS)] for i in range(count)]
+
+
+def machine() -> str:
+    """The machine in words: numbers of different ones are not to be compared."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return f"{_cpu_name()}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

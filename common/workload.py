@@ -1,0 +1,111 @@
+"""A set of requests run on one engine, in this process or in one of its own.
+
+Engines that are compared each get a process: none inherits another's memory, threads or caches.
+`python -m common.workload m1_single` reads a workload as JSON from standard input and writes the
+result as JSON to standard output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .config import EngineConfig
+from .offline import OfflineEngine
+from .sampling_params import SamplingParams
+
+
+@dataclass
+class Workload:
+    """Prompts as token ids, all there at the start; greedy, `max_tokens[i]` tokens for each."""
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+    ignore_eos: bool = False
+    config: dict[str, Any] = field(default_factory=dict)  # of EngineConfig
+
+    def params(self) -> list[SamplingParams]:
+        return [
+            SamplingParams(max_tokens=n, temperature=0, ignore_eos=self.ignore_eos)
+            for n in self.max_tokens
+        ]
+
+
+@dataclass
+class WorkloadResult:
+    """What a run gave: tokens, seconds from the first request to the last token, counters."""
+
+    token_ids: list[list[int]]
+    seconds: float
+    first_token_seconds: list[float]
+    stats: dict[str, int] = field(default_factory=dict)
+    peak_kv_tokens: tuple[int, int] = (0, 0)  # reserved, used, when most was reserved
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens a second, prefill included."""
+        return sum(map(len, self.token_ids)) / self.seconds
+
+
+def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
+    """Serve the workload; the engine must be idle."""
+    started = time.perf_counter()
+    ids = [
+        engine.add_request(prompt, params)
+        for prompt, params in zip(workload.prompts, workload.params(), strict=True)
+    ]
+    finals = {}
+    peak = (0, 0)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                finals[output.request_id] = output
+        stats = engine.stats()
+        peak = max(peak, (stats.kv_tokens_reserved, stats.kv_tokens_used))
+    seconds = time.perf_counter() - started
+    outputs = [finals[request_id] for request_id in ids]
+    return WorkloadResult(
+        token_ids=[output.outputs[0].token_ids for output in outputs],
+        seconds=seconds,
+        first_token_seconds=[output.metrics.time_to_first_token or 0.0 for output in outputs],
+        stats=asdict(engine.stats()),
+        peak_kv_tokens=peak,
+    )
+
+
+def run_in_process(module: str, workload: Workload, *arguments: str) -> WorkloadResult | None:
+    """Run `python -m module` on the workload. None where the module does not exist.
+
+    Raises `RuntimeError` with its last words if it fails.
+    """
+    if importlib.util.find_spec(arguments[0] if arguments else module) is None:
+        return None
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        input=json.dumps(asdict(workload)),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    result = json.loads(done.stdout)
+    return WorkloadResult(**{**result, "peak_kv_tokens": tuple(result["peak_kv_tokens"])})
+
+
+def serve(build: Any, warm_up: bool = True) -> None:
+    """The other side of `run_in_process`: read a workload, run it, write the result."""
+    workload = Workload(**json.load(sys.stdin))
+    engine = build(EngineConfig(**workload.config))
+    if warm_up:  # the first forwards of a process are slow everywhere
+        run(engine, Workload(workload.prompts[:2], [2] * len(workload.prompts[:2])))
+    sys.stdout.write(json.dumps(asdict(run(engine, workload))))
+
+
+if __name__ == "__main__":
+    serve(importlib.import_module(sys.argv[1]).LLMEngine)

@@ -1,0 +1,155 @@
+"""I3: done, aborted or failed, nothing stays behind; and each request ends exactly once."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common import SamplingParams
+from tests.conftest import EngineFactory, assert_idle, build_engine, shared_model
+from tests.oracle import assert_one_answer, drain, greedy
+
+PROMPTS = [[7], [1, 2, 3], list(range(20)), [9, 8], list(range(60, 90))]
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.fixture
+def break_forward(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`break_forward(n)`: the n-th forward from now fails half-way through the layers."""
+
+    def arm(nth: int) -> None:
+        layer = shared_model("tiny-llama").model.model.layers[1]
+        forward, calls = layer.forward, iter(range(1, 10**6))
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) == nth:
+                raise Broken
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(layer, "forward", failing)
+
+    return arm
+
+
+@settings(max_examples=40)
+@given(
+    aborts=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 4)), max_size=5),
+    rows=st.integers(1, 5),
+)
+def test_abort_at_any_moment(milestone: str, aborts: list[tuple[int, int]], rows: int) -> None:
+    """Waiting, running or finished: one final output each, and the others' answers are untouched."""
+    engine = build_engine(milestone, max_num_seqs=rows)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(4 + 3 * i, ignore_eos=True), f"{i}")
+    finals: dict[str, Any] = {}
+    step = 0
+    while engine.has_unfinished_requests():
+        for when, who in aborts:
+            if when == step:
+                live = f"{who}" not in finals
+                assert engine.abort_request(f"{who}") in ({True, False} if live else {False})
+                assert not engine.abort_request(f"{who}"), "a request is aborted once"
+        for output in engine.step():
+            assert output.request_id not in finals, "nothing comes after the final output"
+            if output.finished:
+                finals[output.request_id] = output
+        step += 1
+    assert_idle(engine)
+    assert set(finals) == {str(i) for i in range(5)}
+    for i in range(5):
+        if finals[f"{i}"].outputs[0].finish_reason == "length":
+            alone = build_engine(milestone).generate(PROMPTS[i], greedy(4 + 3 * i, ignore_eos=True))
+            assert finals[f"{i}"].outputs[0].token_ids == alone[0].outputs[0].token_ids
+        else:
+            assert finals[f"{i}"].outputs[0].finish_reason == "abort"
+
+
+def test_abort_says_whether_it_ended_something(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    assert not engine.abort_request("nobody")
+    engine.add_request([1, 2], greedy(8), "a")
+    engine.step()
+    tokens = engine.step()[0].outputs[0].token_ids
+    assert engine.abort_request("a")
+    assert not engine.abort_request("a")
+    assert engine.has_unfinished_requests(), "the final output is still to be fetched"
+    with pytest.raises(ValueError, match="request_id"):
+        engine.add_request([1], greedy(1), "a")
+    (final,) = engine.step()
+    assert final.finished and final.outputs[0].finish_reason == "abort"
+    assert final.outputs[0].token_ids == tokens, "what was generated is kept"
+    assert_idle(engine)
+    engine.add_request([1], greedy(1), "a")  # the id is free again
+    drain(engine)
+
+
+def test_a_finished_request_is_forgotten(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    engine.add_request([1, 2], greedy(3), "a")
+    engine.step()
+    alive = weakref.ref(engine.output_processor.requests["a"])
+    drain(engine)
+    gc.collect()
+    assert alive() is None, "I3: something still holds the request"
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 7])
+def test_a_failed_forward_changes_nothing(
+    make_engine: EngineFactory, break_forward: Any, nth: int
+) -> None:
+    """The error reaches the caller; the requests go on with the next step as if it had not been."""
+    engine = make_engine(max_num_seqs=3)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(10), f"{i}")
+    break_forward(nth)
+    finals, failures = {}, 0
+    while engine.has_unfinished_requests():
+        try:
+            for output in engine.step():
+                finals[output.request_id] = output
+        except Broken:
+            failures += 1
+            engine.check_invariants()
+    assert failures == 1
+    for output in finals.values():
+        assert_one_answer("tiny-llama", output, 10)
+    assert_idle(engine)
+
+
+def test_a_failed_generate_leaves_nothing(make_engine: EngineFactory, break_forward: Any) -> None:
+    engine = make_engine(max_num_seqs=2)
+    engine.add_request([4, 5, 6], greedy(12), "bystander")
+    engine.step()
+    break_forward(3)
+    with pytest.raises(Broken):
+        engine.generate(PROMPTS, greedy(10))
+    engine.check_invariants()
+    finals = drain(engine)
+    assert set(finals) == {"bystander"}
+    assert_one_answer("tiny-llama", finals["bystander"][-1], 12)
+
+
+def test_a_stream_left_early_is_aborted(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    stream = engine.stream([1, 2, 3], greedy(40, ignore_eos=True))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert_idle(engine)
+
+
+def test_close_refuses_what_comes(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    engine.add_request([1, 2], SamplingParams())
+    engine.close()
+    engine.close()
+    assert_idle(engine)
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.add_request([1, 2])

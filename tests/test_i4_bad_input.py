@@ -1,0 +1,153 @@
+"""I4: bad input is refused by name, alone; requests in flight do not notice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from common import EngineConfig, OfflineEngine, SamplingParams
+from tests.conftest import EngineFactory
+from tests.oracle import assert_one_answer, drain, greedy
+
+BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": -3}),
+    ("max_tokens", {"max_tokens": 2.5}),
+    ("max_tokens", {"max_tokens": True}),
+    ("temperature", {"temperature": -0.1}),
+    ("temperature", {"temperature": math.nan}),
+    ("temperature", {"temperature": math.inf}),
+    ("temperature", {"temperature": "hot"}),
+    ("top_k", {"top_k": -1}),
+    ("top_k", {"top_k": 1.5}),
+    ("top_p", {"top_p": 0.0}),
+    ("top_p", {"top_p": 1.01}),
+    ("top_p", {"top_p": math.nan}),
+    ("min_p", {"min_p": -0.01}),
+    ("min_p", {"min_p": 1.5}),
+    ("seed", {"seed": 2**63}),
+    ("seed", {"seed": "lucky"}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": ["fine", ""]}),
+    ("stop", {"stop": [7]}),
+    ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("stop_token_ids", {"stop_token_ids": ["a"]}),
+    ("stop_token_ids", {"stop_token_ids": 5}),
+    ("logprobs", {"logprobs": -1}),
+    ("ignore_eos", {"ignore_eos": 1}),
+    ("skip_special_tokens", {"skip_special_tokens": None}),
+]
+BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
+    ("model", {"model": ""}),
+    ("dtype", {"dtype": "int8"}),
+    ("device", {"device": ""}),
+    ("max_num_seqs", {"max_num_seqs": 0}),
+    ("max_model_len", {"max_model_len": 1}),
+    ("max_num_batched_tokens", {"max_num_batched_tokens": 0}),
+    ("page_size", {"page_size": 0}),
+    ("num_pages", {"num_pages": 0}),
+    ("attention_backend", {"attention_backend": "cuda"}),
+    ("schedule_policy", {"schedule_policy": "best"}),
+    ("enable_overlap", {"enable_overlap": "yes"}),
+    ("seed", {"seed": 1.5}),
+]
+Refused = Callable[[OfflineEngine], object]
+BAD_REQUESTS: list[tuple[str, str, Refused]] = [
+    ("empty text", "prompt", lambda e: e.add_request("")),
+    ("no tokens", "prompt", lambda e: e.add_request([])),
+    ("negative token", "prompt.*-1.*259", lambda e: e.add_request([1, -1])),
+    ("token too large", "prompt.*259.*vocabulary", lambda e: e.add_request([1, 259])),
+    ("token not an int", "prompt", lambda e: e.add_request([1, 2.5])),  # type: ignore[list-item]
+    ("token a bool", "prompt", lambda e: e.add_request([True])),
+    ("prompt not a prompt", "prompt", lambda e: e.add_request(5)),  # type: ignore[arg-type]
+    ("prompt too long", "64.*max_model_len=64", lambda e: e.add_request([1] * 64)),
+    ("id in flight", "request_id.*busy", lambda e: e.add_request([1], None, "busy")),
+    ("id not a string", "request_id", lambda e: e.add_request([1], None, 7)),  # type: ignore[arg-type]
+    ("params of another kind", "params", lambda e: e.add_request([1], {})),  # type: ignore[arg-type]
+    (
+        "stop token too large",
+        "stop_token_ids.*259",
+        lambda e: e.add_request([1], SamplingParams(stop_token_ids=[259])),
+    ),
+    (
+        "more logprobs than tokens",
+        "logprobs.*259",
+        lambda e: e.add_request([1], SamplingParams(logprobs=260)),
+    ),
+    ("params of another number", "params", lambda e: e.generate([[1], [2]], [greedy(1)])),
+    ("one bad prompt of three", "prompt", lambda e: e.generate([[1], [999], [2]], greedy(4))),
+    ("no messages", "messages", lambda e: e.chat([])),
+    ("no role", "messages", lambda e: e.chat([{"content": "hi"}])),
+    ("bad stream", "prompt", lambda e: e.stream("")),
+]
+
+
+@pytest.mark.parametrize(("field", "values"), BAD_PARAMS, ids=str)
+def test_bad_parameters(field: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**values)
+
+
+@pytest.mark.parametrize(("field", "values"), BAD_CONFIGS, ids=str)
+def test_bad_configuration(field: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=field):
+        EngineConfig(**values)
+
+
+def test_good_parameters_at_their_limits() -> None:
+    params = SamplingParams(max_tokens=1, temperature=0, top_p=1, min_p=1, seed=-(2**63), stop="x")
+    assert params.stop == ("x",) and params.is_greedy
+    SamplingParams(top_p=1e-9, top_k=10**9, seed=2**63 - 1, stop=["a", "b"], stop_token_ids=[0])
+
+
+def test_parameters_do_not_change_behind_a_request() -> None:
+    stop = ["a"]
+    params = SamplingParams(stop=stop)
+    stop.append("b")
+    assert params.stop == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"), [case[1:] for case in BAD_REQUESTS], ids=[c[0] for c in BAD_REQUESTS]
+)
+def test_a_bad_request_is_refused_alone(
+    make_engine: EngineFactory, message: str, refused: Refused
+) -> None:
+    """With the field and the limit in the message; its neighbour's answer is unchanged."""
+    engine = make_engine(max_model_len=64, max_num_seqs=2)
+    engine.add_request([5, 6, 7], greedy(12), "busy")
+    early = [*engine.step(), *engine.step()]
+    with pytest.raises(ValueError, match=message):
+        refused(engine)
+    engine.check_invariants()
+    outputs = drain(engine)
+    assert set(outputs) == {"busy"}, "I4: a refused request is not served"
+    assert_one_answer("tiny-llama", outputs["busy"][-1], 12)
+    assert len(early) == 2
+
+
+def test_more_positions_than_the_model_has(make_engine: EngineFactory) -> None:
+    with pytest.raises(ValueError, match=r"max_model_len must be at most 512"):
+        make_engine(max_model_len=513)
+
+
+def test_the_longest_prompt_is_served(make_engine: EngineFactory) -> None:
+    """One output token fits behind it; nothing is truncated."""
+    engine = make_engine(max_model_len=64)
+    output = engine.generate([list(range(63))], greedy(10))[0]
+    assert len(output.prompt_token_ids) == 63
+    assert len(output.outputs[0].token_ids) == 1
+    assert_one_answer("tiny-llama", output, 1)
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.before("m3_paged")
+def test_a_prompt_over_the_token_budget(make_engine: EngineFactory) -> None:
+    """It could never be computed in one step, and would block the queue for ever."""
+    engine = make_engine(max_num_batched_tokens=16)
+    with pytest.raises(ValueError, match="17.*max_num_batched_tokens=16"):
+        engine.add_request([1] * 17)
+    assert_one_answer("tiny-llama", engine.generate([[1] * 16], greedy(4))[0], 4)

@@ -1,0 +1,203 @@
+"""I6: text is whole. No half characters, no start of a stop string, pieces that join."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from common import SamplingParams
+from common.detokenizer import REPLACEMENT, IncrementalDetokenizer
+from common.output_text import OutputText
+from common.tiny_models import byte_tokenizer
+from tests.conftest import EngineFactory, shared_model
+from tests.oracle import greedy, reference
+
+TOKENIZER = byte_tokenizer()
+PROMPT = list(range(40, 57))
+
+
+def pieces_of(token_ids: list[int], params: SamplingParams | None = None) -> list[str]:
+    """The visible text after each token, and after the end."""
+    text = OutputText(TOKENIZER, params or SamplingParams())
+    seen = []
+    for token_id in token_ids:
+        stopped = text.append(token_id)
+        seen.append(text.visible)
+        if stopped:
+            return seen
+    text.finish()
+    return [*seen, text.visible]
+
+
+def token_ids_of(data: bytes) -> list[int]:
+    """The byte tokenizer's ids of arbitrary bytes, valid text or not."""
+    return [_id_of_byte()[byte] for byte in data]
+
+
+@functools.cache
+def _id_of_byte() -> dict[int, int]:
+    """The byte-level alphabet: printable bytes stand for themselves, others for 256 and up."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    characters = {byte: chr(byte) for byte in printable}
+    others = (byte for byte in range(256) if byte not in characters)
+    characters.update({byte: chr(256 + i) for i, byte in enumerate(others)})
+    return {byte: TOKENIZER.convert_tokens_to_ids(c) for byte, c in characters.items()}
+
+
+@given(st.text(max_size=40))
+def test_text_survives_token_by_token(text: str) -> None:
+    assume("\ufffd" not in text)
+    data = text.encode("utf-8", errors="ignore")
+    seen = pieces_of(token_ids_of(data))
+    for before, after in zip(seen, seen[1:], strict=False):
+        assert after.startswith(before), "I6: what was shown is only extended"
+        assert REPLACEMENT not in after, "I6: half a character was shown"
+    assert seen[-1] == data.decode()
+
+
+@given(st.binary(max_size=80))
+def test_invalid_bytes_join_to_the_whole_decoding(data: bytes) -> None:
+    seen = pieces_of(token_ids_of(data))
+    for before, after in zip(seen, seen[1:], strict=False):
+        assert after.startswith(before)
+    assert seen[-1] == TOKENIZER.decode(token_ids_of(data)) == data.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("data", "final"),
+    [
+        (b"caf\xc3", "caf\ufffd"),  # cut in the middle of a character
+        (b"\xa9 bien", "\ufffd bien"),  # the prompt held its first half
+        (b"\xf0\x9f\x98", "\ufffd"),
+        ("😀😀".encode(), "😀😀"),
+        (b"\x80" * 300, "\ufffd" * 300),
+    ],
+)
+def test_broken_characters(data: bytes, final: str) -> None:
+    assert pieces_of(token_ids_of(data))[-1] == final
+
+
+def test_a_character_appears_when_it_is_complete() -> None:
+    assert pieces_of(token_ids_of("a😀b".encode())) == ["a", "a", "a", "a", "a😀", "a😀b", "a😀b"]
+
+
+def test_work_per_token_does_not_grow() -> None:
+    """Hundreds of lone bytes: the window that is decoded again stays small."""
+    for data in (b"\x80" * 2000, b"word " * 400, "😀".encode() * 500):
+        detokenizer = IncrementalDetokenizer(TOKENIZER, True)
+        longest = 0
+        for token_id in token_ids_of(data):
+            detokenizer.append(token_id)
+            longest = max(longest, len(detokenizer.window))
+        assert longest <= 20
+
+
+def test_tokenizers_that_write_spaces_between_tokens() -> None:
+    """SentencePiece style: the first token's leading space is dropped, the others' are not."""
+    vocab = {"<unk>": 0, "▁the": 1, "▁quick": 2, "er": 3, ".": 4, **{f"<0x{b:02X}>": 5 + b for b in range(256)}}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    euro = [5 + byte for byte in "€".encode()]
+    token_ids = [1, 2, 3, *euro, 1, 4] * 9
+    detokenizer = IncrementalDetokenizer(tokenizer, True)
+    text = "".join(detokenizer.append(token_id) for token_id in token_ids) + detokenizer.flush()
+    assert text == "the quicker€ the." + " the quicker€ the." * 8
+
+
+words = st.text(alphabet="ab", min_size=1, max_size=4)
+
+
+@given(data=st.text(alphabet="ab ", max_size=30), stops=st.lists(words, min_size=1, max_size=3))
+def test_the_first_complete_stop_string_ends_the_text(data: str, stops: list[str]) -> None:
+    """Against the definition, character by character; what is shown never has to be taken back."""
+    expected, found = data, False
+    for end in range(len(data) + 1):
+        starts = [end - len(stop) for stop in stops if data[:end].endswith(stop)]
+        if starts:
+            expected, found = data[: min(starts)], True
+            break
+    seen = pieces_of(token_ids_of(data.encode()), SamplingParams(stop=stops))
+    assert seen[-1:] == [expected] or (not seen and not data)
+    for before, after in zip(seen, seen[1:], strict=False):
+        assert after.startswith(before), "I6: a piece was taken back"
+    if found:
+        for shown in seen:
+            assert expected.startswith(shown), "I6: the start of a stop string was shown"
+
+
+def test_a_false_start_is_shown_in_the_end() -> None:
+    params = SamplingParams(stop=["<end>"])
+    assert pieces_of(token_ids_of(b"a<enough"), params)[:5] == ["a", "a", "a", "a", "a<eno"]
+    assert pieces_of(token_ids_of(b"a<en"), params)[-1] == "a<en"
+
+
+@settings(max_examples=25)
+@given(start=st.integers(0, 20), length=st.integers(1, 5))
+def test_stop_strings_across_tokens(milestone: str, start: int, length: int) -> None:
+    """A string the model really writes, found wherever it lies; the text ends before it."""
+    from tests.conftest import build_engine
+
+    tokenizer = shared_model("tiny-llama").tokenizer
+    token_ids = reference("tiny-llama", tuple(PROMPT), 24).token_ids
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    stop = text[start : start + length]
+    assume(stop and REPLACEMENT not in stop)
+    engine = build_engine(milestone)
+    outputs = list(engine.stream(PROMPT, greedy(24, stop=[stop])))
+    final = outputs[-1].outputs[0]
+    assert final.finish_reason == "stop"
+    assert final.text == text[: text.find(stop)]
+    for output in outputs:
+        assert final.text.startswith(output.outputs[0].text)
+    decoded = tokenizer.decode(final.token_ids, skip_special_tokens=True)
+    assert stop in decoded, "the tokens that made the stop string are kept"
+
+
+def test_streamed_pieces_join(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    params = greedy(40, ignore_eos=True)
+    outputs = list(engine.stream(PROMPT, params))
+    assert [o.finished for o in outputs] == [False] * 39 + [True]
+    assert [len(o.outputs[0].token_ids) for o in outputs] == list(range(1, 41))
+    joined = ""
+    for output in outputs:
+        piece = output.outputs[0].text[len(joined) :]
+        assert output.outputs[0].text.startswith(joined)
+        joined += piece
+    whole = engine.generate(PROMPT, params)[0].outputs[0]
+    tokenizer = engine.loaded.tokenizer
+    assert joined == whole.text == tokenizer.decode(whole.token_ids, skip_special_tokens=True)
+
+
+def test_special_tokens_are_skipped_or_shown() -> None:
+    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    token_ids = [*token_ids_of(b"hi"), end, *token_ids_of(b"!")]
+    assert pieces_of(token_ids)[-1] == "hi!"
+    shown = SamplingParams(skip_special_tokens=False)
+    assert pieces_of(token_ids, shown)[-1] == "hi<|im_end|>!"
+
+
+def test_long_outputs_take_linear_time() -> None:
+    """Decoder calls are counted, not timed: constant per token however long the output is."""
+    calls = 0
+    decode = IncrementalDetokenizer._decode
+
+    def counted(self: IncrementalDetokenizer, token_ids: list[int]) -> str:
+        nonlocal calls
+        calls += len(token_ids)
+        return decode(self, token_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IncrementalDetokenizer, "_decode", counted)
+        detokenizer = IncrementalDetokenizer(TOKENIZER, True)
+        for token_id in token_ids_of(b"\xff" * 3000):
+            detokenizer.append(token_id)
+    assert calls < 3000 * 40, "tokens decoded again grow with the output"

@@ -1,0 +1,125 @@
+"""Models that an engine would compute wrongly are refused when they are loaded, by feature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from common import LoadedModel, UnsupportedModelError
+from common.model_support import require_full_attention
+from common.tiny_models import ARCHITECTURES
+from tests.conftest import EngineFactory, shared_model
+from tests.oracle import assert_same_tokens, generate, greedy
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 259, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0,
+    "bos_token_id": None, "eos_token_id": 256, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def random_model(config: PretrainedConfig) -> LoadedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    return LoadedModel(config.model_type, model, shared_model("tiny-llama").tokenizer)
+
+
+def config_of(model_type: str, **extra: Any) -> PretrainedConfig:
+    return AutoConfig.for_model(model_type, **{**SMALL, **extra})
+
+
+REFUSED = {
+    "sliding window": (config_of("mistral", num_key_value_heads=2, sliding_window=8), "sliding_window=8"),
+    "some sliding layers": (
+        config_of("gemma3_text", num_key_value_heads=2, head_dim=8, sliding_window=8),
+        "sliding_window=8",
+    ),
+    "soft cap": (
+        config_of("gemma2", num_key_value_heads=2, head_dim=8, sliding_window=4096),
+        "attn_logit_softcapping",
+    ),
+    "ALiBi": (
+        AutoConfig.for_model("bloom", vocab_size=259, hidden_size=32, n_layer=2, n_head=4),
+        "ALiBi",
+    ),
+    "dynamic RoPE": (
+        config_of(
+            "llama",
+            rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0,
+                             "original_max_position_embeddings": 32},
+        ),
+        "rope_type=dynamic",
+    ),
+    "recurrent layers": (
+        AutoConfig.for_model("mamba", vocab_size=259, hidden_size=32, num_hidden_layers=2, state_size=4),
+        "linear_attention|KV cache",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.parametrize(("config", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_by_feature(
+    make_engine: EngineFactory, config: PretrainedConfig, message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        make_engine(random_model(config), max_model_len=64)
+
+
+def test_a_window_nobody_reaches_is_no_obstacle(make_engine: EngineFactory) -> None:
+    """The same model within its window is plain causal attention."""
+    loaded = random_model(config_of("mistral", num_key_value_heads=2, sliding_window=64))
+    engine = make_engine(loaded, max_model_len=64, max_num_seqs=2)
+    for output in engine.generate([[1, 2, 3], list(range(30))], greedy(20)):
+        expected = generate(loaded, tuple(output.prompt_token_ids), 20)
+        assert_same_tokens(expected, output.outputs[0].token_ids)
+
+
+@pytest.mark.before("m2_continuous")
+def test_hugging_faces_own_cache_slides(make_engine: EngineFactory) -> None:
+    """The first rung leaves the cache to Hugging Face, and so serves what the others refuse."""
+    loaded = random_model(config_of("mistral", num_key_value_heads=2, sliding_window=8))
+    output = make_engine(loaded).generate([list(range(30))], greedy(20))[0]
+    expected = generate(loaded, tuple(output.prompt_token_ids), 20)
+    assert_same_tokens(expected, output.outputs[0].token_ids)
+
+
+def test_encoder_decoders_are_refused_on_every_rung(
+    milestone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    from common import EngineConfig, model_loader
+
+    loaded = shared_model("tiny-llama")
+    monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)
+    monkeypatch.setattr(
+        model_loader, "_load_pretrained", lambda *_: (loaded.model, loaded.tokenizer)
+    )
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        importlib.import_module(milestone).LLMEngine(EngineConfig(model="some/t5"))
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_supported_architectures_tell_their_kv_shape(architecture: str) -> None:
+    model = shared_model(f"tiny-{architecture}").model
+    layers = require_full_attention(model, 512)
+    assert len(layers) == 2
+    heads = getattr(model.config, "num_key_value_heads", None) or 4
+    head_dim = getattr(model.config, "head_dim", None) or 16
+    assert {(kv.num_kv_heads, kv.key_dim, kv.value_dim) for kv in layers} == {
+        (heads, head_dim, head_dim)
+    }
+
+
+def test_a_model_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No configuration says so: running it does."""
+    model = shared_model("tiny-llama").model
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a, **k: forward(*a, **{**k, "attention_mask": None}))
+    with pytest.raises(UnsupportedModelError, match="4-D attention mask"):
+        require_full_attention(model, 512)

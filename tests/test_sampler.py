@@ -1,0 +1,168 @@
+"""The sampler: distributions, filters against Hugging Face's, and draws that depend on nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from common import Request, SamplingParams
+from common.output_text import OutputText
+from common.sampler import SamplingMetadata, sample, scale_and_filter, uniform
+from common.tiny_models import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+
+
+def request(params: SamplingParams, num_tokens: int = 5) -> Request:
+    return Request(
+        "r", None, [1] * num_tokens, params, seed=params.seed or 0, max_model_len=100,
+        text=OutputText(TOKENIZER, params), arrival_time=0.0,
+    )  # fmt: skip
+
+
+def metadata(*params: SamplingParams) -> SamplingMetadata:
+    return SamplingMetadata.from_requests([request(p) for p in params], "cpu")
+
+
+def splitmix64(x: int) -> int:
+    """Steele, Lea, Flood's finalizer in unsigned integers."""
+    mask = 2**64 - 1
+    x = (x + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**20))
+def test_the_hash_is_splitmix64(seed: int, position: int) -> None:
+    mask = 2**64 - 1
+    bits = splitmix64((splitmix64(seed & mask) + position) & mask)
+    expected = ((bits >> 16) & (2**48 - 1)) / 2**48
+    assert float(uniform(torch.tensor([seed]), torch.tensor([position]))) == expected
+
+
+def test_uniform_is_uniform_over_seeds_and_positions() -> None:
+    for seeds, positions in [
+        (torch.arange(20000), torch.full((20000,), 3)),
+        (torch.full((20000,), 3), torch.arange(20000)),
+    ]:
+        u = uniform(seeds, positions)
+        assert 0 <= float(u.min()) and float(u.max()) < 1
+        counts = torch.histc(u.float(), bins=20, min=0, max=1)
+        chi_square = float(((counts - 1000) ** 2 / 1000).sum())
+        assert chi_square < 50, "19 degrees of freedom: the chance is 1 in 10,000"
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -30.0])
+    n = 20000
+    params = [SamplingParams(temperature=0.7, seed=seed) for seed in range(n)]
+    drawn = sample(logits.expand(n, -1), metadata(*params)).token_ids
+    expected = (logits / 0.7).softmax(-1) * n
+    counts = torch.bincount(drawn, minlength=6)
+    chi_square = float(((counts - expected) ** 2 / expected.clamp(min=1e-9))[:5].sum())
+    assert chi_square < 23.5, "4 degrees of freedom: the chance is 1 in 10,000"
+    assert counts[5] == 0
+
+
+@given(
+    temperature=st.floats(0.05, 3.0),
+    top_k=st.integers(0, 60),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 1.0),
+    seed=st.integers(0, 1000),
+)
+def test_filters_agree_with_hugging_face(
+    temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    """The same tokens survive, in the same order of steps, unless one lies on the very edge."""
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 3
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    ours = scale_and_filter(logits, metadata(params)).softmax(-1)
+    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    theirs = LogitsProcessorList(warpers)(torch.zeros(1, 1), logits.clone()).softmax(-1)
+    different = (ours > 0) != (theirs > 0)
+    if different.any():
+        probs = (logits / temperature).softmax(-1)
+        assert int(different.sum()) == 1, "only a token on the edge may differ"
+        sums = probs.sort(descending=True).values.cumsum(-1)
+        edges = torch.cat([sums - top_p, probs / probs.max() - min_p], dim=-1).abs()
+        assert float(edges.min()) < 1e-5
+    else:
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_filters_keep_to_their_rows() -> None:
+    """Each row of a mixed batch is what it would be alone, bit for bit."""
+    logits = torch.randn(6, 200) * 4
+    params = [
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.5, top_k=3, seed=2),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=2.0, top_p=0.5, seed=3),
+        SamplingParams(temperature=1.0, min_p=0.2, seed=4),
+        SamplingParams(temperature=1.5, top_k=7, top_p=0.8, min_p=0.01, seed=5),
+    ]
+    together = scale_and_filter(logits, metadata(*params))
+    for row, p in enumerate(params):
+        alone = scale_and_filter(logits[row : row + 1], metadata(p))
+        if not p.is_greedy:
+            assert torch.equal(together[row : row + 1], alone), f"I2: row {row}"
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_top_k_keeps_exactly_k_of_equals(k: int) -> None:
+    """Half-precision logits tie often; the lower ids are kept."""
+    logits = torch.tensor([[1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 0.0]])
+    kept = scale_and_filter(logits, metadata(SamplingParams(top_k=k))) > -math.inf
+    assert kept[0].nonzero().flatten().tolist() == list(range(1, 1 + k))
+
+
+def test_top_k_of_one_is_greedy_even_with_ties() -> None:
+    logits = torch.randn(64, 40).to(torch.bfloat16)
+    params = [SamplingParams(temperature=1.7, top_k=1, seed=i) for i in range(64)]
+    assert torch.equal(sample(logits, metadata(*params)).token_ids, logits.float().argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-6])
+def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
+    logits = torch.randn(8, 300) * 1e4
+    params = [SamplingParams(temperature=temperature, seed=i) for i in range(8)]
+    assert torch.equal(sample(logits, metadata(*params)).token_ids, logits.argmax(-1))
+
+
+def test_greedy_is_the_exact_argmax_beside_masked_rows() -> None:
+    logits = torch.randn(3, 100)
+    logits[1, 5:] = -math.inf
+    params = [SamplingParams(temperature=0), SamplingParams(top_p=0.1), SamplingParams(temperature=0)]
+    tokens = sample(logits, metadata(*params)).token_ids
+    assert tokens[0] == logits[0].argmax() and tokens[2] == logits[2].argmax()
+    assert tokens[1] < 5
+
+
+def test_logprobs_of_a_mixed_batch() -> None:
+    logits = torch.randn(3, 20)
+    params = [SamplingParams(logprobs=2), SamplingParams(), SamplingParams(logprobs=5, temperature=0)]
+    rows = list(sample(logits, metadata(*params)).rows())
+    expected = logits.log_softmax(-1)
+    assert rows[1][1] is None
+    for row, count in ((0, 2), (2, 5)):
+        token, logprobs = rows[row]
+        assert logprobs is not None and count <= len(logprobs) <= count + 1
+        assert set(logprobs) == {token, *expected[row].topk(count).indices.tolist()}
+        for token_id, value in logprobs.items():
+            assert value == pytest.approx(float(expected[row, token_id]), abs=1e-5)

@@ -1,0 +1,142 @@
+"""The continuous batching scheduler alone: plain data, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import EngineConfig, Request
+from common.output_text import OutputText
+from common.tiny_models import byte_tokenizer
+from tests.oracle import greedy
+
+TOKENIZER = byte_tokenizer()
+Rung = Callable[[str], ModuleType]
+
+pytestmark = [pytest.mark.since("m2_continuous"), pytest.mark.before("m3_paged")]
+
+
+def make_request(num_tokens: int, name: str = "r") -> Request:
+    params = greedy(50)
+    return Request(
+        name, None, [1] * num_tokens, params, seed=0, max_model_len=100,
+        text=OutputText(TOKENIZER, params), arrival_time=0.0,
+    )  # fmt: skip
+
+
+def make_scheduler(rung: Rung, *lengths: int, **config: Any) -> Any:
+    scheduler = rung("scheduler").Scheduler(EngineConfig(max_model_len=100, **config))
+    for i, length in enumerate(lengths):
+        scheduler.add_request(make_request(length, f"{i}"))
+    return scheduler
+
+
+def run(batch: Any) -> None:
+    """What a forward and its processing do to the requests, without a model."""
+    for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+        request.num_computed_tokens += num_tokens
+        request.token_ids.append(1)
+
+
+def names(requests: Any) -> list[str]:
+    return [request.request_id for request in requests]
+
+
+def test_prefill_first_then_decode_all(rung: Rung) -> None:
+    scheduler = make_scheduler(rung, 5, 3)
+    batch = scheduler.schedule()
+    assert (names(batch.requests), batch.num_scheduled_tokens) == (["0", "1"], [5, 3])
+    assert batch.num_padding_tokens == 2
+    run(batch)
+    batch = scheduler.schedule()
+    assert (names(batch.requests), batch.num_scheduled_tokens) == (["0", "1"], [1, 1])
+    run(batch)
+    scheduler.add_request(make_request(4, "2"))
+    assert names(scheduler.schedule().requests) == ["2"], "a new prompt goes before decode"
+
+
+def test_rows_bound_admission(rung: Rung) -> None:
+    scheduler = make_scheduler(rung, 1, 1, 1, max_num_seqs=2)
+    run(scheduler.schedule())
+    assert (names(scheduler.running), names(scheduler.waiting)) == (["0", "1"], ["2"])
+    assert names(scheduler.schedule().requests) == ["0", "1"]
+
+
+def test_the_token_budget_counts_padding(rung: Rung) -> None:
+    """Three prompts of 10, 2 and 2 tokens are computed as 30 positions."""
+    scheduler = make_scheduler(rung, 10, 2, 2, max_num_batched_tokens=29)
+    assert names(scheduler.schedule().requests) == ["0", "1"]
+    scheduler = make_scheduler(rung, 10, 2, 2, max_num_batched_tokens=30)
+    assert names(scheduler.schedule().requests) == ["0", "1", "2"]
+
+
+def test_nobody_overtakes(rung: Rung) -> None:
+    """A short prompt that would fit does not pass a long one that does not."""
+    scheduler = make_scheduler(rung, 10, 20, 1, max_num_batched_tokens=20)
+    assert names(scheduler.schedule().requests) == ["0"]
+
+
+def test_decode_respects_the_token_budget(rung: Rung) -> None:
+    scheduler = make_scheduler(rung, *[1] * 5, max_num_batched_tokens=3)
+    run(scheduler.schedule())
+    assert len(scheduler.schedule().requests) == 3
+
+
+def test_rows_stay_compact(rung: Rung) -> None:
+    scheduler = make_scheduler(rung, 4, 5, 6, 7)
+    batch = scheduler.schedule()
+    run(batch)
+    first, second, third, last = batch.requests
+    move = scheduler.remove_request(second)
+    assert tuple(move) == (3, 1, 7), "the last row moves into the hole, with the tokens it holds"
+    assert [r.row for r in (first, second, third, last)] == [0, None, 2, 1]
+    assert scheduler.remove_request(third) is None, "the last row leaves no hole"
+    scheduler.check_invariants()
+    assert names(scheduler.schedule().requests) == ["0", "3"]
+
+
+def test_undo_puts_a_failed_prefill_back_at_the_head(rung: Rung) -> None:
+    scheduler = make_scheduler(rung, 4, 5, 6, max_num_seqs=2)
+    batch = scheduler.schedule()
+    scheduler.undo(batch)
+    assert names(scheduler.waiting) == ["0", "1", "2"] and not scheduler.running
+    scheduler.check_invariants()
+    assert scheduler.schedule().requests == batch.requests
+    run(batch)
+    scheduler.undo(scheduler.schedule())
+    assert names(scheduler.running) == ["0", "1"], "a failed decode step is simply repeated"
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), max_size=12),
+    rows=st.integers(1, 5),
+    budget=st.integers(30, 80),
+    leaving=st.lists(st.integers(0, 4), max_size=40),
+)
+def test_every_schedule_keeps_the_rules(
+    rung: Rung, lengths: list[int], rows: int, budget: int, leaving: list[int]
+) -> None:
+    """Budgets hold, the queue keeps its order, and everybody is served in the end."""
+    scheduler = make_scheduler(rung, *lengths, max_num_seqs=rows, max_num_batched_tokens=budget)
+    admitted: list[str] = []
+    departures = iter(leaving)
+    while batch := scheduler.schedule():
+        if not batch.requests:
+            break
+        positions = len(batch.requests) * max(batch.num_scheduled_tokens)
+        assert positions <= budget and len(scheduler.running) <= rows
+        admitted += [r.request_id for r in batch.requests if r.num_computed_tokens == 0]
+        run(batch)
+        scheduler.check_invariants()
+        # Somebody ends after most steps, and all after fifty: wherever they are in the rows.
+        index = next(departures, 0)
+        if index < len(scheduler.running):
+            scheduler.remove_request(scheduler.running[index])
+            scheduler.check_invariants()
+    assert admitted == [str(i) for i in range(len(lengths))]
+    assert not scheduler.waiting and not scheduler.running

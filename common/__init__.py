@@ -1,4 +1,4 @@
-"""What all milestones share and no lesson changes: configuration, sampling, text, models, displays."""
+"""What all milestones share and no lesson changes: configuration, sampling, text, models."""
 
 from .config import EMBEDDED_MODEL, EngineConfig
 from .input_processor import Message, Prompt, TokensPrompt

@@ -27,7 +27,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 def main() -> int:
     """Set up, or say in one line why not and what to do. The exit status."""
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 (this is where it is found out)
         return fail(
             f"Python 3.10 or newer is needed, {sys.executable} is {sys.version.split()[0]}. "
             "Name another one: make PYTHON=python3.12 ..."

@@ -8,7 +8,9 @@ from typing import Literal
 from .validation import require_choice, require_int
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
-DEFAULT_MAX_MODEL_LEN = 2048  # tokens; used where max_model_len is not given and the model allows it
+DEFAULT_MAX_MODEL_LEN = (
+    2048  # tokens; used where max_model_len is not given and the model allows it
+)
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BACKENDS = ("auto", "torch", "triton")
@@ -22,10 +24,10 @@ class EngineConfig:
     model: the embedded model's name, a Hugging Face id, a local folder, a `.gguf` file, or
         `tiny-<architecture>` for a random model made on the fly.
     device: `auto` (CUDA where there is one, else CPU) or anything `torch.device` accepts.
-    dtype: `auto` (float32 on CPU, the checkpoint's own type on CUDA) or a torch floating type's name.
+    dtype: `auto` (float32 on CPU, the checkpoint's own on CUDA) or the name of a floating type.
     max_num_seqs: most requests in flight at once.
     max_model_len: most tokens of one request, prompt and output together. None: the model's own
-        limit, at most `DEFAULT_MAX_MODEL_LEN`. The engine's own `config` carries the resolved number.
+        limit, at most `DEFAULT_MAX_MODEL_LEN`. The engine's own `config` carries the number.
     max_num_batched_tokens: most tokens computed in one step.
     page_size, num_pages: tokens a KV page holds, pages in the pool (None: from free memory).
     attention_backend: `auto` (Triton on CUDA, torch elsewhere), `torch` or `triton`.
@@ -51,7 +53,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in ("model", "device"):
             if not isinstance(getattr(self, field), str) or not getattr(self, field):
-                raise ValueError(f"{field} must be a non-empty string, got {getattr(self, field)!r}")
+                raise ValueError(
+                    f"{field} must be a non-empty string, got {getattr(self, field)!r}"
+                )
         require_choice("dtype", self.dtype, DTYPES)
         require_int("max_num_seqs", self.max_num_seqs, low=1)
         require_int("max_model_len", self.max_model_len, low=2, optional=True)

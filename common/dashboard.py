@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -191,7 +192,7 @@ def sparkline(values: list[float], width: int, top: float) -> Text:
     """Values over time, newest right, as blocks from 0 to `top`."""
     if len(values) > width:  # average neighbours, so that the whole run stays in view
         edges = [len(values) * i // width for i in range(width + 1)]
-        groups = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        groups = [values[a:b] for a, b in pairwise(edges)]
         values = [sum(group) / len(group) for group in groups]
     return Text("".join(BLOCKS[min(8, round(8 * value / top))] for value in values), "cyan")
 

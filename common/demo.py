@@ -1,4 +1,4 @@
-"""What all demos share: arguments, the model or its stand-in, chats to serve, the machine's name."""
+"""What all demos share: arguments, the model or its stand-in, chats to serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from .config import EMBEDDED_MODEL, EngineConfig
-from .embedded import EmbeddedModelMissing
+from .embedded import EmbeddedModelMissingError
 from .offline import OfflineEngine
 
 CHATS = [
@@ -41,7 +41,9 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    result.add_argument("--model", default=EMBEDDED_MODEL, help="embedded name, HF id, path, tiny-*")
+    result.add_argument(
+        "--model", default=EMBEDDED_MODEL, help="embedded name, HF id, path, tiny-*"
+    )
     result.add_argument("--device", default="auto", help="auto, cpu or cuda")
     result.add_argument("--requests", type=_positive, default=requests, help="how many chats")
     result.add_argument("--max-tokens", type=_positive, default=max_tokens, help="output of each")
@@ -61,7 +63,7 @@ def open_engine(
     """Build an engine; where the embedded model is missing, say so and go on with a tiny one."""
     try:
         return build(config)
-    except EmbeddedModelMissing as missing:
+    except EmbeddedModelMissingError as missing:
         console.print(f"{missing}\nGoing on with a tiny random model, whose text is noise.")
         return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))
 
@@ -81,7 +83,9 @@ def machine() -> str:
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+            names = [
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            ]
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()

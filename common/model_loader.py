@@ -16,6 +16,7 @@ from transformers import (
 from .config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
 from .model_support import UnsupportedModelError
+from .skinny_linear import use_skinny_linears
 from .tiny_models import is_tiny, load_tiny
 
 
@@ -29,13 +30,15 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size): the rows of the embedding, used by the tokenizer or not."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
+        """Token ids are in [0, vocab_size): the embedding's rows, known to the tokenizer or not."""
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.shape[0]
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Any of these ends a sequence: models list them in up to three places."""
-        ids: set[int] = set()
+        ids: set[int | None] = set()
         for source in (self.model.generation_config, self.model.config, self.tokenizer):
             eos = getattr(source, "eos_token_id", None)
             ids.update(eos if isinstance(eos, (list, tuple)) else [eos])
@@ -57,22 +60,29 @@ class LoadedModel:
         return config.max_model_len
 
 
-def load_model(config: EngineConfig) -> LoadedModel:
+def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     """Load `config.model` in eval mode on `config.device`.
 
-    Raises `ValueError` where the name cannot be loaded, `UnsupportedModelError` (one of them) where
-    the model is not a decoder, `EmbeddedModelMissing` where the embedded model is not installed.
+    plain: as Hugging Face made it, without our faster modules: the reference to compare with.
+
+    Raises `ValueError` where the name cannot be loaded, `UnsupportedModelError` (one of them)
+    where the model is no decoder, `EmbeddedModelMissingError` where that one is not installed.
     """
     device = _resolve_device(config.device)
     dtype = _resolve_dtype(config.dtype, device)
     if is_tiny(config.model):
         model, tokenizer = load_tiny(config.model)
-        model = model.to(dtype if isinstance(dtype, torch.dtype) else torch.float32)
+        model = _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32)
     else:
         model, tokenizer = _load_pretrained(_find(config.model), dtype)
     if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{config.model}: an encoder-decoder model; engines run decoders")
-    return LoadedModel(config.model, model.to(device).eval(), tokenizer)
+        raise UnsupportedModelError(
+            f"{config.model}: an encoder-decoder model; engines run decoders"
+        )
+    model = _to(model, device).eval()
+    if not plain:
+        use_skinny_linears(model)
+    return LoadedModel(config.model, model, tokenizer)
 
 
 def _find(name: str) -> str:
@@ -94,6 +104,10 @@ def _load_pretrained(
             return model, AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ValueError(f"model {source!r} could not be loaded: {error}") from error
+
+
+def _to(model: PreTrainedModel, target: torch.device | torch.dtype) -> PreTrainedModel:
+    return model.to(target)  # type: ignore[arg-type]  # transformers wraps it and loses its types
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -45,7 +45,7 @@ def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[L
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
     if not error < tolerance:
         raise UnsupportedModelError(
-            f"{name}: its forward ignores part of a KV cache, a 4-D attention mask or position_ids: "
+            f"{name}: its forward ignores part of a KV cache, 4-D attention mask or position_ids: "
             f"logits are off by {error:.1%} of the largest"
         )
     return layers
@@ -79,7 +79,7 @@ def _sliding_window(config: PretrainedConfig) -> int | None:
 
 
 def _length_dependent_rope(config: PretrainedConfig, max_model_len: int) -> str | None:
-    """RoPE whose frequencies depend on the longest position in the batch: neighbours would matter."""
+    """RoPE with frequencies that depend on the longest position in the batch, on neighbours."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
     for kind in kinds:
@@ -118,7 +118,8 @@ class _RecordingCache:
 def _probe(model: PreTrainedModel) -> tuple[list[LayerKV], float]:
     """Three tokens at once without a cache, against two and then one through a cache of ours.
 
-    Returns the layers' shapes and the largest difference of the last logits, relative to the largest.
+    Returns the layers' shapes and the largest difference of the last logits, relative to the
+    largest logit.
     """
     tokens = torch.tensor([[3, 1, 2]], device=model.device)
     expected = model(tokens, use_cache=False).logits[0, -1].float()
@@ -142,6 +143,6 @@ def _probe(model: PreTrainedModel) -> tuple[list[LayerKV], float]:
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A bool mask (True: may be attended to) as what every attention implementation adds to scores."""
+    """A bool mask (True: may be attended to) as what every implementation adds to its scores."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)

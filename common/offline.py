@@ -1,4 +1,4 @@
-"""`OfflineEngine`: `generate`, `chat` and `stream` on top of any engine's `add_request` and `step`."""
+"""`OfflineEngine`: `generate`, `chat` and `stream` on top of `add_request` and `step`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class OfflineEngine(ABC):
     threads at once.
     """
 
-    def __init__(self, config: EngineConfig | None = None, loaded: LoadedModel | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
+    ) -> None:
         """Load `config.model`, or share a model that is loaded already."""
         config = config or EngineConfig()
         self.loaded = loaded or load_model(config)

@@ -34,7 +34,9 @@ class OutputProcessor:
         """Give a request its next token; return True if that ends it."""
         request.token_ids.append(token_id)
         if request.logprobs is not None:
-            assert logprobs is not None, "a request that asks for logprobs gets them with each token"
+            assert logprobs is not None, (
+                "a request that asks for logprobs gets them with each token"
+            )
             request.logprobs.append(logprobs)
         if request.first_token_time is None:
             request.first_token_time = time.perf_counter()

@@ -57,7 +57,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters of an engine. The first seven describe this moment, the others add up since the start.
+    """Counters of an engine: the first seven of this moment, the others since the start.
 
     KV is counted in tokens: `reserved` is what running requests hold, `used` what of it is written.
     Pages count what can be allocated: the padding page is in none of them.

@@ -1,9 +1,9 @@
 """Logits to tokens: batched, and for each request as if it were alone (I2).
 
-A draw is a pure function of (logits, seed, position). There is no generator whose state would depend
-on who else is in the batch: a counter-based hash of (seed, position) gives one uniform number, and
-the inverse of the cumulative distribution turns it into a token. All of it is a few tensor
-operations, the same on CPU and GPU.
+A draw is a pure function of (logits, seed, position). There is no generator whose state would
+depend on who else is in the batch: a counter-based hash of (seed, position) gives one uniform
+number, and the inverse of the cumulative distribution turns it into a token. All of it is a few
+tensor operations, the same on CPU and GPU.
 
     logits --/ temperature--> top-k --> top-p --> min-p --> softmax --> cumulative sum
     hash(seed, position) --> u in (0, 1)  ----------------------------> first token above u
@@ -50,8 +50,10 @@ class SamplerOutput:
             return
         columns = zip(token_ids, self.logprob_ids.tolist(), self.logprobs.tolist(), strict=True)
         for (token_id, ids, values), count in zip(columns, self.num_logprobs, strict=True):
-            wanted = None if count is None else 1 + count
-            yield token_id, wanted and dict(zip(ids[:wanted], values[:wanted], strict=True))
+            if count is None:
+                yield token_id, None
+            else:
+                yield token_id, dict(zip(ids[: 1 + count], values[: 1 + count], strict=True))
 
 
 @dataclass
@@ -152,8 +154,8 @@ def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.
 def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     """Top-k, then top-p of what is left, then min-p (the order of Hugging Face).
 
-    logits: [n, V] float32, the largest of a row 0. Both top-k and top-p keep the most likely tokens;
-    the last of them is found by sorting, and among equally likely ones the lower id is kept.
+    logits: [n, V] float32, the largest of a row 0. Top-k and top-p both keep the most likely
+    tokens; the last of them is found by sorting, and of equally likely ones the lower id is kept.
     """
     vocab_size = logits.shape[-1]
     width = vocab_size if filters.max_top_k is None else min(filters.max_top_k, vocab_size)
@@ -165,7 +167,7 @@ def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
         probs = top.double().softmax(dim=-1)
         before = probs.cumsum(dim=-1) - probs  # probability of all more likely tokens
         in_nucleus = (before < filters.top_p) & (rank < filters.top_k)
-        # Rows that filter by min-p alone keep all, though the others' top_k cut their sorting short.
+        # Rows that filter by min-p alone keep all, though others' top_k cut their sorting short.
         count = in_nucleus.sum(dim=-1, keepdim=True).clamp(min=1)  # [n, 1] tokens kept
         keep &= _largest(logits, top.gather(-1, count - 1), count) | _keeps_all(filters)
     return logits.masked_fill(~keep, -torch.inf)
@@ -188,7 +190,7 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     """Draw one token a row from softmax(logits) by inverting the cumulative distribution.
 
     logits: [B, V] float32, largest 0. seeds, positions: [B] int64. Returns [B] int64.
-    A token of probability zero is never drawn: it adds nothing to the sum, so no number falls on it.
+    A token of probability zero is never drawn: it adds nothing to the sum.
     """
     cumulative = logits.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
     threshold = uniform(seeds, positions)[:, None] * cumulative[:, -1:]  # [B, 1]

@@ -4,6 +4,8 @@ wrong keys and values."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -24,7 +26,7 @@ CHAT_TEMPLATE = (
 
 # What an architecture needs beside the common shape. Grouped-query attention wherever there is any:
 # with as many KV heads as query heads, or one, a wrong head mapping would not show.
-ARCHITECTURES: dict[str, dict[str, object]] = {
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen2": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 24},
@@ -38,6 +40,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 
 
 def is_tiny(name: str) -> bool:
+    """Whether `name` asks for a tiny model, known or not."""
     return name.startswith(PREFIX)
 
 
@@ -73,14 +76,14 @@ def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> Pretrained
     )
 
 
-def _config_class(architecture: str) -> type[PretrainedConfig]:
+def _config_class(architecture: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return CONFIG_MAPPING[architecture]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """One token a byte, three special tokens, ChatML. A character of four bytes takes four tokens."""
+    """One token a byte, three special tokens, ChatML. An emoji takes four tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: token_id for token_id, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -1,4 +1,4 @@
-"""Checks that refuse bad input by name (I4): every message says the field, the limit and the value."""
+"""Checks that refuse bad input by name (I4): a message says field, limit and value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def require_int(
     field: str, value: Any, *, low: int, high: int | None = None, optional: bool = False
 ) -> None:
-    """Raise `ValueError` unless `value` is an int (not a bool) in [low, high], or an allowed None."""
+    """Raise `ValueError` unless `value` is an int (no bool) in [low, high], or an allowed None."""
     if value is None and optional:
         return
     limit = f"at least {low}" if high is None else f"between {low} and {high}"

@@ -36,6 +36,10 @@ class Workload:
             for n in self.max_tokens
         ]
 
+    def warm_up(self) -> Workload:
+        """The same prompts, two tokens each."""
+        return Workload(self.prompts, [2] * len(self.prompts), self.ignore_eos, self.config)
+
 
 @dataclass
 class WorkloadResult:
@@ -55,6 +59,7 @@ class WorkloadResult:
 
 def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
     """Serve the workload; the engine must be idle."""
+    before = asdict(engine.stats())
     started = time.perf_counter()
     ids = [
         engine.add_request(prompt, params)
@@ -74,38 +79,43 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         token_ids=[output.outputs[0].token_ids for output in outputs],
         seconds=seconds,
         first_token_seconds=[output.metrics.time_to_first_token or 0.0 for output in outputs],
-        stats=asdict(engine.stats()),
+        stats={name: value - before[name] for name, value in asdict(engine.stats()).items()},
         peak_kv_tokens=peak,
     )
 
 
-def run_in_process(module: str, workload: Workload, *arguments: str) -> WorkloadResult | None:
-    """Run `python -m module` on the workload. None where the module does not exist.
+def run_rung(milestone: str, workload: Workload) -> WorkloadResult | None:
+    """Run a milestone's engine in a process of its own. None where there is no such milestone."""
+    if importlib.util.find_spec(milestone) is None:
+        return None
+    return run_module(workload, "common.workload", milestone)
+
+
+def run_module(workload: Workload, *command: str) -> WorkloadResult:
+    """Run `python -m command...`, which must speak this module's protocol.
 
     Raises `RuntimeError` with its last words if it fails.
     """
-    if importlib.util.find_spec(arguments[0] if arguments else module) is None:
-        return None
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", *command],
         input=json.dumps(asdict(workload)),
         capture_output=True,
         text=True,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     result = json.loads(done.stdout)
     return WorkloadResult(**{**result, "peak_kv_tokens": tuple(result["peak_kv_tokens"])})
 
 
-def serve(build: Any, warm_up: bool = True) -> None:
-    """The other side of `run_in_process`: read a workload, run it, write the result."""
+def serve(milestone: str) -> None:
+    """The other side of `run_rung`: read a workload, run it, write the result."""
     workload = Workload(**json.load(sys.stdin))
-    engine = build(EngineConfig(**workload.config))
-    if warm_up:  # the first forwards of a process are slow everywhere
-        run(engine, Workload(workload.prompts[:2], [2] * len(workload.prompts[:2])))
+    engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
+    # The first forwards of a process, and the first touch of its memory, are slow everywhere.
+    run(engine, workload.warm_up())
     sys.stdout.write(json.dumps(asdict(run(engine, workload))))
 
 
 if __name__ == "__main__":
-    serve(importlib.import_module(sys.argv[1]).LLMEngine)
+    serve(sys.argv[1])

@@ -58,7 +58,7 @@ class LLMEngine(OfflineEngine):
         return self.process(batch, result)
 
     def run(self, batch: ScheduleBatch) -> SamplerOutput:
-        """One forward. If it fails, the request is as it was before the step, and may go on."""
+        """One forward. If it fails, the request starts anew, and may go on."""
         try:
             return self.runner.run(batch)
         except BaseException:

@@ -13,7 +13,7 @@ from rich.text import Text
 from common import EngineConfig, EngineStats, SamplingParams, TokensPrompt
 from common.dashboard import Dashboard, bar, sparkline, summary_table
 from common.demo import chats, machine, make_console, open_engine, parser
-from common.workload import Workload, WorkloadResult, run_in_process
+from common.workload import Workload, WorkloadResult, run_rung
 
 from . import LLMEngine
 
@@ -27,7 +27,9 @@ def main() -> None:
     console = make_console(args)
     config = EngineConfig(model=args.model, device=args.device, max_num_seqs=8)
     with open_engine(LLMEngine, config, console) as engine:
-        console.print(f"[bold]m2_continuous[/] · {engine.loaded.name} · {machine()}", highlight=False)
+        console.print(
+            f"[bold]m2_continuous[/] · {engine.loaded.name} · {machine()}", highlight=False
+        )
         questions = chats(args.requests)
         prompts = [
             engine.input_processor.apply_chat_template([{"role": "user", "content": question}])
@@ -41,7 +43,7 @@ def main() -> None:
             config={"model": engine.loaded.name, "device": args.device},
         )
         with console.status("the same requests on m1_single, one at a time …"):
-            below = run_in_process("common.workload", workload, "m1_single")
+            below = run_rung("m1_single", workload)
         console.print(served.verdict(below))
 
 
@@ -104,7 +106,9 @@ class Serving:
         rate = self.output_tokens / self.seconds
         table.add_row("throughput, requests joining as they come", f"{rate:.1f} tokens/s")
         if below is not None:
-            table.add_row("m1_single on the same requests", f"{below.tokens_per_second:.1f} tokens/s")
+            table.add_row(
+                "m1_single on the same requests", f"{below.tokens_per_second:.1f} tokens/s"
+            )
             table.add_row("ratio", f"{rate / below.tokens_per_second:.1f} x")
         table.add_row(
             "mean rows taken",

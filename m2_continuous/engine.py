@@ -31,7 +31,9 @@ from .scheduler import ScheduleBatch, Scheduler
 class LLMEngine(OfflineEngine):
     """Runs requests to their ends, one `step` at a time."""
 
-    def __init__(self, config: EngineConfig | None = None, loaded: LoadedModel | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
+    ) -> None:
         super().__init__(config, loaded)
         self.scheduler = Scheduler(self.config)
         self.runner = ModelRunner(self.loaded.model, self.config)
@@ -51,7 +53,7 @@ class LLMEngine(OfflineEngine):
         return self.process(batch, result)
 
     def run(self, batch: ScheduleBatch) -> SamplerOutput:
-        """One forward. If it fails, the requests are as they were before the step, and may go on."""
+        """One forward. If it fails, the requests are as before the step, and may go on."""
         try:
             return self.runner.run(batch)
         except BaseException:

@@ -50,7 +50,7 @@ class KVCacheManager:
         self.rows.append(request)
 
     def free(self, request: Request) -> Move | None:
-        """Take a request's row. Returns the move that closes the hole, unless it was the last row."""
+        """Take a request's row; return the move that closes the hole, if there is one."""
         hole, last = request.row, self.rows.pop()
         assert hole is not None, f"I3: {request} has no row to free"
         request.row = None

@@ -85,7 +85,7 @@ class ModelRunner:
         )
 
     def _causal_mask(self, positions: torch.Tensor, context: int) -> torch.Tensor:
-        """A query sees the slots up to its own position; what lies behind is another's or padding."""
+        """A query sees the slots up to its own position; what lies behind is junk or padding."""
         if positions.shape[1] == context:  # a prefill: all rows start at 0 and see alike
             positions = positions[:1]
         slots = torch.arange(context, device=positions.device)

@@ -1,8 +1,8 @@
 """One suite for all engines.
 
-A test that takes `milestone` (or `make_engine`, which does) runs once for each engine. What it needs
-it states by marks: `since("m3_paged")`, where its subject begins, and `before("m3_paged")`, where a
-later lesson removes it. `pytest --milestone m2_continuous` runs the tests of one engine.
+A test that takes `milestone` (or `make_engine`, which does) runs once for each engine. What it
+needs it states by marks: `since("m3_paged")`, where its subject begins, and `before("m3_paged")`,
+where a later lesson removes it. `pytest --milestone m2_continuous` runs the tests of one engine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,7 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
-    config.addinivalue_line("markers", "before(milestone): this milestone's lesson removes the subject")
+    config.addinivalue_line(
+        "markers", "before(milestone): this milestone's lesson removes the subject"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -55,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
-    """The milestones between a test's marks. They are ordered by name; a mark may name one to come."""
+    """The milestones between a test's marks, by name; a mark may name one to come."""
     marks = {mark.name: mark.args[0] for mark in metafunc.definition.iter_markers() if mark.args}
     low, high = str(marks.get("since", "m0")), str(marks.get("before", "m9"))
     return [name for name in MILESTONES if low <= name < high]
@@ -73,6 +76,12 @@ def shared_model(name: str) -> LoadedModel:
 
 
 @functools.cache
+def plain_model(name: str) -> LoadedModel:
+    """The same as Hugging Face made it, for the oracle."""
+    return load_model(EngineConfig(model=name), plain=True)
+
+
+@functools.cache
 def checked_engine_class(milestone: str) -> type[OfflineEngine]:
     """A milestone's engine, audited after every step."""
     engine_class = importlib.import_module(milestone).LLMEngine
@@ -87,7 +96,7 @@ def checked_engine_class(milestone: str) -> type[OfflineEngine]:
 
 
 def build_engine(
-    milestone: str, model: str | LoadedModel = "tiny-llama", **config: object
+    milestone: str, model: str | LoadedModel = "tiny-llama", **config: Any
 ) -> OfflineEngine:
     """An audited engine on a shared model."""
     loaded = shared_model(model) if isinstance(model, str) else model
@@ -109,10 +118,10 @@ EngineFactory = Callable[..., OfflineEngine]
 
 @pytest.fixture
 def make_engine(milestone: str) -> Iterator[EngineFactory]:
-    """`make_engine(model, **config)`; after the test, every engine made must be idle or closable."""
+    """`make_engine(model, **config)`; after the test, every engine made must close and be idle."""
     engines: list[OfflineEngine] = []
 
-    def make(model: str | LoadedModel = "tiny-llama", **config: object) -> OfflineEngine:
+    def make(model: str | LoadedModel = "tiny-llama", **config: Any) -> OfflineEngine:
         engines.append(build_engine(milestone, model, **config))
         return engines[-1]
 

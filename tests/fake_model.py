@@ -31,7 +31,8 @@ def mix(value: Any, salt: int) -> Any:
 
 def expected_tokens(prompt: list[int], max_tokens: int, eos: int | None = None) -> list[int]:
     """The greedy continuation, in plain Python."""
-    tokens, output = list(prompt), []
+    tokens = list(prompt)
+    output: list[int] = []
     while len(output) < max_tokens:
         layer0 = [mix(token * 1009 + position, 1) for position, token in enumerate(tokens)]
         layer1 = [mix(sum(layer0[: p + 1]) % PRIME + p, 2) for p in range(len(tokens))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from common import LoadedModel, OfflineEngine, RequestOutput, SamplingParams
-from tests.conftest import shared_model
+from tests.conftest import plain_model
 
 TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
 
@@ -25,12 +25,12 @@ class Reference:
 @functools.cache
 def reference(model: str, prompt: tuple[int, ...], max_tokens: int) -> Reference:
     """`model.generate(do_sample=False)` on one prompt."""
-    return generate(shared_model(model), prompt, max_tokens)
+    return generate(plain_model(model), prompt, max_tokens)
 
 
 def generate(loaded: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> Reference:
     input_ids = torch.tensor([prompt])
-    out = loaded.model.generate(
+    out = loaded.model.generate(  # type: ignore[operator]
         input_ids,
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=max_tokens,

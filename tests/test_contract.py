@@ -135,7 +135,9 @@ def test_statistics(make_engine: EngineFactory) -> None:
     drain(engine)
     stats = engine.stats()
     assert stats.prefill_tokens == 12
-    assert stats.decode_tokens == 3 * 4, "the first token comes with the prefill, the last is not fed"
+    assert stats.decode_tokens == 3 * 4, (
+        "the first token comes with the prefill, the last is not fed"
+    )
     assert stats.cached_prompt_tokens == 0 and stats.num_retractions == 0
 
 

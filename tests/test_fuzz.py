@@ -1,4 +1,4 @@
-"""Random schedules on the hash model: any wrong slot, mask or position changes the answer at once."""
+"""Random schedules on the hash model: a wrong slot, mask or position changes the answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> 
     assert finals.keys() == expected.keys()
     for name, tokens in finals.items():
         if name in aborted:
-            assert tokens == expected[name][: len(tokens)], "I1: what an aborted request had was right"
+            assert tokens == expected[name][: len(tokens)], (
+                "I1: what an aborted request had was right"
+            )
         else:
             assert tokens == expected[name], f"I1: {name}"
     assert_idle(engine)

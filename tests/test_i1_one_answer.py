@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.tiny_models import ARCHITECTURES
-from tests.conftest import EngineFactory, shared_model
+from tests.conftest import EngineFactory, plain_model, shared_model
 from tests.oracle import assert_one_answer, assert_same_tokens, drain, generate, greedy, reference
 
 PROMPTS = [[7], [1, 2], list(range(40, 57)), list(range(200, 160, -1)), [9, 9, 9], [72, 105]]
@@ -17,7 +17,7 @@ LENGTHS = [24, 1, 9, 17, 30, 2]
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_many_at_once_equal_generate(make_engine: EngineFactory, architecture: str) -> None:
-    """More requests than rows, of all lengths: they join, leave and take over each other's memory."""
+    """More requests than rows, of all lengths: they join, leave, and take over memory."""
     model = f"tiny-{architecture}"
     engine = make_engine(model, max_num_seqs=4)
     outputs = engine.generate(PROMPTS, [greedy(length) for length in LENGTHS])
@@ -30,6 +30,17 @@ def test_the_instrument_is_sharp() -> None:
     for architecture in ARCHITECTURES:
         tokens = reference(f"tiny-{architecture}", tuple(PROMPTS[2]), 20).token_ids
         assert len(set(tokens)) > min(6, len(tokens) - 1), (architecture, tokens)
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_faster_modules_compute_the_same(architecture: str) -> None:
+    """The generic passes of the loader against the plain model, at every number of rows."""
+    plain, ours = plain_model(f"tiny-{architecture}"), shared_model(f"tiny-{architecture}")
+    for rows in (1, 2, 3, 16, 64, 65, 100):
+        tokens = torch.randint(0, 256, (rows, 1), generator=torch.Generator().manual_seed(rows))
+        with torch.inference_mode():
+            expected, got = plain.model(tokens).logits, ours.model(tokens).logits
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_one_token_needs_no_decode(make_engine: EngineFactory) -> None:
@@ -62,7 +73,7 @@ def test_logprobs_zero_gives_the_chosen_token_alone(make_engine: EngineFactory) 
 
 
 def test_end_of_sequence_stops_and_is_kept(make_engine: EngineFactory) -> None:
-    """Any of several EOS ids ends a request; generation_config and tokenizer may list different ones."""
+    """Any of several EOS ids ends a request; config and tokenizer may list different ones."""
     loaded = shared_model("tiny-llama")
     prompt = PROMPTS[2]
     tokens = reference("tiny-llama", tuple(prompt), 20).token_ids
@@ -73,7 +84,9 @@ def test_end_of_sequence_stops_and_is_kept(make_engine: EngineFactory) -> None:
     try:
         assert loaded.eos_token_ids == {eos, 258, loaded.tokenizer.eos_token_id}
         engine = make_engine()
-        stopped, ignored = engine.generate([prompt, prompt], [greedy(20), greedy(20, ignore_eos=True)])
+        stopped, ignored = engine.generate(
+            [prompt, prompt], [greedy(20), greedy(20, ignore_eos=True)]
+        )
     finally:
         model_config.eos_token_id = original
     assert stopped.outputs[0].token_ids == tokens[: tokens.index(eos) + 1]
@@ -149,7 +162,8 @@ def test_the_cache_saves_quadratic_work(make_engine: EngineFactory, milestone: s
     prompt, n = PROMPTS[2], 20
     params = greedy(n, ignore_eos=True)
     assert (
-        with_cache.generate(prompt, params)[0].outputs == without.generate(prompt, params)[0].outputs
+        with_cache.generate(prompt, params)[0].outputs
+        == without.generate(prompt, params)[0].outputs
     )
     stats = with_cache.stats()
     assert (stats.prefill_tokens, stats.decode_tokens) == (len(prompt), n - 1)

@@ -45,7 +45,7 @@ def break_forward(monkeypatch: pytest.MonkeyPatch) -> Any:
     rows=st.integers(1, 5),
 )
 def test_abort_at_any_moment(milestone: str, aborts: list[tuple[int, int]], rows: int) -> None:
-    """Waiting, running or finished: one final output each, and the others' answers are untouched."""
+    """Waiting, running or finished: one final output each; the others' answers are untouched."""
     engine = build_engine(milestone, max_num_seqs=rows)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(4 + 3 * i, ignore_eos=True), f"{i}")

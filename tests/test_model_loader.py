@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common import EngineConfig, embedded, load_model
-from common.embedded import EmbeddedModelMissing, converted_folder, gguf_folder, is_embedded
+from common.embedded import EmbeddedModelMissingError, converted_folder, gguf_folder, is_embedded
 from tests.conftest import shared_model
 
 
@@ -20,7 +20,9 @@ def test_tiny_models_are_the_same_every_time() -> None:
 
 
 def test_dtype_and_device() -> None:
-    assert load_model(EngineConfig(model="tiny-llama", dtype="bfloat16")).model.dtype == torch.bfloat16
+    assert (
+        load_model(EngineConfig(model="tiny-llama", dtype="bfloat16")).model.dtype == torch.bfloat16
+    )
     assert load_model(EngineConfig(model="tiny-llama", device="cpu")).model.dtype == torch.float32
 
 
@@ -51,11 +53,12 @@ def test_a_local_folder(tmp_path: Path) -> None:
     again = load_model(EngineConfig(model=str(tmp_path)))
     assert again.tokenizer.encode("abc") == loaded.tokenizer.encode("abc")
     tokens = torch.tensor([[1, 2, 3]])
-    assert torch.equal(again.model(tokens).logits, loaded.model(tokens).logits)
+    torch.testing.assert_close(again.model(tokens).logits, loaded.model(tokens).logits)
 
 
 @pytest.mark.parametrize(
-    "name", ["SmolLM2-135M-Instruct", "smollm2-135m-instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"]
+    "name",
+    ["SmolLM2-135M-Instruct", "smollm2-135m-instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"],
 )
 def test_names_of_the_embedded_model(name: str) -> None:
     assert is_embedded(name)
@@ -63,7 +66,7 @@ def test_names_of_the_embedded_model(name: str) -> None:
 
 def test_the_embedded_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EmbeddedModelMissing, match="pip install"):
+    with pytest.raises(EmbeddedModelMissingError, match="pip install"):
         load_model(EngineConfig())
 
 
@@ -109,7 +112,9 @@ def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> No
     assert (folders[0] / "weights").read_text() == "whole"
 
 
-def test_a_conversion_that_was_killed_is_made_again(conversions: list[Path], tmp_path: Path) -> None:
+def test_a_conversion_that_was_killed_is_made_again(
+    conversions: list[Path], tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         converted_folder(tmp_path / "broken.gguf", "a")
     # What a killed process could not clean up, the next one does.

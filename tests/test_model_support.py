@@ -33,7 +33,10 @@ def config_of(model_type: str, **extra: Any) -> PretrainedConfig:
 
 
 REFUSED = {
-    "sliding window": (config_of("mistral", num_key_value_heads=2, sliding_window=8), "sliding_window=8"),
+    "sliding window": (
+        config_of("mistral", num_key_value_heads=2, sliding_window=8),
+        "sliding_window=8",
+    ),
     "some sliding layers": (
         config_of("gemma3_text", num_key_value_heads=2, head_dim=8, sliding_window=8),
         "sliding_window=8",
@@ -55,7 +58,7 @@ REFUSED = {
         "rope_type=dynamic",
     ),
     "recurrent layers": (
-        AutoConfig.for_model("mamba", vocab_size=259, hidden_size=32, num_hidden_layers=2, state_size=4),
+        AutoConfig.for_model("mamba", vocab_size=259, hidden_size=32, num_hidden_layers=2),
         "linear_attention|KV cache",
     ),
 }  # fmt: skip
@@ -120,6 +123,8 @@ def test_a_model_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPa
     """No configuration says so: running it does."""
     model = shared_model("tiny-llama").model
     forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda *a, **k: forward(*a, **{**k, "attention_mask": None}))
+    monkeypatch.setattr(
+        model, "forward", lambda *a, **k: forward(*a, **{**k, "attention_mask": None})
+    )
     with pytest.raises(UnsupportedModelError, match="4-D attention mask"):
         require_full_attention(model, 512)

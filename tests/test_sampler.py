@@ -1,8 +1,9 @@
-"""The sampler: distributions, filters against Hugging Face's, and draws that depend on nothing else."""
+"""The sampler: distributions, filters against Hugging Face's, draws that know no neighbours."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_uniform_is_uniform_over_seeds_and_positions() -> None:
         (torch.full((20000,), 3), torch.arange(20000)),
     ]:
         u = uniform(seeds, positions)
-        assert 0 <= float(u.min()) and float(u.max()) < 1
+        assert float(u.min()) >= 0 and float(u.max()) < 1
         counts = torch.histc(u.float(), bins=20, min=0, max=1)
         chi_square = float(((counts - 1000) ** 2 / 1000).sum())
         assert chi_square < 50, "19 degrees of freedom: the chance is 1 in 10,000"
@@ -90,11 +91,11 @@ def test_filters_agree_with_hugging_face(
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 3
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     ours = scale_and_filter(logits, metadata(params)).softmax(-1)
-    warpers = [TemperatureLogitsWarper(temperature)]
+    warpers: list[Any] = [TemperatureLogitsWarper(temperature)]
     warpers += [TopKLogitsWarper(top_k)] if top_k else []
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     warpers += [MinPLogitsWarper(min_p)] if min_p else []
-    theirs = LogitsProcessorList(warpers)(torch.zeros(1, 1), logits.clone()).softmax(-1)
+    theirs = LogitsProcessorList(warpers)(torch.LongTensor([[0]]), logits.clone()).softmax(-1)
     different = (ours > 0) != (theirs > 0)
     if different.any():
         probs = (logits / temperature).softmax(-1)
@@ -148,7 +149,11 @@ def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
 def test_greedy_is_the_exact_argmax_beside_masked_rows() -> None:
     logits = torch.randn(3, 100)
     logits[1, 5:] = -math.inf
-    params = [SamplingParams(temperature=0), SamplingParams(top_p=0.1), SamplingParams(temperature=0)]
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(top_p=0.1),
+        SamplingParams(temperature=0),
+    ]
     tokens = sample(logits, metadata(*params)).token_ids
     assert tokens[0] == logits[0].argmax() and tokens[2] == logits[2].argmax()
     assert tokens[1] < 5
@@ -156,7 +161,11 @@ def test_greedy_is_the_exact_argmax_beside_masked_rows() -> None:
 
 def test_logprobs_of_a_mixed_batch() -> None:
     logits = torch.randn(3, 20)
-    params = [SamplingParams(logprobs=2), SamplingParams(), SamplingParams(logprobs=5, temperature=0)]
+    params = [
+        SamplingParams(logprobs=2),
+        SamplingParams(),
+        SamplingParams(logprobs=5, temperature=0),
+    ]
     rows = list(sample(logits, metadata(*params)).rows())
     expected = logits.log_softmax(-1)
     assert rows[1][1] is None

@@ -1,0 +1,121 @@
+"""What a milestone adds, changes and removes against the one below it, by symbol.
+
+`DELTA.toml` declares it, with a reason for each symbol; the sources are compared as syntax trees,
+so layout and comments do not count. A symbol is `file.py:function`, `file.py:Class.method`,
+`file.py:Class` (its bases, docstring and attributes) or `file.py:<module>` (docstring, imports,
+constants); a file alone stands for all its symbols.
+
+    below = "m1_single"
+    [added]
+    "kv_cache.py" = "every running request owns a row of the cache"
+    [changed]
+    "engine.py:LLMEngine.process" = "many requests move in a step"
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("added", "changed", "removed")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Symbols by kind; `reasons` where they are declared, empty where they are found."""
+
+    below: str
+    added: frozenset[str]
+    changed: frozenset[str]
+    removed: frozenset[str]
+    reasons: dict[str, str]
+
+
+def declared(milestone: str) -> Delta:
+    """What `milestones/<milestone>/DELTA.toml` says. Raises `ValueError` naming file and entry."""
+    path = ROOT / "milestones" / milestone / "DELTA.toml"
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if unknown := table.keys() - {"below", *KINDS}:
+        raise ValueError(f"{path}: unknown tables {sorted(unknown)}")
+    reasons = {symbol: reason for kind in KINDS for symbol, reason in table.get(kind, {}).items()}
+    for symbol, reason in reasons.items():
+        if not isinstance(reason, str) or not reason.strip() or "\n" in reason:
+            raise ValueError(f"{path}: {symbol} needs a reason of one line")
+    return Delta(
+        below=table["below"],
+        added=frozenset(table.get("added", {})),
+        changed=frozenset(table.get("changed", {})),
+        removed=frozenset(table.get("removed", {})),
+        reasons=reasons,
+    )
+
+
+def found(below: Path, above: Path) -> Delta:
+    """How the sources of two milestones really differ."""
+    old, new = files(below), files(above)
+    added = {name for name in new if name not in old}
+    removed = {name for name in old if name not in new}
+    changed = set()
+    for name in old.keys() & new.keys():
+        before, after = symbols(old[name]), symbols(new[name])
+        added |= {f"{name}:{symbol}" for symbol in after.keys() - before.keys()}
+        removed |= {f"{name}:{symbol}" for symbol in before.keys() - after.keys()}
+        common = before.keys() & after.keys()
+        changed |= {f"{name}:{symbol}" for symbol in common if before[symbol] != after[symbol]}
+    return Delta(below.name, frozenset(added), frozenset(changed), frozenset(removed), {})
+
+
+def problems(says: Delta, real: Delta) -> list[str]:
+    """Each undeclared difference, and each declaration without a difference, in words."""
+    whole_files = {entry for entry in says.changed if ":" not in entry}
+    lines = []
+    for kind in KINDS:
+        declared_symbols, real_symbols = getattr(says, kind), getattr(real, kind)
+        for symbol in sorted(real_symbols - declared_symbols):
+            if symbol.split(":")[0] not in whole_files:
+                lines.append(f"{symbol} is {kind} and not declared")
+        for symbol in sorted(declared_symbols - real_symbols - whole_files):
+            lines.append(f"{symbol} is declared as {kind}, and is not")
+    touched = {symbol.split(":")[0] for symbol in real.added | real.changed | real.removed}
+    lines += [f"{name} is declared as changed, and is not" for name in whole_files - touched]
+    return lines
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """The Python files of a milestone by name."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+
+
+def symbols(path: Path) -> dict[str, str]:
+    """The symbols of a file, each with a dump of its syntax tree."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    result: dict[str, str] = {}
+    rest: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            result[node.name] = ast.dump(node)
+        elif isinstance(node, ast.ClassDef):
+            methods = [
+                n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+            ]
+            for method in methods:
+                # A property and its setter share a name: both count.
+                name = f"{node.name}.{method.name}"
+                result[name] = result.get(name, "") + ast.dump(method)
+            node.body = [n for n in node.body if n not in methods]
+            result[node.name] = ast.dump(node)
+        else:
+            rest.append(node)
+    result["<module>"] = "".join(map(ast.dump, rest))
+    return result

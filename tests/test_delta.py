@@ -1,0 +1,75 @@
+"""The ladder's guard: a milestone differs from the one below by what it declares."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from milestones import delta
+from tests.conftest import MILESTONES, ROOT
+
+
+@pytest.mark.since("m2_continuous")
+def test_every_difference_is_declared(milestone: str) -> None:
+    says = delta.declared(milestone)
+    assert says.below == MILESTONES[MILESTONES.index(milestone) - 1]
+    real = delta.found(ROOT / says.below, ROOT / milestone)
+    assert not (problems := delta.problems(says, real)), "\n".join(problems)
+
+
+@pytest.mark.since("m2_continuous")
+def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
+    """One changed line in a method that the lesson does not touch."""
+    copy = tmp_path / milestone
+    shutil.copytree(ROOT / milestone, copy)
+    engine = copy / "engine.py"
+    source = engine.read_text()
+    assert "return True" in source
+    engine.write_text(source.replace("return True", "return not False"))
+    says = delta.declared(milestone)
+    problems = delta.problems(says, delta.found(ROOT / says.below, copy))
+    assert problems == ["engine.py:LLMEngine.abort_request is changed and not declared"]
+
+
+def test_comments_and_layout_do_not_count(tmp_path: Path) -> None:
+    for name, body in (
+        ("a", "x = 1\ndef f():\n    return 1\n"),
+        ("b", "x  =  1 # one\n\ndef f(): return 1\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "engine.py").write_text(body)
+    real = delta.found(tmp_path / "a", tmp_path / "b")
+    assert not real.added | real.changed | real.removed
+
+
+def test_what_is_declared_and_not_there_is_a_problem() -> None:
+    nothing = delta.Delta("m", frozenset(), frozenset(), frozenset(), {})
+    says = delta.Delta("m", frozenset({"a.py"}), frozenset({"b.py:f"}), frozenset(), {})
+    assert len(delta.problems(says, nothing)) == 2
+
+
+def test_symbols_of_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        '"""Doc."""\nX = 1\ndef f(): ...\nclass C:\n    y = 2\n'
+        "    @property\n    def p(self): ...\n"
+        "    @p.setter\n    def p(self, v): ...\n"
+    )
+    assert set(delta.symbols(path)) == {"<module>", "f", "C", "C.p"}
+
+
+def test_a_broken_declaration_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "ROOT", tmp_path)
+    folder = tmp_path / "milestones" / "m9"
+    folder.mkdir(parents=True)
+    for text, message in (
+        ("below = ", "DELTA.toml"),
+        ('below = "m8"\n[added]\n"a.py" = ""', "a.py"),
+    ):
+        (folder / "DELTA.toml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            delta.declared("m9")

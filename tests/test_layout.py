@@ -1,0 +1,74 @@
+"""The rules of the ladder that a machine can check: imports, sizes, links, prints."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MILESTONES, ROOT
+
+SOURCES = sorted(
+    path
+    for folder in ("common", "milestones", *MILESTONES)
+    for path in (ROOT / folder).rglob("*.py")
+)
+PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a file imports absolutely."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_rung_stands_alone(path: Path) -> None:
+    """A milestone imports itself (relatively) and common; common imports no milestone."""
+    if path.parts[len(ROOT.parts)] == "milestones":
+        return
+    assert not imported(path) & {*MILESTONES, "milestones", "tests"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 260
+
+
+def test_a_milestone_has_its_page_and_roles(milestone: str) -> None:
+    files = {path.name for path in (ROOT / milestone).iterdir()}
+    assert {"__init__.py", "engine.py", "scheduler.py", "model_runner.py", "demo.py"} <= files
+    assert (ROOT / "milestones" / milestone / "README.md").exists()
+
+
+def test_schedulers_and_caches_have_no_tensors(milestone: str) -> None:
+    """They decide with plain data; that lets a student test a scheduler without a model."""
+    for name in ("scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py"):
+        path = ROOT / milestone / name
+        if path.exists():
+            assert "torch" not in imported(path), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_and_paths_in_pages_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for module in re.findall(r"python -m ((?:m\d_\w+|common|milestones)[\w.]*)", text):
+        relative = module.replace(".", "/")
+        assert (ROOT / f"{relative}.py").exists() or (ROOT / relative / "__main__.py").exists(), (
+            module
+        )
+
+
+def test_every_rung_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{milestone}`" in text for milestone in MILESTONES)

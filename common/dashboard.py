@@ -139,6 +139,9 @@ class Dashboard:
         for request_id, entry in self.entries.items():
             request = requests.get(request_id)
             entry.row = request.row if request else None
+            if request is not None and entry.row is None and entry.state == "running":
+                entry.state = "waiting"
+                self._line(f"{request_id} is retracted, and waits to be computed again")
 
     def _line(self, event: str) -> None:
         if self.plain:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+PROBE_TOKENS = [3, 1, 2]
+
 
 class UnsupportedModelError(ValueError):
     """The model has a feature that this engine would compute wrongly; the message names it."""
@@ -36,19 +38,33 @@ def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[L
     if feature := unsupported_feature(model.config, max_model_len):
         raise UnsupportedModelError(f"{name}: {feature} is not supported by this engine")
     try:
-        layers, error = _probe(model)
+        layers, logits = _probe(model)
     except Exception as cause:
         raise UnsupportedModelError(
             f"{name}: its forward does not accept another's KV cache, 4-D attention mask and "
             f"position_ids ({type(cause).__name__}: {cause})"
         ) from cause
+    require_same_logits(
+        model, logits, "ignores part of a KV cache, 4-D attention mask or position_ids"
+    )
+    return layers
+
+
+@torch.inference_mode()
+def require_same_logits(model: PreTrainedModel, logits: torch.Tensor, failing: str) -> None:
+    """Compare the logits [V] that an engine computed after `PROBE_TOKENS` with the plain forward's.
+
+    Raises `UnsupportedModelError`, saying what the model's forward seems to be `failing`.
+    """
+    tokens = torch.tensor([PROBE_TOKENS], device=model.device)
+    expected = model(tokens, use_cache=False).logits[0, -1].float()
+    error = float((logits.float() - expected).abs().max() / expected.abs().max())
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
     if not error < tolerance:
         raise UnsupportedModelError(
-            f"{name}: its forward ignores part of a KV cache, 4-D attention mask or position_ids: "
+            f"{model.config.name_or_path or type(model).__name__}: its forward {failing}: "
             f"logits are off by {error:.1%} of the largest"
         )
-    return layers
 
 
 def unsupported_feature(config: PretrainedConfig, max_model_len: int) -> str | None:
@@ -115,14 +131,9 @@ class _RecordingCache:
 
 
 @torch.inference_mode()
-def _probe(model: PreTrainedModel) -> tuple[list[LayerKV], float]:
-    """Three tokens at once without a cache, against two and then one through a cache of ours.
-
-    Returns the layers' shapes and the largest difference of the last logits, relative to the
-    largest logit.
-    """
-    tokens = torch.tensor([[3, 1, 2]], device=model.device)
-    expected = model(tokens, use_cache=False).logits[0, -1].float()
+def _probe(model: PreTrainedModel) -> tuple[list[LayerKV], torch.Tensor]:
+    """Two tokens and then one through a cache of ours: the layers' shapes, the last logits [V]."""
+    tokens = torch.tensor([PROBE_TOKENS], device=model.device)
     cache = _RecordingCache()
     for start, end in ((0, 2), (2, 3)):
         positions = torch.arange(start, end, device=model.device)
@@ -135,11 +146,10 @@ def _probe(model: PreTrainedModel) -> tuple[list[LayerKV], float]:
             past_key_values=cache,
             use_cache=True,
         ).logits
-    error = (logits[0, -1].float() - expected).abs().max() / expected.abs().max()
     layers = [cache.layers[index] for index in range(len(cache.layers))]
     if not layers:
         raise ValueError("no layer used the cache")
-    return [LayerKV(k.shape[1], k.shape[3], v.shape[3]) for k, v in layers], float(error)
+    return [LayerKV(k.shape[1], k.shape[3], v.shape[3]) for k, v in layers], logits[0, -1]
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -49,12 +49,19 @@ class WorkloadResult:
     seconds: float
     first_token_seconds: list[float]
     stats: dict[str, int] = field(default_factory=dict)
-    peak_kv_tokens: tuple[int, int] = (0, 0)  # reserved, used, when most was reserved
+    kv_reserved: int = 0  # tokens of KV memory held, added up over the steps
+    kv_used: int = 0  # and how many of them were written
+    most_running: int = 0  # requests in flight at once
 
     @property
     def tokens_per_second(self) -> float:
         """Output tokens a second, prefill included."""
         return sum(map(len, self.token_ids)) / self.seconds
+
+    @property
+    def kv_waste(self) -> float | None:
+        """The share of the KV memory held that nothing was written to; None where none is told."""
+        return 1 - self.kv_used / self.kv_reserved if self.kv_reserved else None
 
 
 def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
@@ -66,13 +73,15 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         for prompt, params in zip(workload.prompts, workload.params(), strict=True)
     ]
     finals = {}
-    peak = (0, 0)
+    kv_reserved = kv_used = most_running = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
                 finals[output.request_id] = output
         stats = engine.stats()
-        peak = max(peak, (stats.kv_tokens_reserved, stats.kv_tokens_used))
+        kv_reserved += stats.kv_tokens_reserved
+        kv_used += stats.kv_tokens_used
+        most_running = max(most_running, stats.num_running)
     seconds = time.perf_counter() - started
     outputs = [finals[request_id] for request_id in ids]
     return WorkloadResult(
@@ -80,7 +89,9 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         seconds=seconds,
         first_token_seconds=[output.metrics.time_to_first_token or 0.0 for output in outputs],
         stats={name: value - before[name] for name, value in asdict(engine.stats()).items()},
-        peak_kv_tokens=peak,
+        kv_reserved=kv_reserved,
+        kv_used=kv_used,
+        most_running=most_running,
     )
 
 
@@ -104,8 +115,7 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    result = json.loads(done.stdout)
-    return WorkloadResult(**{**result, "peak_kv_tokens": tuple(result["peak_kv_tokens"])})
+    return WorkloadResult(**json.loads(done.stdout))
 
 
 def serve(milestone: str) -> None:

@@ -1,19 +1,26 @@
-"""The console of the course: `python -m milestones bench`."""
+"""The console of the course: `python -m milestones bench`, `python -m milestones gpu-check`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from . import bench
+from . import bench, gpu_check
+
+COMMANDS = {
+    "bench": (bench, "the ladder, measured on this machine"),
+    "gpu-check": (gpu_check, "kernels, engines and bandwidth on a GPU"),
+}
 
 
 def main() -> int:
     """Dispatch to a command; its exit status."""
     parser = argparse.ArgumentParser(prog="python -m milestones", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    bench.add_arguments(commands.add_parser("bench", help="the ladder, measured on this machine"))
-    return bench.main(parser.parse_args())
+    for name, (module, summary) in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=summary))
+    args = parser.parse_args()
+    return COMMANDS[args.command][0].main(args)
 
 
 if __name__ == "__main__":

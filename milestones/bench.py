@@ -46,9 +46,8 @@ class Contender:
 
     @property
     def kv_waste(self) -> float | None:
-        """The share of reserved KV memory that was not used, when most was reserved."""
-        reserved, used = self.results[-1].peak_kv_tokens
-        return 1 - used / reserved if reserved else None
+        """The share of the KV memory held that nothing was written to."""
+        return self.results[-1].kv_waste
 
 
 def contenders() -> list[Contender]:

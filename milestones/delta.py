@@ -3,7 +3,7 @@
 `DELTA.toml` declares it, with a reason for each symbol; the sources are compared as syntax trees,
 so layout and comments do not count. A symbol is `file.py:function`, `file.py:Class.method`,
 `file.py:Class` (its bases, docstring and attributes) or `file.py:<module>` (docstring, imports,
-constants); a file alone stands for all its symbols.
+constants); a file alone stands for all its symbols, an added or removed class for its methods.
 
     below = "m1_single"
     [added]
@@ -83,7 +83,9 @@ def problems(says: Delta, real: Delta) -> list[str]:
     for kind in KINDS:
         declared_symbols, real_symbols = getattr(says, kind), getattr(real, kind)
         for symbol in sorted(real_symbols - declared_symbols):
-            if symbol.split(":")[0] not in whole_files:
+            # A class that is added or removed stands for its methods.
+            of_class = kind != "changed" and symbol.rpartition(".")[0] in declared_symbols
+            if symbol.split(":")[0] not in whole_files and not of_class:
                 lines.append(f"{symbol} is {kind} and not declared")
         for symbol in sorted(declared_symbols - real_symbols - whole_files):
             lines.append(f"{symbol} is declared as {kind}, and is not")

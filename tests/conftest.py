@@ -7,6 +7,11 @@ where a later lesson removes it. `pytest --milestone m2_continuous` runs the tes
 
 from __future__ import annotations
 
+import os
+
+# Triton is interpreted or compiled, decided when it is imported: here, the former.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import functools
 import importlib
 import re
@@ -16,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, RequestOutput, load_model
@@ -72,13 +78,13 @@ def _milestone_of(item: pytest.Item) -> str | None:
 @functools.cache
 def shared_model(name: str) -> LoadedModel:
     """A model loaded once for the whole run; engines share it."""
-    return load_model(EngineConfig(model=name))
+    return load_model(EngineConfig(model=name, device="cpu"))
 
 
 @functools.cache
 def plain_model(name: str) -> LoadedModel:
     """The same as Hugging Face made it, for the oracle."""
-    return load_model(EngineConfig(model=name), plain=True)
+    return load_model(EngineConfig(model=name, device="cpu"), plain=True)
 
 
 @functools.cache
@@ -87,12 +93,27 @@ def checked_engine_class(milestone: str) -> type[OfflineEngine]:
     engine_class = importlib.import_module(milestone).LLMEngine
 
     class CheckedEngine(engine_class):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            poison_free_pages(self)
+
         def step(self) -> list[RequestOutput]:
             outputs = super().step()
             self.check_invariants()
+            poison_free_pages(self)
             return outputs
 
     return CheckedEngine
+
+
+def poison_free_pages(engine: OfflineEngine) -> None:
+    """From the paged rungs on: NaN in all memory that nobody owns, the padding page included."""
+    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)  # type: ignore[attr-defined]
+    allocator = getattr(kv_cache, "allocator", None)
+    if allocator is not None:
+        pool = engine.runner.kv_pool  # type: ignore[attr-defined]
+        for memory in (*pool.keys, *pool.values):
+            memory[:, [0, *allocator.free_pages]] = torch.nan
 
 
 def build_engine(
@@ -100,7 +121,9 @@ def build_engine(
 ) -> OfflineEngine:
     """An audited engine on a shared model."""
     loaded = shared_model(model) if isinstance(model, str) else model
-    return checked_engine_class(milestone)(EngineConfig(model=loaded.name, **config), loaded)
+    return checked_engine_class(milestone)(
+        EngineConfig(model=loaded.name, device="cpu", **config), loaded
+    )
 
 
 def assert_idle(engine: OfflineEngine) -> None:
@@ -114,6 +137,7 @@ def assert_idle(engine: OfflineEngine) -> None:
 
 
 EngineFactory = Callable[..., OfflineEngine]
+Rung = Callable[[str], ModuleType]
 
 
 @pytest.fixture
@@ -132,6 +156,6 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 
 
 @pytest.fixture
-def rung(milestone: str) -> Callable[[str], ModuleType]:
+def rung(milestone: str) -> Rung:
     """`rung("scheduler")`: a module of the milestone under test."""
     return lambda name: importlib.import_module(f"{milestone}.{name}")

@@ -69,14 +69,19 @@ class HashModel(torch.nn.Module):
         past_key_values: Any = None,
         use_cache: bool = True,
         logits_to_keep: int | torch.Tensor = 0,
+        paged: Any = None,
     ) -> SimpleNamespace:
         batch, num_tokens = input_ids.shape
         if position_ids is None:
             position_ids = torch.arange(num_tokens).expand(batch, -1)
         hidden = mix(input_ids * 1009 + position_ids, 1)  # [B, T]
-        hidden = self._layer(0, hidden, attention_mask, past_key_values)
-        hidden = mix(hidden + position_ids, 2)
-        hidden = self._layer(1, hidden, attention_mask, past_key_values)
+        for layer in range(LAYERS):
+            if layer > 0:
+                hidden = mix(hidden + position_ids, 2)
+            if paged is not None:
+                hidden = self._paged_layer(layer, hidden, position_ids, paged)
+            else:
+                hidden = self._layer(layer, hidden, attention_mask, past_key_values)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         token = mix(hidden[:, keep], 3) % VOCAB_SIZE
         return SimpleNamespace(logits=torch.nn.functional.one_hot(token, VOCAB_SIZE).double() * 9)
@@ -98,6 +103,26 @@ class HashModel(torch.nn.Module):
             visible = mask == 0  # [B or 1, 1, T, S]
         seen = stored[:, 0, None, :, 0].long() * visible[:, 0].long()  # [B, T, S]
         return seen.sum(dim=-1) % PRIME
+
+    def _paged_layer(
+        self, index: int, hidden: torch.Tensor, position_ids: torch.Tensor, paged: Any
+    ) -> torch.Tensor:
+        """The same, stored in pages and read back through the page table: [1, T]."""
+        meta, keys, values = paged.metadata, paged.pool.keys[index], paged.pool.values[index]
+        stored = hidden[0].double()[:, None, None]  # [T, 1, 1]
+        paged.ops.store_kv(keys, values, stored, stored, meta)
+        seen, start = [], 0
+        for row, (count, context) in enumerate(zip(meta.num_tokens, meta.contexts, strict=True)):
+            positions = torch.arange(context)
+            pages = meta.page_table[row, positions // meta.page_size].long()
+            slots = pages * meta.page_size + positions % meta.page_size
+            past = values.flatten(1, 2)[0, slots, 0]
+            assert torch.equal(past, keys.flatten(1, 2)[0, slots, 0]), "I1: not the same slots"
+            assert not past.isnan().any(), "I1: a slot is read that nobody has written"
+            visible = positions <= position_ids[0, start : start + count, None]
+            seen.append((past.long() * visible).sum(dim=-1) % PRIME)
+            start += count
+        return torch.cat(seen)[None]
 
 
 def fake_model() -> LoadedModel:

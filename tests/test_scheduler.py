@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +11,10 @@ from hypothesis import strategies as st
 from common import EngineConfig, Request
 from common.output_text import OutputText
 from common.tiny_models import byte_tokenizer
+from tests.conftest import Rung
 from tests.oracle import greedy
 
 TOKENIZER = byte_tokenizer()
-Rung = Callable[[str], ModuleType]
 
 pytestmark = [pytest.mark.since("m2_continuous"), pytest.mark.before("m3_paged")]
 

@@ -1,0 +1,130 @@
+"""`KVCacheManager`: which page of the KV cache belongs to whom. Plain Python data, no tensors.
+
+A request's tokens lie in pages of `page_size` tokens, in any order in memory. Its row of the page
+table says where: position p is in slot `table[p // page_size] * page_size + p % page_size`.
+
+    row 0   A  | 7 | 2 | 9 |           pages   0  1  2  3  4  5  6  7  8  9
+    row 1   B  | 4 |                           #  .  A  .  B  .  .  A  .  A      # padding, . free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common import Request
+
+PADDING_PAGE = 0  # never allocated: positions that belong to no request are written there
+
+
+class PageAllocator:
+    """The free list. Pages are numbered from 1; page 0 is the padding page."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.free_pages = list(range(num_pages, 0, -1))  # a stack: low pages go first
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages; the caller has made sure that they are there."""
+        assert count <= len(self.free_pages), f"I3: {count} pages of {len(self.free_pages)} free"
+        return [self.free_pages.pop() for _ in range(count)]
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Give pages back."""
+        self.free_pages.extend(reversed(pages))
+
+
+class PageTable:
+    """The pages of each row, and what changed in them since the runner last looked."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(num_rows)]
+        self.updates: list[tuple[int, int, int]] = []  # (row, column, page), oldest first
+
+    def append(self, row: int, pages: Sequence[int]) -> None:
+        """Add pages to the end of a row."""
+        for page in pages:
+            self.updates.append((row, len(self.rows[row]), page))
+            self.rows[row].append(page)
+
+    def cut(self, row: int, length: int) -> list[int]:
+        """Shorten a row to `length` pages; returns those cut off."""
+        rest = self.rows[row][length:]
+        del self.rows[row][length:]
+        return rest
+
+    def take_updates(self) -> list[tuple[int, int, int]]:
+        """The changes since the last call."""
+        updates, self.updates = self.updates, []
+        return updates
+
+
+class KVCacheManager:
+    """I3: the pages of the rows, the free pages and the padding page partition the pool."""
+
+    def __init__(self, num_rows: int, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.allocator = PageAllocator(num_pages)
+        self.table = PageTable(num_rows)
+        self.free_rows = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def has_free_row(self) -> bool:
+        return bool(self.free_rows)
+
+    @property
+    def num_free_pages(self) -> int:
+        return len(self.allocator.free_pages)
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """What the pages that are held could hold."""
+        return sum(map(len, self.table.rows)) * self.page_size
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that so many tokens take."""
+        return -(-num_tokens // self.page_size)
+
+    def pages_of(self, request: Request) -> list[int]:
+        """The pages a request holds, in order of its positions."""
+        return [] if request.row is None else self.table.rows[request.row]
+
+    def room(self, request: Request) -> int:
+        """Tokens that a request could compute now, in its own pages and the free ones."""
+        pages = len(self.pages_of(request)) + self.num_free_pages
+        return pages * self.page_size - request.num_computed_tokens
+
+    def allocate(self, request: Request) -> None:
+        """Give a request the free row that comes first."""
+        assert self.has_free_row and request.row is None, f"I3: no row for {request}"
+        request.row = self.free_rows.pop()
+
+    def hold(self, request: Request, num_tokens: int) -> None:
+        """Let a request hold the pages that `num_tokens` tokens take, no more and no fewer."""
+        assert request.row is not None, f"I3: {request} has no row"
+        missing = self.pages_for(num_tokens) - len(self.pages_of(request))
+        if missing > 0:
+            self.table.append(request.row, self.allocator.allocate(missing))
+        else:
+            self.allocator.free(self.table.cut(request.row, self.pages_for(num_tokens)))
+
+    def free(self, request: Request) -> None:
+        """Take back a request's row and pages."""
+        assert request.row is not None, f"I3: {request} has no row to free"
+        self.allocator.free(self.table.cut(request.row, 0))
+        self.free_rows.append(request.row)
+        request.row = None
+
+    def check_invariants(self, running: list[Request]) -> None:
+        rows = [request.row for request in running if request.row is not None]
+        assert sorted([*rows, *self.free_rows]) == list(range(len(self.table.rows))), (
+            f"I3: rows {rows} are taken, {self.free_rows} free"
+        )
+        for request in running:
+            held, needed = len(self.pages_of(request)), self.pages_for(request.num_computed_tokens)
+            assert held == needed, f"I3: {request} holds {held} pages, its tokens need {needed}"
+        owned = [page for row in self.table.rows for page in row]
+        everything = sorted([PADDING_PAGE, *owned, *self.allocator.free_pages])
+        assert everything == list(range(self.allocator.num_pages + 1)), (
+            f"I3: owned {sorted(owned)}, free {sorted(self.allocator.free_pages)} and the padding "
+            f"page are not the {self.allocator.num_pages + 1} pages of the pool, each once"
+        )

@@ -1,0 +1,107 @@
+"""Compile a milestone's kernels for GPUs that need not be there:
+`python -m tests.compile_kernels m3_paged`.
+
+Writes what the compilers say of each as JSON. Needs a process of its own: Triton is either
+interpreted or compiled, decided when it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from types import ModuleType
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
+from triton.compiler import ASTSource
+
+GROUP, PAGE_SIZE, SPLIT = 3, 16, 256
+ITEM_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
+INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_starts": "i32", "slot_mapping": "i64"}
+
+
+def main() -> None:
+    kernels = importlib.import_module(f"{sys.argv[1]}.kernels")
+    report = [
+        {"kernel": fn.__name__, "capability": capability, "dtype": dtype, "dim": dim}
+        | compile_kernel(fn, constants, dtype, capability)
+        for capability in (80, 90)
+        for dtype in ITEM_SIZES
+        for dim in (64, 128, 256)
+        for fn, constants in programs(kernels, dtype, dim)
+    ]
+    sys.stdout.write(json.dumps(report, indent=1))
+
+
+def programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
+    """Each kernel with what it is compiled for, as its launcher would."""
+    tiles = kernels.tiles(GROUP, dim, ITEM_SIZES[dtype])
+    shape = {
+        "GROUP": GROUP, "KEY_DIM": dim, "VALUE_DIM": dim, "PAGE_SIZE": PAGE_SIZE, "BLOCK_K": dim,
+        "BLOCK_V": dim, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+    }  # fmt: skip
+    reduce = {"VALUE_DIM": dim, "BLOCK_V": dim, "SPLIT_SIZE": SPLIT}
+    return [
+        (kernels.decode_kernel, {**shape, **tiles["decode"], "SPLIT_SIZE": SPLIT}),
+        (kernels.prefill_kernel, {**shape, **tiles["prefill"]}),
+        (kernels.reduce_kernel, reduce),
+        (kernels.store_kernel, {"KEY_DIM": dim, "VALUE_DIM": dim, "BLOCK_D": dim}),
+    ]
+
+
+def compile_kernel(
+    fn: Any, constants: dict[str, Any], dtype: str, capability: int
+) -> dict[str, int]:
+    """Compile one; pointers and strides are multiples of 16, as torch's are."""
+    options = {n: constants[n] for n in ("num_warps", "num_stages") if n in constants}
+    constants = {n: value for n, value in constants.items() if n not in options}
+    signature, attributes = {}, {}
+    for index, name in enumerate(fn.arg_names):
+        aligned = [["tt.divisibility", 16]]
+        if name in constants:
+            signature[name] = "constexpr"
+        elif "stride" in name or name.startswith(("num_", "first_")):
+            signature[name] = "i32"
+            if "stride" in name and name != "table_stride":
+                attributes[(index,)] = aligned
+        elif name == "scale":
+            signature[name] = "fp32"
+        else:
+            kind = "fp32" if name.startswith("partial") else INTEGERS.get(name, dtype)
+            signature[name], attributes[(index,)] = f"*{kind}", aligned
+    source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
+    result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx = result.asm["ptx"]
+    return {
+        "shared": result.metadata.shared,
+        "wide_copies": len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", ptx)),
+        **assemble(ptx, capability),
+    }
+
+
+def assemble(ptx: str, capability: int) -> dict[str, int]:
+    """What ptxas says of registers and spills."""
+    ptxas = compiler.get_ptxas(capability).path
+    target = re.search(r"\.target (\w+)", ptx)
+    assert target is not None
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        done = subprocess.run(
+            [ptxas, "-v", f"--gpu-name={target[1]}", file.name, "-o", os.devnull],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    spills = re.findall(r"(\d+) bytes spill stores", done.stderr)
+    registers = re.findall(r"Used (\d+) registers", done.stderr)
+    return {"spill_stores": max(map(int, spills)), "registers": max(map(int, registers))}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The Triton kernels without a GPU: interpreted against the torch version in float64, and compiled
+for real GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from milestones.paged_case import PagedCase
+from tests.conftest import ROOT, EngineFactory
+
+triton = pytest.importorskip("triton", reason="Triton is for Linux")
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
+
+pytestmark = pytest.mark.since("m3_paged")
+
+
+@pytest.fixture(scope="session")
+def attention(milestone: str) -> ModuleType:
+    return importlib.import_module(f"{milestone}.attention")
+
+
+@pytest.fixture(scope="session")
+def interpreted(milestone: str) -> ModuleType:
+    """The kernels' launchers; this process has Triton's interpreter on (conftest)."""
+    return importlib.import_module(f"{milestone}.triton_ops")
+
+
+def check(case: PagedCase, interpreted: ModuleType) -> None:
+    assert (error := case.error(interpreted)) < case.tolerance, f"relative error {error:.2e}"
+
+
+def dense(case: PagedCase) -> torch.Tensor:
+    """Attention as everybody knows it, one request at a time, in float64."""
+    meta, outputs = case.meta, []
+    keys, values = case.keys.double(), case.values.double()
+    case.attention.store_kv(keys, values, case.key.double(), case.value.double(), meta)
+    for row, (context, count) in enumerate(zip(meta.contexts, meta.num_tokens, strict=True)):
+        start = int(meta.query_starts[row])
+        positions = torch.arange(context)
+        pages = meta.page_table[row, positions // meta.page_size].long()
+        slots = pages * meta.page_size + positions % meta.page_size
+        group = case.query.shape[1] // keys.shape[0]
+        k, v = (m.flatten(1, 2)[:, slots].repeat_interleave(group, 0) for m in (keys, values))
+        q = case.query[start : start + count].double().transpose(0, 1)
+        scores = q @ k.transpose(1, 2) * 0.25
+        seen = positions <= torch.arange(context - count, context)[:, None]
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        outputs.append((weights @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+EDGES = [  # contexts and new tokens of each, at page edges and one off
+    ([1], [1]),
+    ([1, 3, 4, 5, 8], [1, 1, 1, 1, 1]),
+    ([4, 5, 3], [4, 5, 3]),
+    ([9, 8, 7], [4, 4, 4]),
+    ([1, 255, 256, 257, 513], [1, 1, 1, 1, 1]),
+    ([7, 16, 70, 2, 65], [1, 1, 70, 2, 3]),
+    ([300, 5], [2, 5]),
+]
+
+
+@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
+def test_the_torch_version_is_attention(
+    attention: ModuleType, contexts: list[int], counts: list[int]
+) -> None:
+    case = PagedCase(attention, contexts, counts)
+    torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
+
+
+def test_a_long_chunk_behind_a_prefix(attention: ModuleType) -> None:
+    """More queries than share a mask: the blocks fit together."""
+    case = PagedCase(attention, [900, 700], [600, 530], page_size=16)
+    torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
+
+
+@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
+def test_kernels_at_the_edges(
+    attention: ModuleType, interpreted: ModuleType, contexts: list[int], counts: list[int]
+) -> None:
+    check(PagedCase(attention, contexts, counts), interpreted)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_kernels_for_all_head_ratios(
+    attention: ModuleType, interpreted: ModuleType, group: int
+) -> None:
+    """Query head h reads KV head h // group."""
+    check(PagedCase(attention, [33, 6, 40, 9], [1, 1, 12, 9], (2 * group, 2)), interpreted)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_kernels_for_all_head_sizes(
+    attention: ModuleType, interpreted: ModuleType, dim: int, dtype: torch.dtype
+) -> None:
+    """Not in bfloat16: the interpreter multiplies its raw bits. That type is compiled, below, from
+    the same source; a GPU runs it."""
+    case = PagedCase(attention, [17, 5, 21, 3], [1, 1, 8, 3], (6, 2), dim, page_size=8, dtype=dtype)
+    check(case, interpreted)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64, 256])
+def test_kernels_for_all_page_sizes(
+    attention: ModuleType, interpreted: ModuleType, page_size: int
+) -> None:
+    edges = [max(1, page_size + d) for d in (-1, 0, 1)]
+    case = PagedCase(attention, [*edges, *edges], [1, 1, 1, *[min(e, 5) for e in edges]],
+                page_size=page_size)  # fmt: skip
+    check(case, interpreted)
+
+
+def test_kernels_on_random_batches(attention: ModuleType, interpreted: ModuleType) -> None:
+    chance = random.Random(0)
+    for _ in range(12):
+        decodes, chunks = chance.randint(0, 3), chance.randint(0, 3)
+        counts = [1] * decodes + [chance.randint(2, 30) for _ in range(chunks)]
+        if not counts:
+            continue
+        contexts = [n + chance.choice([0, 0, 1, 7, 64, 300]) for n in counts]
+        group = chance.choice([1, 3, 4, 7])
+        heads, dim = (group * chance.choice([1, 2]),), chance.choice([32, 80])
+        kv_heads = heads[0] // group
+        page_size = chance.choice([1, 4, 16])
+        case = PagedCase(attention, contexts, counts, (heads[0], kv_heads), dim, page_size)
+        check(case, interpreted)
+
+
+def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType) -> None:
+    """What a CUDA graph replays for an empty row: length 0, no NaN."""
+    case = PagedCase(attention, [5, 9], [1, 1])
+    attention.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+    case.meta.seq_lens[1] = 0
+    output = interpreted.paged_decode(case.query, case.keys, case.values, case.meta, 0.25)
+    assert torch.equal(output[1], torch.zeros_like(output[1]))
+
+
+def test_the_engine_under_the_interpreter(milestone: str) -> None:
+    """End to end through the kernels, token for token the reference's answer."""
+    program = f"""
+from tests.conftest import build_engine
+from tests.oracle import assert_one_answer, greedy
+engine = build_engine("{milestone}", "tiny-qwen3", attention_backend="triton",
+                      page_size=4, max_num_batched_tokens=11, max_num_seqs=3)
+assert engine.runner.ops.__name__.endswith("triton_ops")
+for output in engine.generate([[7], list(range(40, 57)), [1, 2], list(range(9))], greedy(8)):
+    assert_one_answer("tiny-qwen3", output, 8)
+print("token for token")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert "token for token" in done.stdout, done.stderr
+
+
+def test_kernels_are_refused_where_they_cannot_run(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(RuntimeError, match="CUDA device"):
+        make_engine(attention_backend="triton")
+
+
+@pytest.fixture(scope="session")
+def compiled(milestone: str) -> list[dict[str, Any]]:
+    """Every kernel compiled for every GPU, in a process without the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compile_kernels", milestone],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
+    """In three types, for three head sizes: within shared memory, without spilling registers."""
+    assert {entry["capability"] for entry in compiled} == {80, 90}
+    assert {entry["dtype"] for entry in compiled} == {"fp16", "bf16", "fp32"}
+    assert len(compiled) == 4 * 2 * 3 * 3
+    for entry in compiled:
+        assert entry["shared"] <= SHARED_MEMORY[entry["capability"]], entry
+        assert entry["spill_stores"] == 0, entry
+
+
+def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    """Keys and values are copied into shared memory in the widest pieces there are."""
+    for entry in compiled:
+        if entry["kernel"] in ("decode_kernel", "prefill_kernel"):
+            assert entry["wide_copies"] > 0, entry

@@ -1,0 +1,213 @@
+"""The paged scheduler alone, on a memory of hashes: budgets, chunks, retraction, progress."""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import Rung
+from tests.fake_paged import FakePagedEngine, expected_tokens
+
+SCHEDULES = 1200
+
+pytestmark = pytest.mark.since("m3_paged")
+
+
+def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
+    """One random schedule: sizes, arrivals, aborts and forced retractions."""
+    chance = random.Random(seed)
+    page_size = chance.choice([1, 2, 3, 4, 16])
+    rows, budget = chance.randint(1, 6), chance.choice([1, 2, 3, 5, 16, 17, 64])
+    longest = chance.choice([6, 20, 40])
+    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    engine = FakePagedEngine(
+        scheduler, num_pages, page_size=page_size, max_num_seqs=rows, max_num_batched_tokens=budget
+    )
+    engine.scheduler.retract_every = chance.choice([None, None, 1, 2, 7])
+    expected: dict[str, list[int]] = {}
+    to_come, steps = chance.randint(1, 10), 0
+    while to_come or engine.live:
+        steps += 1
+        assert steps < 20_000, "I5: the schedule does not end"
+        while to_come and chance.random() < 0.4:
+            to_come -= 1
+            prompt = [chance.randrange(50) for _ in range(chance.randint(1, longest))]
+            max_tokens = chance.choice([1, 2, 5, 12, 30])
+            name = f"{to_come}"
+            engine.add(name, prompt, max_tokens)
+            capacity = num_pages * page_size + 1 - len(prompt)
+            expected[name] = expected_tokens(prompt, min(max_tokens, capacity))
+        if engine.live and chance.random() < 0.03:
+            victim = chance.choice(sorted(engine.live))
+            engine.abort(victim)
+            del expected[victim]
+        engine.step()
+    assert engine.finished == expected, f"I1, I2: schedule {seed}"
+    kv_cache = engine.scheduler.kv_cache
+    assert kv_cache.num_free_pages == num_pages, "I3: pages are lost"
+    return engine
+
+
+def test_random_schedules(rung: Rung) -> None:
+    """More than a thousand of them, each audited after every step, exact to the token."""
+    retractions = sum(
+        fuzz(rung("scheduler"), seed).scheduler.num_retractions for seed in range(SCHEDULES)
+    )
+    assert retractions > SCHEDULES, "the schedules exercise retraction"
+
+
+def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the field's real bugs, planted in the scheduler or the cache manager."""
+    scheduler, manager = module.Scheduler, module.KVCacheManager
+
+    def resumed_request_keeps_its_position(self: Any, request: Any) -> None:
+        computed = request.num_computed_tokens
+        back_to_waiting(self, request)
+        request.num_computed_tokens = min(computed, 1)
+
+    def page_is_freed_twice(self: Any, request: Any) -> None:
+        pages = list(self.pages_of(request))
+        free(self, request)
+        self.allocator.free(pages[:1])
+
+    def pages_of_a_longer_request(self: Any, request: Any, num_tokens: int) -> None:
+        hold(self, request, max(0, num_tokens - 1) or 1)
+
+    def sample_before_the_last_chunk(self: Any, batch: Any, request: Any, n: int) -> None:
+        add(self, batch, request, n)
+        if batch.requests and len(batch.requests) - 1 not in batch.sampled:
+            batch.sampled.append(len(batch.requests) - 1)
+
+    def table_is_not_updated(self: Any) -> list[Any]:
+        return take_updates(self)[:-1]
+
+    back_to_waiting, free = scheduler._back_to_waiting, manager.free
+    hold, add = manager.hold, scheduler._add
+    table = type(manager(1, 1, 1).table)
+    take_updates = table.take_updates
+    target, attribute, bug = {
+        "resumed position": (scheduler, "_back_to_waiting", resumed_request_keeps_its_position),
+        "double free": (manager, "free", page_is_freed_twice),
+        "a page too few": (manager, "hold", pages_of_a_longer_request),
+        "sampled too early": (scheduler, "_add", sample_before_the_last_chunk),
+        "stale page table": (table, "take_updates", table_is_not_updated),
+    }[name]
+    monkeypatch.setattr(target, attribute, bug)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    ["resumed position", "double free", "a page too few", "sampled too early", "stale page table"],
+)
+def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    """The instrument is sharp: each of these turns the fuzz red at once."""
+    plant(rung("scheduler"), bug, monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
+        for seed in range(50):
+            fuzz(rung("scheduler"), seed)
+
+
+def engine_of(rung: Rung, num_pages: int = 100, **config: Any) -> FakePagedEngine:
+    return FakePagedEngine(rung("scheduler"), num_pages, **config)
+
+
+def test_decodes_and_chunks_share_a_step(rung: Rung) -> None:
+    engine = engine_of(rung, max_num_batched_tokens=8)
+    engine.add("a", [1, 2], 20)
+    engine.step()
+    engine.add("b", list(range(20)), 5)
+    shapes = []
+    for _ in range(4):
+        batch = engine.step()
+        names = [r.request_id for r in batch.requests]
+        shapes.append(list(zip(names, batch.num_scheduled_tokens, strict=True)))
+    assert shapes == [
+        [("a", 1), ("b", 7)],
+        [("a", 1), ("b", 7)],
+        [("a", 1), ("b", 6)],
+        [("a", 1), ("b", 1)],
+    ]
+
+
+def test_a_long_prompt_does_not_stop_the_others(rung: Rung) -> None:
+    """No running request ever waits for more than the step that holds one chunk."""
+    engine = engine_of(rung, max_num_batched_tokens=16, page_size=4)
+    for name in "abc":
+        engine.add(name, [1, 2, 3], 30)
+    engine.step()
+    engine.add("long", [5] * 150, 4)
+    while "long" in engine.live:
+        batch = engine.step()
+        decoding = {name for name in "abc" if name in engine.live}
+        assert decoding <= {r.request_id for r in batch.requests}
+
+
+def test_decode_pages_come_before_chunks(rung: Rung) -> None:
+    """The last free page goes to the request that decodes, not to the prompt that could take it."""
+    engine = engine_of(rung, num_pages=4, page_size=4, max_num_batched_tokens=64)
+    engine.scheduler.new_token_ratio = 0.0
+    engine.add("a", [1] * 4, 4)
+    engine.add("b", [2] * 8, 1)
+    engine.scheduler.max_num_batched_tokens = 8
+    engine.step()  # a is computed, and four tokens of b
+    batch = engine.step()
+    assert batch.requests[0].request_id == "a"
+    assert engine.scheduler.num_retractions == 0
+
+
+def test_retraction_takes_the_newest_and_raises_the_ratio(rung: Rung) -> None:
+    engine = engine_of(rung, num_pages=6, page_size=2, max_num_seqs=3)
+    scheduler = engine.scheduler
+    scheduler.new_token_ratio = 0.1
+    for name in ("old", "new"):
+        engine.add(name, [1, 2, 3], 9)
+    retracted_at = None
+    while scheduler.num_retractions == 0:
+        before = scheduler.new_token_ratio
+        engine.step()
+        retracted_at = [r.request_id for r in scheduler.waiting]
+    assert retracted_at == ["new"]
+    assert scheduler.new_token_ratio > before
+    while engine.live:
+        engine.step()
+    assert engine.finished["new"] == expected_tokens([1, 2, 3], 9)
+
+
+def test_the_ratio_decays(rung: Rung) -> None:
+    module = rung("scheduler")
+    engine = engine_of(rung)
+    engine.add("a", [1], 100)
+    while engine.live:
+        engine.step()
+    lost = module.INITIAL_NEW_TOKEN_RATIO - engine.scheduler.new_token_ratio
+    assert lost == pytest.approx(100 * module.RATIO_DECAY)
+
+
+def test_a_prompt_that_never_fits(rung: Rung) -> None:
+    engine = engine_of(rung, num_pages=3, page_size=4)
+    with pytest.raises(ValueError, match=r"13 tokens.*12 \(num_pages=3 of page_size=4\)"):
+        engine.add("huge", [1] * 13, 1)
+    engine.add("full", [1] * 12, 5)
+    engine.add("next", [2], 3)
+    while engine.live:
+        engine.step()
+    assert len(engine.finished["full"]) == 1, "the pool is full: it ends by length"
+    assert len(engine.finished["next"]) == 3, "and the one behind it is served"
+
+
+def test_undo_gives_back_what_was_allocated(rung: Rung) -> None:
+    engine = engine_of(rung, num_pages=10, page_size=2, max_num_batched_tokens=5)
+    engine.add("a", [1, 2, 3, 4], 10)
+    engine.step()
+    engine.add("b", [1, 2], 2)
+    scheduler = engine.scheduler
+    batch = scheduler.schedule()
+    assert len(batch.requests) == 2
+    scheduler.undo(batch)
+    scheduler.check_invariants()
+    assert [r.request_id for r in scheduler.waiting] == ["b"]
+    again = scheduler.schedule()
+    assert again.num_scheduled_tokens == batch.num_scheduled_tokens

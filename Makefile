@@ -1,6 +1,6 @@
 PYTHON ?= python3
 export VENV ?= $(CURDIR)/.venv
-RUN = $(VENV)/bin/python
+RUN = "$(VENV)/bin/python"
 TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
 
 .PHONY: help setup demo test lint ladder

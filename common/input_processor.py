@@ -87,7 +87,7 @@ class InputProcessor:
             return prompt, list(self.tokenizer.encode(prompt))
         if isinstance(prompt, TokensPrompt):
             return prompt.prompt, [_as_token_id(token) for token in prompt.prompt_token_ids]
-        if isinstance(prompt, Sequence):
+        if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
             return None, [_as_token_id(token) for token in prompt]
         raise ValueError(f"prompt must be a string or a list of token ids, got {prompt!r}")
 

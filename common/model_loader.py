@@ -117,6 +117,8 @@ def _resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device must be 'auto' or a torch device, got {name!r}") from error
+    if device.type == "mps":
+        raise ValueError("device must be cpu or cuda: mps has no float64, which sampling needs")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}, but torch finds no CUDA device here")
     return device

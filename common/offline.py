@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typing_extensions import Self
 
 from .config import EngineConfig
-from .input_processor import InputProcessor, Message, Prompt
+from .input_processor import InputProcessor, Message, Prompt, TokensPrompt
 from .model_loader import LoadedModel, load_model
 from .output_processor import OutputProcessor
 from .outputs import EngineStats, RequestOutput
@@ -113,7 +113,7 @@ class OfflineEngine(ABC):
     ) -> Iterator[RequestOutput]:
         """Queue a prompt, then yield its cumulative output after each step that moved it.
 
-        Leaving the iteration early aborts the request.
+        Leaving the iteration early aborts the request; one that is never begun leaves it queued.
         """
         return self._follow(self.add_request(prompt, params))
 
@@ -170,9 +170,11 @@ class OfflineEngine(ABC):
 
 
 def _is_one_prompt(prompts: Any) -> bool:
-    if isinstance(prompts, str) or hasattr(prompts, "prompt_token_ids"):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise ValueError(f"prompts must be a string, token ids or a list of those: {prompts!r}")
+    if isinstance(prompts, (str, TokensPrompt)):
         return True
-    return len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
+    return len(prompts) > 0 and all(hasattr(token, "__index__") for token in prompts)
 
 
 def _progress_bar(show: bool) -> Progress:

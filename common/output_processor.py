@@ -79,6 +79,5 @@ class OutputProcessor:
         if request.text.append(token_id):
             return "stop"
         if request.num_tokens >= request.max_num_tokens:
-            request.text.finish()
-            return "length"
+            return "stop" if request.text.finish() else "length"
         return None

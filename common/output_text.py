@@ -38,10 +38,16 @@ class OutputText:
         self.visible = self.decoded[: len(self.decoded) - self._held_back()]
         return False
 
-    def finish(self) -> None:
-        """No more tokens: show what was held back for a character or a stop string to complete."""
+    def finish(self) -> bool:
+        """No more tokens: show what was held back for a character or a stop string to complete.
+
+        Returns True if a stop string was in it, which then ends the text.
+        """
+        searched = len(self.decoded)
         self.decoded += self.detokenizer.flush()
-        self.visible = self.decoded
+        end = self._find_stop(searched)
+        self.visible = self.decoded = self.decoded[:end]
+        return end is not None
 
     def _find_stop(self, searched: int) -> int | None:
         """Where the text ends, if a stop string ends after character `searched`."""

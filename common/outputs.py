@@ -70,8 +70,8 @@ class EngineStats:
     kv_pages_total: int = 0
     kv_pages_free: int = 0
     kv_pages_cached: int = 0
-    prefill_tokens: int = 0  # prompt tokens computed
-    decode_tokens: int = 0  # output tokens fed back, one a request a step
+    prefill_tokens: int = 0  # prompt tokens computed, again after a retraction
+    decode_tokens: int = 0  # output tokens fed back, again after a retraction
     padding_tokens: int = 0  # positions computed that belong to no request
     cached_prompt_tokens: int = 0  # prompt tokens whose KV was reused
     num_retractions: int = 0

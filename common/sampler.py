@@ -20,6 +20,7 @@ import torch
 from .request import Request
 
 Logprobs = dict[int, float]  # token id -> log probability
+SampledToken = tuple[int, Logprobs | None]
 
 
 @dataclass
@@ -42,7 +43,7 @@ class SamplerOutput:
         """The result of a step without work."""
         return cls(torch.empty(0, dtype=torch.int64), None, None, [])
 
-    def rows(self) -> Iterator[tuple[int, Logprobs | None]]:
+    def rows(self) -> Iterator[SampledToken]:
         """Wait for the device and yield (token id, log probabilities) row by row."""
         token_ids = self.token_ids.tolist()
         if self.logprobs is None or self.logprob_ids is None:
@@ -76,7 +77,9 @@ class SamplingMetadata:
         return cls(
             # float32 has no smaller normal number; at 1e-37 a draw is an argmax already.
             temperature=torch.tensor(
-                [1.0 if p.is_greedy else max(p.temperature, 1e-37) for p in params], device=device
+                [1.0 if p.is_greedy else max(p.temperature, 1e-37) for p in params],
+                dtype=torch.float32,
+                device=device,
             ),
             greedy=torch.tensor([p.is_greedy for p in params], device=device),
             seeds=torch.tensor([r.seed for r in requests], device=device),

@@ -42,7 +42,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, low=1)
         require_float("temperature", self.temperature, low=0.0)
-        require_int("top_k", self.top_k, low=0)
+        require_int("top_k", self.top_k, low=0, high=2**63 - 2)
         require_float("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         require_float("min_p", self.min_p, low=0.0, high=1.0)
         require_int("seed", self.seed, low=-(2**63), high=2**63 - 1, optional=True)
@@ -59,6 +59,8 @@ class SamplingParams:
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not isinstance(stop, (str, Sequence, type(None))):
+        raise ValueError(f"stop must be a string or a list of them, got {stop!r}")
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     for string in strings:
         if not isinstance(string, str) or not string:
@@ -67,7 +69,7 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _stop_token_ids(token_ids: Sequence[int] | None) -> tuple[int, ...]:
-    if isinstance(token_ids, (int, str)):
+    if isinstance(token_ids, str) or not isinstance(token_ids, (Sequence, type(None))):
         raise ValueError(f"stop_token_ids must be a list of integers, got {token_ids!r}")
     ids = tuple(token_ids or ())
     for token_id in ids:

@@ -32,8 +32,9 @@ class SkinnyLinear(nn.Linear):
         padded = x.reshape(rows, -1)
         if rows >= MIN_PADDED_ROWS and rows % BLOCK:
             padded = F.pad(padded, (0, 0, 0, -rows % BLOCK))
-        y = (self.weight @ padded.t()).t()[:rows]  # [rows, out_features]
-        y = y.contiguous() if self.bias is None else y + self.bias
+        y = (self.weight @ padded.t()).t()[:rows].contiguous()  # [rows, out_features]
+        if self.bias is not None:
+            y += self.bias
         return y.view(*x.shape[:-1], self.out_features)
 
 

@@ -25,10 +25,17 @@ def require_float(
 ) -> None:
     """Raise `ValueError` unless `value` is a finite number in [low, high], or (low, high]."""
     limit = f"in {'(' if open_low else '['}{low}, {high}{')' if high == math.inf else ']'}"
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not _is_finite(value):
         raise ValueError(f"{field} must be a finite number {limit}, got {value!r}")
     if value < low or value > high or (open_low and value == low):
         raise ValueError(f"{field} must be {limit}, got {value}")
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer larger than any float
+        return False
 
 
 def require_choice(field: str, value: Any, choices: Collection[Any]) -> None:

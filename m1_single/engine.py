@@ -22,7 +22,7 @@ from common import (
     SamplingParams,
 )
 from common.outputs import StepCounters
-from common.sampler import SamplerOutput
+from common.sampler import SampledToken
 
 from .model_runner import ModelRunner
 from .scheduler import ScheduleBatch, Scheduler
@@ -57,25 +57,24 @@ class LLMEngine(OfflineEngine):
         result = self.run(batch)
         return self.process(batch, result)
 
-    def run(self, batch: ScheduleBatch) -> SamplerOutput:
+    def run(self, batch: ScheduleBatch) -> list[SampledToken]:
         """One forward. If it fails, the request starts anew, and may go on."""
         try:
-            return self.runner.run(batch)
+            return list(self.runner.run(batch).rows())
         except BaseException:
             self.runner.forget(batch.requests)
             raise
 
-    def process(self, batch: ScheduleBatch, result: SamplerOutput) -> list[RequestOutput]:
+    def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
         """Hand each request its token; release those that end with it."""
         self.counters.num_steps += bool(batch.requests)
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            if request.num_computed_tokens < request.num_prompt_tokens:
-                self.counters.prefill_tokens += num_tokens
-            else:
-                self.counters.decode_tokens += num_tokens
+            of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            self.counters.prefill_tokens += min(num_tokens, of_prompt)
+            self.counters.decode_tokens += max(0, num_tokens - of_prompt)
             if self.runner.use_cache:
                 request.num_computed_tokens += num_tokens
-        for request, (token_id, logprobs) in zip(batch.requests, result.rows(), strict=True):
+        for request, (token_id, logprobs) in zip(batch.requests, result, strict=True):
             if self.output_processor.append_token(request, token_id, logprobs):
                 self.release(request)
         return self.output_processor.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -63,8 +64,9 @@ def free_memory(device: torch.device) -> int:
     """Bytes that the pool may take."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * FREE_MEMORY_SHARE)
-    try:
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # macOS does not say how much is free
+    try:  # Linux: what is free, and what caches would give back
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        available = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # others do not say how much is free
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return int(available * FREE_MEMORY_SHARE / 2)

@@ -138,7 +138,7 @@ def select_ops(backend: str, device: torch.device) -> ModuleType:
 
     Raises `RuntimeError` where kernels are asked for and cannot run.
     """
-    if backend == "torch" or (backend == "auto" and device.type == "cpu"):
+    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
         return attention
     try:
         from . import triton_ops

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import SamplingParams
+from common.sampler import SamplerOutput
 from tests.conftest import EngineFactory, assert_idle, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
@@ -122,6 +123,34 @@ def test_a_failed_forward_changes_nothing(
     for output in finals.values():
         assert_one_answer("tiny-llama", output, 10)
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_a_failure_while_waiting_for_tokens(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Where the device is waited for, its errors and Ctrl-C arrive: nothing may have advanced."""
+    rows, calls = SamplerOutput.rows, iter(range(1, 10**6))
+
+    def failing(self: SamplerOutput) -> Any:
+        if next(calls) == nth:
+            raise KeyboardInterrupt
+        return rows(self)
+
+    monkeypatch.setattr(SamplerOutput, "rows", failing)
+    engine = make_engine(max_num_seqs=3)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(10), f"{i}")
+    finals, failures = {}, 0
+    while engine.has_unfinished_requests():
+        try:
+            finals.update({output.request_id: output for output in engine.step()})
+        except KeyboardInterrupt:
+            failures += 1
+            engine.check_invariants()
+    assert failures == 1 and len(finals) == len(PROMPTS)
+    for output in finals.values():
+        assert_one_answer("tiny-llama", output, 10)
 
 
 def test_a_failed_generate_leaves_nothing(make_engine: EngineFactory, break_forward: Any) -> None:

@@ -23,6 +23,10 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"temperature": "hot"}),
     ("top_k", {"top_k": -1}),
     ("top_k", {"top_k": 1.5}),
+    ("top_k", {"top_k": 2**63}),
+    ("temperature", {"temperature": 10**400}),
+    ("stop", {"stop": 5}),
+    ("stop_token_ids", {"stop_token_ids": 1.5}),
     ("top_p", {"top_p": 0.0}),
     ("top_p", {"top_p": 1.01}),
     ("top_p", {"top_p": math.nan}),
@@ -63,6 +67,9 @@ BAD_REQUESTS: list[tuple[str, str, Refused]] = [
     ("token not an int", "prompt", lambda e: e.add_request([1, 2.5])),  # type: ignore[list-item]
     ("token a bool", "prompt", lambda e: e.add_request([True])),
     ("prompt not a prompt", "prompt", lambda e: e.add_request(5)),  # type: ignore[arg-type]
+    ("bytes", "prompt", lambda e: e.add_request(b"hello")),
+    ("bytes to generate", "prompts", lambda e: e.generate(b"hello")),
+    ("a dict", "prompts", lambda e: e.generate({"prompt": "x"})),  # type: ignore[arg-type]
     ("prompt too long", "64.*max_model_len=64", lambda e: e.add_request([1] * 64)),
     ("id in flight", "request_id.*busy", lambda e: e.add_request([1], None, "busy")),
     ("id not a string", "request_id", lambda e: e.add_request([1], None, 7)),  # type: ignore[arg-type]
@@ -101,6 +108,16 @@ def test_good_parameters_at_their_limits() -> None:
     params = SamplingParams(max_tokens=1, temperature=0, top_p=1, min_p=1, seed=-(2**63), stop="x")
     assert params.stop == ("x",) and params.is_greedy
     SamplingParams(top_p=1e-9, top_k=10**9, seed=2**63 - 1, stop=["a", "b"], stop_token_ids=[0])
+
+
+def test_extreme_parameters_are_served(make_engine: EngineFactory) -> None:
+    """What is not refused must not fail in a step, where it would take its neighbours along."""
+    params = [
+        SamplingParams(temperature=10**30, top_k=2**63 - 2, max_tokens=2),
+        SamplingParams(temperature=1, top_p=1e-300, min_p=1e-300, max_tokens=2),
+    ]
+    outputs = make_engine().generate([[1], [2]], params)
+    assert all(output.finished for output in outputs)
 
 
 def test_parameters_do_not_change_behind_a_request() -> None:

@@ -62,7 +62,8 @@ def test_text_survives_token_by_token(text: str) -> None:
     assert seen[-1] == data.decode()
 
 
-@given(st.binary(max_size=80))
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(b"a \x80\xc3\xa9\xe2\x82\xac\xf0\x9f\x98"), max_size=24).map(bytes))
 def test_invalid_bytes_join_to_the_whole_decoding(data: bytes) -> None:
     seen = pieces_of(token_ids_of(data))
     for before, after in pairwise(seen):
@@ -76,12 +77,28 @@ def test_invalid_bytes_join_to_the_whole_decoding(data: bytes) -> None:
         (b"caf\xc3", "caf\ufffd"),  # cut in the middle of a character
         (b"\xa9 bien", "\ufffd bien"),  # the prompt held its first half
         (b"\xf0\x9f\x98", "\ufffd"),
+        (b"\xf0\xf0\x9f\x82", "\ufffd\ufffd"),
+        (b"\xf0\x9f\x98\xf0\x9f\x98\x80", "\ufffd😀"),
         ("😀😀".encode(), "😀😀"),
         (b"\x80" * 300, "\ufffd" * 300),
     ],
 )
 def test_broken_characters(data: bytes, final: str) -> None:
     assert pieces_of(token_ids_of(data))[-1] == final
+
+
+def test_tokens_that_decode_to_nothing() -> None:
+    """An embedding may have more rows than the tokenizer knows."""
+    unknown = 5000
+    assert pieces_of([*token_ids_of(b"\xf0"), unknown, unknown, unknown])[-1] == "\ufffd"
+    assert pieces_of([unknown] * 40 + token_ids_of(b"ok"))[-1] == "ok"
+
+
+def test_a_stop_string_in_what_is_flushed() -> None:
+    """It appears only when the output ends inside a character."""
+    text = OutputText(TOKENIZER, SamplingParams(stop=["\ufffd"]))
+    assert not any(text.append(token_id) for token_id in token_ids_of(b"ab\xf0\x9f"))
+    assert text.finish() and text.visible == "ab"
 
 
 def test_a_character_appears_when_it_is_complete() -> None:

@@ -145,16 +145,17 @@ def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType
     assert torch.equal(output[1], torch.zeros_like(output[1]))
 
 
-def test_the_engine_under_the_interpreter(milestone: str) -> None:
+@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-qwen2"])
+def test_the_engine_under_the_interpreter(milestone: str, model: str) -> None:
     """End to end through the kernels, token for token the reference's answer."""
     program = f"""
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy
-engine = build_engine("{milestone}", "tiny-qwen3", attention_backend="triton",
+engine = build_engine("{milestone}", "{model}", attention_backend="triton",
                       page_size=4, max_num_batched_tokens=11, max_num_seqs=3)
 assert engine.runner.ops.__name__.endswith("triton_ops")
 for output in engine.generate([[7], list(range(40, 57)), [1, 2], list(range(9))], greedy(8)):
-    assert_one_answer("tiny-qwen3", output, 8)
+    assert_one_answer("{model}", output, 8)
 print("token for token")
 """
     done = subprocess.run(

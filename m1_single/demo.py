@@ -62,6 +62,7 @@ def compare(
     """The same prompt with full recompute: the same tokens, at what price?"""
     naive = LLMEngine(engine.config, engine.loaded, use_cache=False)
     recomputed, seconds = stream(naive, prompt, args, None)
+    stats = naive.stats()
     tokens = len(cached.outputs[0].token_ids)
     prompt_tokens = len(cached.prompt_token_ids)
     same = cached.outputs[0].token_ids == recomputed.outputs[0].token_ids
@@ -76,7 +77,7 @@ def compare(
         "full recompute",
         f"{tokens / seconds:.1f}",
         f"{seconds:.2f}",
-        f"{naive.stats().prefill_tokens}",
+        f"{stats.prefill_tokens + stats.decode_tokens}",
     )
     console.print(table)
     console.print(

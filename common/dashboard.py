@@ -51,6 +51,7 @@ class Dashboard:
 
     panels: called for each refresh, returns what the lesson wants to show below the requests.
     plain: lines instead of a live screen; None: where the console is no terminal.
+    panel_lines: how many lines of the screen are the panels'.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class Dashboard:
         console: Console,
         panels: Callable[[], Iterable[RenderableType]] = tuple,
         plain: bool | None = None,
+        panel_lines: int = 10,
     ) -> None:
         self.engine = engine
         self.title = title
         self.console = console
         self.panels = panels
+        self.panel_lines = panel_lines
         self.plain = not console.is_terminal if plain is None else plain
         self.entries: dict[str, Entry] = {}
         self.output_tokens = 0
@@ -177,7 +180,7 @@ class Dashboard:
 
     def _visible(self) -> list[tuple[str, Entry]]:
         """As many requests as the screen holds; the first to be left out are those long done."""
-        room = max(4, self.console.height - 14)
+        room = max(4, self.console.height - 4 - self.panel_lines)
         ended = [name for name, e in self.entries.items() if e.state in ("done", "abort")]
         hidden = set(ended[: max(0, len(self.entries) - room)])
         return [(name, e) for name, e in self.entries.items() if name not in hidden][:room]

@@ -43,7 +43,8 @@ class Request:
         self.text = text
 
         self.num_computed_tokens = 0  # tokens whose keys and values are in the cache
-        self.num_cached_tokens = 0  # prompt tokens among them that were never computed here
+        # Prompt tokens that were found in the cache when it first ran; None before.
+        self.num_cached_tokens: int | None = None
         self.row: int | None = None  # its row in the batch state, while it runs
         self.finish_reason: FinishReason | None = None
 
@@ -76,7 +77,10 @@ class Request:
             logprobs=None if self.logprobs is None else list(self.logprobs),
         )
         metrics = RequestMetrics(
-            self.arrival_time, self.first_token_time, self.finished_time, self.num_cached_tokens
+            self.arrival_time,
+            self.first_token_time,
+            self.finished_time,
+            self.num_cached_tokens or 0,
         )
         return RequestOutput(
             request_id=self.request_id,

@@ -37,8 +37,10 @@ class Workload:
         ]
 
     def warm_up(self) -> Workload:
-        """The same prompts, two tokens each."""
-        return Workload(self.prompts, [2] * len(self.prompts), self.ignore_eos, self.config)
+        """Prompts of the same lengths, two tokens each. They are reversed: what a prefix cache
+        keeps of them is of no use to those that are measured."""
+        prompts = [prompt[::-1] for prompt in self.prompts]
+        return Workload(prompts, [2] * len(prompts), self.ignore_eos, self.config)
 
 
 @dataclass

@@ -26,7 +26,17 @@ from common import UnsupportedModelError
 from .kv_pool import KVPool
 
 NAME = "ladder_paged"  # the name under which Hugging Face knows `paged_attention`
+GATHER_SLOTS = 4096  # slots that are gathered at once
 QUERY_BLOCK = 256  # queries of a chunk that share a mask: it stays small for any prompt
+
+
+@dataclass
+class DecodeGroup:
+    """Decodes of similar context, whose keys and values are gathered together."""
+
+    rows: torch.Tensor  # [n] which of the decodes
+    slots: torch.Tensor  # [n, S] where their contexts lie
+    mask: torch.Tensor  # [n, 1, 1, S] True where a decode may look
 
 
 @dataclass
@@ -43,23 +53,25 @@ class AttentionMetadata:
     contexts: list[int]  # [B] `seq_lens`, on the host
 
     @functools.cached_property
-    def decode_slots(self) -> torch.Tensor:
-        """Slots of the decodes' contexts, [decodes, S]; behind a context, its first slot again.
+    def decode_groups(self) -> list[DecodeGroup]:
+        """The decodes by context, so many in a group that one gather stays in the CPU's cache."""
+        groups: list[list[int]] = [[]]
+        for row in sorted(range(self.num_decodes), key=self.contexts.__getitem__):
+            if groups[-1] and (len(groups[-1]) + 1) * self.contexts[row] > GATHER_SLOTS:
+                groups.append([])
+            groups[-1].append(row)
+        return [self._decode_group(rows) for rows in groups]
 
-        Nobody has written what lies behind a context: even masked, a NaN there would spread.
-        """
-        lengths = self.seq_lens[: self.num_decodes, None]
-        positions = self._positions(max(self.contexts[: self.num_decodes]))
-        positions = torch.where(positions < lengths, positions, 0)
-        pages = self.page_table[: self.num_decodes].gather(1, positions // self.page_size)
-        return pages.long() * self.page_size + positions % self.page_size
-
-    @functools.cached_property
-    def decode_mask(self) -> torch.Tensor:
-        """True where a decode may look: [decodes, 1, 1, S]."""
-        lengths = self.seq_lens[: self.num_decodes, None]
-        positions = self._positions(max(self.contexts[: self.num_decodes]))
-        return (positions < lengths)[:, None, None]
+    def _decode_group(self, rows: list[int]) -> DecodeGroup:
+        """Behind a context, its first slot again: nobody has written what lies there, and even
+        masked, a NaN would spread."""
+        positions = self._positions(max(self.contexts[row] for row in rows))
+        index = torch.tensor(rows, device=positions.device)
+        seen = positions < self.seq_lens[index, None]  # [n, S]
+        positions = torch.where(seen, positions, 0)
+        pages = self.page_table[index].gather(1, positions // self.page_size)
+        slots = pages.long() * self.page_size + positions % self.page_size
+        return DecodeGroup(index, slots, seen[:, None, None])
 
     @functools.cached_property
     def chunk_slots(self) -> list[torch.Tensor]:
@@ -151,20 +163,23 @@ def paged_decode(
 ) -> torch.Tensor:
     """One query for each decoding request: [decodes, heads, head_dim], returns the same shape.
 
-    One gather for all requests, as long as the longest context among them. The query heads that
+    One gather for each group of requests, as long as its longest context. The query heads that
     share a KV head are the queries of one attention, so keys and values are not repeated.
     """
     num_kv_heads, batch, heads = keys.shape[0], query.shape[0], query.shape[1]
-    slots = meta.decode_slots
-
-    def gather(memory: torch.Tensor) -> torch.Tensor:  # [decodes, kv_heads, S, head_dim], a view
-        rows = memory.flatten(1, 2).index_select(1, slots.flatten())
-        return rows.view(num_kv_heads, *slots.shape, -1).transpose(0, 1)
-
     grouped = query.reshape(batch, num_kv_heads, heads // num_kv_heads, -1)
-    output = scaled_dot_product_attention(
-        grouped, gather(keys), gather(values), attn_mask=meta.decode_mask, scale=scale
-    )
+    output = query.new_empty(*grouped.shape[:-1], values.shape[-1])
+    for group in meta.decode_groups:
+        k, v = (
+            memory.flatten(1, 2)
+            .index_select(1, group.slots.flatten())
+            .view(num_kv_heads, *group.slots.shape, -1)
+            .transpose(0, 1)
+            for memory in (keys, values)
+        )  # [n, kv_heads, S, head_dim], views
+        q = grouped.index_select(0, group.rows)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+        output.index_copy_(0, group.rows, attended)
     return output.reshape(batch, heads, -1)
 
 

@@ -87,6 +87,8 @@ class FakePagedEngine:
                 answers[i] = next_token(kv)
         for request, n in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
             request.num_computed_tokens += n
+            if hasattr(scheduler.kv_cache, "radix_cache"):
+                scheduler.kv_cache.insert(request)
         for i, token in answers.items():
             request = batch.requests[i]
             assert request.num_computed_tokens == request.num_tokens, "I1: sampled too early"

@@ -44,3 +44,11 @@ def test_the_demo_compares_with_the_rung_below(milestone: str) -> None:
     done = run_demo(milestone, "--model", "tiny-llama", "--requests", "4", "--max-tokens", "5")
     for fact in ("r3 joins", "r3 ends", "ratio", "KV memory"):
         assert fact in done.stdout, done.stdout
+
+
+@pytest.mark.since("m4_radix")
+@pytest.mark.before("m5_overlap")
+def test_what_the_fourth_rung_shows(milestone: str) -> None:
+    done = run_demo(milestone, "--model", "tiny-llama", "--requests", "3", "--max-tokens", "4")
+    for fact in ("hit rate", "TTFT", "dfs-weight", "Say that again in one sentence."):
+        assert fact in done.stdout, done.stdout

@@ -1,0 +1,148 @@
+"""`ModelRunner`: a scheduled batch becomes tensors, a forward of the model, a sampled token each.
+
+Upholds I1: the position of a fed token is the number of tokens before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import torch
+from transformers import PreTrainedModel
+
+from common import EngineConfig
+from common.model_support import PROBE_TOKENS, require_full_attention, require_same_logits
+from common.sampler import SamplerOutput, SamplingMetadata, sample
+
+from . import attention
+from .attention import AttentionMetadata, PagedBatch, use_paged_attention
+from .kv_cache import PageTable
+from .kv_pool import KVPool
+from .scheduler import ScheduleBatch
+
+
+@dataclass
+class ModelInput:
+    """One forward's tensors: the tokens of all requests, one after the other."""
+
+    input_ids: torch.Tensor  # [1, T]
+    position_ids: torch.Tensor  # [1, T]
+    sampled: torch.Tensor  # [N] indices in T: the last token of each request that gets a next one
+    metadata: AttentionMetadata
+
+
+class ModelRunner:
+    """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
+
+    def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
+        """Raises `UnsupportedModelError` for a model whose answers would be wrong."""
+        assert config.max_model_len is not None
+        layers = require_full_attention(model, config.max_model_len)
+        self.model = model
+        self.ops = select_ops(config.attention_backend, model.device)
+        # A few pages to try the model with, then the real pool.
+        self.kv_pool = KVPool(layers, replace(config, num_pages=3), model.dtype, model.device)
+        self._check_model()
+        self.kv_pool = KVPool(layers, config, model.dtype, model.device)
+        max_pages = -(-config.max_model_len // config.page_size)
+        # The page table as a tensor; what the scheduler changed is copied before each step.
+        self.page_table = torch.zeros(config.max_num_seqs, max_pages, dtype=torch.int32)
+
+    @torch.inference_mode()
+    def run(self, batch: ScheduleBatch, table: PageTable) -> SamplerOutput:
+        """Compute what is scheduled; sample for each request whose last token was computed."""
+        for row, column, page in table.take_updates():
+            self.page_table[row, column] = page
+        if not batch.requests:
+            return SamplerOutput.empty()
+        logits = self._forward(self._prepare(batch))
+        sampled = [batch.requests[i] for i in batch.sampled]
+        return sample(logits, SamplingMetadata.from_requests(sampled, logits.device))
+
+    def _forward(self, inputs: ModelInput) -> torch.Tensor:
+        """Logits of the sampled tokens, [N, V]."""
+        with use_paged_attention(self.model):
+            return self.model(
+                input_ids=inputs.input_ids,
+                position_ids=inputs.position_ids,
+                use_cache=False,
+                logits_to_keep=inputs.sampled,
+                paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
+            ).logits[0]
+
+    def _prepare(self, batch: ScheduleBatch) -> ModelInput:
+        """Lay the tokens of a batch out flat, and say where each one's keys and values go."""
+        requests, counts = batch.requests, batch.num_scheduled_tokens
+        spans = [
+            (r.num_computed_tokens, r.num_computed_tokens + n)
+            for r, n in zip(requests, counts, strict=True)
+        ]
+        tokens = [t for r, (a, b) in zip(requests, spans, strict=True) for t in r.token_ids[a:b]]
+        positions = torch.tensor([p for a, b in spans for p in range(a, b)])  # [T]
+        rows = torch.tensor([request.row for request in requests])  # [B]
+        contexts = [end for _start, end in spans]
+        width = -(-max(contexts) // self.kv_pool.page_size)
+        page_table = self.page_table[rows, :width]  # [B, P]
+        return self._input(tokens, positions, page_table, counts, contexts, batch.sampled)
+
+    def _input(
+        self,
+        tokens: list[int],
+        positions: torch.Tensor,
+        page_table: torch.Tensor,
+        counts: list[int],
+        contexts: list[int],
+        sampled: list[int],
+    ) -> ModelInput:
+        """The tensors of a flat batch, on the model's device."""
+        device, page_size = self.model.device, self.kv_pool.page_size
+        ends = torch.tensor(counts).cumsum(0)  # [B]
+        owner = torch.repeat_interleave(torch.tensor(counts))  # [T] which request
+        # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
+        # are widened first: times the page size they may exceed 32 bits.
+        pages = page_table[owner, positions // page_size].long()
+        decodes = next((i for i, n in enumerate(counts) if n > 1), len(counts))
+        metadata = AttentionMetadata(
+            slot_mapping=(pages * page_size + positions % page_size).to(device),
+            query_starts=torch.cat([ends.new_zeros(1), ends]).int().to(device),
+            seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
+            page_table=page_table.to(device),
+            page_size=page_size,
+            num_decodes=decodes,
+            num_tokens=counts,
+            contexts=contexts,
+        )
+        return ModelInput(
+            input_ids=torch.tensor([tokens], device=device),
+            position_ids=positions[None].to(device),
+            sampled=(ends[sampled] - 1).to(device),
+            metadata=metadata,
+        )
+
+    @torch.inference_mode()
+    def _check_model(self) -> None:
+        """Some tokens in two steps, through pages, against the plain forward."""
+        table = torch.tensor([[3, 1, 2]], dtype=torch.int32)
+        for start, end in ((0, 2), (2, len(PROBE_TOKENS))):
+            tokens, positions = PROBE_TOKENS[start:end], torch.arange(start, end)
+            inputs = self._input(tokens, positions, table, [end - start], [end], [0])
+            logits = self._forward(inputs)
+        require_same_logits(
+            self.model, logits[0], "does not pass its keyword arguments on to attention"
+        )
+
+
+def select_ops(backend: str, device: torch.device) -> ModuleType:
+    """The module with the attention operations: torch's, or the Triton kernels.
+
+    Raises `RuntimeError` where kernels are asked for and cannot run.
+    """
+    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+        return attention
+    try:
+        from . import triton_ops
+    except ImportError as error:
+        raise RuntimeError(f"attention_backend={backend!r} needs triton: {error}") from error
+    triton_ops.require_runnable(device)
+    return triton_ops

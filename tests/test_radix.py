@@ -1,0 +1,281 @@
+"""The engine on the radix tree: what is reused, who waits for whom, and nothing is lost."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from common.config import POLICIES
+from tests.conftest import EngineFactory, Rung
+from tests.fake_paged import FakePagedEngine, expected_tokens
+from tests.oracle import assert_one_answer, drain, greedy
+
+pytestmark = pytest.mark.since("m4_radix")
+
+STEMS = [[1] * 12, [1] * 7 + [2] * 9, [3, 1, 4, 1, 5, 9, 2, 6], []]
+
+
+class StormMachine(RuleBasedStateMachine):
+    """Requests over a few shared prefixes, on little memory, aborted and retracted at random."""
+
+    scheduler: ModuleType
+
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        page_size=st.sampled_from([1, 2, 3, 4]),
+        pages=st.integers(0, 12),
+        rows=st.integers(1, 5),
+        budget=st.sampled_from([1, 3, 5, 16, 64]),
+        retract_every=st.sampled_from([None, None, 2, 5]),
+    )
+    def build(
+        self,
+        policy: Any,
+        page_size: int,
+        pages: int,
+        rows: int,
+        budget: int,
+        retract_every: int | None,
+    ) -> None:
+        self.num_pages = -(-20 // page_size) + pages
+        self.engine = FakePagedEngine(
+            self.scheduler, self.num_pages, page_size=page_size, max_num_seqs=rows,
+            max_num_batched_tokens=budget, schedule_policy=policy, seed=0,
+        )  # fmt: skip
+        self.engine.scheduler.retract_every = retract_every
+        self.expected: dict[str, list[int]] = {}
+        self.count = 0
+
+    @rule(
+        stem=st.sampled_from(STEMS),
+        cut=st.integers(0, 20),
+        tail=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+        max_tokens=st.integers(1, 9),
+    )
+    def add(self, stem: list[int], cut: int, tail: list[int], max_tokens: int) -> None:
+        self.count += 1
+        name, prompt = f"{self.count}", stem[:cut] + tail
+        self.engine.add(name, prompt, max_tokens)
+        capacity = self.num_pages * self.engine.scheduler.kv_cache.page_size + 1 - len(prompt)
+        self.expected[name] = expected_tokens(prompt, min(max_tokens, capacity))
+
+    @precondition(lambda self: self.engine.live)
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.engine.live:
+                self.engine.step()
+
+    @precondition(lambda self: self.engine.finished)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, 2), min_size=1, max_size=3))
+    def follow_up(self, data: st.DataObject, tail: list[int]) -> None:
+        """The next turn of a conversation: an answer that was given is part of the prompt."""
+        answer = self.engine.finished[data.draw(st.sampled_from(sorted(self.engine.finished)))]
+        self.add(STEMS[0], 12, [*answer[:4], *tail], 3)
+
+    @precondition(lambda self: self.engine.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engine.live)))
+        self.engine.abort(name)
+        del self.expected[name]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(5000):
+            if not self.engine.live:
+                break
+            self.engine.step()
+        assert self.engine.finished == self.expected, "I1, I2, I5"
+        kv_cache = self.engine.scheduler.kv_cache
+        assert kv_cache.num_free_pages == self.num_pages, "I3: pages are lost"
+        assert kv_cache.radix_cache.protected_size == 0, "I3: a lock is held"
+
+
+def test_storms_over_shared_prefixes(rung: Rung) -> None:
+    class Machine(StormMachine):
+        scheduler = rung("scheduler")
+
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=250, stateful_step_count=40, deadline=None)
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
+def test_the_same_prompt_three_times(
+    make_engine: EngineFactory, page_size: int, length: int
+) -> None:
+    """All of it is cached then, and still its last token is computed."""
+    engine = make_engine(page_size=page_size)
+    prompt = list(range(7, 7 + length))
+    reusable = (length - 1) // page_size * page_size
+    for expected in (0, reusable, reusable):
+        output = engine.generate([prompt], greedy(6, ignore_eos=True))[0]
+        assert_one_answer("tiny-llama", output, 6)
+        assert output.metrics.num_cached_tokens == expected
+    stats = engine.stats()
+    assert stats.cached_prompt_tokens == 2 * reusable
+    assert stats.prefill_tokens == 3 * length - 2 * reusable
+
+
+def test_the_next_turn_reuses_the_answer(make_engine: EngineFactory) -> None:
+    """Generated tokens are cached too, but for the last one, which nobody has computed."""
+    engine = make_engine(page_size=1)
+    first = engine.generate([[5, 6, 7, 8]], greedy(10, ignore_eos=True))[0]
+    turn = [5, 6, 7, 8, *first.outputs[0].token_ids, 9, 9]
+    second = engine.generate([turn], greedy(4, ignore_eos=True))[0]
+    assert second.metrics.num_cached_tokens == 4 + 9
+    assert_one_answer("tiny-llama", second, 4)
+
+
+def test_a_cold_prefix_is_computed_once(make_engine: EngineFactory) -> None:
+    """In-batch sharing: the first computes it, the others wait for that step."""
+    engine = make_engine(page_size=4)
+    stem = list(range(40))
+    prompts = [[*stem, 100 + i, 7] for i in range(6)]
+    outputs = engine.generate(prompts, greedy(5, ignore_eos=True))
+    for output in outputs:
+        assert_one_answer("tiny-llama", output, 5)
+    assert engine.stats().prefill_tokens == 42 + 5 * 2
+    assert [o.metrics.num_cached_tokens for o in outputs] == [0, 40, 40, 40, 40, 40]
+
+
+def test_nobody_waits_for_a_prefix_it_does_not_share(make_engine: EngineFactory) -> None:
+    engine = make_engine(page_size=4)
+    for name, prompt in (("a", [1] * 40), ("b", [1] * 40), ("c", [2] * 40)):
+        engine.add_request(prompt, greedy(3, ignore_eos=True), name)
+    assert {o.request_id for o in engine.step()} == {"a", "c"}
+    assert {o.request_id for o in engine.step()} == {"a", "b", "c"}
+    drain(engine)
+
+
+def test_equal_pages_are_adopted(make_engine: EngineFactory) -> None:
+    """Two that begin alike after a step in which they were not yet alike in whole pages: chunks."""
+    engine = make_engine(page_size=2, max_num_batched_tokens=12)
+    for name in ("a", "b", "c"):
+        engine.add_request([9, 8, 7, 6, 5, 4, 3, 2, 1], greedy(4, ignore_eos=True), name)
+    for history in drain(engine).values():
+        assert_one_answer("tiny-llama", history[-1], 4)
+    cached = engine.stats().kv_pages_cached
+    assert cached == (9 + 3) // 2, "one copy of the prompt and its answer"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pool_a_tenth_of_the_working_set(make_engine: EngineFactory, policy: str) -> None:
+    engine = make_engine(page_size=4, num_pages=30, max_num_seqs=6, schedule_policy=policy, seed=1)
+    stems = [[i] * 30 for i in range(12)]
+    prompts = [[*stems[i % 12], 50 + i % 3, 2] for i in range(36)]
+    outputs = engine.generate(prompts, greedy(4, ignore_eos=True))
+    for output in outputs:
+        assert_one_answer("tiny-llama", output, 4)
+
+
+def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
+    """Who does not fit stays outside: nothing is locked, split, or evicted for it."""
+    engine = FakePagedEngine(rung("scheduler"), 12, page_size=1, max_num_seqs=4)
+    engine.add("warm", [1, 2, 3, 4], 1)
+    engine.step()
+    engine.add("big", [7] * 6, 6)
+    engine.step()
+    kv_cache = engine.scheduler.kv_cache
+    before = [(n.tokens, n.lock_count, n.hits) for n in kv_cache.radix_cache.nodes()]
+    engine.add("late", [1, 2, 9, 9, 9, 9], 6)
+    engine.scheduler.retract_every = None
+    while "big" in engine.live:
+        engine.step()
+        if "late" in engine.live and engine.live["late"].row is None:
+            now = [(n.tokens, n.lock_count, n.hits) for n in kv_cache.radix_cache.nodes()]
+            assert now[: len(before)] == before or "big" not in engine.live
+    while engine.live:
+        engine.step()
+    assert engine.finished["late"] == expected_tokens([1, 2, 9, 9, 9, 9], 6)
+
+
+def admissions(engine: FakePagedEngine) -> list[str]:
+    """The order in which the requests of an engine with one row are served."""
+    while engine.live:
+        engine.step()
+    return list(engine.finished)
+
+
+def policy_engine(rung: Rung, policy: Any) -> FakePagedEngine:
+    engine = FakePagedEngine(
+        rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=3
+    )
+    engine.add("warm", [1, 2, 3, 4, 5], 1)
+    engine.step()
+    for name, prompt, max_tokens in (
+        ("cold", [9, 9], 5),
+        ("short", [1, 2, 8], 2),
+        ("long", [1, 2, 3, 4, 7], 2),
+        ("cold too", [9, 9, 9], 9),
+        ("cold three", [9, 9, 1], 3),
+    ):
+        engine.add(name, prompt, max_tokens)
+    return engine
+
+
+def test_the_policies(rung: Rung) -> None:
+    def order(policy: str) -> list[str]:
+        return admissions(policy_engine(rung, policy))[1:]
+
+    arrival = ["cold", "short", "long", "cold too", "cold three"]
+    assert order("fcfs") == arrival
+    assert order("lpm")[:2] == ["long", "short"]
+    assert order("lof") == ["cold too", "cold", "cold three", "short", "long"]
+    assert order("dfs-weight")[:1] == ["cold"], "the root's own come before its branches"
+    assert sorted(order("random")) == sorted(arrival) and order("random") == order("random")
+
+
+def test_a_branch_is_served_before_the_next(rung: Rung) -> None:
+    """dfs-weight: the branch that most wait for first, and all of it."""
+    engine = FakePagedEngine(
+        rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy="dfs-weight"
+    )
+    engine.add("x", [1, 1, 1], 1)
+    engine.add("y", [2, 2, 2], 1)
+    engine.step()
+    engine.step()
+    for i, stem in enumerate([1, 2, 1, 2, 2]):
+        engine.add(f"{stem}{'abcde'[i]}", [stem, stem, stem, 5 + i], 2)
+    waiting = engine.scheduler.waiting
+    ordered = [request.request_id for request in engine.scheduler.policy.order(waiting)]
+    assert ordered == ["2b", "2d", "2e", "1a", "1c"]
+    assert len(admissions(engine)) == 7
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_starves_anyone(rung: Rung, policy: Any) -> None:
+    """A cold request in a flood of better ones is served after as many as the bound says."""
+    bound = rung("policy").MAX_OVERTAKING
+    engine = FakePagedEngine(
+        rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=0
+    )
+    engine.add("warm", [1, 2, 3, 4], 1)
+    engine.step()
+    ahead = 5
+    for i in range(ahead):
+        engine.add(f"ahead {i}", [1, 2, 3, 4, i], 4)
+    engine.add("cold", [9], 1)
+    for i in range(3 * bound):
+        if "cold" in engine.live:
+            engine.add(f"later {i}", [1, 2, 3, 4, i], 4)
+            for _ in range(4):
+                engine.step()
+    assert "cold" in engine.finished
+    assert len(engine.finished) <= 1 + ahead + bound + 1
+    while engine.live:
+        engine.step()

@@ -1,0 +1,201 @@
+"""The radix tree against a brute-force model, the eviction order, the cost of what it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.conftest import Rung
+
+pytestmark = pytest.mark.since("m4_radix")
+
+Prefix = tuple[int, ...]
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """The tree beside a dict: every cached prefix of whole pages, and the page that ends it.
+
+    The pages come from a pool that the test owns: what is evicted is used again.
+    """
+
+    tree_class: type
+    page_size: int
+    locks: Bundle[Any] = Bundle("locks")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = self.tree_class(self.page_size)
+        self.free_pages = list(range(1, 25))
+        self.model: dict[Prefix, int] = {}
+        self.held: list[tuple[Any, Prefix]] = []
+
+    def prefixes(self, tokens: list[int]) -> list[Prefix]:
+        size = self.page_size
+        return [tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)]
+
+    def cached(self, tokens: list[int]) -> list[int]:
+        """The pages of the longest cached prefix, by the model."""
+        pages: list[int] = []
+        for prefix in self.prefixes(tokens):
+            if prefix not in self.model:
+                break
+            pages.append(self.model[prefix])
+        return pages
+
+    @rule(tokens=st.lists(st.integers(0, 2), max_size=14))
+    def insert(self, tokens: list[int]) -> None:
+        tokens = tokens[: len(tokens) // self.page_size * self.page_size]
+        prefixes, there = self.prefixes(tokens), self.cached(tokens)
+        if len(prefixes) - len(there) > len(self.free_pages):
+            return
+        own = [self.free_pages.pop() for _ in prefixes[len(there) :]]
+        node = self.tree.insert(tokens, [0] * len(there) + own)  # 0: would be a page of its own
+        self.model.update(zip(prefixes[len(there) :], own, strict=True))
+        assert node.prefix_pages() == there + own
+
+    @rule(target=locks, tokens=st.lists(st.integers(0, 2), max_size=14))
+    def match_and_lock(self, tokens: list[int]) -> Any:
+        pages = self.cached(tokens)
+        found = self.tree.find(tokens)
+        assert found.num_pages == len(pages) and found.num_locked <= found.num_pages
+        node = self.tree.match_prefix(tokens)
+        assert node.prefix_pages() == pages
+        self.tree.lock(node)
+        held = (node, tuple(tokens[: len(pages) * self.page_size]))
+        self.held.append(held)
+        return held
+
+    @rule(held=consumes(locks))
+    def unlock(self, held: tuple[Any, Prefix]) -> None:
+        self.tree.unlock(held[0])
+        self.held.remove(held)
+
+    @precondition(lambda self: self.tree.evictable_size > 0)
+    @rule(share=st.floats(0, 1))
+    def evict(self, share: float) -> None:
+        count = max(1, int(share * self.tree.evictable_size))
+        taken = self.tree.evict(count)
+        assert len(taken) == len(set(taken)) == count
+        gone = [prefix for prefix, page in self.model.items() if page in taken]
+        assert len(gone) == count, "each page that is evicted was in the tree"
+        for prefix in gone:
+            del self.model[prefix]
+        self.free_pages += taken
+
+    @invariant()
+    def same_as_the_model(self) -> None:
+        self.tree.check_invariants([node for node, _prefix in self.held])
+        size, spelled = self.page_size, {}
+        for node in self.tree.nodes():
+            tokens = [t for n in node.path() for t in n.tokens]
+            for i, page in enumerate(node.prefix_pages(), start=1):
+                spelled[tuple(tokens[: i * size])] = page
+        assert spelled == self.model
+        locked = {prefix[:n] for _node, prefix in self.held for n in range(size, len(prefix) + 1)}
+        protected = [prefix for prefix in self.model if prefix in locked]
+        assert self.tree.protected_size == len(protected), "what is locked is there, and protected"
+        assert self.tree.evictable_size == len(self.model) - len(protected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_tree_is_a_dict_of_prefixes(rung: Rung, size: int) -> None:
+    class Machine(TreeMachine):
+        tree_class = rung("radix_cache").RadixCache
+        page_size = size
+
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+    )
+
+
+def test_least_recently_used_goes_first(rung: Rung) -> None:
+    tree = rung("radix_cache").RadixCache(1)
+    tree.insert([1, 2], [1, 2])
+    tree.insert([1, 3, 4], [1, 3, 4])
+    tree.insert([5], [5])
+    tree.match_prefix([1, 2])  # used again: now [3, 4] is the oldest, then [5]
+    assert tree.evict(1) == [4]  # from the end, no more than asked for
+    assert tree.evict(3) == [3, 5, 2]
+    assert tree.evict(1) == [1]  # a parent goes when it has become a leaf
+    assert tree.find([1]).num_pages == 0
+
+
+def test_a_split_keeps_the_locks(rung: Rung) -> None:
+    """A handle from before a split still unlocks everything."""
+    tree = rung("radix_cache").RadixCache(2)
+    long = tree.insert([1, 2, 3, 4, 5, 6], [1, 2, 3])
+    tree.lock(long)
+    short = tree.match_prefix([1, 2, 9, 9])
+    assert short.prefix_pages() == [1] and short.lock_count == 1
+    tree.lock(short)
+    assert tree.protected_size == 3
+    tree.unlock(long)
+    assert (tree.protected_size, tree.evictable_size) == (1, 2)
+    tree.unlock(short)
+    assert (tree.protected_size, tree.evictable_size) == (0, 3)
+    tree.check_invariants([])
+
+
+def test_what_is_in_use_is_not_evicted(rung: Rung) -> None:
+    tree = rung("radix_cache").RadixCache(1)
+    tree.lock(tree.insert([1, 2], [1, 2]))
+    tree.insert([1, 3], [1, 3])
+    assert tree.evict(1) == [3]
+    with pytest.raises(AssertionError, match="I3"):
+        tree.evict(1)
+
+
+def test_a_look_leaves_no_trace(rung: Rung) -> None:
+    tree = rung("radix_cache").RadixCache(1)
+    tree.insert([1, 2, 3], [1, 2, 3])
+    tree.insert([7], [7])
+    assert tree.find([1, 2, 9]).num_pages == 2
+    assert [len(node.pages) for node in tree.nodes()] == [3, 1], "it does not split"
+    assert tree.evict(1) == [3], "and it is not a use"
+
+
+class Counted(tuple[int, ...]):
+    """A key that counts how often it is hashed: each is a step down the tree."""
+
+    looked_up = 0
+
+    def __hash__(self) -> int:
+        Counted.looked_up += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("sequences", [10, 10_000])
+def test_the_cost_does_not_grow_with_the_tree(
+    rung: Rung, monkeypatch: pytest.MonkeyPatch, sequences: int
+) -> None:
+    """A match looks at the nodes on its way, an eviction at the leaf it takes."""
+    tree = rung("radix_cache").RadixCache(1)
+    for i in range(sequences):
+        tree.insert([0, i, 1, 2], [4 * i + j for j in range(4)])
+    key = tree._key
+    monkeypatch.setattr(tree, "_key", lambda tokens: Counted(key(tokens)))
+    Counted.looked_up = 0
+    tree.lock(node := tree.match_prefix([0, 5, 1, 2]))
+    tree.unlock(node)
+    assert Counted.looked_up <= 4
+    is_evictable, considered = tree._is_evictable, list[Any]()
+
+    def watched(node: Any) -> bool:
+        considered.append(node)
+        return bool(is_evictable(node))
+
+    monkeypatch.setattr(tree, "_is_evictable", watched)
+    tree.evict(6)
+    assert len(considered) <= 8

@@ -13,6 +13,7 @@ from tests.fake_model import expected_tokens, fake_model
 from tests.oracle import greedy
 
 FAKE = fake_model()
+STEMS = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts begin alike, or do not
 
 
 def test_the_hash_model_agrees_with_its_definition() -> None:
@@ -25,9 +26,12 @@ def test_the_hash_model_agrees_with_its_definition() -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), budget=st.sampled_from([24, 50, 2048]))
 def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> None:
-    """Arrivals, lengths and aborts at random; every survivor's answer is exact."""
+    """Arrivals, lengths, shared prefixes and aborts at random; every survivor's answer is exact."""
     chance = random.Random(seed)
-    engine = build_engine(milestone, FAKE, max_num_seqs=rows, max_num_batched_tokens=budget)
+    engine = build_engine(
+        milestone, FAKE, max_num_seqs=rows, max_num_batched_tokens=budget,
+        page_size=chance.choice([1, 4, 16]), num_pages=chance.choice([None, 60]),
+    )  # fmt: skip
     expected: dict[str, list[int]] = {}
     finals: dict[str, list[int]] = {}
     aborted: set[str] = set()
@@ -35,7 +39,9 @@ def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> 
     while to_come or engine.has_unfinished_requests():
         while to_come and chance.random() < 0.5:
             to_come -= 1
-            prompt = [chance.randrange(250) for _ in range(chance.choice([1, 2, 5, 16, 17, 24]))]
+            length = chance.choice([1, 2, 5, 16, 17, 24])
+            tail = [chance.randrange(250) for _ in range(24)]
+            prompt = [*chance.choice(STEMS), *tail][:length]
             max_tokens = chance.choice([1, 2, 3, 8, 20])
             name = engine.add_request(prompt, greedy(max_tokens, ignore_eos=True))
             expected[name] = expected_tokens(prompt, max_tokens)

@@ -13,7 +13,7 @@ from tests.fake_model import expected_tokens, fake_model
 from tests.oracle import greedy
 
 FAKE = fake_model()
-STEMS = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts begin alike, or do not
+STEMS: tuple[list[int], ...] = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts begin alike, or do not
 
 
 def test_the_hash_model_agrees_with_its_definition() -> None:

@@ -134,6 +134,28 @@ def test_decode_reads_the_live_context_only(make_engine: EngineFactory, rung: Ru
     assert seen == [(2, 11 + step) for step in range(4) for _ in range(layers)]
 
 
+@pytest.mark.parametrize("most", [1, 20, 40])
+def test_contexts_of_many_lengths_are_gathered_in_groups(
+    make_engine: EngineFactory, rung: Rung, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """No gather is larger than allowed, but for a single request's; each gets its own answer."""
+    attention, sizes = rung("attention"), set[int]()
+    decode = attention.paged_decode
+
+    def watched(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        groups = rest[2].decode_groups
+        assert sorted(int(row) for group in groups for row in group.rows) == list(range(len(query)))
+        sizes.update(group.slots.numel() for group in groups if len(group.rows) > 1)
+        return decode(query, *rest)
+
+    monkeypatch.setattr(attention, "paged_decode", watched)
+    monkeypatch.setattr(attention, "GATHER_SLOTS", most)
+    outputs = make_engine(page_size=4).generate(PROMPTS, greedy(6))
+    for output in outputs:
+        assert_one_answer("tiny-llama", output, 6)
+    assert all(size <= most for size in sizes) and bool(sizes) == (most > 1)
+
+
 def test_the_longest_prompt_while_others_decode(make_engine: EngineFactory) -> None:
     """Each running request gets a token in every step, while 400 tokens pass by in chunks."""
     engine = make_engine(max_num_batched_tokens=32, page_size=16)

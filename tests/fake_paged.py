@@ -86,8 +86,9 @@ class FakePagedEngine:
             if i in batch.sampled:
                 answers[i] = next_token(kv)
         for request, n in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            of_prompt = request.num_computed_tokens < request.num_prompt_tokens
             request.num_computed_tokens += n
-            if hasattr(scheduler.kv_cache, "radix_cache"):
+            if of_prompt and hasattr(scheduler.kv_cache, "radix_cache"):
                 scheduler.kv_cache.insert(request)
         for i, token in answers.items():
             request = batch.requests[i]

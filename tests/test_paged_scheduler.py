@@ -12,6 +12,7 @@ from tests.conftest import Rung
 from tests.fake_paged import FakePagedEngine, expected_tokens
 
 SCHEDULES = 1200
+STEMS: tuple[list[int], ...] = ([], [], [1] * 12, [1] * 5 + [2] * 9)  # some prompts begin alike
 
 pytestmark = pytest.mark.since("m3_paged")
 
@@ -34,7 +35,8 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
         assert steps < 20_000, "I5: the schedule does not end"
         while to_come and chance.random() < 0.4:
             to_come -= 1
-            prompt = [chance.randrange(50) for _ in range(chance.randint(1, longest))]
+            tail = [chance.randrange(50) for _ in range(longest)]
+            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
             max_tokens = chance.choice([1, 2, 5, 12, 30])
             name = f"{to_come}"
             engine.add(name, prompt, max_tokens)

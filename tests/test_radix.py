@@ -20,6 +20,7 @@ from common.config import POLICIES
 from tests.conftest import EngineFactory, Rung
 from tests.fake_paged import FakePagedEngine, expected_tokens
 from tests.oracle import assert_one_answer, drain, greedy
+from tests.test_paged_scheduler import fuzz
 
 pytestmark = pytest.mark.since("m4_radix")
 
@@ -163,7 +164,7 @@ def test_nobody_waits_for_a_prefix_it_does_not_share(make_engine: EngineFactory)
 
 
 def test_equal_pages_are_adopted(make_engine: EngineFactory) -> None:
-    """Two that begin alike after a step in which they were not yet alike in whole pages: chunks."""
+    """Three answers alike: whoever ends later finds its tokens in the tree, and keeps no copy."""
     engine = make_engine(page_size=2, max_num_batched_tokens=12)
     for name in ("a", "b", "c"):
         engine.add_request([9, 8, 7, 6, 5, 4, 3, 2, 1], greedy(4, ignore_eos=True), name)
@@ -185,23 +186,86 @@ def test_a_pool_a_tenth_of_the_working_set(make_engine: EngineFactory, policy: s
 
 def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
     """Who does not fit stays outside: nothing is locked, split, or evicted for it."""
-    engine = FakePagedEngine(rung("scheduler"), 12, page_size=1, max_num_seqs=4)
+    engine = FakePagedEngine(rung("scheduler"), 16, page_size=1, max_num_seqs=4)
     engine.add("warm", [1, 2, 3, 4], 1)
     engine.step()
     engine.add("big", [7] * 6, 6)
     engine.step()
     kv_cache = engine.scheduler.kv_cache
-    before = [(n.tokens, n.lock_count, n.hits) for n in kv_cache.radix_cache.nodes()]
+
+    def warm_branch() -> list[tuple[list[int], int, int, int]]:
+        nodes = kv_cache.radix_cache.nodes()
+        found = [(list(n.tokens), n.lock_count, n.hits, n.last_used) for n in nodes]
+        return [facts for facts in found if facts[0][0] != 7]
+
+    before = warm_branch()
     engine.add("late", [1, 2, 9, 9, 9, 9], 6)
-    engine.scheduler.retract_every = None
-    while "big" in engine.live:
-        engine.step()
-        if "late" in engine.live and engine.live["late"].row is None:
-            now = [(n.tokens, n.lock_count, n.hits) for n in kv_cache.radix_cache.nodes()]
-            assert now[: len(before)] == before or "big" not in engine.live
+    engine.step()
+    assert engine.live["late"].row is None, "it does not fit"
+    assert warm_branch() == before == [([1, 2, 3, 4], 0, 0, before[0][3])]
     while engine.live:
         engine.step()
     assert engine.finished["late"] == expected_tokens([1, 2, 9, 9, 9, 9], 6)
+
+
+def plant(rung: Rung, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the field's real bugs, planted in the tree or in what ties rows to it."""
+    manager, tree = rung("kv_cache").KVCacheManager, rung("radix_cache").RadixCache
+    table = rung("kv_cache").PageTable
+    replace, split, lock = table.replace, tree._split, tree.lock
+
+    def the_whole_prompt(self: Any, request: Any) -> list[int]:
+        whole = request.num_tokens // self.page_size * self.page_size
+        return list(request.token_ids[:whole])
+
+    def insert_what_is_not_written(self: Any, request: Any) -> None:
+        computed = request.num_computed_tokens
+        pages = len(self.pages_of(request)) * self.page_size
+        request.num_computed_tokens = min(request.num_tokens, pages)
+        insert(self, request)
+        request.num_computed_tokens = computed
+
+    def adopt_without_the_table(self: Any, row: int, pages: Any) -> Any:
+        seen = len(self.updates)
+        replaced = replace(self, row, pages)
+        del self.updates[seen:]
+        return replaced
+
+    def split_without_its_locks(self: Any, node: Any, length: int) -> Any:
+        upper = split(self, node, length)
+        upper.lock_count = 0
+        return upper
+
+    def lock_the_parents_only(self: Any, node: Any) -> None:
+        lock(self, node.parent or node)
+
+    insert = manager.insert
+    target, attribute, bug = {
+        "the last token is matched too": (manager, "_cacheable_tokens", the_whole_prompt),
+        "inserted before it is written": (manager, "insert", insert_what_is_not_written),
+        "adopted, the table not told": (table, "replace", adopt_without_the_table),
+        "a split loses its locks": (tree, "_split", split_without_its_locks),
+        "only the parents are locked": (tree, "lock", lock_the_parents_only),
+    }[name]
+    monkeypatch.setattr(target, attribute, bug)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "the last token is matched too",
+        "inserted before it is written",
+        "adopted, the table not told",
+        "a split loses its locks",
+        "only the parents are locked",
+    ],
+)
+def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    """The instrument is sharp: each of these turns the random schedules red."""
+    plant(rung, bug, monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
+        for seed in range(300):
+            fuzz(rung("scheduler"), seed)
 
 
 def admissions(engine: FakePagedEngine) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .validation import require_choice, require_int
+from .validation import require_choice, require_float, require_int
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_MAX_MODEL_LEN = (
@@ -32,7 +32,11 @@ class EngineConfig:
     page_size, num_pages: tokens a KV page holds, pages in the pool (None: from free memory).
     attention_backend: `auto` (Triton on CUDA, torch elsewhere), `torch` or `triton`.
     schedule_policy: the order in which waiting requests are admitted.
-    enable_overlap, cuda_graph: switches of the overlap scheduler.
+    enable_overlap: plan and process steps while the one between them is computed.
+    cuda_graph, lazy_cuda_graphs: replay decode steps as CUDA graphs; capture each when it is first
+        needed, not all at the start.
+    emulated_forward_ms: on a CPU, let each forward of the overlap engine take at least so long,
+        asleep, as if another processor computed it. 0: it takes what it takes.
     seed: makes the seeds of requests that bring none reproducible. None: drawn at random.
     """
 
@@ -48,6 +52,8 @@ class EngineConfig:
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random"] = "fcfs"
     enable_overlap: bool = True
     cuda_graph: bool = True
+    lazy_cuda_graphs: bool = False
+    emulated_forward_ms: float = 0.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,4 +72,6 @@ class EngineConfig:
         require_choice("schedule_policy", self.schedule_policy, POLICIES)
         require_choice("enable_overlap", self.enable_overlap, (True, False))
         require_choice("cuda_graph", self.cuda_graph, (True, False))
+        require_choice("lazy_cuda_graphs", self.lazy_cuda_graphs, (True, False))
+        require_float("emulated_forward_ms", self.emulated_forward_ms, low=0.0)
         require_int("seed", self.seed, low=-(2**63), high=2**63 - 1, optional=True)

@@ -12,8 +12,9 @@ tensor operations, the same on CPU and GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -128,6 +129,21 @@ class Filters:
 def _is_filtered(request: Request) -> bool:
     p = request.params
     return not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
+
+
+Record = TypeVar("Record")
+
+
+def map_tensors(record: Record, move: Callable[[torch.Tensor], torch.Tensor]) -> Record:
+    """A copy of one of the dataclasses above with `move(tensor)` for each tensor in it."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return move(value)
+        return map_tensors(value, move) if is_dataclass(value) else value
+
+    values = {field.name: moved(getattr(record, field.name)) for field in fields(record)}  # type: ignore[arg-type]
+    return type(record)(**values)
 
 
 def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:

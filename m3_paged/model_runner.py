@@ -96,7 +96,7 @@ class ModelRunner:
         sampled: list[int],
     ) -> ModelInput:
         """The tensors of a flat batch, on the model's device."""
-        device, page_size = self.model.device, self.kv_pool.page_size
+        page_size = self.kv_pool.page_size
         ends = torch.tensor(counts).cumsum(0)  # [B]
         owner = torch.repeat_interleave(torch.tensor(counts))  # [T] which request
         # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
@@ -104,21 +104,25 @@ class ModelRunner:
         pages = page_table[owner, positions // page_size].long()
         decodes = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         metadata = AttentionMetadata(
-            slot_mapping=(pages * page_size + positions % page_size).to(device),
-            query_starts=torch.cat([ends.new_zeros(1), ends]).int().to(device),
-            seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
-            page_table=page_table.to(device),
+            slot_mapping=self._upload(pages * page_size + positions % page_size),
+            query_starts=self._upload(torch.cat([ends.new_zeros(1), ends]).int()),
+            seq_lens=self._upload(torch.tensor(contexts, dtype=torch.int32)),
+            page_table=self._upload(page_table),
             page_size=page_size,
             num_decodes=decodes,
             num_tokens=counts,
             contexts=contexts,
         )
         return ModelInput(
-            input_ids=torch.tensor([tokens], device=device),
-            position_ids=positions[None].to(device),
-            sampled=(ends[sampled] - 1).to(device),
+            input_ids=self._upload(torch.tensor([tokens])),
+            position_ids=self._upload(positions[None]),
+            sampled=self._upload(ends[sampled] - 1),
             metadata=metadata,
         )
+
+    def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host's, on the model's device."""
+        return tensor.to(self.model.device)
 
     @torch.inference_mode()
     def _check_model(self) -> None:

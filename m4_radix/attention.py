@@ -11,6 +11,7 @@ functions of the same names and signatures in `triton_ops.py`, and the fast path
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,17 +130,19 @@ def paged_attention(
 
 
 AttentionInterface.register(NAME, paged_attention)
+_switch = threading.Lock()  # held for a whole forward: engines of other threads may share the model
 
 
 @contextmanager
 def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let the model call `paged_attention`, for one forward: others may share the model."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
+    with _switch:
+        before = model.config._attn_implementation
+        model.config._attn_implementation = NAME
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = before
 
 
 def store_kv(

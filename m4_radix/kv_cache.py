@@ -103,10 +103,13 @@ class KVCacheManager:
         """Tokens written in the pages that are held."""
         tokens = self.radix_cache.protected_size * self.page_size
         for request in running:
-            if request.row is not None:
-                shared = self.prefixes[request.row].end * self.page_size
-                tokens += request.num_computed_tokens - shared
+            tokens += request.num_computed_tokens - self.num_inserted_tokens(request)
         return tokens
+
+    def num_inserted_tokens(self, request: Request) -> int:
+        """How many of a running request's tokens the tree has."""
+        assert request.row is not None, f"I3: {request} has no row"
+        return self.prefixes[request.row].end * self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that so many tokens take."""

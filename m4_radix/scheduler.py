@@ -161,7 +161,8 @@ class Scheduler:
             return False
         tokens = request.token_ids[:end]
         return any(
-            r.num_computed_tokens < end <= r.num_prompt_tokens and r.token_ids[:end] == tokens
+            self.kv_cache.num_inserted_tokens(r) < end <= r.num_prompt_tokens
+            and r.token_ids[:end] == tokens
             for r in self.running
         )
 

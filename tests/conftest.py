@@ -25,8 +25,12 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, RequestOutput, load_model
+from tests.streams import EarlyStream, LateStream
 
 ROOT = Path(__file__).resolve().parent.parent
+MODES = ("overlap", "serial", "early", "late")  # how the engines with a forward stream use it
+STREAMS = {"early": EarlyStream, "late": LateStream}
+MODE = "overlap"
 MILESTONES = sorted(p.name for p in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", p.name))
 
 settings.register_profile(
@@ -43,8 +47,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--milestone", choices=MILESTONES, help="run the tests of this milestone's engine only"
     )
 
+    parser.addoption(
+        "--mode", choices=MODES, default=MODE,
+        help="forwards on a thread with or without overlap; as early or as late as events allow",
+    )  # fmt: skip
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    global MODE
+    MODE = config.getoption("--mode")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
         "markers", "before(milestone): this milestone's lesson removes the subject"
@@ -95,6 +106,10 @@ def checked_engine_class(milestone: str) -> type[OfflineEngine]:
     class CheckedEngine(engine_class):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
+            if hasattr(self.runner, "stream"):
+                self.runner.stream = STREAMS[MODE]() if MODE in STREAMS else self.runner.stream
+                # A ladder with gaps, which ends before the largest batches: padding and eager too.
+                self.runner.graphs.sizes = [s for s in (2, 3, 5, 12) if self.runner.graphs.sizes]
             poison_free_pages(self)
 
         def step(self) -> list[RequestOutput]:
@@ -107,13 +122,23 @@ def checked_engine_class(milestone: str) -> type[OfflineEngine]:
 
 
 def poison_free_pages(engine: OfflineEngine) -> None:
-    """From the paged rungs on: NaN in all memory that nobody owns, the padding page included."""
+    """From the paged rungs on: NaN in all memory that nobody owns, the padding page included.
+
+    Where forwards have a stream of their own, this is work like theirs: what is in flight may still
+    read a page that has become free, what comes later may not.
+    """
     kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)  # type: ignore[attr-defined]
     allocator = getattr(kv_cache, "allocator", None)
-    if allocator is not None:
-        pool = engine.runner.kv_pool  # type: ignore[attr-defined]
-        for memory in (*pool.keys, *pool.values):
-            memory[:, [0, *allocator.free_pages]] = torch.nan
+    if allocator is None:
+        return
+    runner: Any = engine.runner  # type: ignore[attr-defined]
+    memories, pages = (*runner.kv_pool.keys, *runner.kv_pool.values), [0, *allocator.free_pages]
+
+    def poison() -> None:
+        for memory in memories:
+            memory[:, pages] = torch.nan
+
+    runner.stream.launch(poison) if hasattr(runner, "stream") else poison()
 
 
 def build_engine(
@@ -121,9 +146,17 @@ def build_engine(
 ) -> OfflineEngine:
     """An audited engine on a shared model."""
     loaded = shared_model(model) if isinstance(model, str) else model
+    config = {"enable_overlap": MODE != "serial", **config}
     return checked_engine_class(milestone)(
         EngineConfig(model=loaded.name, device="cpu", **config), loaded
     )
+
+
+def tokens_in_flight(engine: OfflineEngine) -> int:
+    """Tokens whose pages are held and whose step has not ended: none below the fifth rung."""
+    in_flight = getattr(engine.scheduler, "in_flight", None)  # type: ignore[attr-defined]
+    batches = in_flight.batches if in_flight else ()
+    return sum(sum(batch.num_scheduled_tokens) for batch in batches)
 
 
 def assert_idle(engine: OfflineEngine) -> None:

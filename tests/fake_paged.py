@@ -85,10 +85,10 @@ class FakePagedEngine:
                 kv = (*kv, value)
             if i in batch.sampled:
                 answers[i] = next_token(kv)
-        for request, n in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            of_prompt = request.num_computed_tokens < request.num_prompt_tokens
-            request.num_computed_tokens += n
-            if of_prompt and hasattr(scheduler.kv_cache, "radix_cache"):
+        in_prompt = [r for r in batch.requests if r.num_computed_tokens < r.num_prompt_tokens]
+        self._advance(batch)
+        if hasattr(scheduler.kv_cache, "radix_cache"):
+            for request in in_prompt:
                 scheduler.kv_cache.insert(request)
         for i, token in answers.items():
             request = batch.requests[i]
@@ -100,6 +100,17 @@ class FakePagedEngine:
                 del self.live[request.request_id]
         self._audit()
         return batch
+
+    def _advance(self, batch: Any) -> None:
+        """The batch has been computed. No step overlaps another here."""
+        if not batch.requests:
+            return
+        if hasattr(self.scheduler, "in_flight"):
+            self.scheduler.in_flight.advance(batch)
+            self.scheduler.in_flight.finish(batch)
+            return
+        for request, n in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            request.num_computed_tokens += n
 
     def _slot(self, request: Request, position: int) -> int:
         assert request.row is not None

@@ -26,11 +26,11 @@ def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / milestone, copy)
     engine = copy / "engine.py"
     source = engine.read_text()
-    assert "return True" in source
-    engine.write_text(source.replace("return True", "return not False"))
+    assert "return request.request_id" in source
+    engine.write_text(source.replace("return request.request_id", "return str(request.request_id)"))
     says = delta.declared(milestone)
     problems = delta.problems(says, delta.found(ROOT / says.below, copy))
-    assert problems == ["engine.py:LLMEngine.abort_request is changed and not declared"]
+    assert problems == ["engine.py:LLMEngine.add_request is changed and not declared"]
 
 
 def test_comments_and_layout_do_not_count(tmp_path: Path) -> None:

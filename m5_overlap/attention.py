@@ -1,0 +1,228 @@
+"""Attention through a page table, called by the Hugging Face model in each layer.
+
+The model runs on one flat batch `[1, T]`; which token belongs to whom, and where its past lies,
+comes along as `AttentionMetadata`. The functions here are plain torch: the reference for the
+functions of the same names and signatures in `triton_ops.py`, and the fast path on CPU.
+
+    tokens         | a | b | c | d0 d1 d2 d3 | e0 e1 |        a, b, c decode; d and e are chunks
+    query_starts     0   1   2   3             7       9
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from common import UnsupportedModelError
+
+from .kv_pool import KVPool
+
+NAME = "ladder_paged"  # the name under which Hugging Face knows `paged_attention`
+GATHER_SLOTS = 4096  # slots that are gathered at once
+QUERY_BLOCK = 256  # queries of a chunk that share a mask: it stays small for any prompt
+
+
+@dataclass
+class DecodeGroup:
+    """Decodes of similar context, whose keys and values are gathered together."""
+
+    rows: torch.Tensor  # [n] which of the decodes
+    slots: torch.Tensor  # [n, S] where their contexts lie
+    mask: torch.Tensor  # [n, 1, 1, S] True where a decode may look
+
+
+@dataclass
+class AttentionMetadata:
+    """Where the tokens of one step lie. B requests, T tokens, P pages in the widest row."""
+
+    slot_mapping: torch.Tensor  # [T] int64: where each token's keys and values go
+    query_starts: torch.Tensor  # [B + 1] int32
+    seq_lens: torch.Tensor  # [B] int32: tokens of each request up to its last one here
+    page_table: torch.Tensor  # [B, P] int32
+    page_size: int
+    num_decodes: int  # the first so many requests have one token each
+    num_tokens: list[int]  # [B] of each request, on the host
+    contexts: list[int]  # [B] `seq_lens`, on the host
+
+    @functools.cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        """The decodes by context, so many in a group that one gather stays in the CPU's cache."""
+        groups: list[list[int]] = [[]]
+        for row in sorted(range(self.num_decodes), key=self.contexts.__getitem__):
+            if groups[-1] and (len(groups[-1]) + 1) * self.contexts[row] > GATHER_SLOTS:
+                groups.append([])
+            groups[-1].append(row)
+        return [self._decode_group(rows) for rows in groups]
+
+    def _decode_group(self, rows: list[int]) -> DecodeGroup:
+        """Behind a context, its first slot again: nobody has written what lies there, and even
+        masked, a NaN would spread."""
+        positions = self._positions(max(self.contexts[row] for row in rows))
+        index = torch.tensor(rows, device=positions.device)
+        seen = positions < self.seq_lens[index, None]  # [n, S]
+        positions = torch.where(seen, positions, 0)
+        pages = self.page_table[index].gather(1, positions // self.page_size)
+        slots = pages.long() * self.page_size + positions % self.page_size
+        return DecodeGroup(index, slots, seen[:, None, None])
+
+    @functools.cached_property
+    def chunk_slots(self) -> list[torch.Tensor]:
+        """Slots of each chunk's context, its prefix and itself: [context]."""
+        slots = []
+        for row in range(self.num_decodes, len(self.contexts)):
+            positions = self._positions(self.contexts[row])
+            pages = self.page_table[row, positions // self.page_size].long()
+            slots.append(pages * self.page_size + positions % self.page_size)
+        return slots
+
+    def _positions(self, length: int) -> torch.Tensor:
+        return torch.arange(length, device=self.page_table.device)
+
+
+@dataclass
+class PagedBatch:
+    """What travels through the model to `paged_attention`: the memory, the batch, the kernels."""
+
+    pool: KVPool
+    metadata: AttentionMetadata
+    ops: ModuleType  # with `store_kv`, `paged_decode`, `paged_prefill`: this one or `triton_ops`
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    paged: PagedBatch | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one layer, as Hugging Face calls it.
+
+    query: [1, heads, T, head_dim]; key, value: [1, kv_heads, T, head_dim], of the new tokens.
+    Stores key and value in their pages, then attends to the pages. Returns [1, T, heads, head_dim].
+    """
+    if paged is None:
+        raise UnsupportedModelError("the model does not pass its keyword arguments to attention")
+    meta, ops = paged.metadata, paged.ops
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = paged.pool.keys[layer], paged.pool.values[layer]
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, head_dim]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    ops.store_kv(keys, values, key, value, meta)
+    outputs = []
+    if meta.num_decodes > 0:
+        outputs.append(ops.paged_decode(query[: meta.num_decodes], keys, values, meta, scale))
+    if meta.num_decodes < len(meta.contexts):
+        outputs.append(ops.paged_prefill(query[meta.num_decodes :], keys, values, meta, scale))
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output[None], None
+
+
+AttentionInterface.register(NAME, paged_attention)
+_switch = threading.Lock()  # held for a whole forward: engines of other threads may share the model
+
+
+@contextmanager
+def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model call `paged_attention`, for one forward: others may share the model."""
+    with _switch:
+        before = model.config._attn_implementation
+        model.config._attn_implementation = NAME
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = before
+
+
+def store_kv(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    meta: AttentionMetadata,
+) -> None:
+    """Write key and value [T, kv_heads, head_dim] to their slots of a layer's memory."""
+    keys.flatten(1, 2).index_copy_(1, meta.slot_mapping, key.transpose(0, 1))
+    values.flatten(1, 2).index_copy_(1, meta.slot_mapping, value.transpose(0, 1))
+
+
+def paged_decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """One query for each decoding request: [decodes, heads, head_dim], returns the same shape.
+
+    One gather for each group of requests, as long as its longest context. The query heads that
+    share a KV head are the queries of one attention, so keys and values are not repeated.
+    """
+    num_kv_heads, batch, heads = keys.shape[0], query.shape[0], query.shape[1]
+    grouped = query.reshape(batch, num_kv_heads, heads // num_kv_heads, -1)
+    output = query.new_empty(*grouped.shape[:-1], values.shape[-1])
+    for group in meta.decode_groups:
+        k, v = (
+            memory.flatten(1, 2)
+            .index_select(1, group.slots.flatten())
+            .view(num_kv_heads, *group.slots.shape, -1)
+            .transpose(0, 1)
+            for memory in (keys, values)
+        )  # [n, kv_heads, S, head_dim], views
+        q = grouped.index_select(0, group.rows)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
+        output.index_copy_(0, group.rows, attended)
+    return output.reshape(batch, heads, -1)
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """The queries of all chunks, [tokens, heads, head_dim]: each sees its request up to itself."""
+    repeats = query.shape[1] // keys.shape[0]
+    outputs, start = [], 0
+    chunks = zip(meta.num_tokens[meta.num_decodes :], meta.chunk_slots, strict=True)
+    for num_tokens, slots in chunks:
+        q = query[start : start + num_tokens].transpose(0, 1)  # [heads, n, head_dim]
+        k, v = (
+            memory.flatten(1, 2).index_select(1, slots).repeat_interleave(repeats, dim=0)
+            for memory in (keys, values)
+        )  # [heads, context, head_dim]
+        outputs.append(_causal(q[None], k[None], v[None], scale)[0].transpose(0, 1))
+        start += num_tokens
+    return torch.cat(outputs)
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """The last n of S tokens attend to all up to themselves: q [1, heads, n, head_dim]."""
+    num_queries, context = q.shape[2], k.shape[2]
+    if num_queries == context:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    outputs = []
+    positions = torch.arange(context, device=q.device)
+    for start in range(0, num_queries, QUERY_BLOCK):
+        block = q[:, :, start : start + QUERY_BLOCK]
+        first = context - num_queries + start
+        end = first + block.shape[2]
+        mask = positions[:end] <= positions[first:end, None]  # [block, end]
+        outputs.append(
+            scaled_dot_product_attention(
+                block, k[:, :, :end], v[:, :, :end], attn_mask=mask, scale=scale
+            )
+        )
+    return torch.cat(outputs, dim=2)

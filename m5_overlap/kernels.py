@@ -1,0 +1,233 @@
+"""Attention through the page table as Triton kernels, for GPUs. `triton_ops.py` launches them.
+
+Shared by all of them:
+
+- The launch grid depends on shapes only, never on lengths: a CUDA graph can replay it.
+- A tile holds the query heads of one KV head, so keys and values are read once for all of them.
+- What lies behind a context is masked when it is loaded: nobody may ever have written there.
+- Page ids are widened to 64 bits before they become addresses. Scores and softmax are float32.
+
+Decode is split along the context (Flash-Decoding: Dao et al., 2023), with the online softmax of
+FlashAttention (Dao et al., 2022).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+MIN_ROWS = 16  # the fewest rows that tl.dot takes
+
+
+def tiles(group: int, block_dim: int, itemsize: int) -> dict[str, dict[str, int]]:
+    """Rows of queries, tokens of a context, warps and stages: the largest tiles that do not spill.
+
+    group: query heads of a KV head. block_dim: head dimension, rounded up. itemsize: bytes a value.
+    """
+    heads = max(MIN_ROWS, triton.next_power_of_2(group))
+    if itemsize == 4:  # without tensor cores, products live in registers
+        decode = {"ROWS": heads, "TILE": 32, "num_warps": 8, "num_stages": 2}
+        return {"decode": decode, "prefill": decode}
+    wide = block_dim > 128
+    return {
+        "decode": {"ROWS": heads, "TILE": 64, "num_warps": 4, "num_stages": 3},
+        "prefill": {
+            "ROWS": max(64, heads),
+            "TILE": 32 if wide else 64,
+            "num_warps": 4 if block_dim <= 64 else 8,
+            "num_stages": 2,
+        },
+    }
+
+
+@triton.jit
+def _slots(page_table, row_start, positions, mask, PAGE_SIZE: tl.constexpr):
+    """Slots of positions, through one row of the page table; int64."""
+    pages = tl.load(page_table + row_start + positions // PAGE_SIZE, mask=mask, other=0)
+    return pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
+
+
+@triton.jit
+def store_kernel(
+    key, value, keys, values, slot_mapping,
+    key_stride_t, key_stride_h, value_stride_t, value_stride_h, keys_stride_h, values_stride_h,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program copies one head of one token."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    slot = tl.load(slot_mapping + token)
+    dim = tl.arange(0, BLOCK_D)
+    k = tl.load(key + token * key_stride_t + head * key_stride_h + dim, mask=dim < KEY_DIM)
+    tl.store(keys + head * keys_stride_h + slot * KEY_DIM + dim, k, mask=dim < KEY_DIM)
+    v = tl.load(value + token * value_stride_t + head * value_stride_h + dim, mask=dim < VALUE_DIM)
+    tl.store(values + head * values_stride_h + slot * VALUE_DIM + dim, v, mask=dim < VALUE_DIM)
+
+
+@triton.jit
+def _attend(
+    q, k, v, visible, maximum, total, acc, scale, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One step of the online softmax: q [M, D] against a tile k [N, D], v [N, E].
+
+    maximum, total: [M] of the scores so far; acc: [M, E], not yet divided by total.
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    scores = tl.where(visible, scores, -float("inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    # A row that has seen nothing yet keeps -inf: subtracting it from itself would be NaN.
+    shift = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
+    weights = tl.exp(scores - shift[:, None])
+    decay = tl.exp(maximum - shift)
+    total = total * decay + tl.sum(weights, axis=1)
+    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return new_maximum, total, acc
+
+
+@triton.jit
+def decode_kernel(
+    query, keys, values, page_table, seq_lens, partial, partial_lse,
+    query_stride_b, query_stride_h, keys_stride_h, values_stride_h, table_stride,
+    scale, num_splits,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: the heads of one KV head of one request, over one split of its context."""
+    request, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
+    length = tl.load(seq_lens + request)
+    start = split * SPLIT_SIZE
+    if start >= length:
+        return
+    group = tl.arange(0, ROWS)
+    head = kv_head * GROUP + group
+    k_dim, v_dim = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+    q = tl.load(
+        query + request * query_stride_b + head[:, None] * query_stride_h + k_dim[None, :],
+        mask=(group[:, None] < GROUP) & (k_dim[None, :] < KEY_DIM), other=0.0,
+    )  # fmt: skip
+    maximum = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
+    end = tl.minimum(start + SPLIT_SIZE, length)
+    for first in range(start, end, TILE):
+        positions = first + tl.arange(0, TILE)
+        inside = positions < end
+        slots = _slots(page_table, request * table_stride, positions, inside, PAGE_SIZE)
+        k = tl.load(
+            keys + kv_head * keys_stride_h + slots[:, None] * KEY_DIM + k_dim[None, :],
+            mask=inside[:, None] & (k_dim[None, :] < KEY_DIM), other=0.0,
+        )  # fmt: skip
+        v = tl.load(
+            values + kv_head * values_stride_h + slots[:, None] * VALUE_DIM + v_dim[None, :],
+            mask=inside[:, None] & (v_dim[None, :] < VALUE_DIM), other=0.0,
+        )  # fmt: skip
+        maximum, total, acc = _attend(
+            q, k, v, inside[None, :], maximum, total, acc, scale, PRECISION
+        )
+    num_heads = tl.num_programs(1) * GROUP
+    row = (request * num_heads + head) * num_splits + split  # [B, heads, splits]
+    tl.store(partial_lse + row, maximum + tl.log(total), mask=group < GROUP)
+    tl.store(
+        partial + row[:, None] * VALUE_DIM + v_dim[None, :], acc / total[:, None],
+        mask=(group[:, None] < GROUP) & (v_dim[None, :] < VALUE_DIM),
+    )  # fmt: skip
+
+
+@triton.jit
+def reduce_kernel(
+    partial, partial_lse, output, seq_lens, num_splits, output_stride_b, output_stride_h,
+    VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+):  # fmt: skip
+    """One program combines the splits of one head of one request."""
+    request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    length = tl.load(seq_lens + request)
+    row = (request * tl.num_programs(1) + head) * num_splits
+    dim = tl.arange(0, BLOCK_V)
+    acc = tl.zeros([BLOCK_V], tl.float32)
+    maximum = tl.full([], -float("inf"), tl.float32)
+    total = tl.zeros([], tl.float32)
+    for split in range(tl.cdiv(length, SPLIT_SIZE)):
+        lse = tl.load(partial_lse + row + split)
+        part = tl.load(partial + (row + split) * VALUE_DIM + dim, mask=dim < VALUE_DIM, other=0.0)
+        new_maximum = tl.maximum(maximum, lse)
+        decay, weight = tl.exp(maximum - new_maximum), tl.exp(lse - new_maximum)
+        acc = acc * decay + part * weight
+        total = total * decay + weight
+        maximum = new_maximum
+    # A row of length 0 pads a batch: it gives zeros, not NaN.
+    result = acc / tl.where(total == 0.0, 1.0, total)
+    place = output + request * output_stride_b + head * output_stride_h + dim
+    tl.store(place, result.to(output.dtype.element_ty), mask=dim < VALUE_DIM)
+
+
+@triton.jit
+def prefill_kernel(
+    query, keys, values, output, page_table, query_starts, seq_lens,
+    query_stride_t, query_stride_h, output_stride_t, output_stride_h,
+    keys_stride_h, values_stride_h, table_stride,
+    scale, first_request, num_requests, first_token,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program: ROWS // GROUP query tokens of one request, with the heads of one KV head.
+
+        rows of the tile   token 0: heads 0 1 2 | token 1: heads 0 1 2 | ...      GROUP = 3
+
+    Requests have different numbers of tokens, and the grid must not know: block i + tokens // Q
+    belongs to request i, Q tokens a block, which leaves at most one empty block a request.
+    """
+    QUERIES: tl.constexpr = ROWS // GROUP
+    block, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    # The last request whose first block is not after this one.
+    low, high = 0, num_requests
+    while low < high - 1:
+        middle = (low + high) // 2
+        begin = tl.load(query_starts + first_request + middle) - first_token
+        if begin // QUERIES + middle <= block:
+            low = middle
+        else:
+            high = middle
+    request = (first_request + low).to(tl.int64)
+    begin = tl.load(query_starts + request) - first_token
+    num_queries = tl.load(query_starts + request + 1) - first_token - begin
+    length = tl.load(seq_lens + request)
+    first_query = (block - begin // QUERIES - low) * QUERIES
+    if first_query >= num_queries:
+        return
+    row = tl.arange(0, ROWS)
+    token = first_query + row // GROUP  # of the request's tokens in this step
+    head = kv_head * GROUP + row % GROUP
+    valid = (row < QUERIES * GROUP) & (token < num_queries)
+    position = length - num_queries + token
+    k_dim, v_dim = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+    place = (begin + token).to(tl.int64)
+    q = tl.load(
+        query + place[:, None] * query_stride_t + head[:, None] * query_stride_h + k_dim[None, :],
+        mask=valid[:, None] & (k_dim[None, :] < KEY_DIM), other=0.0,
+    )  # fmt: skip
+    maximum = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
+    # Nobody in this tile sees further than its last token.
+    end = length - num_queries + tl.minimum(first_query + QUERIES, num_queries)
+    for first in range(0, end, TILE):
+        positions = first + tl.arange(0, TILE)
+        inside = positions < end
+        slots = _slots(page_table, request * table_stride, positions, inside, PAGE_SIZE)
+        k = tl.load(
+            keys + kv_head * keys_stride_h + slots[:, None] * KEY_DIM + k_dim[None, :],
+            mask=inside[:, None] & (k_dim[None, :] < KEY_DIM), other=0.0,
+        )  # fmt: skip
+        v = tl.load(
+            values + kv_head * values_stride_h + slots[:, None] * VALUE_DIM + v_dim[None, :],
+            mask=inside[:, None] & (v_dim[None, :] < VALUE_DIM), other=0.0,
+        )  # fmt: skip
+        visible = valid[:, None] & (positions[None, :] <= position[:, None])
+        maximum, total, acc = _attend(q, k, v, visible, maximum, total, acc, scale, PRECISION)
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(
+        output + place[:, None] * output_stride_t + head[:, None] * output_stride_h + v_dim,
+        result.to(output.dtype.element_ty), mask=valid[:, None] & (v_dim[None, :] < VALUE_DIM),
+    )  # fmt: skip

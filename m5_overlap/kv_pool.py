@@ -1,0 +1,72 @@
+"""`KVPool`: the memory of the KV cache, all pages of all layers, allocated at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from common import EngineConfig
+from common.model_support import LayerKV
+
+FREE_MEMORY_SHARE = 0.8  # of a GPU; the rest is for activations. Of main memory, half as much
+
+
+class KVPool:
+    """Keys and values of a layer: [kv_heads, 1 + num_pages, page_size, head_dim]; page 0 pads.
+
+    A page of one head is contiguous, so a kernel reads it as one tile; and with heads first, slots
+    are a dimension of their own: `[kv_heads, num_slots, head_dim]` is a view.
+    """
+
+    def __init__(
+        self, layers: list[LayerKV], config: EngineConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Raises `RuntimeError`, naming the limits, where not even one request would fit."""
+        self.page_size = config.page_size
+        page_bytes = page_size_in_bytes(layers, config.page_size, dtype)
+        self.num_pages = config.num_pages or affordable_pages(config, page_bytes, device)
+
+        def pages(num_heads: int, head_dim: int) -> torch.Tensor:
+            shape = (num_heads, 1 + self.num_pages, config.page_size, head_dim)
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        try:
+            self.keys = [pages(layer.num_kv_heads, layer.key_dim) for layer in layers]
+            self.values = [pages(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no memory for num_pages={self.num_pages} KV pages of {page_bytes} bytes ({error})"
+            ) from error
+
+
+def page_size_in_bytes(layers: list[LayerKV], page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page, keys and values of all layers together."""
+    values = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+    return values * page_size * dtype.itemsize
+
+
+def affordable_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
+    """As many pages as free memory allows, and no more than all rows could ever use."""
+    assert config.max_model_len is not None
+    one_request = -(-config.max_model_len // config.page_size)
+    affordable = free_memory(device) // page_bytes
+    if affordable < one_request:
+        raise RuntimeError(
+            f"free memory holds {affordable} KV pages, and one request of "
+            f"max_model_len={config.max_model_len} takes {one_request}: lower max_model_len"
+        )
+    return min(affordable, config.max_num_seqs * one_request)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that the pool may take."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * FREE_MEMORY_SHARE)
+    try:  # Linux: what is free, and what caches would give back
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        available = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
+    except (OSError, StopIteration):  # others do not say how much is free
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return int(available * FREE_MEMORY_SHARE / 2)

@@ -1,0 +1,112 @@
+"""The attention operations of `attention.py`, by Triton kernels: same names, same signatures.
+
+Launch grids depend on shapes only, never on lengths: a CUDA graph can replay them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from . import kernels
+from .attention import AttentionMetadata
+
+SPLIT = 256  # tokens of a context that one decode program reads
+
+
+def require_runnable(device: torch.device) -> None:
+    """Raise `RuntimeError` where kernels cannot run: they need CUDA, or Triton's interpreter."""
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise RuntimeError(
+            "attention_backend='triton' needs a CUDA device (or TRITON_INTERPRET=1, for tests)"
+        )
+
+
+def store_kv(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    meta: AttentionMetadata,
+) -> None:
+    """Write key and value [T, kv_heads, head_dim] to their slots of a layer's memory."""
+    tokens, heads, key_dim = key.shape
+    value_dim = value.shape[-1]
+    kernels.store_kernel[(tokens, heads)](
+        key, value, keys, values, meta.slot_mapping,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        keys.stride(0), values.stride(0),
+        KEY_DIM=key_dim, VALUE_DIM=value_dim,
+        BLOCK_D=triton.next_power_of_2(max(key_dim, value_dim)),
+    )  # fmt: skip
+
+
+def paged_decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """One query for each decoding request: [decodes, heads, head_dim], returns the same shape."""
+    batch, heads, _dim = query.shape
+    splits = triton.cdiv(meta.page_table.shape[1] * meta.page_size, SPLIT)
+    value_dim = values.shape[-1]
+    partial = query.new_empty((batch, heads, splits, value_dim), dtype=torch.float32)
+    partial_lse = query.new_empty((batch, heads, splits), dtype=torch.float32)
+    output = query.new_empty((batch, heads, value_dim))
+    shape = constants(query, keys, values, meta.page_size)
+    tile = kernels.tiles(heads // keys.shape[0], shape["BLOCK_V"], keys.itemsize)["decode"]
+    kernels.decode_kernel[(batch, keys.shape[0], splits)](
+        query, keys, values, meta.page_table, meta.seq_lens, partial, partial_lse,
+        query.stride(0), query.stride(1), keys.stride(0), values.stride(0),
+        meta.page_table.stride(0), scale, splits,
+        SPLIT_SIZE=SPLIT, **shape, **tile,
+    )  # fmt: skip
+    kernels.reduce_kernel[(batch, heads)](
+        partial, partial_lse, output, meta.seq_lens, splits, output.stride(0), output.stride(1),
+        VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"], SPLIT_SIZE=SPLIT,
+    )  # fmt: skip
+    return output
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """The queries of all chunks, [tokens, heads, head_dim]: each sees its request up to itself."""
+    tokens, heads, _dim = query.shape
+    output = query.new_empty((tokens, heads, values.shape[-1]))
+    shape = constants(query, keys, values, meta.page_size)
+    tile = kernels.tiles(heads // keys.shape[0], shape["BLOCK_V"], keys.itemsize)["prefill"]
+    requests = meta.seq_lens.shape[0] - meta.num_decodes
+    blocks = tokens // (tile["ROWS"] // shape["GROUP"]) + requests
+    kernels.prefill_kernel[(blocks, keys.shape[0])](
+        query, keys, values, output, meta.page_table, meta.query_starts, meta.seq_lens,
+        query.stride(0), query.stride(1), output.stride(0), output.stride(1),
+        keys.stride(0), values.stride(0), meta.page_table.stride(0),
+        scale, meta.num_decodes, requests, meta.num_decodes,
+        **shape, **tile,
+    )  # fmt: skip
+    return output
+
+
+def constants(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, page_size: int
+) -> dict[str, Any]:
+    """What both attention kernels are compiled for, beside their tiles."""
+    return {
+        "GROUP": query.shape[1] // keys.shape[0],
+        "KEY_DIM": keys.shape[-1],
+        "VALUE_DIM": values.shape[-1],
+        "PAGE_SIZE": page_size,
+        "BLOCK_K": max(kernels.MIN_ROWS, triton.next_power_of_2(keys.shape[-1])),
+        "BLOCK_V": max(kernels.MIN_ROWS, triton.next_power_of_2(values.shape[-1])),
+        # Float32 stays float32: the tensor cores' tf32 would lose the answer's last digits.
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+    }

@@ -1,0 +1,149 @@
+"""The overlap engine without tensors: the real engine and scheduler on a runner that hashes.
+
+As `fake_paged`, but a step is computed when its stream says so, with what the table and the futures
+said when it was launched. On a late stream a step is computed after the next one is planned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from common import EngineConfig, LoadedModel
+from tests.fake_model import fake_model
+from tests.fake_paged import expected_tokens, kv_of, next_token
+from tests.streams import HandEvent, LateStream
+
+FAKE: LoadedModel = fake_model()
+PADDING_PAGE = 0
+
+
+def text_of(tokens: list[int]) -> str:
+    return str(FAKE.tokenizer.decode(tokens))
+
+
+def expected_output(prompt: list[int], max_tokens: int, stops: list[int], stop: str) -> list[int]:
+    """The answer up to the first of its ends, from the token list alone."""
+    output: list[int] = []
+    for token in expected_tokens(prompt, max_tokens):
+        output.append(token)
+        if token in stops or (stop and stop in text_of(output)):
+            break
+    return output
+
+
+@dataclass
+class HashResult:
+    """What a launched step will say."""
+
+    tokens: list[int]
+    event: HandEvent | None = None
+
+    def wait(self) -> list[tuple[int, None]]:
+        assert self.event is not None
+        self.event.wait()
+        return [(token, None) for token in self.tokens]
+
+
+@dataclass
+class Part:
+    """One request's part of a step, as it was when the step was launched."""
+
+    row: int
+    pages: list[int]
+    start: int
+    tokens: list[int]
+    is_sampled: bool
+
+
+class HashRunner:
+    """What the engine uses of a `ModelRunner`."""
+
+    def __init__(self, num_pages: int, page_size: int, stream: LateStream) -> None:
+        self.kv_pool = type("Pool", (), {"num_pages": num_pages})()
+        self.page_size = page_size
+        self.stream = stream
+        self.memory: dict[int, int] = {}
+        self.futures: dict[int, int] = {}
+        self.rows: dict[int, dict[int, int]] = {}
+        self.free_pages: list[int] = []  # the allocator's own list
+        self.num_launches = 0
+
+    def launch(self, batch: Any, table: Any) -> HashResult:
+        self.num_launches += 1
+        for row, column, page in table.take_updates():
+            self.rows.setdefault(row, {})[column] = page
+        parts = []
+        for i, (request, n) in enumerate(
+            zip(batch.requests, batch.num_scheduled_tokens, strict=True)
+        ):
+            assert request.num_tokens < request.max_num_tokens, "a step that is known to be useless"
+            start = request.num_computed_tokens
+            width = -(-(start + n) // self.page_size)
+            pages = [self.rows[request.row].get(c, PADDING_PAGE) for c in range(width)]
+            tokens = list(request.token_ids[start : start + n])
+            parts.append(Part(request.row + 1, pages, start, tokens, i in batch.sampled))
+        result = HashResult([])
+        result.event = self.stream.launch(lambda: self._compute(parts, result))
+        return result
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def forget(self, pages: list[int]) -> None:
+        """Work of the stream: free pages lose what was written to them."""
+        for page in pages:
+            for slot in range(page * self.page_size, (page + 1) * self.page_size):
+                self.memory.pop(slot, None)
+
+    def _compute(self, parts: list[Part], result: HashResult) -> None:
+        for part in parts:
+            tokens = [self.futures[-t] if t < 0 else t for t in part.tokens]
+            kv = tuple(self.memory[self._slot(part, p)] for p in range(part.start))
+            for position, token in enumerate(tokens, part.start):
+                page = part.pages[position // self.page_size]
+                assert page not in self.free_pages, "I3: a free page is written"
+                value = kv_of(kv, token, position)
+                self.memory[self._slot(part, position)] = value
+                kv = (*kv, value)
+            if part.is_sampled:
+                self.futures[part.row] = next_token(kv)
+                result.tokens.append(self.futures[part.row])
+
+    def _slot(self, part: Part, position: int) -> int:
+        page = part.pages[position // self.page_size]
+        assert page != PADDING_PAGE, "I3: a request reads or writes the padding page"
+        return page * self.page_size + position % self.page_size
+
+
+def hash_engine(module: ModuleType, stream: LateStream, num_pages: int, **config: Any) -> Any:
+    """An `LLMEngine` of an `engine` module, on a `HashRunner`, audited after every step."""
+    engine_class: Any = module.LLMEngine
+
+    class HashEngine(engine_class):
+        def step(self) -> Any:
+            outputs = super().step()
+            self.audit()
+            return outputs
+
+        def abort_request(self, request_id: str) -> bool:
+            ended: bool = super().abort_request(request_id)
+            self.audit()
+            return ended
+
+        def audit(self) -> None:
+            """The invariants; and what is free loses its memory, once what is in flight is done."""
+            self.check_invariants()
+            pages = list(self.scheduler.kv_cache.allocator.free_pages)
+            self.runner.free_pages = self.scheduler.kv_cache.allocator.free_pages
+            self.runner.stream.launch(lambda: self.runner.forget(pages))
+
+    settings = EngineConfig(model="hash-model", num_pages=num_pages, max_model_len=200, **config)
+    runner = HashRunner(num_pages, settings.page_size, stream)
+    build = module.ModelRunner
+    vars(module)["ModelRunner"] = lambda *_: runner
+    try:
+        return HashEngine(settings, FAKE)
+    finally:
+        vars(module)["ModelRunner"] = build

@@ -147,22 +147,22 @@ class Worker:
 
     def run(self) -> None:
         while (item := self.input_queue.get()) is not None:
-            self._do(*item)
-            del item  # waiting for the next, the thread holds nothing of the last
-
-    def _do(self, work: Work, event: ThreadEvent) -> None:
-        started = time.perf_counter()
-        if self.failure is None:
-            try:
-                work()
-            except BaseException as failure:
-                self.failure = failure
-        event.failure = self.failure
-        rest = started + self.least_seconds - time.perf_counter()
-        if rest > 0:
-            time.sleep(rest)
-        self.spans.append((started, time.perf_counter()))
-        event.done.set()
+            work, event = item
+            started = time.perf_counter()
+            if self.failure is None:
+                try:
+                    work()
+                except BaseException as failure:
+                    self.failure = failure
+            # Free what the work held before its event wakes the host: else the host gets a turn
+            # in between, and the next forward waits for it. And I3: the thread keeps no request.
+            del item, work
+            if (rest := started + self.least_seconds - time.perf_counter()) > 0:
+                time.sleep(rest)
+            self.spans.append((started, time.perf_counter()))
+            event.failure = self.failure
+            event.done.set()
+            del event
 
 
 class CudaEvent(Event):

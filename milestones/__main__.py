@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import bench, gpu_check
+from . import bench, gpu_check, host_time
 
 COMMANDS = {
     "bench": (bench, "the ladder, measured on this machine"),
+    "host-time": (host_time, "what a step costs beside its forward"),
     "gpu-check": (gpu_check, "kernels, engines and bandwidth on a GPU"),
 }
 

@@ -102,7 +102,7 @@ def _counters(record: TraceRecord) -> Iterator[Event]:
 def _requests(record: TraceRecord) -> Iterator[Event]:
     lanes = [Lane(record, n, request) for n, request in enumerate(record.requests)]
     for frame, state in record.states():
-        for number in frame.requests:
+        for number in {**frame.requests, **dict.fromkeys(frame.retracted)}:
             yield from lanes[number].see(frame, state)
     for lane in lanes:
         yield from lane.finish()
@@ -119,10 +119,10 @@ class Lane:
         """A frame in which the request changed."""
         now = state.requests[self.number]["state"]
         scheduled = any(self.number in batch for batch in frame.batches)
-        if self.phase != "waiting" and now == "waiting":
+        for _ in range(frame.retracted.count(self.number)):
             yield from self._turn("waiting", frame.start)
             yield self._instant("retracted", frame.start)
-        elif self.phase == "waiting" and scheduled:
+        if self.phase == "waiting" and scheduled and frame.error is None:
             yield from self._turn("prefill", frame.start)
         if self.phase == "prefill" and now not in ("waiting", "prefill"):
             yield from self._turn("decode", frame.end)

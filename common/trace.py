@@ -44,7 +44,8 @@ class Trace:
         self.record = TraceRecord(describe(engine), origin=time.perf_counter())
         self._step = 0
         self._in_step = False
-        self._batches: list[dict[int, int]] = []  # of this step
+        self._batches: list[dict[int, int]] = []  # of this step, both
+        self._retracted: list[int] = []
         self._scheduled: deque[int] = deque()  # the step of each batch without a forward yet
 
     def __enter__(self) -> Self:
@@ -57,6 +58,8 @@ class Trace:
             engine = self.engine
             self._wrap(undo, engine.output_processor, "add_request", self._around_add_request)
             self._wrap(undo, engine.scheduler, "schedule", self._around_schedule)
+            if hasattr(engine.scheduler, "_retract"):  # it may be undone before the step ends
+                self._wrap(undo, engine.scheduler, "_retract", self._around_retract)
             for name in TIMED:
                 if hasattr(engine, name):
                     self._wrap(undo, engine, name, functools.partial(self._timed, name))
@@ -118,13 +121,20 @@ class Trace:
 
         return schedule
 
+    def _around_retract(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def retract(request: Request) -> None:
+            self._retracted.append(self._observer.number(request))
+            method(request)
+
+        return retract
+
     def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         timed = self._timed("step", method)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self._step += 1
             self._in_step = True
-            self._batches = []
+            self._batches, self._retracted = [], []
             started, failure = time.perf_counter(), None
             try:
                 return timed(*args, **kwargs)
@@ -142,7 +152,7 @@ class Trace:
         self._take_forwards()
         if failure is not None:
             self._scheduled.clear()  # a batch may have failed before its forward began
-        frame = Frame(self._step, started, ended, self._batches, error=failure)
+        frame = Frame(self._step, started, ended, self._batches, self._retracted, error=failure)
         self.record.frames.append(self._observer.look(frame))
         self._add_span("trace", ended)
 

@@ -54,6 +54,9 @@ class Observer:
         counts = getattr(scheduled, "num_scheduled_tokens", ())
         return {self._numbers[r]: n for r, n in zip(requests, counts, strict=True)}
 
+    def number(self, request: Request) -> int:
+        return self._numbers[request]
+
     def look(self, frame: Frame) -> Frame:
         """Fill in what has changed since the last look."""
         waiting = [self._numbers[request] for request in self.scheduler.waiting]

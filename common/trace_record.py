@@ -48,6 +48,7 @@ class Frame:
 
     batches: tokens scheduled of each request; one batch a step, or two where an engine fills its
         pipeline.
+    retracted: who lost its memory, in order; it may be back in the same step.
     waiting: the queue in order, None where it is as before.
     requests: the fields that changed: `state` (waiting, prefill, decode, stop, length, abort),
         `row`, `tokens`, `computed`, `cached`; and `text`, what was added to it.
@@ -62,6 +63,7 @@ class Frame:
     start: float
     end: float
     batches: list[dict[int, int]] = field(default_factory=list)
+    retracted: list[int] = field(default_factory=list)
     waiting: list[int] | None = None
     requests: dict[int, dict[str, Any]] = field(default_factory=dict)
     pages: dict[int, PageOwner] = field(default_factory=dict)

@@ -60,6 +60,8 @@ class Trace:
             self._wrap(undo, engine.scheduler, "schedule", self._around_schedule)
             if hasattr(engine.scheduler, "_retract"):  # it may be undone before the step ends
                 self._wrap(undo, engine.scheduler, "_retract", self._around_retract)
+            if hasattr(engine, "cancel"):
+                self._wrap(undo, engine, "cancel", self._around_cancel)
             for name in TIMED:
                 if hasattr(engine, name):
                     self._wrap(undo, engine, name, functools.partial(self._timed, name))
@@ -127,6 +129,16 @@ class Trace:
             method(request)
 
         return retract
+
+    def _around_cancel(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What is in flight is given up: forwards of it that have not ended may never be told."""
+
+        def cancel() -> None:
+            method()
+            self._take_forwards()
+            self._scheduled.clear()
+
+        return cancel
 
     def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         timed = self._timed("step", method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections import deque
 from dataclasses import asdict
@@ -14,18 +15,23 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common import OfflineEngine, RequestOutput
+from common import EngineConfig, OfflineEngine, RequestOutput
 from common.chrome_trace import chrome_trace
 from common.demo import parser, recorded
 from common.trace import Trace
 from common.trace_forwards import StreamForwards
 from common.trace_record import Span, State, TraceRecord
-from tests.conftest import EngineFactory, build_engine, shared_model
+from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
 COMMON = list(range(50, 66))  # what all prompts begin with
 PROMPTS = [COMMON + [i] * (2 + 3 * i) for i in range(6)]
-CONFIG = {"max_num_seqs": 3, "page_size": 4, "num_pages": 40, "max_num_batched_tokens": 48}
+CONFIG: dict[str, Any] = {
+    "max_num_seqs": 3,
+    "page_size": 4,
+    "num_pages": 40,
+    "max_num_batched_tokens": 48,
+}
 
 
 class Broken(Exception):
@@ -35,6 +41,12 @@ class Broken(Exception):
 def add_all(engine: OfflineEngine, max_tokens: int = 9) -> None:
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), f"r{number}")
+
+
+def bare_engine(milestone: str) -> OfflineEngine:
+    """Not audited: what the audit does to free memory may run on the engine's stream, too."""
+    config = EngineConfig(model="tiny-llama", device="cpu", **CONFIG)
+    return importlib.import_module(milestone).LLMEngine(config, shared_model("tiny-llama"))
 
 
 def traced_run(engine: OfflineEngine) -> TraceRecord:
@@ -55,9 +67,9 @@ def assert_nested(spans: list[Span]) -> None:
         open_until.append(span.end)
 
 
-def test_the_lanes(make_engine: EngineFactory) -> None:
-    engine = make_engine(**CONFIG)
-    record = traced_run(engine)
+def test_the_lanes(milestone: str) -> None:
+    with bare_engine(milestone) as engine:
+        record = traced_run(engine)
     assert_nested(record.spans)
     assert_nested(record.forwards)
     steps = [span for span in record.spans if span.name == "step"]
@@ -68,7 +80,16 @@ def test_the_lanes(make_engine: EngineFactory) -> None:
     assert {"schedule", "process"} <= {span.name for span in record.spans}
     ran = [frame.step for frame in record.frames for _batch in frame.batches]
     assert [span.step for span in record.forwards] == ran
-    assert len(ran) == engine.stats().num_steps
+    # Where steps overlap, one may be launched for requests that turn out to have ended.
+    assert len(ran) >= engine.stats().num_steps
+
+
+@pytest.mark.before("m5_overlap")
+def test_one_forward_a_step(make_engine: EngineFactory) -> None:
+    engine = make_engine(**CONFIG)
+    record = traced_run(engine)
+    assert len(record.forwards) == engine.stats().num_steps
+    assert all(len(frame.batches) == 1 for frame in record.frames[1:])
 
 
 def test_frames_agree_with_the_engine(make_engine: EngineFactory) -> None:
@@ -254,13 +275,13 @@ def test_a_failed_step_is_recorded(
         assert output.outputs[0].finish_reason == "length"
 
 
-def test_a_model_may_be_shared(make_engine: EngineFactory, milestone: str) -> None:
+def test_a_model_may_be_shared(milestone: str) -> None:
     """What another engine computes is not in the trace."""
-    engine, other = make_engine(), build_engine(milestone)
-    with Trace(engine) as trace:
-        other.generate([1, 2, 3], greedy(4))
-        engine.generate([1, 2, 3], greedy(4))
-    assert len(trace.record.forwards) == engine.stats().num_steps
+    with bare_engine(milestone) as engine, bare_engine(milestone) as other:
+        with Trace(engine) as trace:
+            other.generate([1, 2, 3], greedy(4))
+            engine.generate([1, 2, 3], greedy(4))
+        assert len(trace.record.forwards) == engine.stats().num_steps
 
 
 def test_an_instances_own_method_comes_back(make_engine: EngineFactory) -> None:

@@ -116,6 +116,28 @@ def test_a_hash_beyond_the_end(tmp_path: Path) -> None:
     assert "Nobody runs." in made and text_of(made, "error") == ""
 
 
+def test_the_keys(tmp_path: Path) -> None:
+    """Arrows, Home and End go by steps; space plays, here to the end, and pauses there."""
+    record = record_of(MILESTONES[-1])
+    last = record.frames[-1].step
+
+    def press(*keys: str) -> str:
+        """The page as after these keys, and some time."""
+        events = "".join(
+            f'dispatchEvent(new KeyboardEvent("keydown", {{ key: "{key}" }}));' for key in keys
+        )
+        script = f'<script>$("speed").value = "50"; {events}</script></body>'
+        page = player_html(record).replace("</body>", script)
+        return dom(tmp_path, page, "#step=1", "--virtual-time-budget=3000")
+
+    made = press("ArrowRight", "ArrowRight", "ArrowLeft")
+    assert text_of(made, "where").startswith("step 2 of ")
+    assert text_of(press("End", "ArrowLeft"), "where").startswith(f"step {last - 1} of ")
+    made = press("End", "Home", " ")
+    assert text_of(made, "where").startswith(f"step {last} of ") and "Play (space)" in made
+    assert text_of(made, "error") == ""
+
+
 def test_an_emulated_forward_is_labelled(tmp_path: Path) -> None:
     record = record_of(MILESTONES[-1])
     emulated: dict[str, Any] = {**record.meta, "emulated_forward_ms": 20}

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from rich.console import Console
 
+from .chrome_trace import chrome_trace
 from .config import EMBEDDED_MODEL, EngineConfig
 from .embedded import EmbeddedModelMissingError
 from .offline import OfflineEngine
+from .player import player_html
+from .trace import Trace
 
 CHATS = [
     "Why is the sky blue?",
@@ -49,6 +55,12 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
     result.add_argument("--max-tokens", type=_positive, default=max_tokens, help="output of each")
     result.add_argument("--check", action="store_true", help="check invariants after every step")
     result.add_argument("--plain", action="store_true", help="lines instead of a live screen")
+    result.add_argument(
+        "--trace", type=_writable, metavar="FILE", help="write a trace for ui.perfetto.dev"
+    )
+    result.add_argument(
+        "--player", type=_writable, metavar="FILE", help="write an HTML page that plays the run"
+    )
     return result
 
 
@@ -66,6 +78,29 @@ def open_engine(
     except EmbeddedModelMissingError as missing:
         console.print(f"{missing}\nGoing on with a tiny random model, whose text is noise.")
         return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))
+
+
+@contextmanager
+def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) -> Iterator[None]:
+    """Record what the engine does inside, if `--trace` or `--player` asks for it, and write it.
+
+    A run that fails or is interrupted is written too: that is when one wants to see it.
+    """
+    if args.trace is None and args.player is None:
+        yield
+        return
+    trace = Trace(engine)
+    trace.record.meta["machine"] = machine()
+    try:
+        with trace:
+            yield
+    finally:
+        if args.trace is not None:
+            args.trace.write_text(json.dumps(chrome_trace(trace.record)), encoding="utf-8")
+            _say(console, f"trace:  {args.trace}, for ui.perfetto.dev or chrome://tracing")
+        if args.player is not None:
+            args.player.write_text(player_html(trace.record), encoding="utf-8")
+            _say(console, f"player: {args.player}, for a browser")
 
 
 def chats(count: int) -> list[str]:
@@ -89,6 +124,23 @@ def _cpu_name() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _writable(text: str) -> Path:
+    """A file that can be written: found out by opening it, before the run and not after it."""
+    path = Path(text)
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {error.strerror}") from None
+    if not existed:
+        path.unlink()
+    return path
 
 
 def _positive(text: str) -> int:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams, TokensPrompt
 from common.dashboard import bar, summary_table
-from common.demo import chats, machine, make_console, open_engine, parser
+from common.demo import chats, machine, make_console, open_engine, parser, recorded
 
 from . import LLMEngine
 
@@ -24,13 +24,14 @@ def main() -> None:
     config = EngineConfig(model=args.model, device=args.device)
     with open_engine(LLMEngine, config, console) as engine:
         console.print(f"[bold]m1_single[/] · {engine.loaded.name} · {machine()}", highlight=False)
-        for question in chats(args.requests):
-            prompt = engine.input_processor.apply_chat_template(
-                [{"role": "user", "content": question}]
-            )
-            console.print(f"\n[bold]> {question}[/]", highlight=False)
-            cached, seconds = stream(engine, prompt, args, console)
-            compare(engine, prompt, cached, seconds, args, console)
+        with recorded(engine, args, console):
+            for question in chats(args.requests):
+                prompt = engine.input_processor.apply_chat_template(
+                    [{"role": "user", "content": question}]
+                )
+                console.print(f"\n[bold]> {question}[/]", highlight=False)
+                cached, seconds = stream(engine, prompt, args, console)
+                compare(engine, prompt, cached, seconds, args, console)
         console.print(growth(engine.loaded))
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from common import EngineConfig, EngineStats, SamplingParams, TokensPrompt
 from common.dashboard import Dashboard, bar, sparkline, summary_table
-from common.demo import chats, machine, make_console, open_engine, parser
+from common.demo import chats, machine, make_console, open_engine, parser, recorded
 from common.workload import Workload, WorkloadResult, run_rung
 
 from . import LLMEngine
@@ -36,7 +36,8 @@ def main() -> None:
             for question in questions
         ]
         served = Serving(engine, console, args)
-        served.run(questions, prompts)
+        with recorded(engine, args, console):
+            served.run(questions, prompts)
         workload = Workload(
             prompts=[list(prompt.prompt_token_ids) for prompt in prompts],
             max_tokens=[args.max_tokens] * len(prompts),

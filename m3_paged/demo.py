@@ -13,7 +13,7 @@ from rich.text import Text
 
 from common import EngineConfig, SamplingParams, TokensPrompt
 from common.dashboard import Dashboard, summary_table
-from common.demo import chats, machine, make_console, open_engine, parser
+from common.demo import chats, machine, make_console, open_engine, parser, recorded
 from common.workload import Workload, WorkloadResult, run_rung
 
 from . import LLMEngine
@@ -45,7 +45,8 @@ def main() -> None:
             engine.input_processor.apply_chat_template([{"role": "user", "content": question}])
             for question in questions
         ]
-        Serving(engine, console, args).run(questions, prompts)
+        with recorded(engine, args, console):
+            Serving(engine, console, args).run(questions, prompts)
         shared["model"] = engine.loaded.name
         shared["max_model_len"] = engine.config.max_model_len
     results = {}

@@ -16,7 +16,7 @@ from rich.tree import Tree
 from common import EngineConfig, SamplingParams
 from common.config import POLICIES
 from common.dashboard import Dashboard, bar, summary_table
-from common.demo import chats, machine, make_console, open_engine, parser
+from common.demo import chats, machine, make_console, open_engine, parser, recorded
 from common.workload import Workload, WorkloadResult, run, run_rung
 
 from . import LLMEngine
@@ -58,7 +58,8 @@ def main() -> None:
     with open_engine(LLMEngine, EngineConfig(**config), console) as engine:
         console.print(f"[bold]m4_radix[/] · {engine.loaded.name} · {machine()}", highlight=False)
         serving = Serving(engine, console, args)
-        serving.run()
+        with recorded(engine, args, console):
+            serving.run()
         config["model"] = engine.loaded.name
         config["max_model_len"] = engine.config.max_model_len
         outputs = [args.max_tokens] * len(serving.prompts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +18,17 @@ def run_demo(milestone: str, *arguments: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
-def test_the_demo_runs_into_a_file(milestone: str) -> None:
+def test_the_demo_runs_into_a_file(milestone: str, tmp_path: Path) -> None:
+    trace, player = str(tmp_path / "trace.json"), str(tmp_path / "player.html")
     done = run_demo(
-        milestone, "--model", "tiny-llama", "--requests", "3", "--max-tokens", "6", "--check"
-    )
+        milestone, "--model", "tiny-llama", "--requests", "3", "--max-tokens", "6", "--check",
+        "--trace", trace, "--player", player,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout and "\r" not in done.stdout
     assert milestone in done.stdout and "tokens/s" in done.stdout
+    for path in (trace, player):
+        assert path in done.stdout and milestone in Path(path).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("arguments", [["--requests", "0"], ["--max-tokens", "many"]])

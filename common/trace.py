@@ -1,0 +1,203 @@
+"""`Trace`: what an engine did, step by step, taken from the outside. No engine knows of it.
+
+    with Trace(engine) as trace:
+        while engine.has_unfinished_requests():
+            engine.step()
+    trace.record            # plain data: see `trace_record`
+
+It puts a timer around the methods that the ladder's spine consists of, on this one instance, and
+takes all of them off again at the end, however the run ended. Two lanes come from it:
+
+    CPU       | step: schedule | run                  | process |   | step: ...
+    forward                     | the model computes |
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from .offline import OfflineEngine
+from .request import Request
+from .trace_forwards import Forwards, HookedForwards, StreamForwards
+from .trace_frames import Observer
+from .trace_record import Frame, Span, TraceRecord
+
+TIMED = ("launch", "run", "wait", "process")  # what of these an engine has
+
+
+class Trace:
+    """Records while it is open. `record` is complete once it is closed.
+
+    The time that recording takes stands in the CPU lane too, as spans named `trace`.
+    """
+
+    def __init__(self, engine: OfflineEngine) -> None:
+        self.engine: Any = engine
+        self.record = TraceRecord(describe(engine), origin=time.perf_counter())
+        self._step = 0
+        self._in_step = False
+        self._batches: list[dict[int, int]] = []  # of this step, both
+        self._retracted: list[int] = []
+        self._scheduled: deque[int] = deque()  # the step of each batch without a forward yet
+
+    def __enter__(self) -> Self:
+        self._observer = Observer(self.engine)
+        self.record.requests = self._observer.requests
+        self.record.origin = now = time.perf_counter()
+        self.record.frames.append(self._observer.look(Frame(0, now, now)))
+        with ExitStack() as undo:  # if anything fails here, nothing stays wrapped
+            self._forwards = self._watch_forwards(undo)
+            engine = self.engine
+            self._wrap(undo, engine.output_processor, "add_request", self._around_add_request)
+            self._wrap(undo, engine.scheduler, "schedule", self._around_schedule)
+            if hasattr(engine.scheduler, "_retract"):  # it may be undone before the step ends
+                self._wrap(undo, engine.scheduler, "_retract", self._around_retract)
+            if hasattr(engine, "cancel"):
+                self._wrap(undo, engine, "cancel", self._around_cancel)
+            for name in TIMED:
+                if hasattr(engine, name):
+                    self._wrap(undo, engine, name, functools.partial(self._timed, name))
+            self._wrap(undo, engine, "step", self._around_step)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+        self._take_forwards()
+        now = time.perf_counter()
+        last = self._observer.look(Frame(self._step + 1, now, now))
+        if last.requests or last.pages or last.nodes:  # aborted after the last step
+            self.record.frames.append(last)
+
+    def _wrap(
+        self, undo: ExitStack, owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]
+    ) -> None:
+        """Shadow a method on the instance; `undo` puts back what the instance itself had."""
+        own = vars(owner).get(name)
+        method = getattr(owner, name)
+        setattr(owner, name, functools.wraps(method)(around(method)))
+        if own is None:
+            undo.callback(delattr, owner, name)
+        else:
+            undo.callback(setattr, owner, name, own)
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._add_span(name, started)
+
+        return timed
+
+    def _around_add_request(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def add_request(request: Request) -> None:
+            method(request)
+            self._observer.add_request(request)
+
+        return add_request
+
+    def _around_schedule(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self._timed("schedule", method)
+
+        def schedule(*args: Any, **kwargs: Any) -> Any:
+            scheduled = timed(*args, **kwargs)
+            if batch := self._observer.batch(scheduled):
+                self._batches.append(batch)
+                self._scheduled.append(self._step)
+            return scheduled
+
+        return schedule
+
+    def _around_retract(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def retract(request: Request) -> None:
+            self._retracted.append(self._observer.number(request))
+            method(request)
+
+        return retract
+
+    def _around_cancel(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """What is in flight is given up: forwards of it that have not ended may never be told."""
+
+        def cancel() -> None:
+            method()
+            self._take_forwards()
+            self._scheduled.clear()
+
+        return cancel
+
+    def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        timed = self._timed("step", method)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._step += 1
+            self._in_step = True
+            self._batches, self._retracted = [], []
+            started, failure = time.perf_counter(), None
+            try:
+                return timed(*args, **kwargs)
+            except BaseException as error:
+                failure = type(error).__name__
+                raise
+            finally:
+                self._in_step = False
+                self._after_step(started, failure)
+
+        return step
+
+    def _after_step(self, started: float, failure: str | None) -> None:
+        ended = time.perf_counter()
+        self._take_forwards()
+        if failure is not None:
+            self._scheduled.clear()  # a batch may have failed before its forward began
+        frame = Frame(self._step, started, ended, self._batches, self._retracted, error=failure)
+        self.record.frames.append(self._observer.look(frame))
+        self._add_span("trace", ended)
+
+    def _add_span(self, name: str, started: float) -> None:
+        self.record.spans.append(Span(name, started, time.perf_counter(), self._step))
+
+    def _watch_forwards(self, undo: ExitStack) -> Forwards:
+        runner = self.engine.runner
+        spans = getattr(getattr(runner, "stream", None), "spans", None)
+        if spans is not None:
+            return StreamForwards(spans)
+        return HookedForwards(runner.model, lambda: self._in_step, undo)
+
+    def _take_forwards(self) -> None:
+        """Forwards run in the order of their batches, perhaps a step behind."""
+        for start, end in self._forwards.take():
+            step = self._scheduled.popleft() if self._scheduled else self._step
+            self.record.forwards.append(Span("forward", start, end, step))
+
+
+def describe(engine: Any) -> dict[str, Any]:
+    """What of an engine does not change: its rung, model, configuration, and memory."""
+    kv_cache = getattr(engine.scheduler, "kv_cache", None)
+    meta = {
+        "engine": type(engine.scheduler).__module__.split(".")[0],
+        "model": engine.loaded.name,
+        "device": str(engine.loaded.model.device),
+        "config": dict(vars(engine.config)),
+        "emulated_forward_ms": getattr(engine.config, "emulated_forward_ms", None) or None,
+        "has_tree": hasattr(kv_cache, "radix_cache"),
+    }
+    if (allocator := getattr(kv_cache, "allocator", None)) is not None:
+        meta |= {"num_pages": allocator.num_pages, "page_size": engine.config.page_size}
+    elif kv_cache is not None:
+        meta |= {"num_rows": kv_cache.num_rows, "row_tokens": kv_cache.row_tokens}
+    return meta

@@ -1,0 +1,82 @@
+"""When forwards ran: as the engine's own stream tells it, or timed by hooks of the model."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+
+Interval = tuple[float, float]  # begin and end, in seconds of `time.perf_counter`
+
+
+class Forwards(Protocol):
+    """Where forwards are timed."""
+
+    def take(self) -> list[Interval]:
+        """Those that ended since the last call, oldest first."""
+
+
+class StreamForwards:
+    """An engine that runs forwards on a stream of its own times them itself."""
+
+    def __init__(self, spans: deque[Interval]) -> None:
+        self.spans = spans
+        self._taken_until = spans[-1][1] if spans else 0.0
+
+    def take(self) -> list[Interval]:
+        new: list[Interval] = []
+        for span in reversed(self.spans.copy()):  # a copy: another thread appends to it
+            if span[1] <= self._taken_until:
+                break
+            new.append(span)
+        if new:
+            self._taken_until = new[0][1]
+        return new[::-1]
+
+
+class HookedForwards:
+    """Hooks of the model. Engines may share it: only calls while `is_ours()` count.
+
+    On CUDA a call returns long before it is computed, so marks are events in the stream.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, is_ours: Callable[[], bool], undo: ExitStack
+    ) -> None:
+        self.is_ours = is_ours
+        self.marks: list[Any] = []  # begin, end, begin, end, ...
+        self.on_cuda = next(model.parameters()).is_cuda
+        if self.on_cuda:  # event times are relative to one another: this ties them to ours
+            self.zero = self._mark()
+            self.zero.synchronize()
+        self.zero_seconds = time.perf_counter()
+        begin = model.register_forward_pre_hook(self._hook)
+        undo.callback(begin.remove)
+        end = model.register_forward_hook(self._hook, always_call=True)  # also where it raises
+        undo.callback(end.remove)
+
+    def take(self) -> list[Interval]:
+        times = [self._seconds(mark) for mark in self.marks]
+        self.marks = []
+        return list(zip(times[::2], times[1::2], strict=True))
+
+    def _hook(self, *_args: Any) -> None:
+        if self.is_ours():
+            self.marks.append(self._mark())
+
+    def _mark(self) -> Any:
+        if not self.on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds(self, mark: Any) -> float:
+        if not self.on_cuda:
+            return float(mark)
+        mark.synchronize()
+        return self.zero_seconds + self.zero.elapsed_time(mark) / 1000

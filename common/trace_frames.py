@@ -1,0 +1,158 @@
+"""`Observer`: looks at an engine between its steps and says what has changed.
+
+It reads what all engines have in common (queues, requests, counters) and what it finds of the
+rest: pages from the third rung on, the tree from the fourth. It calls nothing that leaves a mark:
+a look with `match_prefix` would split nodes, one with `take_updates` would rob the runner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+from .request import Request
+from .trace_record import TREE, Frame, PageOwner, RequestInfo, State
+
+PROMPT_TOKENS = 120  # of a prompt's end, shown
+NODE_TOKENS = 40  # of a tree node's beginning, shown
+
+
+class Observer:
+    """Knows the requests that live, and the state that the last frame left."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.scheduler = engine.scheduler
+        self.kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
+        self.radix_cache: Any = getattr(self.kv_cache, "radix_cache", None)
+        self.requests: list[RequestInfo] = []
+        self._numbers: dict[Request, int] = {}  # of those that live
+        self._row_owners: dict[int, int] = {}  # the last request that ran in a row
+        self._nodes: dict[Any, int] = {}
+        self._node_numbers = count(1)
+        self._before = State()
+        for request in engine.output_processor.requests.values():
+            self.add_request(request)
+
+    def add_request(self, request: Request) -> None:
+        """Give a request the next number."""
+        self._numbers[request] = len(self.requests)
+        self.requests.append(
+            RequestInfo(
+                request_id=request.request_id,
+                prompt=self._text(request.token_ids[-PROMPT_TOKENS:]),
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_num_tokens=request.max_num_tokens,
+                arrival=request.arrival_time,
+            )
+        )
+
+    def batch(self, scheduled: Any) -> dict[int, int]:
+        """A schedule as numbers: tokens of each request. Empty where nothing was scheduled."""
+        requests = getattr(scheduled, "requests", ())
+        counts = getattr(scheduled, "num_scheduled_tokens", ())
+        return {self._numbers[r]: n for r, n in zip(requests, counts, strict=True)}
+
+    def number(self, request: Request) -> int:
+        return self._numbers[request]
+
+    def look(self, frame: Frame) -> Frame:
+        """Fill in what has changed since the last look."""
+        waiting = [self._numbers[request] for request in self.scheduler.waiting]
+        if waiting != self._before.waiting:
+            frame.waiting = waiting
+        stats = asdict(self.engine.stats())
+        frame.stats = changed(self._before.stats, stats)
+        frame.requests = self._requests()
+        if hasattr(self.kv_cache, "table"):
+            frame.pages = self._pages()
+        if self.radix_cache is not None:
+            frame.nodes = self._tree()
+        self._before.apply(frame)
+        return frame
+
+    def _requests(self) -> dict[int, dict[str, Any]]:
+        running = set(self.scheduler.running)
+        changes = {}
+        for request, number in list(self._numbers.items()):
+            before = self._before.requests.get(number, {"text": ""})
+            state = _state(request, running)
+            if state == "waiting" == before.get("state"):
+                continue  # a long queue costs next to nothing
+            change = changed(
+                before,
+                {
+                    "state": state,
+                    "row": request.row,
+                    "tokens": request.num_tokens,
+                    "computed": request.num_computed_tokens,
+                    "cached": request.num_cached_tokens or 0,
+                },
+            )
+            if text := request.text.visible[len(before["text"]) :]:
+                change["text"] = text
+            if change:
+                changes[number] = change
+            if request.row is not None:
+                self._row_owners[request.row] = number
+            self._note_times(request, self.requests[number])
+        return changes
+
+    def _note_times(self, request: Request, info: RequestInfo) -> None:
+        info.first_token = request.first_token_time
+        if request.is_finished:
+            info.end, info.finish_reason = request.finished_time, request.finish_reason
+            del self._numbers[request]
+
+    def _pages(self) -> dict[int, PageOwner]:
+        """Rows begin with pages of the tree: the tree has the last word. A row outlives its request
+        where a forward may still be writing to it."""
+        owners: dict[int, PageOwner] = {}
+        for row, pages in enumerate(self.kv_cache.table.rows):
+            if pages:
+                owners.update(dict.fromkeys(pages, self._row_owners.get(row)))
+        if self.radix_cache is not None:
+            for node in self.radix_cache.nodes():
+                owners.update(dict.fromkeys(node.pages, TREE))
+        before = self._before.pages
+        changes = changed(before, owners)
+        changes.update(dict.fromkeys(before.keys() - owners.keys()))
+        return changes
+
+    def _tree(self) -> dict[int, dict[str, Any] | None]:
+        numbers: dict[Any, int] = {}  # made anew, so that evicted nodes are not kept alive
+        changes: dict[int, dict[str, Any] | None] = {}
+        for node in self.radix_cache.nodes():
+            number = numbers[node] = self._nodes.get(node) or next(self._node_numbers)
+            before = self._before.nodes.get(number, {})
+            now = {
+                "parent": numbers.get(node.parent, 0),
+                "locks": node.lock_count,
+                "hits": node.hits,
+            }
+            if before.get("pages") != node.pages:
+                now |= {"pages": list(node.pages), "text": self._text(node.tokens[:NODE_TOKENS])}
+            if change := changed(before, now):
+                changes[number] = change
+        gone = self._before.nodes.keys() - set(numbers.values())
+        self._nodes = numbers
+        return {**changes, **dict.fromkeys(gone)}
+
+    def _text(self, token_ids: list[int]) -> str:
+        return str(self.engine.loaded.tokenizer.decode(token_ids))
+
+
+def changed(before: dict[Any, Any], now: dict[Any, Any]) -> dict[Any, Any]:
+    """What of `now` is different from `before`. What is missing there counts as None."""
+    return {key: value for key, value in now.items() if before.get(key) != value}
+
+
+def _state(request: Request, running: set[Request]) -> str:
+    """In a word. A request that computes its tokens again after a retraction prefills, too."""
+    if request.finish_reason is not None:
+        return request.finish_reason
+    if request not in running:
+        return "waiting"
+    to_compute = request.num_tokens - request.num_computed_tokens
+    return "prefill" if to_compute > 1 or request.num_output_tokens == 0 else "decode"

@@ -1,0 +1,164 @@
+"""The player in a real browser, with a run that really happened.
+
+Chromium opens the file without a window and prints the page it has made. Without Chromium these
+tests are skipped; with LADDER_BROWSER=1 in the environment they fail instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.player import TEMPLATE, player_html
+from common.trace import Trace
+from common.trace_record import State, TraceRecord
+from tests.conftest import MILESTONES, build_engine
+from tests.oracle import drain, greedy
+
+COMMON = "You are </script><script>throw 1</script> <!-- a \u2028 tutor. "
+QUESTIONS = ["What is a page?", "What is a tree?", "Why?", "What is a \u2029 cache?"]
+CONFIG: dict[str, Any] = {"max_num_seqs": 2, "page_size": 4, "num_pages": 100}
+
+
+def find_browser() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    reason = "no Chromium on PATH; on Debian or Ubuntu: apt-get install chromium"
+    if os.environ.get("LADDER_BROWSER") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@functools.cache
+def record_of(milestone: str) -> TraceRecord:
+    engine = build_engine(milestone, **CONFIG)
+    with Trace(engine) as trace:
+        for number, question in enumerate(QUESTIONS):
+            engine.add_request(COMMON + question, greedy(6, ignore_eos=True), f"r{number}")
+        drain(engine)
+    engine.close()
+    return trace.record
+
+
+def dom(tmp_path: Path, page: str, where: str = "", *options: str) -> str:
+    """The page as the browser has made it, without what was put in."""
+    path = tmp_path / "player.html"
+    path.write_text(page, encoding="utf-8")
+    done = subprocess.run(
+        [
+            find_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions",
+            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=300", *options,
+            "--dump-dom", path.as_uri() + where,
+        ],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    made = re.sub(r"<(script|style).*?</\1>", "", done.stdout, flags=re.DOTALL)
+    assert 'id="engine"' in made, done.stderr[-2000:]
+    return made
+
+
+def text_of(made: str, element: str) -> str:
+    """The text of an element that holds no other of its kind."""
+    found = re.search(rf'<(\w+)[^>]*id="{element}"[^>]*>(.*?)</\1>', made, re.DOTALL)
+    assert found, element
+    return html.unescape(re.sub(r"<[^>]*>", "", found[2])).strip()
+
+
+def test_each_rung_plays(milestone: str, tmp_path: Path) -> None:
+    made = dom(tmp_path, player_html(record_of(milestone)), "#step=2")
+    assert text_of(made, "error") == ""
+    assert text_of(made, "engine") == milestone
+    assert text_of(made, "where").startswith("step 2 of")
+    hidden = {name: bool(re.search(rf'id="{name}"[^>]*hidden', made)) for name in ("pages", "tree")}
+    assert hidden == {"pages": milestone < "m2", "tree": milestone < "m4"}
+
+
+def test_a_step_is_shown_as_it_was(tmp_path: Path) -> None:
+    """The last one that the queue waits in: who waits, who runs and says what, whose pages."""
+    record = record_of(MILESTONES[-1])
+    steps = [frame.step for frame, state in record.states() if state.waiting]
+    made = dom(tmp_path, player_html(record), f"#step={steps[-1]}")
+    assert text_of(made, "error") == ""
+    state = State()
+    for frame in record.frames[: steps[-1] + 1]:
+        state.apply(frame)
+    assert text_of(made, "waiting-title").endswith(f": {len(state.waiting)}")
+    for number in state.waiting:
+        assert f"r{number}" in made[made.index('id="waiting"') : made.index('id="ended-title"')]
+    running = made[made.index('id="running"') : made.index('id="waiting-title"')]
+    shown = html.unescape(re.sub(r"<[^>]*>", "", running))
+    for number, request in state.requests.items():
+        if request["state"] in ("prefill", "decode"):
+            assert f"r{number}" in shown
+            assert " ".join(request["text"].split()) in " ".join(shown.split())
+    owners = re.findall(r'title="page \d+: ([^"]*)"', made)
+    for number, info in enumerate(record.requests):
+        assert owners.count(info.request_id) == list(state.pages.values()).count(number)
+    tree = sum(owner == "tree" for owner in state.pages.values())
+    assert sum(owner.startswith("tree") for owner in owners) == tree
+    assert made[made.index('id="nodes"') :].count('class="node ') == len(state.nodes)
+
+
+def test_a_hash_beyond_the_end(tmp_path: Path) -> None:
+    record = record_of(MILESTONES[-1])
+    last = record.frames[-1].step
+    made = dom(tmp_path, player_html(record), "#step=99999")
+    assert text_of(made, "where").startswith(f"step {last} of {last} ")
+    assert "Nobody runs." in made and text_of(made, "error") == ""
+
+
+def test_the_keys(tmp_path: Path) -> None:
+    """Arrows, Home and End go by steps; space plays, here to the end, and stops there."""
+    record = record_of(MILESTONES[-1])
+    last = record.frames[-1].step
+
+    def press(*keys: str) -> str:
+        """The page as after these keys, and some time."""
+        events = "".join(
+            f'dispatchEvent(new KeyboardEvent("keydown", {{ key: "{key}" }}));' for key in keys
+        )
+        # Without a window frames come when they like; timers keep to the browser's virtual time.
+        timer = "requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 16);"
+        script = f'<script>{timer} $("speed").value = "50"; {events}</script></body>'
+        page = player_html(record).replace("</body>", script)
+        return dom(tmp_path, page, "#step=1", "--virtual-time-budget=3000")
+
+    made = press("ArrowRight", "ArrowRight", "ArrowLeft")
+    assert text_of(made, "where").startswith("step 2 of ")
+    assert text_of(press("End", "ArrowLeft"), "where").startswith(f"step {last - 1} of ")
+    made = press("End", "Home", " ")
+    assert text_of(made, "where").startswith(f"step {last} of ") and "Play (space)" in made
+    assert text_of(made, "error") == ""
+
+
+def test_an_emulated_forward_is_labelled(tmp_path: Path) -> None:
+    record = record_of(MILESTONES[-1])
+    emulated: dict[str, Any] = {**record.meta, "emulated_forward_ms": 20}
+    labelled = TraceRecord(emulated, record.origin, record.requests, frames=record.frames)
+    made = dom(tmp_path, player_html(labelled), "#step=1")
+    assert text_of(made, "emulated") == "emulated forward: 20 ms"
+    assert text_of(made, "error") == ""
+
+
+def test_nothing_is_loaded_and_nothing_breaks_out() -> None:
+    page = player_html(record_of(MILESTONES[-1]))
+    addresses = set(re.findall(r"\bhttps?://[^\"'\s]*", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "a namespace is no address"
+    assert not re.search(r"\b(src|href)=|url\((?!#)|@import|\bfetch\(", page)
+    assert page.count("</script>") == TEMPLATE.read_text(encoding="utf-8").count("</script>") == 2
+    assert "\u2028" not in page and "\u2029" not in page
+
+
+@pytest.mark.parametrize("tag", ["button", "input", "select"])
+def test_what_can_be_used_has_a_name(tag: str) -> None:
+    for element in re.findall(rf"<{tag}\b[^>]*>", TEMPLATE.read_text(encoding="utf-8")):
+        assert "aria-label=" in element, element

@@ -1,0 +1,218 @@
+"""The trace tells what happened, and the engine does not notice that it is watched."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common import EngineConfig, OfflineEngine, RequestOutput
+from common.demo import parser, recorded
+from common.trace import Trace
+from common.trace_forwards import StreamForwards
+from common.trace_record import Span, TraceRecord
+from tests.conftest import EngineFactory, shared_model
+from tests.oracle import assert_one_answer, drain, greedy
+
+COMMON = list(range(50, 66))  # what all prompts begin with
+PROMPTS = [COMMON + [i] * (2 + 3 * i) for i in range(6)]
+CONFIG: dict[str, Any] = {
+    "max_num_seqs": 3,
+    "page_size": 4,
+    "num_pages": 40,
+    "max_num_batched_tokens": 48,
+}
+
+
+class Broken(Exception):
+    pass
+
+
+def add_all(engine: OfflineEngine, max_tokens: int = 9) -> None:
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), f"r{number}")
+
+
+def bare_engine(milestone: str) -> OfflineEngine:
+    """Not audited: what the audit does to free memory may run on the engine's stream, too."""
+    config = EngineConfig(model="tiny-llama", device="cpu", **CONFIG)
+    return importlib.import_module(milestone).LLMEngine(config, shared_model("tiny-llama"))
+
+
+def traced_run(engine: OfflineEngine) -> TraceRecord:
+    with Trace(engine) as trace:
+        add_all(engine)
+        drain(engine)
+    return trace.record
+
+
+def assert_nested(spans: list[Span]) -> None:
+    """Of two spans of a lane, one holds the other or they are apart."""
+    open_until: list[float] = []
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        assert span.start <= span.end
+        while open_until and open_until[-1] <= span.start:
+            open_until.pop()
+        assert not open_until or span.end <= open_until[-1], f"{span} overlaps another"
+        open_until.append(span.end)
+
+
+def test_the_lanes(milestone: str) -> None:
+    with bare_engine(milestone) as engine:
+        record = traced_run(engine)
+    assert_nested(record.spans)
+    assert_nested(record.forwards)
+    steps = [span for span in record.spans if span.name == "step"]
+    for span in record.spans:
+        if span.name not in ("step", "trace"):
+            outer = steps[span.step - 1]
+            assert outer.start <= span.start and span.end <= outer.end, span
+    assert {"schedule", "process"} <= {span.name for span in record.spans}
+    ran = [frame.step for frame in record.frames for _batch in frame.batches]
+    assert [span.step for span in record.forwards] == ran
+    # Where steps overlap, one may be launched for requests that turn out to have ended.
+    assert len(ran) >= engine.stats().num_steps
+
+
+@pytest.mark.before("m5_overlap")
+def test_one_forward_a_step(make_engine: EngineFactory) -> None:
+    engine = make_engine(**CONFIG)
+    record = traced_run(engine)
+    assert len(record.forwards) == engine.stats().num_steps
+    assert all(len(frame.batches) == 1 for frame in record.frames[1:])
+
+
+def test_the_engine_does_not_notice(make_engine: EngineFactory) -> None:
+    engine: Any = make_engine(**CONFIG)
+    parts = (engine, engine.scheduler, engine.output_processor, engine.runner)
+    before = [vars(part).keys() for part in parts]
+    hooks = len(shared_model("tiny-llama").model._forward_hooks)
+    methods = [set(names) for names in before]
+    traced = engine.generate(PROMPTS, greedy(9))
+    with Trace(engine), Trace(engine):
+        again = engine.generate(PROMPTS, greedy(9))
+    assert [set(vars(part)) for part in parts] == methods, "a wrapper was left behind"
+    assert len(shared_model("tiny-llama").model._forward_hooks) == hooks
+    for one, two in zip(traced, again, strict=True):
+        assert one.outputs[0].token_ids == two.outputs[0].token_ids
+    for output in engine.generate(PROMPTS, greedy(9)):
+        assert_one_answer("tiny-llama", output, 9)
+
+
+def test_a_failed_step_is_recorded(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = make_engine(**CONFIG)
+    layer = shared_model("tiny-llama").model.model.layers[1]
+    forward, calls = layer.forward, iter(range(1, 10**6))
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 4:
+            raise Broken
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", failing)
+    names = set(vars(engine))
+    finals: dict[str, RequestOutput] = {}
+    with pytest.raises(Broken):
+        with Trace(engine) as trace:
+            add_all(engine)
+            drain(engine)
+    assert [frame.error for frame in trace.record.frames if frame.error] == ["Broken"]
+    assert set(vars(engine)) == names
+    with Trace(engine) as trace:  # begins with requests in flight, and forwards that went before
+        finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
+    assert {info.request_id for info in trace.record.requests} == set(finals)
+    assert all(info.end is not None for info in trace.record.requests)
+    assert_nested(trace.record.forwards)
+    for output in finals.values():
+        assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_model_may_be_shared(milestone: str) -> None:
+    """What another engine computes is not in the trace."""
+    with bare_engine(milestone) as engine, bare_engine(milestone) as other:
+        with Trace(engine) as trace:
+            other.generate([1, 2, 3], greedy(4))
+            engine.generate([1, 2, 3], greedy(4))
+        assert len(trace.record.forwards) == engine.stats().num_steps
+
+
+def test_an_instances_own_method_comes_back(make_engine: EngineFactory) -> None:
+    engine: Any = make_engine()
+    step = engine.step
+    engine.step = own = lambda: step()
+    with Trace(engine):
+        engine.generate([1, 2], greedy(2))
+    assert engine.step is own
+
+
+def test_spans_of_a_stream_come_late_and_once() -> None:
+    """They are appended by another thread, and the oldest are forgotten."""
+    spans = deque([(1.0, 2.0)], maxlen=3)
+    forwards = StreamForwards(spans)
+    assert forwards.take() == []
+    spans.extend([(3.0, 4.0), (5.0, 6.0), (7.0, 8.0)])
+    assert forwards.take() == [(3.0, 4.0), (5.0, 6.0), (7.0, 8.0)]
+    spans.append((9.0, 10.0))
+    assert forwards.take() == [(9.0, 10.0)]
+    assert forwards.take() == []
+
+
+@pytest.mark.before("m5_overlap")
+def test_a_forward_goes_to_the_step_that_scheduled_it(make_engine: EngineFactory) -> None:
+    """Where the engine's stream tells of forwards, perhaps a step late."""
+    engine: Any = make_engine(**CONFIG)
+    spans: deque[tuple[float, float]] = deque(maxlen=4096)
+    late: list[tuple[float, float]] = []
+    run, now = engine.run, iter(range(1, 10**6))
+
+    def run_and_tell_later(batch: Any) -> Any:
+        spans.extend(late)
+        late[:] = [(float(next(now)), float(next(now)))]
+        return run(batch)
+
+    engine.runner.stream = SimpleNamespace(spans=spans)
+    engine.run = run_and_tell_later
+    record = traced_run(engine)
+    assert [s.step for s in record.forwards] == [f.step for f in record.frames if f.batches][:-1]
+
+
+def test_what_a_demo_writes(make_engine: EngineFactory, tmp_path: Path) -> None:
+    trace, player = tmp_path / "trace.json", tmp_path / "player.html"
+    args = parser("A demo.", requests=1, max_tokens=1).parse_args(
+        ["--trace", str(trace), "--player", str(player)]
+    )
+    assert not trace.exists() and not player.exists(), "a run that never begins leaves nothing"
+    engine = make_engine()
+    console = Console(record=True, quiet=True)
+    with pytest.raises(Broken):
+        with recorded(engine, args, console):
+            engine.generate([1, 2], greedy(3))
+            raise Broken
+    assert json.loads(trace.read_text())["otherData"]["machine"]
+    assert "<title>" in player.read_text()
+
+
+@pytest.mark.parametrize("flag", ["--trace", "--player"])
+def test_a_demo_refuses_a_path_that_cannot_be_written(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "no" / "file", tmp_path):
+        with pytest.raises(SystemExit) as refused:
+            parser("A demo.", requests=1, max_tokens=1).parse_args([flag, str(path)])
+        assert refused.value.code == 2
+        assert f"argument {flag}: cannot write {path}" in capsys.readouterr().err
+
+
+def test_a_demo_that_is_not_recorded(make_engine: EngineFactory) -> None:
+    engine: Any = make_engine()
+    with recorded(engine, argparse.Namespace(trace=None, player=None), Console()):
+        assert "step" not in vars(engine)

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from .config import DEFAULT_MAX_MODEL_LEN, EngineConfig
+from .cpu_runtime import keep_freed_memory
 from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
 from .model_support import UnsupportedModelError
 from .skinny_linear import use_skinny_linears
@@ -70,6 +71,8 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     """
     device = _resolve_device(config.device)
     dtype = _resolve_dtype(config.dtype, device)
+    if device.type == "cpu":
+        keep_freed_memory()
     if is_tiny(config.model):
         model, tokenizer = load_tiny(config.model)
         model = _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32)

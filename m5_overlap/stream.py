@@ -34,6 +34,8 @@ from typing import Any
 
 import torch
 
+from common.cpu_runtime import release_threads
+
 Work = Callable[[], None]
 Span = tuple[float, float]  # when a forward began and ended, in seconds of `time.perf_counter`
 SPANS_KEPT = 4096
@@ -116,6 +118,7 @@ class ThreadStream(ForwardStream):
     def launch(self, work: Work) -> ThreadEvent:
         if self.last is None:
             self.thread.start()
+        release_threads()
         self.last = ThreadEvent()
         self.input_queue.put((work, self.last))
         return self.last

@@ -72,28 +72,30 @@ def make_console(args: argparse.Namespace) -> Console:
 def open_engine(
     build: Callable[[EngineConfig], Engine], config: EngineConfig, console: Console
 ) -> Engine:
-    """Build an engine; where the embedded model is missing, say so and go on with a tiny one."""
+    """Build an engine; where the embedded model is missing, say so and go on with a tiny one.
+
+    What cannot be built ends the demo with a line that says why.
+    """
     try:
         return build(config)
     except EmbeddedModelMissingError as missing:
         console.print(f"{missing}\nGoing on with a tiny random model, whose text is noise.")
         return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))
+    except (ValueError, RuntimeError) as error:
+        raise SystemExit(str(error)) from None
 
 
 @contextmanager
-def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) -> Iterator[None]:
-    """Record what the engine does inside, if `--trace` or `--player` asks for it, and write it.
+def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) -> Iterator[Trace]:
+    """Record what the engine does inside; `--trace` and `--player` say where to write it.
 
     A run that fails or is interrupted is written too: that is when one wants to see it.
     """
-    if args.trace is None and args.player is None:
-        yield
-        return
     trace = Trace(engine)
     trace.record.meta["machine"] = machine()
     try:
         with trace:
-            yield
+            yield trace
     finally:
         if args.trace is not None:
             args.trace.write_text(json.dumps(chrome_trace(trace.record)), encoding="utf-8")

@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from .config import EngineConfig
@@ -54,6 +56,7 @@ class WorkloadResult:
     kv_reserved: int = 0  # tokens of KV memory held, added up over the steps
     kv_used: int = 0  # and how many of them were written
     most_running: int = 0  # requests in flight at once
+    inter_token_seconds: list[float] = field(default_factory=list)  # between tokens, of them all
 
     @property
     def tokens_per_second(self) -> float:
@@ -66,6 +69,12 @@ class WorkloadResult:
         return 1 - self.kv_used / self.kv_reserved if self.kv_reserved else None
 
 
+def percentile(values: list[float], percent: float) -> float:
+    """The value that so many percent of them do not exceed; 0 for none."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)] if ranked else 0.0
+
+
 def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
     """Serve the workload; the engine must be idle."""
     before = asdict(engine.stats())
@@ -75,9 +84,11 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         for prompt, params in zip(workload.prompts, workload.params(), strict=True)
     ]
     finals = {}
+    token_times: dict[str, list[float]] = {request_id: [] for request_id in ids}
     kv_reserved = kv_used = most_running = 0
     while engine.has_unfinished_requests():
         for output in engine.step():
+            token_times[output.request_id].append(time.perf_counter())
             if output.finished:
                 finals[output.request_id] = output
         stats = engine.stats()
@@ -94,6 +105,7 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         kv_reserved=kv_reserved,
         kv_used=kv_used,
         most_running=most_running,
+        inter_token_seconds=[b - a for times in token_times.values() for a, b in pairwise(times)],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from string import ascii_lowercase
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -42,7 +43,8 @@ class Panels:
                 request.num_output_tokens, "+", "cyan",
             )  # fmt: skip
             shares = [(count / BAR_TOKENS, mark, style) for count, mark, style in parts]
-            table.add_row(request.request_id, bar(shares, self.console.width - 10))
+            name = f"{self._letter(request.row)} {request.request_id}"
+            table.add_row(name, bar(shares, self.console.width - 12))
         title = "tokens: = cached # computed + generated"
         yield Panel(table, title=title, title_align="left")
         yield Panel(self._tree(), title="tree: pages · locks · hits, text", title_align="left")
@@ -77,15 +79,20 @@ class Panels:
     def _pages(self) -> Panel:
         """Whose page is which."""
         kv_cache = self.engine.scheduler.kv_cache
-        cells = [("o", "yellow")] * (kv_cache.allocator.num_pages + 1)
+        cells = [("·", "dim")] * (kv_cache.allocator.num_pages + 1)
         cells[PADDING_PAGE] = ("#", "dim")
-        for page in kv_cache.allocator.free_pages:
-            cells[page] = ("·", "dim")
+        for row, pages in enumerate(kv_cache.table.rows):
+            for page in pages:
+                cells[page] = (self._letter(row), "yellow")
         for node in kv_cache.radix_cache.nodes():
             for page in node.pages:
-                cells[page] = ("T", "bold cyan") if node.lock_count else ("c", "green")
-        pages = Text()
+                cells[page] = ("=", "bold cyan") if node.lock_count else ("-", "green")
+        shown = Text()
         for character, style in cells:
-            pages.append(character, style)
-        title = "pages: o a request's own, T of the tree in use, c cached, · free, # padding"
-        return Panel(pages, title=title, title_align="left")
+            shown.append(character, style)
+        title = "pages: a b … requests, = tree in use, - cached, · free, # padding"
+        return Panel(shown, title=title, title_align="left")
+
+    def _letter(self, row: int | None) -> str:
+        """A request by the row it runs in."""
+        return " " if row is None else ascii_lowercase[row % 26]

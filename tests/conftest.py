@@ -60,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "before(milestone): this milestone's lesson removes the subject"
     )
+    config.addinivalue_line(
+        "markers", "only_of(*files): the subject is in these; where they are the same, it runs once"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -76,9 +79,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
     """The milestones between a test's marks, by name; a mark may name one to come."""
-    marks = {mark.name: mark.args[0] for mark in metafunc.definition.iter_markers() if mark.args}
-    low, high = str(marks.get("since", "m0")), str(marks.get("before", "m9"))
-    return [name for name in MILESTONES if low <= name < high]
+    marks: dict[str, tuple[str, ...]] = {}
+    for mark in metafunc.definition.iter_markers():  # the test's own first
+        marks.setdefault(mark.name, mark.args)
+    (low,), (high,) = marks.get("since", ("m0",)), marks.get("before", ("m9",))
+    names = [name for name in MILESTONES if low <= name < high]
+    if files := marks.get("only_of"):
+        sources = {name: [(ROOT / name / file).read_bytes() for file in files] for name in names}
+        names = [
+            n for i, n in enumerate(names) if sources[n] not in [sources[m] for m in names[:i]]
+        ]
+    return names
 
 
 def _milestone_of(item: pytest.Item) -> str | None:

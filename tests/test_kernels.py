@@ -21,7 +21,10 @@ from tests.conftest import ROOT, EngineFactory
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
 
-pytestmark = pytest.mark.since("m3_paged")
+pytestmark = [
+    pytest.mark.since("m3_paged"),
+    pytest.mark.only_of("attention.py", "kernels.py", "triton_ops.py"),
+]
 
 
 @pytest.fixture(scope="session")
@@ -145,6 +148,7 @@ def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType
     assert torch.equal(output[1], torch.zeros_like(output[1]))
 
 
+@pytest.mark.only_of()
 @pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-qwen2"])
 def test_the_engine_under_the_interpreter(milestone: str, model: str) -> None:
     """End to end through the kernels, token for token the reference's answer."""

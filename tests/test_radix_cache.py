@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from tests.conftest import Rung
 
-pytestmark = pytest.mark.since("m4_radix")
+pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.only_of("radix_cache.py")]
 
 Prefix = tuple[int, ...]
 

@@ -1,0 +1,98 @@
+"""`Panels`: tokens, tree and pages of an engine at work, for the demo's screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from string import ascii_lowercase
+
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from common.dashboard import bar
+
+from . import LLMEngine
+from .kv_cache import PADDING_PAGE
+from .radix_cache import TreeNode
+
+BAR_TOKENS = 280  # prompt and output that fill a request's bar
+
+
+class Panels:
+    """Called for each refresh of the screen."""
+
+    def __init__(self, engine: LLMEngine, console: Console) -> None:
+        self.engine = engine
+        self.console = console
+        self.tree_lines = max(4, console.height // 3)
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the screen that they take."""
+        return self.tree_lines + self.engine.config.max_num_seqs + 9
+
+    def __call__(self) -> Iterable[RenderableType]:
+        """What each request has found, the tree, and whose page is which."""
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for request in self.engine.scheduler.running:
+            cached = request.num_cached_tokens or 0
+            computed = min(request.num_computed_tokens, request.num_prompt_tokens) - cached
+            parts = (cached, "=", "green"), (computed, "#", "yellow"), (
+                request.num_output_tokens, "+", "cyan",
+            )  # fmt: skip
+            shares = [(count / BAR_TOKENS, mark, style) for count, mark, style in parts]
+            name = f"{self._letter(request.row)} {request.request_id}"
+            table.add_row(name, bar(shares, self.console.width - 12))
+        title = "tokens: = cached # computed + generated"
+        yield Panel(table, title=title, title_align="left")
+        yield Panel(self._tree(), title="tree: pages · locks · hits, text", title_align="left")
+        yield self._pages()
+        stats = self.engine.stats()
+        reused, computed = stats.cached_prompt_tokens, stats.prefill_tokens
+        yield Text(
+            f"{reused} prompt tokens reused, {computed} computed: hit rate "
+            f"{reused / max(1, reused + computed):.0%}"
+        )
+
+    def _tree(self) -> Tree:
+        """The nodes used last, as many as there are lines, in their places."""
+        nodes = list(self.engine.scheduler.kv_cache.radix_cache.nodes())
+        latest = sorted(nodes, key=lambda node: (-node.last_used, node.end))
+        shown = set(latest[: self.tree_lines - 1])
+        left_out = len(nodes) - len(shown)
+        root = Tree(Text(f"{len(nodes)} nodes" + (f", {left_out} not shown" * bool(left_out))))
+        branches = {self.engine.scheduler.kv_cache.radix_cache.root: root}
+        for node in nodes:  # parents first; used as late as their children, they are shown too
+            if node in shown and node.parent in branches:
+                branches[node] = branches[node.parent].add(self._label(node))
+        return root
+
+    def _label(self, node: TreeNode) -> Text:
+        text = " ".join(str(self.engine.loaded.tokenizer.decode(node.tokens)).split())
+        style = "bold cyan" if node.lock_count else "dim"
+        facts = f"{len(node.pages)} · {node.lock_count} · {node.hits}  "
+        label = Text(facts, style, no_wrap=True, overflow="ellipsis")
+        return label.append(text, "default")
+
+    def _pages(self) -> Panel:
+        """Whose page is which."""
+        kv_cache = self.engine.scheduler.kv_cache
+        cells = [("·", "dim")] * (kv_cache.allocator.num_pages + 1)
+        cells[PADDING_PAGE] = ("#", "dim")
+        for row, pages in enumerate(kv_cache.table.rows):
+            for page in pages:
+                cells[page] = (self._letter(row), "yellow")
+        for node in kv_cache.radix_cache.nodes():
+            for page in node.pages:
+                cells[page] = ("=", "bold cyan") if node.lock_count else ("-", "green")
+        shown = Text()
+        for character, style in cells:
+            shown.append(character, style)
+        title = "pages: a b … requests, = tree in use, - cached, · free, # padding"
+        return Panel(shown, title=title, title_align="left")
+
+    def _letter(self, row: int | None) -> str:
+        """A request by the row it runs in."""
+        return " " if row is None else ascii_lowercase[row % 26]

@@ -21,6 +21,7 @@ from common.dashboard import summary_table
 from common.demo import machine
 
 from .delta import ROOT
+from .overlap_check import check_overlap
 from .paged_case import PagedCase
 
 CASES: list[dict[str, Any]] = [
@@ -137,14 +138,19 @@ def main(args: argparse.Namespace) -> int:
     paged = [rung for rung in rungs if (ROOT / rung / "kernels.py").exists()]
     engines = [check_engine(rung, "cuda") for rung in rungs]
     kernels = check_kernels(paged[0], "cuda")
+    overlap = check_overlap("cuda")
     bandwidth = decode_bandwidth(paged[0])
-    results = {"machine": machine(), "engines": engines, "kernels": kernels, "decode": bandwidth}
+    results = {
+        "machine": machine(), "engines": engines, "kernels": kernels, "overlap": overlap,
+        "decode": bandwidth,
+    }  # fmt: skip
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     table = summary_table(f"gpu-check on {machine()}", "what", "passed", "of")
     for engine in engines:
         table.add_row(engine["milestone"], str(engine["same"]), str(engine["of"]))
+    table.add_row("overlap settings", str(sum(o["passed"] for o in overlap)), str(len(overlap)))
     table.add_row("kernel cases", str(sum(k["passed"] for k in kernels)), str(len(kernels)))
     console.print(table)
     for row in bandwidth:
@@ -152,4 +158,10 @@ def main(args: argparse.Namespace) -> int:
             f"decode, {row['sequences']} sequences of {row['context']}: "
             f"{row['microseconds']:.0f} us, {row['of_copy']:.0%} of a copy's bandwidth"
         )
-    return 0 if all(entry["passed"] for entry in [*engines, *kernels]) else 1
+    for row in overlap:
+        graphs, loop = ("no graphs", "graphs"), ("serial", "overlapped")
+        console.print(
+            f"{loop[row['enable_overlap']]}, {graphs[row['cuda_graph']]}: gap between forwards "
+            f"{row['gap_us']:.0f} us, {row['step_us']:.0f} us a step"
+        )
+    return 0 if all(entry["passed"] for entry in [*engines, *kernels, *overlap]) else 1

@@ -12,6 +12,7 @@ import argparse
 import importlib
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -50,13 +51,13 @@ def measure(milestone: str, num_running: int) -> HostTime:
         num_pages=num_running * 10, seed=0,
         emulated_forward_ms=EMULATED_FORWARD_MS if overlaps else 0.0,
     )  # fmt: skip
-    with importlib.import_module(milestone).LLMEngine(config) as engine:
+    with importlib.import_module(milestone).LLMEngine(config) as engine, ExitStack() as undo:
         params = SamplingParams(
             max_tokens=STEPS + 2 * WARM_UP_STEPS, temperature=0, ignore_eos=True
         )
         for i in range(num_running):
             engine.add_request([(7 * i + j) % 250 for j in range(PROMPT_TOKENS)], params)
-        forwards = engine.runner.stream.spans if overlaps else _forwards(milestone, engine)
+        forwards = engine.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
         waits = _spans(engine, "wait") if overlaps else forwards
         steps = _spans(engine, "step")
         while engine.has_unfinished_requests():
@@ -86,11 +87,14 @@ def _spans(owner: Any, name: str) -> list[tuple[float, float]]:
     return spans
 
 
-def _forwards(milestone: str, engine: Any) -> list[tuple[float, float]]:
+def _forwards(milestone: str, engine: Any, undo: ExitStack) -> list[tuple[float, float]]:
     """From the beginning of the model's forward to the end of sampling, in a serial engine."""
     runner = importlib.import_module(f"{milestone}.model_runner")
     began: list[float] = []
-    engine.runner.model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
+    hook = engine.runner.model.register_forward_pre_hook(
+        lambda *_: began.append(time.perf_counter())
+    )
+    undo.callback(hook.remove)
     sample, spans = runner.sample, []
 
     def timed(*args: Any) -> Any:
@@ -98,6 +102,7 @@ def _forwards(milestone: str, engine: Any) -> list[tuple[float, float]]:
         spans.append((began[-1], time.perf_counter()))
         return output
 
+    undo.callback(setattr, runner, "sample", sample)
     vars(runner)["sample"] = timed
     return spans
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from milestones import bench, gpu_check
+from milestones import bench, gpu_check, host_time, overlap_check
 from tests.conftest import MILESTONES, ROOT
 
 
@@ -21,19 +23,27 @@ def console(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_bench_measures_every_rung_and_the_peers(tmp_path: Path) -> None:
+def test_bench_has_every_rung_and_the_peers() -> None:
+    assert [c.name for c in bench.contenders()] == [*MILESTONES, "hf-static"]
+
+
+def test_bench_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lowest rung, the highest and a peer, each in a process of its own."""
     file = tmp_path / "bench.json"
-    done = console(
-        "bench", "--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--rounds", "1",
-        "--json", str(file),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(file.read_text())
-    assert set(measured["engines"]) == {*MILESTONES, "hf-static"} and measured["machine"]
-    for name in MILESTONES:
-        assert name in done.stdout
-        assert measured["engines"][name]["stats"]["decode_tokens"] == 2 * 2
-    assert "\x1b" not in done.stdout
+    few = [c for c in bench.contenders() if c.name in (MILESTONES[0], MILESTONES[-1], "hf-static")]
+    monkeypatch.setattr(bench, "contenders", lambda: few)
+    arguments = ["--requests", "2", "--max-tokens", "3", "--rounds", "1", "--json", str(file)]
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.main(parser.parse_args(["--model", "tiny-llama", *arguments])) == 0
+    measured, shown = json.loads(file.read_text()), capsys.readouterr().out
+    assert set(measured["engines"]) == {c.name for c in few} and measured["machine"]
+    for contender in few[:2]:
+        assert contender.name in shown
+        assert measured["engines"][contender.name]["stats"]["decode_tokens"] == 2 * 2
+    assert "\x1b" not in shown
 
 
 def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +68,27 @@ def test_gpu_check_says_that_it_needs_a_gpu() -> None:
 def test_gpu_checks_engine_part(milestone: str) -> None:
     """The part that runs anywhere: a rung against Hugging Face's own answers."""
     assert gpu_check.check_engine(milestone, "cpu")["passed"]
+
+
+@pytest.mark.parametrize("rung", host_time.RUNGS)
+def test_host_time_of_a_rung(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured, and nothing is left behind on the model that engines share."""
+    monkeypatch.setattr(host_time, "STEPS", 8)
+    monkeypatch.setattr(host_time, "EMULATED_FORWARD_MS", 3.0)
+    runner = importlib.import_module(f"{rung}.model_runner")
+    before = runner.sample
+    measured = host_time.measure(rung, 2)
+    assert measured.host > 0 and measured.gap > 0
+    assert runner.sample is before
+
+
+def test_gpu_checks_overlap_part() -> None:
+    """Its four settings, on this machine's forward stream."""
+    rows = overlap_check.check_overlap("cpu")
+    assert [(row["cuda_graph"], row["enable_overlap"]) for row in rows] == [
+        (False, False), (False, True), (True, False), (True, True),
+    ]  # fmt: skip
+    assert all(row["passed"] for row in rows)
 
 
 @pytest.mark.since("m3_paged")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from common import EngineStats
+from common.workload import Workload, WorkloadResult
+from tests.conftest import MILESTONES, ROOT
+
+DemoHere = Callable[..., tuple[str | int | None, str, str]]
 
 
 @functools.cache
@@ -48,15 +55,32 @@ def test_the_demo_runs_into_a_file(milestone: str) -> None:
         assert str(path) in done.stdout and milestone in path.read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def demo_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> DemoHere:
+    """Run a demo in this process: what it exits with, and its two outputs."""
+
+    def run(milestone: str, *arguments: str) -> tuple[str | int | None, str, str]:
+        monkeypatch.setattr(sys, "argv", ["demo", *arguments])
+        code: str | int | None = 0
+        try:
+            importlib.import_module(f"{milestone}.demo").main()
+        except SystemExit as exit:
+            code = exit.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
 @pytest.mark.parametrize("arguments", [["--requests", "0"], ["--max-tokens", "many"]])
-def test_bad_arguments(milestone: str, arguments: list[str]) -> None:
-    done = run_demo(milestone, *arguments)
-    assert done.returncode == 2 and arguments[0] in done.stderr
+def test_bad_arguments(milestone: str, arguments: list[str], demo_here: DemoHere) -> None:
+    code, _, said = demo_here(milestone, *arguments)
+    assert code == 2 and arguments[0] in said
 
 
-def test_a_model_that_is_not_there() -> None:
-    done = run_demo("m1_single", "--model", "/nowhere/model.gguf")
-    assert done.returncode == 1 and done.stderr == "model '/nowhere/model.gguf' does not exist\n"
+def test_a_model_that_is_not_there(milestone: str, demo_here: DemoHere) -> None:
+    """A line, and no traceback."""
+    code, _, _ = demo_here(milestone, "--model", "/nowhere/model.gguf")
+    assert code == "model '/nowhere/model.gguf' does not exist"
 
 
 @pytest.mark.before("m2_continuous")
@@ -94,17 +118,28 @@ def test_what_the_fifth_rung_shows(milestone: str) -> None:
 
 
 @pytest.mark.since("m5_overlap")
-def test_emulation_and_the_ladder(milestone: str) -> None:
-    done = run_demo(
+def test_emulation_and_the_ladder(
+    milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each view of an emulated run says so; the ladder is real, each rung in its process."""
+    demo, asked = importlib.import_module(f"{milestone}.demo"), []
+
+    def run_rung(rung: str, workload: Workload) -> WorkloadResult:
+        asked.append((rung, workload.config["emulated_forward_ms"]))
+        return WorkloadResult([[1]], 1.0, [0.5], stats=asdict(EngineStats(num_steps=1)))
+
+    monkeypatch.setattr(demo, "run_rung", run_rung)
+    code, shown, _ = demo_here(
         milestone, "--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--ladder",
-        "--emulate", "5",
+        "--emulate", "5", "--plain",
     )  # fmt: skip
-    assert done.stdout.count("emulated forwards") == 3, "each time it shows"
+    assert code == 0 and shown.count("emulated forwards") == 3
+    assert asked == [(rung, 0.0) for rung in MILESTONES]
     for rung in ("the ladder", "m1", "m2", "m3", "m4", "m5"):
-        assert rung in done.stdout.split("at least 5 ms each")[-1]
+        assert rung in shown.split("at least 5 ms each")[-1]
 
 
 @pytest.mark.since("m5_overlap")
-def test_what_cannot_be_emulated(milestone: str) -> None:
-    done = run_demo(milestone, "--emulate", "-1")
-    assert done.returncode == 2 and "--emulate" in done.stderr
+def test_what_cannot_be_emulated(milestone: str, demo_here: DemoHere) -> None:
+    code, _, said = demo_here(milestone, "--emulate", "-1")
+    assert code == 2 and "--emulate" in said

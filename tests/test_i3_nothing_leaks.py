@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from typing import Any
@@ -40,6 +41,13 @@ def break_forward(monkeypatch: pytest.MonkeyPatch) -> Any:
     return arm
 
 
+@functools.cache
+def alone(milestone: str, i: int) -> list[int]:
+    """What the i-th prompt is answered without company."""
+    engine = build_engine(milestone)
+    return engine.generate(PROMPTS[i], greedy(4 + 3 * i, ignore_eos=True))[0].outputs[0].token_ids
+
+
 @settings(max_examples=40)
 @given(
     aborts=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 4)), max_size=5),
@@ -67,8 +75,7 @@ def test_abort_at_any_moment(milestone: str, aborts: list[tuple[int, int]], rows
     assert set(finals) == {str(i) for i in range(5)}
     for i in range(5):
         if finals[f"{i}"].outputs[0].finish_reason == "length":
-            alone = build_engine(milestone).generate(PROMPTS[i], greedy(4 + 3 * i, ignore_eos=True))
-            assert finals[f"{i}"].outputs[0].token_ids == alone[0].outputs[0].token_ids
+            assert finals[f"{i}"].outputs[0].token_ids == alone(milestone, i)
         else:
             assert finals[f"{i}"].outputs[0].finish_reason == "abort"
 

@@ -149,9 +149,16 @@ def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType
 
 
 @pytest.mark.only_of()
-@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-qwen2"])
-def test_the_engine_under_the_interpreter(milestone: str, model: str) -> None:
+def test_the_engine_under_the_interpreter(milestone: str) -> None:
     """End to end through the kernels, token for token the reference's answer."""
+    assert_engine_on_kernels(milestone, "tiny-qwen3")
+
+
+def test_heads_with_biases_under_the_interpreter(milestone: str) -> None:
+    assert_engine_on_kernels(milestone, "tiny-qwen2")
+
+
+def assert_engine_on_kernels(milestone: str, model: str) -> None:
     program = f"""
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy

@@ -116,7 +116,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     table = summary_table(
         f"microseconds a step, beside the forward · {machine()}",
-        "running", *(f"{rung} {what}" for rung in RUNGS for what in ("host", "gap")),
+        "running", *(f"{rung[:2]} {what}" for rung in RUNGS for what in ("host", "gap")),
     )  # fmt: skip
     rows: list[HostTime] = []
     for size in SIZES:

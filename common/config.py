@@ -25,6 +25,8 @@ class EngineConfig:
         `tiny-<architecture>` for a random model made on the fly.
     device: `auto` (CUDA where there is one, else CPU) or anything `torch.device` accepts.
     dtype: `auto` (float32 on CPU, the checkpoint's own on CUDA) or the name of a floating type.
+    model_passes: what makes the model's modules faster: `all`, `none`, or some of the names in
+        `common/model_passes`, with commas between them.
     max_num_seqs: most requests in flight at once.
     max_model_len: most tokens of one request, prompt and output together. None: the model's own
         limit, at most `DEFAULT_MAX_MODEL_LEN`. The engine's own `config` carries the number.
@@ -43,6 +45,7 @@ class EngineConfig:
     model: str = EMBEDDED_MODEL
     device: str = "auto"
     dtype: str = "auto"
+    model_passes: str = "all"
     max_num_seqs: int = 16
     max_model_len: int | None = None
     max_num_batched_tokens: int = 2048
@@ -57,7 +60,7 @@ class EngineConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("model", "device"):
+        for field in ("model", "device", "model_passes"):
             if not isinstance(getattr(self, field), str) or not getattr(self, field):
                 raise ValueError(
                     f"{field} must be a non-empty string, got {getattr(self, field)!r}"

@@ -16,8 +16,8 @@ from transformers import (
 from .config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from .cpu_runtime import keep_freed_memory
 from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
+from .model_passes import apply_passes
 from .model_support import UnsupportedModelError
-from .skinny_linear import use_skinny_linears
 from .tiny_models import is_tiny, load_tiny
 
 
@@ -84,7 +84,7 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
         )
     model = _to(model, device).eval()
     if not plain:
-        use_skinny_linears(model)
+        apply_passes(model, config.model_passes)
     return LoadedModel(config.model, model, tokenizer)
 
 

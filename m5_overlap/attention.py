@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -35,9 +35,22 @@ QUERY_BLOCK = 256  # queries of a chunk that share a mask: it stays small for an
 class DecodeGroup:
     """Decodes of similar context, whose keys and values are gathered together."""
 
-    rows: torch.Tensor  # [n] which of the decodes
+    rows: torch.Tensor | None  # [n] which of the decodes; None: all, in their order
     slots: torch.Tensor  # [n, S] where their contexts lie
-    mask: torch.Tensor  # [n, 1, 1, S] True where a decode may look
+    bias: torch.Tensor  # [n, 1, 1, S] float32: 0 where a decode may look, else -inf
+    _lines: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def gather(self, memory: torch.Tensor) -> torch.Tensor:
+        """Keys or values of a layer, [kv_heads, pages, page_size, head_dim], for these decodes:
+        [n, kv_heads, S, head_dim]. Whole lines are copied; layers with as many heads have them in
+        the same places."""
+        heads, head_dim = memory.shape[0], memory.shape[-1]
+        memory = memory.view(-1, head_dim)  # [kv_heads * slots, head_dim]
+        if heads not in self._lines:
+            starts = torch.arange(0, len(memory), len(memory) // heads, device=memory.device)
+            self._lines[heads] = (self.slots[:, None] + starts[:, None]).flatten()
+        lines = memory.index_select(0, self._lines[heads])
+        return lines.view(len(self.slots), heads, -1, head_dim)
 
 
 @dataclass
@@ -56,6 +69,8 @@ class AttentionMetadata:
     @functools.cached_property
     def decode_groups(self) -> list[DecodeGroup]:
         """The decodes by context, so many in a group that one gather stays in the CPU's cache."""
+        if self.num_decodes * max(self.contexts[: self.num_decodes]) <= GATHER_SLOTS:
+            return [self._decode_group(None)]
         groups: list[list[int]] = [[]]
         for row in sorted(range(self.num_decodes), key=self.contexts.__getitem__):
             if groups[-1] and (len(groups[-1]) + 1) * self.contexts[row] > GATHER_SLOTS:
@@ -63,16 +78,18 @@ class AttentionMetadata:
             groups[-1].append(row)
         return [self._decode_group(rows) for rows in groups]
 
-    def _decode_group(self, rows: list[int]) -> DecodeGroup:
+    def _decode_group(self, rows: list[int] | None) -> DecodeGroup:
         """Behind a context, its first slot again: nobody has written what lies there, and even
         masked, a NaN would spread."""
-        positions = self._positions(max(self.contexts[row] for row in rows))
-        index = torch.tensor(rows, device=positions.device)
+        members = range(self.num_decodes) if rows is None else rows
+        positions = self._positions(max(self.contexts[row] for row in members))
+        index = torch.tensor(members, device=positions.device)
         seen = positions < self.seq_lens[index, None]  # [n, S]
         positions = torch.where(seen, positions, 0)
         pages = self.page_table[index].gather(1, positions // self.page_size)
         slots = pages.long() * self.page_size + positions % self.page_size
-        return DecodeGroup(index, slots, seen[:, None, None])
+        bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return DecodeGroup(None if rows is None else index, slots, bias[:, None, None])
 
     @functools.cached_property
     def chunk_slots(self) -> list[torch.Tensor]:
@@ -173,16 +190,14 @@ def paged_decode(
     grouped = query.reshape(batch, num_kv_heads, heads // num_kv_heads, -1)
     output = query.new_empty(*grouped.shape[:-1], values.shape[-1])
     for group in meta.decode_groups:
-        k, v = (
-            memory.flatten(1, 2)
-            .index_select(1, group.slots.flatten())
-            .view(num_kv_heads, *group.slots.shape, -1)
-            .transpose(0, 1)
-            for memory in (keys, values)
-        )  # [n, kv_heads, S, head_dim], views
-        q = grouped.index_select(0, group.rows)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=group.mask, scale=scale)
-        output.index_copy_(0, group.rows, attended)
+        q = grouped if group.rows is None else grouped.index_select(0, group.rows)
+        k, v = group.gather(keys), group.gather(values)  # [n, kv_heads, S, head_dim]
+        bias = group.bias.to(query.dtype)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+        if group.rows is None:
+            output = attended
+        else:
+            output.index_copy_(0, group.rows, attended)
     return output.reshape(batch, heads, -1)
 
 

@@ -1,5 +1,5 @@
-"""Compile a milestone's kernels for GPUs that need not be there:
-`python -m tests.compile_kernels m3_paged`.
+"""Compile a module's kernels for GPUs that need not be there:
+`python -m tests.compile_kernels m3_paged.kernels`.
 
 Writes what the compilers say of each as JSON. Needs a process of its own: Triton is either
 interpreted or compiled, decided when it is imported.
@@ -28,19 +28,21 @@ INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_starts": "i32", "slot
 
 
 def main() -> None:
-    kernels = importlib.import_module(f"{sys.argv[1]}.kernels")
+    kernels = importlib.import_module(sys.argv[1])
+    paged = hasattr(kernels, "decode_kernel")
+    programs = paged_programs if paged else row_programs
     report = [
         {"kernel": fn.__name__, "capability": capability, "dtype": dtype, "dim": dim}
         | compile_kernel(fn, constants, dtype, capability)
         for capability in (80, 90)
         for dtype in ITEM_SIZES
-        for dim in (64, 128, 256)
+        for dim in ((64, 128, 256) if paged else (128,))
         for fn, constants in programs(kernels, dtype, dim)
     ]
     sys.stdout.write(json.dumps(report, indent=1))
 
 
-def programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
+def paged_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
     """Each kernel with what it is compiled for, as its launcher would."""
     tiles = kernels.tiles(GROUP, dim, ITEM_SIZES[dtype])
     shape = {
@@ -56,6 +58,15 @@ def programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[
     ]
 
 
+def row_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
+    """The kernels of the model passes, for heads of `dim` and rows of 32 heads."""
+    return [
+        (kernels.rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
+        (kernels.rotary_kernel, {"BLOCK": dim // 2, "num_warps": 1}),
+        (kernels.silu_mul_kernel, {"BLOCK": 1024, "num_warps": 4}),
+    ]
+
+
 def compile_kernel(
     fn: Any, constants: dict[str, Any], dtype: str, capability: int
 ) -> dict[str, int]:
@@ -67,11 +78,11 @@ def compile_kernel(
         aligned = [["tt.divisibility", 16]]
         if name in constants:
             signature[name] = "constexpr"
-        elif "stride" in name or name.startswith(("num_", "first_")):
+        elif is_integer(name):
             signature[name] = "i32"
             if "stride" in name and name != "table_stride":
                 attributes[(index,)] = aligned
-        elif name == "scale":
+        elif name in ("scale", "epsilon"):
             signature[name] = "fp32"
         else:
             kind = "fp32" if name.startswith("partial") else INTEGERS.get(name, dtype)
@@ -84,6 +95,13 @@ def compile_kernel(
         "wide_copies": len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", ptx)),
         **assemble(ptx, capability),
     }
+
+
+def is_integer(name: str) -> bool:
+    """Whether an argument of the kernels is a number of elements."""
+    return name in ("size", "HALF") or bool(
+        re.search(r"stride|^num_|^first_|^[qk]_(batch|head|token|heads)$", name)
+    )
 
 
 def assemble(ptx: str, capability: int) -> dict[str, int]:

@@ -189,7 +189,7 @@ def compiled(milestone: str) -> list[dict[str, Any]]:
     """Every kernel compiled for every GPU, in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.compile_kernels", milestone],
+        [sys.executable, "-m", "tests.compile_kernels", f"{milestone}.kernels"],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

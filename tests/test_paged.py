@@ -145,8 +145,9 @@ def test_contexts_of_many_lengths_are_gathered_in_groups(
 
     def watched(query: torch.Tensor, *rest: Any) -> torch.Tensor:
         groups = rest[2].decode_groups
-        assert sorted(int(row) for group in groups for row in group.rows) == list(range(len(query)))
-        sizes.update(group.slots.numel() for group in groups if len(group.rows) > 1)
+        rows = [range(len(query)) if group.rows is None else group.rows for group in groups]
+        assert sorted(int(row) for group in rows for row in group) == list(range(len(query)))
+        sizes.update(group.slots.numel() for group in groups if len(group.slots) > 1)
         return decode(query, *rest)
 
     monkeypatch.setattr(attention, "paged_decode", watched)

@@ -1,0 +1,93 @@
+"""Linear layers that read the same input become one.
+
+An attention layer calls `q_proj`, `k_proj` and `v_proj` one after the other with the same tensor,
+a gated MLP its `gate_proj` and `up_proj`. The first call computes the product with all their
+weights and the others take their part of it, so the model's code stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .replace import subclass
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class SharedProduct:
+    """One product of an input with the weights of several layers."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        """The layers' own weights become views of the merged one: nothing is held twice."""
+        self.sizes = [linear.out_features for linear in linears]
+        first = linears[0]
+        self.linear = nn.Linear(
+            first.in_features, sum(self.sizes), bias=first.bias is not None, device="meta"
+        )
+        self.linear.weight = _merged([linear.weight for linear in linears])
+        if first.bias is not None:
+            self.linear.bias = _merged([linear.bias for linear in linears])
+        self._latest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+
+    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """What layer `index` makes of `x`, a view. Threads may call it at the same time: what is
+        not for this very tensor is computed again."""
+        latest = self._latest
+        if latest is None or latest[0] is not x:
+            latest = x, self.linear(x).split(self.sizes, dim=-1)
+        # The last layer has taken its part: hold neither input nor product any longer.
+        self._latest = latest if index + 1 < len(self.sizes) else None
+        return latest[1][index]
+
+
+class _Merged:
+    """Mixed into a linear layer that is a part of a `SharedProduct`."""
+
+    product: SharedProduct
+    index: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features]; returns a view [..., out_features] of the shared product."""
+        return self.product.part(x, self.index)
+
+
+def merge_linears(model: nn.Module) -> int:
+    """Merge the `GROUPS` of every module; how many groups there were."""
+    merged = 0
+    for module in list(model.modules()):
+        for names in GROUPS:
+            layers = [getattr(module, name, None) for name in names]
+            linears = [layer for layer in layers if type(layer) is nn.Linear]
+            if len(linears) < len(names) or not _alike(linears):
+                continue
+            product = SharedProduct(linears)
+            for index, linear in enumerate(linears):
+                linear.__class__ = subclass(_Merged, nn.Linear)
+                linear.__dict__.update(product=product, index=index)
+            merged += 1
+    return merged
+
+
+def products(model: nn.Module) -> list[SharedProduct]:
+    """The shared products of a model, each once."""
+    modules = (module for module in model.modules() if isinstance(module, _Merged))
+    return list(dict.fromkeys(module.product for module in modules))
+
+
+def _alike(linears: list[nn.Linear]) -> bool:
+    kinds = {
+        (linear.in_features, linear.bias is None, linear.weight.dtype, linear.weight.device)
+        for linear in linears
+    }
+    tied = len({linear.weight.data_ptr() for linear in linears}) < len(linears)
+    return len(kinds) == 1 and not tied
+
+
+def _merged(parameters: list[torch.Tensor]) -> nn.Parameter:
+    whole = nn.Parameter(torch.cat([p.data for p in parameters]), requires_grad=False)
+    for parameter, view in zip(
+        parameters, whole.data.split([len(p) for p in parameters]), strict=True
+    ):
+        parameter.data = view
+    return whole

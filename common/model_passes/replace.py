@@ -1,0 +1,30 @@
+"""How a pass gives a module another `forward`, after a look at whether it is the same function."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@functools.cache
+def subclass(mixin: type[Any], original: type[Any]) -> type[Any]:
+    """A class that has `mixin`'s methods before `original`'s own, and its name."""
+    return type(original.__name__, (mixin, original), {})
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two answers are equal, to within rounding of their dtype."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    tolerance = TOLERANCE.get(ours.dtype, 0.0)
+    return torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def probe(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Numbers to try a module with, the same every time, of the dtype and device of `like`."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like)

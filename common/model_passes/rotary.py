@@ -1,0 +1,135 @@
+"""Rotary position embedding in fewer operations.
+
+Hugging Face's turns q and k separately, each by a slice, a negation, a concatenation, two products
+and a sum. With the sign moved into the sine, once a forward instead of twice a layer:
+
+    x * cos + [-x2, x1] * [sin, sin]  =  x * cos + roll(x) * [-sin, sin]
+
+And where q and k lie in one memory, as merged layers leave them, both are turned at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .replace import probe, same
+
+NAME = "apply_rotary_pos_emb"  # what modeling files call it
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class SignedSine:
+    """[-sin, sin] of the latest sine: all layers of a forward are given the same tensor."""
+
+    def __init__(self) -> None:
+        self._latest: Pair | None = None
+
+    def __call__(self, sin: torch.Tensor) -> torch.Tensor:
+        """sin: [..., head_dim]; returns the same shape."""
+        latest = self._latest  # one read: another thread may write
+        if latest is None or latest[0] is not sin:
+            half = sin.shape[-1] // 2
+            latest = self._latest = sin, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+        return latest[1]
+
+
+class Rotary:
+    """Takes the place of `original`, a modeling file's `apply_rotary_pos_emb`."""
+
+    def __init__(self, original: Callable[..., Pair]) -> None:
+        self.original = original
+        self.signed_sine = SignedSine()
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any
+    ) -> Pair:
+        """q, k: [B, heads, T, head_dim]; cos, sin: [B, T, head_dim]. Returns q and k, turned."""
+        if more or cos.shape[-1] != q.shape[-1]:  # a part of each head is turned
+            return self.original(q, k, cos, sin, *more)
+        if q.is_cuda:
+            from .triton_kernels import rotate
+
+            return rotate(q, k, cos, sin)
+        cos, sin = cos.unsqueeze(1), self.signed_sine(sin).unsqueeze(1)
+        both = _in_one(q, k)
+        if both is None:
+            return _turn(q, cos, sin), _turn(k, cos, sin)
+        turned = _turn(both, cos, sin)
+        return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
+
+
+def _turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """x: [B, heads, T, head_dim]; computed in the order in which it lies in memory."""
+    return x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin).addcmul_(x, cos)
+
+
+def _in_one(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """[B, q heads + k heads, T, head_dim]: a view of both, where k's heads lie behind q's."""
+    if q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
+        return None
+    if k.storage_offset() != q.storage_offset() + q.shape[1] * q.stride(1):
+        return None
+    # The stride of a dimension of size 1 says nothing.
+    if any(q.stride(i) != k.stride(i) for i in range(4) if i == 1 or q.shape[i] > 1):
+        return None
+    heads = q.shape[1] + k.shape[1]
+    return q.as_strided((q.shape[0], heads, *q.shape[2:]), q.stride())
+
+
+def speed_up_rotary(model: nn.Module) -> int:
+    """Give attention layers a `forward` that calls `Rotary`; how many there were.
+
+    It is their own code, with the one name bound to another function. The modeling file is left
+    alone: other models share it.
+    """
+    like = next(model.parameters())
+    classes: dict[type[nn.Module], type[nn.Module]] = {}
+    for original in {type(module) for module in model.modules()}:
+        if (faster := _with_rotary(original, like)) is not None:
+            classes[original] = faster
+    layers = [module for module in model.modules() if type(module) in classes]
+    for layer in layers:
+        layer.__class__ = classes[type(layer)]
+    return len(layers)
+
+
+def _with_rotary(layer: type[nn.Module], like: torch.Tensor) -> type[nn.Module] | None:
+    """A subclass whose `forward` calls `Rotary`; None where that would not be the same."""
+    forward = layer.forward
+    if not isinstance(forward, FunctionType) or NAME not in forward.__code__.co_names:
+        return None
+    rotary = Rotary(forward.__globals__[NAME])
+    if not _is_same(rotary, like):
+        return None
+    rebound = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, NAME: rotary},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    rebound.__kwdefaults__ = forward.__kwdefaults__
+    return type(layer.__name__, (layer,), {"forward": rebound})
+
+
+def _is_same(rotary: Rotary, like: torch.Tensor) -> bool:
+    """Whether a modeling file's function turns halves, as most do, and takes what most take."""
+    if list(inspect.signature(rotary.original).parameters)[:4] != ["q", "k", "cos", "sin"]:
+        return False
+    heads = probe(2, 3, 6, 8, like=like).transpose(1, 2)  # [B, heads, T, head_dim]
+    angles = probe(2, 3, 4, like=like)
+    cos, sin = (torch.cat((f(angles), f(angles)), dim=-1) for f in (torch.cos, torch.sin))
+    merged, apart = (heads[:, :4], heads[:, 4:]), (heads[:, 2:], heads[:, :2])
+    return all(
+        same(ours, theirs)
+        for q, k in (merged, apart)
+        for ours, theirs in zip(
+            rotary(q, k, cos, sin), rotary.original(q, k, cos, sin), strict=True
+        )
+    )

@@ -1,0 +1,119 @@
+"""The small operations between matrix products, one kernel each, for CUDA.
+
+An eager forward launches some fifty kernels a layer, most of which read and write a few kilobytes:
+their launches cost more than their work, and in a CUDA graph still some 3 us each. Each function
+has its twin in the module that it replaces, which the passes compare it with.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, weight, out, outer_stride, inner_stride, num_inner, size, epsilon, BLOCK: tl.constexpr
+):  # fmt: skip
+    """A program for each row of `size` numbers. float32 inside, rounded where the module rounds."""
+    outer, inner = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    row = x + outer * outer_stride + inner * inner_stride
+    values = tl.load(row + columns, mask=inside, other=0.0)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + epsilon)
+    normed = (wide * scale).to(values.dtype).to(tl.float32)
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    target = out + (outer * num_inner + inner) * size + columns
+    tl.store(target, (normed * factor).to(values.dtype), mask=inside)
+
+
+@triton.jit
+def rotary_kernel(
+    q, k, cos, sin, q_out, k_out,
+    q_batch, q_head, q_token, k_batch, k_head, k_token, num_tokens, q_heads, k_heads, HALF,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program for each head of each token, q's heads first, then k's. Rows of cos and sin belong
+    to tokens; out is [B, T, heads, 2 * HALF]."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    batch, position = token // num_tokens, token % num_tokens
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HALF
+    if head < q_heads:
+        source = q + batch * q_batch + head * q_head + position * q_token
+        target = q_out + (token * q_heads + head) * 2 * HALF
+    else:
+        source = k + batch * k_batch + (head - q_heads) * k_head + position * k_token
+        target = k_out + (token * k_heads + head - q_heads) * 2 * HALF
+    first = tl.load(source + columns, mask=inside, other=0.0)
+    second = tl.load(source + HALF + columns, mask=inside, other=0.0).to(tl.float32)
+    angle = token * 2 * HALF + columns
+    cos_1 = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    sin_1 = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    dtype = first.dtype
+    first = first.to(tl.float32)
+    tl.store(target + columns, (first * cos_1 - second * sin_1).to(dtype), mask=inside)
+    tl.store(target + HALF + columns, (second * cos_2 + first * sin_2).to(dtype), mask=inside)
+
+
+@triton.jit
+def silu_mul_kernel(gate, up, out, gate_stride, up_stride, size, BLOCK: tl.constexpr):
+    """A program for each `BLOCK` numbers of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    raw = tl.load(gate + row * gate_stride + columns, mask=inside, other=0.0)
+    wide = raw.to(tl.float32)
+    activated = (wide / (1.0 + tl.exp(-wide))).to(raw.dtype).to(tl.float32)
+    other = tl.load(up + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, (activated * other).to(raw.dtype), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm over the last dimension. x: [..., n]; returns the same shape, contiguous."""
+    size = x.shape[-1]
+    rows = x.reshape(-1, x.shape[-2], size)  # a view where only heads are split off
+    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    block = triton.next_power_of_2(size)
+    rms_norm_kernel[(rows.shape[0], rows.shape[1])](
+        rows, weight, out, rows.stride(0), rows.stride(1), rows.shape[1], size, epsilon,
+        BLOCK=block, num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+    return out
+
+
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q, k: [B, heads, T, head_dim], cos, sin: [B, T, head_dim]; returns q and k turned, the
+    same shapes, with the tokens outermost in memory."""
+    batch, q_heads, tokens, head_dim = q.shape
+    k_heads = k.shape[1]
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    cos, sin = (x.expand(batch, -1, -1).contiguous() for x in (cos, sin))
+    q_out = q.new_empty(batch, tokens, q_heads, head_dim)
+    k_out = k.new_empty(batch, tokens, k_heads, head_dim)
+    rotary_kernel[(batch * tokens, q_heads + k_heads)](
+        q, k, cos, sin, q_out, k_out, *q.stride()[:3], *k.stride()[:3],
+        tokens, q_heads, k_heads, head_dim // 2,
+        BLOCK=triton.next_power_of_2(head_dim // 2), num_warps=1,
+    )  # fmt: skip
+    return q_out.transpose(1, 2), k_out.transpose(1, 2)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The product silu(gate) * up, of [..., n] both, views of one tensor as a rule; contiguous."""
+    size = gate.shape[-1]
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    gate, up = gate.reshape(-1, size), up.reshape(-1, size)
+    block = min(1024, triton.next_power_of_2(size))
+    silu_mul_kernel[(gate.shape[0], triton.cdiv(size, block))](
+        gate, up, out, gate.stride(0), up.stride(0), size, BLOCK=block, num_warps=4
+    )
+    return out

@@ -1,0 +1,220 @@
+"""The passes over a model's modules: faster, and the same function."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from common import EngineConfig, load_model
+from common.model_passes import PASSES, apply_passes, pack
+from common.model_passes.gate import fuse_gates
+from common.model_passes.merge import merge_linears
+from common.model_passes.norm import speed_up_norms
+from common.model_passes.rotary import Rotary
+from common.tiny_models import ARCHITECTURES
+from tests.conftest import plain_model
+
+ON_CPU = "merge", "pack", "norm", "rotary"
+
+
+def unchanged(architecture: str) -> PreTrainedModel:
+    return load_model(EngineConfig(model=f"tiny-{architecture}", device="cpu"), plain=True).model
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("names", [*ON_CPU, "all"])
+def test_a_model_computes_what_it_did(architecture: str, names: str) -> None:
+    model, plain = unchanged(architecture), plain_model(f"tiny-{architecture}").model
+    apply_passes(model, names)
+    tokens = torch.arange(40).view(2, 20)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_each_pass_finds_its_modules() -> None:
+    assert apply_passes(unchanged("llama")) == {
+        "merge": 4,  # q/k/v and gate/up, of two layers
+        "pack": 2 * 4 + 1,  # the merged ones, the outputs, the head
+        "norm": 2 * 2 + 1,
+        "rotary": 2,
+        "gate": 0,  # on CUDA only
+    }
+
+
+def test_parameters_keep_their_names_and_values() -> None:
+    model, plain = unchanged("llama"), plain_model("tiny-llama").model
+    apply_passes(model)
+    ours, theirs = model.state_dict(), plain.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_merged_weights_are_held_once() -> None:
+    model: Any = unchanged("llama")
+    merge_linears(model)
+    layer = model.model.layers[0].self_attn
+    whole = layer.q_proj.product.linear.weight
+    assert layer.k_proj.weight.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_merged_layers_answer_for_the_tensor_they_are_given() -> None:
+    model: Any = unchanged("qwen2")  # with biases
+    merge_linears(model)
+    layer, plain = model.model.layers[0].self_attn, plain_model("tiny-qwen2").model
+    theirs: Any = plain.model.layers[0].self_attn
+    x, other = torch.randn(2, 1, 3, 64)
+    for name, given in (("q_proj", x), ("k_proj", other), ("v_proj", x), ("v_proj", other)):
+        expected = getattr(theirs, name)(given)
+        torch.testing.assert_close(getattr(layer, name)(given), expected, atol=1e-5, rtol=1e-5)
+    assert layer.q_proj.product._latest is None, "an input is held after its last use"
+
+
+def test_a_packed_row_does_not_depend_on_its_neighbours() -> None:
+    """I2, to the bit."""
+    model: Any = unchanged("llama")
+    apply_passes(model, "pack")
+    linear, x = model.lm_head, torch.randn(70, 64)
+    alone = torch.cat([linear(row) for row in x.split(1)])
+    for rows in (2, 3, 7, 16, 33, 70):
+        assert torch.equal(linear(x[:rows]), alone[:rows]), f"{rows} rows"
+
+
+def test_weights_stay_plain_where_nothing_can_pack_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> torch.Tensor:
+        raise RuntimeError("no such operator")
+
+    def wrong(_self: Any, x: torch.Tensor, _p: Any, weight: torch.Tensor, _b: Any) -> torch.Tensor:
+        return F.linear(x, weight) + 1
+
+    monkeypatch.setattr(pack.OneDNN, "pack", missing)
+    monkeypatch.setattr(pack.MKL, "linear", wrong)
+    model: Any = unchanged("llama")
+    assert apply_passes(model, "pack") == {"pack": 0}
+    assert type(model.lm_head) is nn.Linear
+
+
+@pytest.mark.parametrize("packing", [pack.OneDNN(), pack.MKL()])
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_both_packings_compute_a_linear_layer(packing: pack.Packing, rows: int) -> None:
+    linear, x = nn.Linear(48, 80), torch.randn(2, rows, 48)
+    if not pack._is_right(packing, linear):
+        pytest.skip("not in this build of torch")
+    with torch.no_grad():
+        ours = packing.linear(x, packing.pack(linear.weight), linear.weight, linear.bias)
+        torch.testing.assert_close(ours, linear(x), atol=1e-5, rtol=1e-5)
+
+
+def test_a_norm_of_another_kind_keeps_its_own_forward() -> None:
+    """Gemma multiplies with 1 + weight."""
+    gemma, llama = GemmaRMSNorm(32), LlamaRMSNorm(32)
+    nn.init.uniform_(gemma.weight)
+    with torch.no_grad():
+        assert speed_up_norms(nn.Sequential(gemma, llama)) == 1
+    assert type(gemma) is GemmaRMSNorm
+
+
+def test_a_norm_of_zeros_is_zero() -> None:
+    norm = LlamaRMSNorm(32)
+    with torch.no_grad():
+        speed_up_norms(nn.Sequential(norm))
+        assert torch.equal(norm(torch.zeros(2, 32)), torch.zeros(2, 32))
+
+
+def rotary_case(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    heads = torch.randn(2, 7, 6, 16).to(dtype).transpose(1, 2)  # q's 4 and k's 2, of 7 tokens
+    angles = torch.randn(2, 7, 8).repeat(1, 1, 2)
+    return heads[:, :4], heads[:, 4:], angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 7])
+@pytest.mark.parametrize("apart", [False, True])
+def test_rotary(num_tokens: int, apart: bool) -> None:
+    q, k, cos, sin = (x[..., :num_tokens, :] for x in rotary_case())
+    q = q.clone() if apart else q
+    ours = Rotary(apply_rotary_pos_emb)(q, k, cos, sin)
+    for turned, expected in zip(ours, apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(turned, expected)
+
+
+def test_rotary_of_a_part_of_each_head_is_the_models_own() -> None:
+    tokens = torch.arange(20)[None]
+    model, plain = unchanged("gpt_neox"), plain_model("tiny-gpt_neox").model
+    assert apply_passes(model, "rotary") == {"rotary": 2}
+    assert torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+def test_rotary_of_another_layout_keeps_its_own() -> None:
+    from common.model_passes.rotary import _is_same
+
+    assert not _is_same(Rotary(interleaved), torch.zeros(1))
+
+
+def test_passes_can_be_turned_off_and_chosen() -> None:
+    def classes(names: str) -> set[str]:
+        loaded = load_model(EngineConfig(model="tiny-llama", device="cpu", model_passes=names))
+        return {type(module).__module__ for module in loaded.model.modules()}
+
+    own = {type(module).__module__ for module in plain_model("tiny-llama").model.modules()}
+    assert classes("none") == own
+    assert classes("norm") - own == {"common.model_passes.replace"}
+    with pytest.raises(ValueError, match=r"model_passes must be .*merge.*'warp'"):
+        classes("norm, warp")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_triton_twins(dtype: torch.dtype) -> None:
+    """The CUDA kernels, interpreted, against the modules that they replace."""
+    from common.model_passes import triton_kernels
+    from common.model_passes.replace import TOLERANCE
+
+    def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        torch.testing.assert_close(ours, theirs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+    norm = LlamaRMSNorm(24).to(dtype)
+    nn.init.uniform_(norm.weight)
+    heads = torch.randn(1, 5, 10, 24).to(dtype)[:, :, :4]  # q of a merged product: a view
+    for x in (heads, heads[0], torch.randn(3, 24).to(dtype)):
+        ours = triton_kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
+        close(ours, norm(x))
+    q, k, cos, sin = rotary_case(dtype)
+    turned = triton_kernels.rotate(q, k, cos, sin)
+    for ours, theirs in zip(turned, apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        close(ours, theirs)
+    gate, up = torch.randn(1, 5, 2 * 1500).to(dtype).chunk(2, dim=-1)
+    ours = triton_kernels.silu_mul(gate, up)
+    close(ours, F.silu(gate) * up)
+
+
+def test_gates_are_fused_on_cuda_only() -> None:
+    assert fuse_gates(unchanged("llama")) == 0
+
+
+def test_kernels_compile_for_real_gpus() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compile_kernels", "common.model_passes.triton_kernels"],
+        capture_output=True, text=True, check=False,
+        env={n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert len(report) == 2 * 3 * 3
+    assert all(entry["spill_stores"] == 0 for entry in report)
+
+
+def test_every_pass_is_documented() -> None:
+    import common.model_passes as passes
+
+    assert passes.__doc__ is not None
+    assert all(f"\n    {name} " in passes.__doc__ for name in PASSES)

@@ -1,112 +1,85 @@
-"""The ladder, measured: every rung and its peers on one workload, interleaved in one run.
+"""The ladder, measured: every rung and its peers on the same workloads, interleaved in one run.
 
 Each measurement has a process of its own. Rounds are interleaved, so that a machine that slows down
 slows all of them; the median of the rounds counts, and ratios of one run are what may be compared.
+
+    python -m milestones bench --workload batch --workload shared --rounds 3 --json bench.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-from dataclasses import dataclass, field
+import subprocess
+from dataclasses import asdict
+from datetime import date
 from pathlib import Path
-from statistics import median
+from typing import Any
 
+import torch
+import transformers
 from rich.console import Console
 from rich.table import Table
 
 from common import EMBEDDED_MODEL, EngineConfig, load_model
 from common.dashboard import summary_table
-from common.demo import chats, machine
-from common.input_processor import InputProcessor
-from common.workload import Workload, WorkloadResult, run_module
+from common.demo import machine
 
+from . import roofline
+from .chart import bars
+from .contenders import Contender, contenders
 from .delta import ROOT
+from .roofline import Roofline
+from .workloads import WORKLOADS, workload
 
 README_MARKS = ("<!-- ladder -->", "<!-- /ladder -->")
+DEFAULT_WORKLOADS = ("alone", "batch")
 
 
-@dataclass
-class Contender:
-    """A rung or a peer, and what was measured of it."""
-
-    name: str
-    command: tuple[str, ...]
-    results: list[WorkloadResult] = field(default_factory=list)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return median(result.tokens_per_second for result in self.results)
-
-    @property
-    def first_token_seconds(self) -> float:
-        """The median request's time to first token, in the median round."""
-        return median(median(result.first_token_seconds) for result in self.results)
-
-    @property
-    def kv_waste(self) -> float | None:
-        """The share of the KV memory held that nothing was written to."""
-        return self.results[-1].kv_waste
-
-
-def contenders() -> list[Contender]:
-    """Every rung that exists, then the peers."""
-    rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
-    return [
-        *(Contender(rung, ("common.workload", rung)) for rung in rungs),
-        Contender("hf-static", ("milestones.peers", "hf-static")),
-    ]
-
-
-def batch_workload(model: str, requests: int, max_tokens: int) -> Workload:
-    """`requests` short chats at once, `max_tokens` tokens each."""
-    loaded = load_model(EngineConfig(model=model))
-    processor = InputProcessor(
-        loaded, EngineConfig(model=model, max_model_len=512), lambda _: False
-    )
-    prompts = [
-        processor.apply_chat_template([{"role": "user", "content": question}]).prompt_token_ids
-        for question in chats(requests)
-    ]
-    config = {"model": model, "max_num_seqs": requests}
-    return Workload(prompts, [max_tokens] * requests, ignore_eos=True, config=config)
-
-
-def report(measured: list[Contender], requests: int, max_tokens: int) -> Table:
-    """The table for a terminal."""
+def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
+    """A workload's table for a terminal."""
     table = summary_table(
-        f"{requests} chats at once, {max_tokens} tokens each · {machine()}",
-        "engine", "tokens/s", "ratio", "TTFT p50", "padding", "KV unused",
+        f"{name}: {WORKLOADS[name].__doc__}",
+        "engine", "tokens/s", "ratio", "of floor", "TTFT p50/p95 s", "ITL p50/p95 ms",
+        "gap ms", "padding", "KV unused", "reused",
     )  # fmt: skip
+    first: float | None = None
     for contender in measured:
-        waste = contender.kv_waste
+        summary = contender.summary(name)
+        if summary is None:
+            continue
+        first = first or summary.tokens_per_second
+        latest, stats = contender.results[name][-1], summary.stats
+        inter = summary.inter_token
         table.add_row(
             contender.name,
-            f"{contender.tokens_per_second:.1f}",
-            f"{contender.tokens_per_second / measured[0].tokens_per_second:.2f}",
-            f"{contender.first_token_seconds:.2f} s",
-            str(contender.results[-1].stats.get("padding_tokens", "")),
-            "" if waste is None else f"{waste:.0%}",
+            f"{summary.tokens_per_second:.1f}",
+            f"{summary.tokens_per_second / first:.2f}",
+            f"{floor.seconds(latest) / latest.seconds:.0%}" if stats else "",
+            f"{summary.first_token[0]:.2f} / {summary.first_token[1]:.2f}",
+            f"{inter[0] * 1e3:.0f} / {inter[1] * 1e3:.0f}" if inter else "",
+            "" if summary.gap is None else f"{summary.gap * 1e3:.2f}",
+            str(stats.get("padding_tokens", "")),
+            "" if summary.kv_waste is None else f"{summary.kv_waste:.0%}",
+            str(stats.get("cached_prompt_tokens", "")),
         )
     return table
 
 
-def refresh_readme(measured: list[Contender], requests: int, max_tokens: int) -> None:
-    """Write the numbers between the README's marks."""
+def refresh_readme(names: list[str], measured: list[Contender]) -> None:
+    """Write the numbers between the README's marks: tokens a second, by engine and workload."""
     lines = [
-        f"{requests} chats at once, {max_tokens} tokens each, SmolLM2-135M, float32, {machine()}:",
+        f"Output tokens a second, SmolLM2-135M, float32, {machine()}:",
         "",
-        "| engine | tokens/s | against m1 | first token (median) | reserved KV unused |",
-        "|---|---|---|---|---|",
+        f"| engine | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
     ]
     for contender in measured:
-        ratio = contender.tokens_per_second / measured[0].tokens_per_second
-        waste = "" if contender.kv_waste is None else f"{contender.kv_waste:.0%}"
-        lines.append(
-            f"| {contender.name} | {contender.tokens_per_second:.1f} | {ratio:.1f} x "
-            f"| {contender.first_token_seconds:.2f} s | {waste} |"
-        )
+        summaries = [contender.summary(name) for name in names]
+        cells = [f"{s.tokens_per_second:.1f}" if s else "" for s in summaries]
+        if any(cells):
+            lines.append(f"| {contender.name} | {' | '.join(cells)} |")
+    lines += ["", *(f"- `{name}`: {_summary_of(name)}" for name in names)]
     readme = ROOT / "README.md"
     start, end = README_MARKS
     before, rest = readme.read_text(encoding="utf-8").split(start)
@@ -117,48 +90,99 @@ def refresh_readme(measured: list[Contender], requests: int, max_tokens: int) ->
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m milestones bench`."""
     parser.add_argument("--model", default=EMBEDDED_MODEL)
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument(
+        "--workload", action="append", choices=[*WORKLOADS, "all"],
+        help=f"may be given more than once (default: {' and '.join(DEFAULT_WORKLOADS)})",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", help="only these, with commas between them")
+    parser.add_argument(
+        "--vllm-python", type=Path, metavar="PATH",
+        help="the Python of an environment that has vLLM, to measure it too",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
+    parser.add_argument("--svg", type=Path, help="draw tokens/s as bars into this file")
     parser.add_argument("--readme", action="store_true", help="refresh the README's table")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and report. Cut short by Ctrl-C, it reports the rounds that are complete."""
+    """Measure and report. Cut short by Ctrl-C, it reports what it has."""
     console = Console()
-    workload = batch_workload(args.model, args.requests, args.max_tokens)
-    measured = contenders()
+    wanted = args.workload or list(DEFAULT_WORKLOADS)
+    names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
+    measured = contenders(args.model, args.vllm_python)
+    if args.engines:
+        known = {contender.name: contender for contender in measured}
+        engines = args.engines.split(",")
+        if unknown := [name for name in engines if name not in known]:
+            console.print(f"no such engine: {', '.join(unknown)}; there are {', '.join(known)}")
+            return 2
+        measured = [known[name] for name in engines]
+    loaded = load_model(EngineConfig(model=args.model), plain=True)
+    floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
+    vocab_size = loaded.vocab_size
+    del loaded
     try:
         for number in range(1, args.rounds + 1):
-            done: list[WorkloadResult] = []
-            for contender in measured:
-                console.print(f"round {number} of {args.rounds}: {contender.name}", style="dim")
-                done.append(run_module(workload, *contender.command))
-            for contender, result in zip(measured, done, strict=True):
-                contender.results.append(result)
+            for name in names:
+                work = workload(name, args.model, vocab_size, on_gpu)
+                for contender in measured:
+                    console.print(
+                        f"round {number} of {args.rounds}: {name}, {contender.name}", style="dim"
+                    )
+                    result = contender.run(work)
+                    contender.results.setdefault(name, []).append(result)
+                    if args.json:
+                        _write(args.json, measured, floor)
     except KeyboardInterrupt:
         console.print("cut short")
-    if not measured[0].results:
-        return 1
-    console.print(report(measured, args.requests, args.max_tokens))
-    if args.json:
-        args.json.write_text(json.dumps(_as_json(measured), indent=1) + "\n", encoding="utf-8")
-    if args.readme:
-        refresh_readme(measured, args.requests, args.max_tokens)
-    return 0
+    finally:
+        for contender in measured:
+            contender.close()
+    names = [name for name in names if any(name in c.results for c in measured)]
+    console.print(
+        f"{machine()}: reads {floor.bytes_per_second / 1e9:.1f} GB/s, multiplies "
+        f"{floor.flops_per_second / 1e9:.0f} GFLOP/s; a decode step takes at least "
+        f"{floor.step_seconds(1) * 1e3:.1f} ms alone, {floor.step_seconds(16) * 1e3:.1f} for 16"
+    )
+    for name in names:
+        console.print(report(name, measured, floor))
+    if args.svg:
+        args.svg.write_text(bars(names, measured, machine()), encoding="utf-8")
+    if args.readme and names:
+        refresh_readme(names, measured)
+    return 0 if names else 1
 
 
-def _as_json(measured: list[Contender]) -> dict[str, object]:
-    return {
+def _summary_of(name: str) -> str:
+    text = WORKLOADS[name].__doc__
+    assert text is not None
+    return text
+
+
+def _write(path: Path, measured: list[Contender], floor: Roofline) -> None:
+    """All measurements so far, whole or not at all."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    document: dict[str, Any] = {
         "machine": machine(),
+        "date": date.today().isoformat(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "commit": commit.stdout.strip(),
+        "roofline": asdict(floor),
         "engines": {
             contender.name: {
-                "tokens_per_second": [result.tokens_per_second for result in contender.results],
-                "seconds": [result.seconds for result in contender.results],
-                "first_token_seconds": contender.first_token_seconds,
-                "stats": contender.results[-1].stats,
+                name: {
+                    **asdict(summary),
+                    "seconds": [result.seconds for result in contender.results[name]],
+                }
+                for name in contender.results
+                if (summary := contender.summary(name)) is not None
             }
             for contender in measured
         },
     }
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -1,47 +1,101 @@
-"""Engines of others, measured on the same workloads: `python -m milestones.peers hf-static`."""
+"""Engines of others, measured on the same workloads: `python -m milestones.peers hf-static`.
+
+Both of Hugging Face's know neither arrivals nor turns: all requests of a turn are there at its
+start, which is in their favour.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from common import EngineConfig, LoadedModel, load_model
 from common.workload import Workload, WorkloadResult
 
+HF_PAGE_SIZE = 32
 
-def hf_static(loaded: LoadedModel, workload: Workload) -> WorkloadResult:
+Generate = Callable[[LoadedModel, list[list[int]], list[int]], list[list[int]]]
+
+
+def hf_static(
+    loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int]
+) -> list[list[int]]:
     """Hugging Face `generate` on one padded batch, which is done when its longest member is."""
-    longest = max(map(len, workload.prompts))
-    padded = [[0] * (longest - len(prompt)) + prompt for prompt in workload.prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in workload.prompts]
-    started = time.perf_counter()
-    tokens = loaded.model.generate(  # type: ignore[operator]
-        torch.tensor(padded, device=loaded.model.device),
-        attention_mask=torch.tensor(mask, device=loaded.model.device),
-        max_new_tokens=max(workload.max_tokens),
-        min_new_tokens=max(workload.max_tokens) if workload.ignore_eos else None,
+    longest = max(map(len, prompts))
+    padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    model: Any = loaded.model
+    tokens = model.generate(
+        torch.tensor(padded, device=model.device),
+        attention_mask=torch.tensor(mask, device=model.device),
+        max_new_tokens=max(max_tokens),
+        min_new_tokens=max(max_tokens),
         do_sample=False,
         pad_token_id=0,
     )[:, longest:].tolist()
-    seconds = time.perf_counter() - started
-    outputs = [row[:n] for row, n in zip(tokens, workload.max_tokens, strict=True)]
-    return WorkloadResult(outputs, seconds, [seconds] * len(outputs))
+    return [row[:n] for row, n in zip(tokens, max_tokens, strict=True)]
 
 
-PEERS = {"hf-static": hf_static}
+def hf_batch(
+    loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int]
+) -> list[list[int]]:
+    """Hugging Face `generate_batch`: its continuous batching. One length for all: the longest."""
+    model: Any = loaded.model
+    config = GenerationConfig(
+        max_new_tokens=max(max_tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    longest = max(len(prompt) + n for prompt, n in zip(prompts, max_tokens, strict=True))
+    # Room for everybody at once. Left to itself it takes all memory there is, which takes a minute.
+    memory = ContinuousBatchingConfig(
+        num_blocks=len(prompts) * (longest // HF_PAGE_SIZE + 2),
+        max_batch_tokens=2048,
+        page_size=HF_PAGE_SIZE,
+    )
+    outputs = model.generate_batch(
+        prompts, generation_config=config, continuous_batching_config=memory
+    )
+    by_prompt = {tuple(output.prompt_ids): output.generated_tokens for output in outputs.values()}
+    return [by_prompt[tuple(p)][:n] for p, n in zip(prompts, max_tokens, strict=True)]
+
+
+PEERS: dict[str, Generate] = {"hf-static": hf_static, "hf-batch": hf_batch}
+
+
+def run_peer(generate: Generate, loaded: LoadedModel, workload: Workload) -> WorkloadResult:
+    """All requests at once, then all their next turns, and so on."""
+    users = len(workload.prompts)
+    prompts, answers = workload.prompts, [list[list[int]]() for _ in range(users)]
+    first_token_seconds: list[float] = []
+    begin = time.perf_counter()
+    for turn in range(1 + len((workload.follow_ups or [[]])[0])):
+        if turn > 0:
+            said = [follow_up[turn - 1] for follow_up in workload.follow_ups]
+            prompts = [p + a[-1] + s for p, a, s in zip(prompts, answers, said, strict=True)]
+        started = time.perf_counter()
+        for answer, tokens in zip(
+            answers, generate(loaded, prompts, workload.max_tokens), strict=True
+        ):
+            answer.append(tokens)
+        first_token_seconds += [time.perf_counter() - started] * users  # it does not stream
+    tokens_of = [tokens for answer in answers for tokens in answer]
+    return WorkloadResult(tokens_of, time.perf_counter() - begin, first_token_seconds)
 
 
 def main() -> None:
     """Read a workload from standard input, write the result to standard output."""
-    peer = PEERS[sys.argv[1]]
+    generate = PEERS[sys.argv[1]]
     workload = Workload(**json.load(sys.stdin))
     loaded = load_model(EngineConfig(**workload.config), plain=True)
-    peer(loaded, workload.warm_up())
-    sys.stdout.write(json.dumps(asdict(peer(loaded, workload))))
+    words, sys.stdout = sys.stdout, sys.stderr  # a peer may talk
+    run_peer(generate, loaded, workload.warm_up())
+    words.write(json.dumps(asdict(run_peer(generate, loaded, workload))))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
-"""`python -m milestones`: the bench, and what of the GPU check runs without a GPU."""
+"""`python -m milestones`: the measuring commands, and what of the GPU check runs without a GPU."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from milestones import bench, gpu_check, host_time, overlap_check
-from tests.conftest import MILESTONES, ROOT
+from milestones import gpu_check, host_time, overlap_check
+from tests.conftest import ROOT
 
 
 def console(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,42 +18,6 @@ def console(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "milestones", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-
-
-def test_bench_has_every_rung_and_the_peers() -> None:
-    assert [c.name for c in bench.contenders()] == [*MILESTONES, "hf-static"]
-
-
-def test_bench_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The lowest rung, the highest and a peer, each in a process of its own."""
-    file = tmp_path / "bench.json"
-    few = [c for c in bench.contenders() if c.name in (MILESTONES[0], MILESTONES[-1], "hf-static")]
-    monkeypatch.setattr(bench, "contenders", lambda: few)
-    arguments = ["--requests", "2", "--max-tokens", "3", "--rounds", "1", "--json", str(file)]
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    assert bench.main(parser.parse_args(["--model", "tiny-llama", *arguments])) == 0
-    measured, shown = json.loads(file.read_text()), capsys.readouterr().out
-    assert set(measured["engines"]) == {c.name for c in few} and measured["machine"]
-    for contender in few[:2]:
-        assert contender.name in shown
-        assert measured["engines"][contender.name]["stats"]["decode_tokens"] == 2 * 2
-    assert "\x1b" not in shown
-
-
-def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from common.workload import WorkloadResult
-
-    start, end = bench.README_MARKS
-    (tmp_path / "README.md").write_text(f"before\n{start}\nold\n{end}\nafter\n")
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
-    result = WorkloadResult([[1, 2]], 0.5, [0.1], {}, kv_reserved=10, kv_used=4)
-    bench.refresh_readme([bench.Contender("m1_single", (), [result])], 1, 2)
-    text = (tmp_path / "README.md").read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| m1_single | 4.0 | 1.0 x | 0.10 s | 60% |" in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

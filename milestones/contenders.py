@@ -1,0 +1,119 @@
+"""Who is measured: the rungs, Hugging Face, and other engines in environments of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from common.embedded import embedded_folder, is_embedded
+from common.workload import Workload, WorkloadResult, percentile, run_module
+
+from .delta import ROOT
+
+
+@dataclass
+class Contender:
+    """An engine, and what was measured of it: results by workload, one a round."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    results: dict[str, list[WorkloadResult]] = field(default_factory=dict)
+
+    def run(self, workload: Workload) -> WorkloadResult:
+        """Serve the workload in a process of its own, warmed up."""
+        return run_module(workload, *self.command)
+
+    def summary(self, workload: str) -> Summary | None:
+        """The medians of a workload's rounds; None where there is none."""
+        results = self.results.get(workload)
+        return Summary.of(results) if results else None
+
+    def close(self) -> None:
+        """End what was started for it."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a table shows of some rounds: medians. Seconds, where nothing else is said."""
+
+    tokens_per_second: float
+    first_token: tuple[float, float]  # p50 and p95 of the requests
+    inter_token: tuple[float, float] | None  # p50 and p95 of the tokens; None: it does not stream
+    gap: float | None  # between two forwards: what the host costs a step
+    kv_waste: float | None  # the share of the KV memory held that nothing was written to
+    stats: dict[str, int]
+
+    @staticmethod
+    def of(results: list[WorkloadResult]) -> Summary:
+        """Medians over rounds of percentiles within a round."""
+
+        def over(name: str, percent: float) -> float:
+            return median(percentile(getattr(result, name), percent) for result in results)
+
+        latest = results[-1]
+        return Summary(
+            tokens_per_second=median(result.tokens_per_second for result in results),
+            first_token=(over("first_token_seconds", 50), over("first_token_seconds", 95)),
+            inter_token=(over("inter_token_seconds", 50), over("inter_token_seconds", 95))
+            if latest.inter_token_seconds
+            else None,
+            gap=over("gap_seconds", 50) if latest.gap_seconds else None,
+            kv_waste=latest.kv_waste,
+            stats=latest.stats,
+        )
+
+
+class VLLM(Contender):
+    """vLLM of another environment. Its process stays: it takes minutes to start."""
+
+    def __init__(self, python: Path, model: str) -> None:
+        super().__init__("vllm")
+        self.python, self.model = python, model
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, workload: Workload) -> WorkloadResult:
+        """Serve the workload, warmed up. Raises `RuntimeError` where vLLM does not run."""
+        self._ask(workload.warm_up())
+        return self._ask(workload)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, workload: Workload) -> WorkloadResult:
+        if self._process is None:
+            folder = embedded_folder() if is_embedded(self.model) else self.model
+            self._process = subprocess.Popen(
+                [self.python, Path(__file__).with_name("peer_vllm.py"), str(folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                text=True, cwd="/",
+            )  # fmt: skip
+        pipe_in, pipe_out = self._process.stdin, self._process.stdout
+        assert pipe_in is not None and pipe_out is not None
+        try:
+            pipe_in.write(json.dumps(asdict(workload)) + "\n")
+            pipe_in.flush()
+            answer = pipe_out.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise RuntimeError(
+                f"vLLM ended: try {self.python} {Path(__file__).with_name('peer_vllm.py')} MODEL"
+            )
+        return WorkloadResult(**json.loads(answer))
+
+
+def contenders(model: str, vllm_python: Path | None = None) -> list[Contender]:
+    """Every rung that exists, then the peers."""
+    rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
+    peers = ("hf-static", "hf-batch")
+    return [
+        *(Contender(rung, ("common.workload", rung)) for rung in rungs),
+        *(Contender(peer, ("milestones.peers", peer)) for peer in peers),
+        *([VLLM(vllm_python, model)] if vllm_python else []),
+    ]

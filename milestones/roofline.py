@@ -1,0 +1,69 @@
+"""What this machine could do at best: bandwidth and arithmetic measured, and a workload's floor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from common.model_support import require_full_attention
+from common.workload import WorkloadResult
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A machine and a model: what one can move and compute, what the other asks for."""
+
+    bytes_per_second: float  # read, from memory
+    flops_per_second: float  # of a large matrix product in the model's dtype
+    weight_bytes: int  # of all matrices a token is multiplied with
+    kv_bytes: int  # keys and values of one token, all layers
+    item_size: int
+
+    def step_seconds(self, rows: float) -> float:
+        """The floor of one forward over `rows` tokens: read the weights, or multiply."""
+        flops = 2 * rows * self.weight_bytes / self.item_size
+        return max(self.weight_bytes / self.bytes_per_second, flops / self.flops_per_second)
+
+    def seconds(self, result: WorkloadResult) -> float:
+        """The floor of a run: its prefill as one product, its decode steps, the KV they read."""
+        steps, decoded = result.stats["num_steps"], result.stats["decode_tokens"]
+        kv_seconds = result.kv_used * self.kv_bytes / self.bytes_per_second
+        decode = steps * self.step_seconds(decoded / steps)
+        prefill_flops = 2 * result.stats["prefill_tokens"] * self.weight_bytes / self.item_size
+        return prefill_flops / self.flops_per_second + decode + kv_seconds
+
+
+def measure(model: PreTrainedModel) -> Roofline:
+    """Measure the machine that `model` is on. Takes about two seconds."""
+    head = model.get_output_embeddings().weight
+    matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    weight_bytes = sum(w.nbytes for w in matrices if w is not head) + head.nbytes
+    layers = require_full_attention(model, 2)
+    kv = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
+    with torch.inference_mode():
+        # Far more than any cache holds, and a product in which everything is used often.
+        read = torch.ones(512 << 20 >> 2, dtype=torch.float32, device=model.device)
+        square = torch.ones(2048, 2048, dtype=model.dtype, device=model.device)
+        return Roofline(
+            bytes_per_second=read.nbytes / _best(read.sum),
+            flops_per_second=2 * 2048**3 / _best(lambda: square @ square),
+            weight_bytes=weight_bytes,
+            kv_bytes=kv * model.dtype.itemsize,
+            item_size=model.dtype.itemsize,
+        )
+
+
+def _best(work: Callable[[], torch.Tensor]) -> float:
+    """The shortest of some runs, in seconds."""
+    seconds = []
+    for _ in range(6):
+        started = time.perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

@@ -1,0 +1,86 @@
+"""What the engines are measured on: six workloads, the same tokens every time.
+
+Tokens are drawn at random: what is generated from them is noise, and it takes as long as sense.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from common.workload import Workload
+
+FIRST_TOKEN, LAST_TOKEN = 100, 40_000  # of the embedded model: no special ones among them
+CPU_SCALE = 8  # `nano` on a CPU: an eighth of the requests, an eighth of the lengths
+
+
+class Tokens:
+    """Random prompts of a vocabulary."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._random = random.Random(0)
+        self._last = min(LAST_TOKEN, vocab_size - 1)
+        self._first = min(FIRST_TOKEN, self._last)
+
+    def prompt(self, length: int) -> list[int]:
+        return [self._random.randint(self._first, self._last) for _ in range(length)]
+
+    def drawn(self, length: int) -> list[int]:
+        """As the standard benchmark draws them: ids up to 10,000."""
+        return [self._random.randint(0, min(10_000, self._last)) for _ in range(length)]
+
+    def between(self, low: int, high: int) -> int:
+        return self._random.randint(low, high)
+
+
+def alone(tokens: Tokens, on_gpu: bool) -> Workload:
+    """One request: 44 tokens in, 64 out."""
+    return Workload([tokens.prompt(44)], [64])
+
+
+def batch(tokens: Tokens, on_gpu: bool) -> Workload:
+    """Sixteen at once, 44 tokens in, 48 out; they share nothing."""
+    return Workload([tokens.prompt(44) for _ in range(16)], [48] * 16)
+
+
+def mixed(tokens: Tokens, on_gpu: bool) -> Workload:
+    """Thirty-two, one every 50 ms: 8 to 512 tokens in, 8 to 128 out."""
+    lengths = [(tokens.between(8, 512), tokens.between(8, 128)) for _ in range(32)]
+    prompts = [tokens.prompt(n) for n, _ in lengths]
+    return Workload(prompts, [m for _, m in lengths], arrivals=[0.05 * i for i in range(32)])
+
+
+def shared(tokens: Tokens, on_gpu: bool) -> Workload:
+    """Eight system prompts of 300 tokens, eight questions of 8 to 24 behind each; 32 tokens out."""
+    systems = [tokens.prompt(300) for _ in range(8)]
+    prompts = [systems[i % 8] + tokens.prompt(tokens.between(8, 24)) for i in range(64)]
+    return Workload(prompts, [32] * 64)
+
+
+def turns(tokens: Tokens, on_gpu: bool) -> Workload:
+    """Eight conversations of five turns: 100 tokens, then 30 each time; 32 tokens out."""
+    follow_ups = [[tokens.prompt(30) for _ in range(4)] for _ in range(8)]
+    return Workload([tokens.prompt(100) for _ in range(8)], [32] * 8, follow_ups=follow_ups)
+
+
+def nano(tokens: Tokens, on_gpu: bool) -> Workload:
+    """The benchmark of nano-vllm and mini-sglang: 256 requests, 100 to 1,024 tokens in and out."""
+    scale = 1 if on_gpu else CPU_SCALE
+    prompts = [tokens.drawn(tokens.between(100, 1024) // scale) for _ in range(256 // scale)]
+    return Workload(prompts, [tokens.between(100, 1024) // scale for _ in prompts])
+
+
+WORKLOADS: dict[str, Callable[[Tokens, bool], Workload]] = {
+    function.__name__: function for function in (alone, batch, mixed, shared, turns, nano)
+}
+
+
+def workload(name: str, model: str, vocab_size: int, on_gpu: bool = False) -> Workload:
+    """One of `WORKLOADS`, for every engine the same. Raises `ValueError` for an unknown name."""
+    if name not in WORKLOADS:
+        raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, got {name!r}")
+    result = WORKLOADS[name](Tokens(vocab_size), on_gpu)
+    result.ignore_eos = True
+    rows = 256 if on_gpu else 16
+    result.config = {"model": model, "max_num_seqs": min(rows, len(result.prompts))}
+    return result

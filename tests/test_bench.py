@@ -1,0 +1,173 @@
+"""The bench: workloads, contenders, and what is made of their results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.workload import Driver, Workload, WorkloadResult, run
+from milestones import bench, contenders, workloads
+from milestones.contenders import VLLM, Contender, Summary
+from milestones.roofline import Roofline
+from tests.conftest import MILESTONES, ROOT, EngineFactory
+
+RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4)
+
+
+def test_every_rung_and_the_peers_are_there() -> None:
+    names = [c.name for c in contenders.contenders("tiny-llama", Path("python"))]
+    assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm"]
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_workloads_are_the_same_every_time_and_fit(name: str) -> None:
+    work = workloads.workload(name, "tiny-llama", 259)
+    assert work == workloads.workload(name, "tiny-llama", 259)
+    assert len(work.max_tokens) == len(work.prompts) == len(work.arrivals or work.prompts)
+    assert max(max(prompt) for prompt in work.prompts) < 259
+    assert workloads.WORKLOADS[name].__doc__, "a workload says what it is"
+
+
+def test_the_standard_benchmark_is_the_standard_one() -> None:
+    work = workloads.workload("nano", "any", 150_000, on_gpu=True)
+    assert sum(map(len, work.prompts)) == 142_827 and sum(work.max_tokens) == 133_966
+
+
+def test_a_user_speaks_when_it_is_due_and_answers_what_it_got(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    work = Workload([[1, 2, 3], [4, 5]], [3, 2], True, {}, [0.0, 0.2], [[[6], [7, 8]], []])
+    result = run(engine, work)
+    assert [len(tokens) for tokens in result.token_ids] == [3, 3, 3, 2]
+    first, second = result.token_ids[:2]
+    again = run(engine, Workload([[1, 2, 3, *first, 6, *second, 7, 8]], [3], True))
+    assert again.token_ids[0] == result.token_ids[2], "the third turn holds the two before it"
+    assert result.seconds >= 0.2 and min(result.first_token_seconds) > 0
+    assert len(result.gap_seconds) > 0 and all(gap >= 0 for gap in result.gap_seconds)
+
+
+def test_tokens_of_one_output_count_one_by_one() -> None:
+    driver = Driver(Workload([[1]], [4]))
+    engine: Any = SimpleNamespace(add_request=lambda *_: "a")
+    driver.add_due(engine, 0.0)
+
+    def output(tokens: list[int], finished: bool) -> Any:
+        completion = SimpleNamespace(token_ids=tokens)
+        return SimpleNamespace(request_id="a", outputs=[completion], finished=finished)
+
+    driver.take(output([1], False), 1.0)
+    driver.take(output([1, 2, 3], True), 2.0)
+    assert driver.turns[0][0].token_seconds == [1.0, 2.0, 2.0] and driver.done
+
+
+def test_bench_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The highest rung and both peers, each in a process of its own."""
+    file, picture = tmp_path / "bench.json", tmp_path / "bench.svg"
+    names = [MILESTONES[-1], "hf-static", "hf-batch"]
+
+    def small(*_: Any) -> Workload:
+        config = {"model": "tiny-llama", "max_num_seqs": 2}
+        return Workload([[1, 2], [3]], [3, 3], True, config, follow_ups=[[[4]], [[5]]])
+
+    monkeypatch.setattr(bench, "workload", small)
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    arguments = ["--model", "tiny-llama", "--engines", ",".join(names), "--rounds", "1"]
+    arguments += ["--workload", "turns", "--json", str(file), "--svg", str(picture)]
+    assert bench.main(parser.parse_args(arguments)) == 0
+    measured, shown = json.loads(file.read_text()), capsys.readouterr().out
+    assert list(measured["engines"]) == names and measured["machine"]
+    assert measured["roofline"]["bytes_per_second"] > 0
+    assert measured["engines"][names[0]]["turns"]["stats"]["decode_tokens"] == 4 * 2
+    assert all(measured["engines"][name]["turns"]["tokens_per_second"] > 0 for name in names)
+    assert all(name in shown for name in names) and "\x1b" not in shown
+    assert len(ET.parse(picture).findall(".//{*}rect")) == 3
+
+
+def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    assert bench.main(parser.parse_args(["--engines", "m9_magic"])) == 2
+    assert "m9_magic" in capsys.readouterr().out
+
+
+def test_what_is_cut_short_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, calls = tmp_path / "bench.json", list[str]()
+
+    class Interrupted(Contender):
+        def run(self, workload: Workload) -> WorkloadResult:
+            calls.append(self.name)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return RESULT
+
+    monkeypatch.setattr(bench, "contenders", lambda *_: [Interrupted("a"), Interrupted("b")])
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    options = parser.parse_args(["--model", "tiny-llama", "--json", str(file)])
+    assert bench.main(options) == 0
+    engines = json.loads(file.read_text())["engines"]
+    assert set(engines["a"]) == {"alone", "batch"} and set(engines["b"]) == {"alone"}
+    assert "cut short" in capsys.readouterr().out
+
+
+def test_a_summary_is_the_median_round() -> None:
+    rounds = [WorkloadResult([[1, 2]], s, [s / 10, s], {}) for s in (0.5, 2.0, 1.0)]
+    summary = Summary.of(rounds)
+    assert summary.tokens_per_second == 2.0 and summary.first_token == (0.1, 1.0)
+    assert summary.inter_token is None and summary.gap is None
+
+
+def test_the_floor_of_a_run() -> None:
+    """10 GB/s and 100 GFLOP/s; a model of 1e9 bytes, float32; a megabyte of KV a token."""
+    floor = Roofline(1e10, 1e11, 10**9, 10**6, 4)
+    assert floor.step_seconds(1) == pytest.approx(0.1), "reads the weights"
+    assert floor.step_seconds(100) == pytest.approx(0.5), "multiplies"
+    result = WorkloadResult([[]], 9.0, [], {}, kv_used=1000)
+    result.stats = {"num_steps": 10, "decode_tokens": 20, "prefill_tokens": 200}
+    assert floor.seconds(result) == pytest.approx(1.0 + 10 * 0.1 + 0.1)
+
+
+def test_vllm_answers_line_by_line(tmp_path: Path) -> None:
+    """A program that speaks the peer's protocol stands for it; one that ends is an error."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!{sys.executable}\nimport json, sys\nfor line in sys.stdin:\n"
+        "    w = json.loads(line)\n"
+        "    tokens = [[7] * n for n in w['max_tokens']]\n"
+        "    answer = {'token_ids': tokens, 'seconds': 1.0, 'first_token_seconds': [0.1]}\n"
+        "    print(json.dumps(answer), flush=True)\n"
+    )
+    fake.chmod(0o755)
+    vllm = VLLM(fake, "anywhere")
+    assert vllm.run(Workload([[1]], [4])).token_ids == [[7] * 4]
+    vllm.close()
+    gone = VLLM(Path("/bin/true"), "anywhere")
+    with pytest.raises(RuntimeError, match="vLLM ended"):
+        gone.run(Workload([[1]], [4]))
+
+
+def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, end = bench.README_MARKS
+    (tmp_path / "README.md").write_text(f"before\n{start}\nold\n{end}\nafter\n")
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    bench.refresh_readme(["alone"], [Contender("m1_single", (), {"alone": [RESULT]})])
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "| m1_single | 4.0 |" in text
+
+
+def test_the_readme_has_a_table_of_every_rung() -> None:
+    start, end = bench.README_MARKS
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split(start)[1].split(end)[0]
+    assert all(f"| {name} |" in table for name in MILESTONES)

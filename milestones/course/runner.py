@@ -31,6 +31,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not start CUDA: forks could not
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 SECONDS = 60.0  # for a test

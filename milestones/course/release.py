@@ -23,7 +23,7 @@ from .student_tree import Files, student_files
 
 EXAMPLE = "python -m milestones release m3 ~/m3-assignment"
 TEMPLATES = Path(__file__).parent / "templates"
-IGNORED = ".venv/\n__pycache__/\n*.pyc\n.*_cache/\n.hypothesis/\n.ladder/\n"
+IGNORED = ".venv/\n__pycache__/\n*.pyc\n.*_cache/\n.hypothesis/\n.ladder/\n*.bak\n*.bak.*\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

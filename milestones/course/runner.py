@@ -104,6 +104,11 @@ class Runner:
             todo = attempt.rest
         return Run(tuple(results), run.error, run.output)
 
+    @property
+    def cold(self) -> bool:
+        """Whether the next run must wait for imports."""
+        return self._process is None
+
     def start(self) -> None:
         """Start the process, if it does not run; imports take some seconds."""
         if self._process is not None:

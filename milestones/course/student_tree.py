@@ -8,12 +8,15 @@ above goes: a test of its subject, a mark that names it, a link to its page.
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from .cut import Cut, cut
+from .list import size_of
 from .record import Exercise, load, milestones
 from .student_tests import chosen_tests
 
@@ -39,6 +42,8 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     for path in {source for exercise in exercises for source in exercise.sources}:
         name = path.partition("/")[2]
         files[f"milestones/{milestone}/start/{name}.txt"] = files[path]
+    size = size_of(root, milestone, rungs[-2] if len(rungs) > 1 else None)
+    files[f"milestones/{milestone}/start/size.json"] = json.dumps(asdict(size)).encode()
     delta = f"milestones/{milestone}/DELTA.toml"
     if delta in files:
         files[delta] = without_entries(files[delta].decode(), done.removed).encode()

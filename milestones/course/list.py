@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..delta import ROOT, files
 from .check import print_json
@@ -93,10 +94,8 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
     complete = root / "milestones" / milestone / "start" / "size.json"
     if complete.is_file():
         return Size(**json.loads(complete.read_text(encoding="utf-8")))
-    new = {
-        name: path.read_text("utf-8").splitlines() for name, path in files(root / milestone).items()
-    }
-    old = files(root / below) if below else {}
+    new = lines_of(root / milestone)
+    old = lines_of(root / below) if below else {}
     added = changed = 0
     for name, lines in new.items():
         matcher = difflib.SequenceMatcher(None, old.get(name, []), lines, autojunk=False)
@@ -113,16 +112,16 @@ def lines_of(folder: Path) -> dict[str, list[str]]:
 
 def table_of(ladder: list[Rung]) -> Table:
     """For a terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("rung", style="bold", no_wrap=True)
-    table.add_column("lesson", overflow="fold", ratio=1)
+    table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
+    table.add_column("rung and lesson", overflow="fold", ratio=1)
     for name in ("lines", "added", "changed", "points"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("progress", no_wrap=True)
     for rung in ladder:
         table.add_row(
-            rung.milestone, rung.lesson, str(rung.size.lines), str(rung.size.added),
-            str(rung.size.changed), str(rung.points or ""), progress_of(rung),
+            Text.assemble((rung.milestone, "bold"), f"\n{rung.lesson}"),
+            str(rung.size.lines), str(rung.size.added), str(rung.size.changed),
+            str(rung.points or ""), progress_of(rung),
         )  # fmt: skip
     return table
 

@@ -117,7 +117,7 @@ def test_an_error_of_the_students_code(tree: Path, say: Say) -> None:
     write(tree, "        return self.boxes[item]")
     said = " ".join(say(check)[1].split())
     assert "raised AttributeError: 'Shelf' object has no attribute 'boxes'" in said
-    assert "your code m2_mini/shelf.py:21 in put" in said
+    assert "your code m2_mini/shelf.py:23 in put" in said
 
 
 def test_a_loop_that_does_not_end(tree: Path, say: Say) -> None:
@@ -130,9 +130,9 @@ def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
     write(tree, "        return (item")
     status, said = say(check)
     assert status == 1
-    assert "m2_mini/shelf.py:21: '(' was never closed" in said
+    assert "m2_mini/shelf.py:23: '(' was never closed" in said
     assert "    return (item\n           ^" in said
-    assert json.loads(say(check, "--json")[1])["syntax_error"]["where"] == "m2_mini/shelf.py:21"
+    assert json.loads(say(check, "--json")[1])["syntax_error"]["where"] == "m2_mini/shelf.py:23"
 
 
 def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:

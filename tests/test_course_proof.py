@@ -8,7 +8,7 @@ import pytest
 
 from milestones.course import record
 from milestones.course.results import Run
-from milestones.course.trees import partly_solved
+from milestones.course.trees import Stages
 from tests import mini_course
 from tests.conftest import ROOT
 
@@ -42,18 +42,17 @@ def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> l
 
 def prove(milestone: str, root: Path, folder: Path) -> list[str]:
     """All problems of a rung's exercises, from none solved to all."""
-    exercises = record.load(milestone, root)
+    stages = Stages(milestone, root)
+    exercises, found = stages.exercises, []
     tests = [test for exercise in exercises for test in exercise.tests]
-    found = []
     for solved in range(len(exercises) + 1):
         ids = [exercise.id for exercise in exercises[:solved]]
-        tree = partly_solved(milestone, ids, folder / f"{milestone}-{solved}", root)
+        tree = stages.write(ids, folder / f"{milestone}-{solved}")
         run = mini_course.shared_runner().run(tree, tests, seconds=60)
         found += problems(exercises, solved, run)
     return found
 
 
-@pytest.mark.since("m1_single")
 def test_the_exercises_of_a_rung(milestone: str, tmp_path: Path) -> None:
     """The skeleton and the solutions 1..k pass 1..k, and fail the others with their own errors."""
     if milestone in record.recorded(ROOT):

@@ -82,7 +82,7 @@ def without_body(source: str, symbol: str, parts: tuple[str, str], path: str = "
     lines = source.splitlines()
     for node in reversed(nodes):
         span, indent = body_span(node, lines), " " * (node.col_offset + 4)
-        head = lines[span.first - 1][: node.body[0].col_offset].rstrip()
+        head = "".join(lines[span.first - 1 : span.first])[: node.body[0].col_offset].rstrip()
         raised = [
             f"{indent}raise NotImplementedError(",
             *(f'{indent}    "{part}"' for part in parts),

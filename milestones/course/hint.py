@@ -42,7 +42,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     numbers = range(given) if args.all else range(given, min(given + 1, len(exercise.hints)))
     for number in numbers:
         console.print(f"\nhint {number + 1} of {len(exercise.hints)}", style="dim", highlight=False)
-        console.print(Padding(Text(exercise.hints[number]), (0, 0, 0, 2)))
+        console.print(Padding(Text(exercise.hints[number]), (0, 0, 0, 2), expand=False))
     if not numbers:
         console.print(
             "no hint was given yet" if args.all else

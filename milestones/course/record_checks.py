@@ -88,8 +88,8 @@ def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
     return len(problems.lines) == before
 
 
-def check_links(exercises: tuple[Exercise, ...], root: Path, problems: Problems) -> None:
-    """Ids in order, prerequisites before, symbols and tests that exist and have one owner."""
+def check_links(exercises: tuple[Exercise, ...], root: Path | None, problems: Problems) -> None:
+    """Ids in order, prerequisites before, symbols and tests with one owner; that are in a root."""
     for index, exercise in enumerate(exercises):
         rung = exercise.milestone.partition("_")[0]
         if exercise.id in [other.id for other in exercises[:index]]:
@@ -101,21 +101,28 @@ def check_links(exercises: tuple[Exercise, ...], root: Path, problems: Problems)
             if name not in earlier:
                 kind = "later" if name in [e.id for e in exercises[index:]] else "unknown"
                 problems.add(index, "requires", f"requires {name}, which is {kind}")
-        _check_symbols(exercise, index, root, problems)
-        for test in exercise.tests:
-            if wrong := missing_test(root, test):
-                problems.add(index, "tests", wrong)
+        if root is not None:
+            _check_files(exercise, index, root, problems)
     _check_owners(exercises, problems)
 
 
-def _check_symbols(exercise: Exercise, index: int, root: Path, problems: Problems) -> None:
+def _check_files(exercise: Exercise, index: int, root: Path, problems: Problems) -> None:
+    for test in exercise.tests:
+        if wrong := missing_test(root, test):
+            problems.add(index, "tests", wrong)
     for symbol in exercise.symbols:
         file, _, name = symbol.partition(":")
         path = root / exercise.milestone / file
         if not path.is_file():
             problems.add(index, "symbols", f"{symbol}: there is no {exercise.milestone}/{file}")
             continue
-        dump = symbols_of(path).get(name)
+        try:
+            dump = symbols_of(path).get(name)
+        except SyntaxError as error:
+            problems.add(
+                index, "symbols", f"{exercise.milestone}/{file}:{error.lineno} {error.msg}"
+            )
+            continue
         if dump is None:
             problems.add(index, "symbols", f"{exercise.milestone}/{file} has no symbol {name!r}")
         elif not dump.startswith(("FunctionDef", "AsyncFunctionDef")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -82,8 +83,8 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
     parts: list[RenderableType] = [head]
     if result.title:
         parts.append(Text(result.title, style="italic"))
-    parts.append(Padding(facts(failure), (1, 0, 0, 2)))
-    parts += [Padding(Text(line), (1, 0, 0, 2)) for line in invariant_lines(failure)]
+    parts.append(Padding(facts(failure), (1, 0, 0, 2), expand=False))
+    parts += [Padding(Text(line), (1, 0, 0, 2), expand=False) for line in invariant_lines(failure)]
     return Group(*parts)
 
 
@@ -143,4 +144,4 @@ def show_syntax_error(console: Console, error: dict[str, str]) -> None:
     """A file that is no Python: where, and what is wrong."""
     console.print(f"{error['where']}: {error['message']}", style="red", highlight=False)
     if error["source"]:
-        console.print(Padding(Text(error["source"]), (0, 0, 0, 4)))
+        console.print(Text(textwrap.indent(error["source"], "    ")))

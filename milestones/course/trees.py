@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from .cut import cut
@@ -13,20 +13,27 @@ from .student_tree import student_files, told
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.pyc", "*.png", "node_modules")
 
 
-def partly_solved(milestone: str, solved: Iterable[str], into: Path, root: Path) -> Path:
-    """The student's tree for a rung with the exercises in `solved` solved; returns `into`."""
-    files, _ = student_files(milestone, root)
-    exercises = load(milestone, root)
-    left = [exercise for exercise in exercises if exercise.id not in set(solved)]
-    reference = {
-        f"{milestone}/{path.name}": path.read_bytes() for path in (root / milestone).glob("*.py")
-    }
-    changed = cut(milestone, left, root, told(milestone, exercises, files)).files
-    for name, data in {**files, **reference}.items():
-        path = into / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(changed[name].encode() if name in changed else data)
-    return into
+class Stages:
+    """The trees that a student of a rung goes through, from nothing solved to all."""
+
+    def __init__(self, milestone: str, root: Path) -> None:
+        self.milestone = milestone
+        self.root = root
+        self.exercises = load(milestone, root)
+        self.files, _ = student_files(milestone, root)
+        self.told = told(milestone, self.exercises, self.files)
+        for path in (root / milestone).rglob("*.py"):
+            self.files[path.relative_to(root).as_posix()] = path.read_bytes()
+
+    def write(self, solved: Collection[str], into: Path) -> Path:
+        """The tree with the exercises in `solved` solved, and the others cut; returns `into`."""
+        left = [exercise for exercise in self.exercises if exercise.id not in solved]
+        changed = cut(self.milestone, left, self.root, self.told).files
+        for name, data in self.files.items():
+            path = into / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(changed[name].encode() if name in changed else data)
+        return into
 
 
 def whole(into: Path, root: Path) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import shutil
 import sys
+import textwrap
 from types import ModuleType
 
 # A module is imported when its command is given: most of them need no torch, and start at once. One
@@ -26,7 +28,7 @@ COMMANDS = {
 def main() -> int:
     """Dispatch to a command; its exit status, 2 where the command line is wrong."""
     parser = argparse.ArgumentParser(prog="python -m milestones", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="<a command>")
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
         if importlib.util.find_spec(f"{__package__}.{module}") is None:
@@ -36,13 +38,19 @@ def main() -> int:
         )
         if name == wanted:
             described = load(module)
-            command.description = described.__doc__
+            command.description = filled(described.__doc__ or "")
             if example := getattr(described, "EXAMPLE", None):
                 command.epilog = f"for example:  {example}"
             described.add_arguments(command)
     args = parser.parse_args()
     status: int = load(COMMANDS[args.command][0]).main(args)
     return status
+
+
+def filled(text: str) -> str:
+    """The paragraphs of a docstring, as wide as the terminal."""
+    width = min(100, shutil.get_terminal_size().columns - 2)
+    return "\n\n".join(textwrap.fill(part, width) for part in text.strip().split("\n\n"))
 
 
 def load(module: str) -> ModuleType:

@@ -64,6 +64,14 @@ def test_what_is_not_written_takes_a_line(tree: Path, say: Say) -> None:
     assert "Count them all" in said and "not run" in said  # it stops at the first
 
 
+def test_a_part_that_is_written_is_not_asked_for(tree: Path, say: Say) -> None:
+    complete = mini_course.SHELF.replace("return max(shelf.items)", "raise NotImplementedError")
+    (tree / "m2_mini/shelf.py").write_text(
+        complete.replace("NotImplementedError", 'NotImplementedError("m2.2: largest is yours")')
+    )
+    assert "m2.2 is not written yet: largest\n" in say(check)[1]
+
+
 def test_a_failure_in_words(tree: Path, say: Say) -> None:
     write(tree, PUT.replace("return len(self.items)", "return 1"))
     status, said = say(check, "m2")

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ..delta import ROOT
+from .cut import still_cut
 from .progress import note_result
 from .record import Exercise, RecordError, find, find_milestone, load, recorded
 from .results import Run
@@ -35,6 +36,7 @@ class Attempt:
 
     exercise: Exercise
     run: Run | None = None
+    unwritten: tuple[str, ...] = ()  # its functions that are as the release has left them
 
     @property
     def state(self) -> State:
@@ -129,7 +131,7 @@ def attempted(
         with console.status(f"{exercise.id} {exercise.title}"):
             run = runner.run(root, exercise.tests, seconds=seconds)
         stopped = not run.passed
-        yield Attempt(exercise, run)
+        yield Attempt(exercise, run, still_cut(exercise, root))
 
 
 def watch(

@@ -93,6 +93,18 @@ def without_body(source: str, symbol: str, parts: tuple[str, str], path: str = "
     return "\n".join(lines) + "\n"
 
 
+def still_cut(exercise: Exercise, root: Path) -> tuple[str, ...]:
+    """The functions of an exercise that still raise the error which a release put there."""
+    found = []
+    for symbol in exercise.symbols:
+        file, _, name = symbol.partition(":")
+        source = (root / exercise.milestone / file).read_text(encoding="utf-8")
+        nodes = [node for other, node in functions(ast.parse(source)) if other == name]
+        if any(f"NotImplementedError('{exercise.id}: " in ast.unparse(node) for node in nodes):
+            found.append(name)
+    return tuple(found)
+
+
 def body_span(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Span:
     """A function's lines after its signature and docstring, the comments at both ends included."""
     body = node.body

@@ -72,9 +72,9 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
     """Of a test that failed: what was called, what came back, what was expected."""
     exercise, failure = attempt.exercise, result.failure or Failure("unknown")
     if result.unwritten:
-        symbols = ", ".join(s.partition(":")[2] for s in exercise.symbols)
         if exercise.id in result.unwritten:
-            return Text(f"{exercise.id} is not written yet: {symbols}", style="yellow")
+            said = f"{exercise.id} is not written yet: {', '.join(attempt.unwritten)}"
+            return Text(said, style="yellow")
         first = result.unwritten[0]
         return Text(f"{exercise.id} needs {first}, which is not written yet", style="yellow")
     name = result.node.rpartition("::")[2]

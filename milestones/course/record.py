@@ -1,0 +1,213 @@
+"""`exercises.toml`, the record of a milestone's exercises: everything else is made from it.
+
+`load("m3_paged")` reads and checks it, `mutants("m3_paged")` the mistakes that its tests must
+catch. What is wrong with either is said with file, line and entry, all of it at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..delta import ROOT, tomllib
+from .record_checks import Problems, check_links, check_table, lines_of, missing_test
+
+MILESTONE = re.compile(r"m\d_\w+")
+EXERCISE_ID = re.compile(r"m(\d+)\.(\d+)")
+HEADERS = ("Exercise", "Mistake", "Killed-by")
+
+
+class RecordError(ValueError):
+    """The record is wrong; a line of the message for each thing that is."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise, as `exercises.toml` has it."""
+
+    milestone: str
+    id: str
+    title: str
+    points: int
+    hours: float
+    summary: str
+    requires: tuple[str, ...]  # exercises of the same rung, the direct ones
+    symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": the bodies that a release cuts
+    tests: tuple[str, ...]  # pytest's node ids or files, from the root
+    hints: tuple[str, ...]  # three
+
+    @property
+    def anchor(self) -> str:
+        """Its section of the handout, under a heading "m3.2: The title"."""
+        return anchor_of(f"{self.id}: {self.title}")
+
+    @property
+    def section(self) -> str:
+        """Where the handout speaks of it."""
+        return f"milestones/{self.milestone}/README.md#{self.anchor}"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files that its symbols are in, from the root."""
+        names = dict.fromkeys(symbol.partition(":")[0] for symbol in self.symbols)
+        return tuple(f"{self.milestone}/{name}" for name in names)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake that students make, as a patch, and the test that must go red."""
+
+    milestone: str
+    name: str
+    exercise: str
+    mistake: str
+    killed_by: str
+    patch: str  # the unified diff, against the root
+    path: Path
+
+
+def anchor_of(heading: str) -> str:
+    """What a link to a heading ends with, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def milestones(root: Path = ROOT) -> list[str]:
+    """The rungs of a tree, from the lowest."""
+    return sorted(path.name for path in root.iterdir() if MILESTONE.fullmatch(path.name))
+
+
+def recorded(root: Path = ROOT) -> list[str]:
+    """The rungs of a tree that have exercises."""
+    return [name for name in milestones(root) if path_of(name, root).exists()]
+
+
+def path_of(milestone: str, root: Path = ROOT) -> Path:
+    """The record's file."""
+    return root / "milestones" / milestone / "exercises.toml"
+
+
+def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exercise, ...]:
+    """The exercises of a milestone, in order. Raises `RecordError` naming file, line and entry.
+
+    Without `strict`, the files that the record names are not looked into: in a student's tree a
+    function may be gone, and a file be no Python for a while.
+    """
+    path = path_of(milestone, root)
+    name = path.relative_to(root)
+    if not path.exists():
+        raise RecordError(f"{name}: there is no such file; {milestone} has no exercises")
+    text = path.read_text(encoding="utf-8")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecordError(f"{name}: {error}") from error
+    problems = Problems(str(name), lines_of(text))
+    tables = document.get("exercise", [])
+    if unknown := sorted(document.keys() - {"exercise"}):
+        problems.add(None, None, f"unknown tables {unknown}; each entry is an [[exercise]]")
+    if not isinstance(tables, list) or not tables:
+        problems.add(None, None, "there is no [[exercise]]")
+        tables = []
+    sound = [check_table(table, index, problems) for index, table in enumerate(tables)]
+    exercises = tuple(_exercise(milestone, table) for table in tables) if all(sound) else ()
+    check_links(exercises, root if strict else None, problems)
+    if problems.lines:
+        raise RecordError("\n".join(problems.lines))
+    return exercises
+
+
+def find(name: str, root: Path = ROOT) -> Exercise:
+    """The exercise with an id. Raises `RecordError` that lists the ids there are."""
+    rung, _, number = name.partition(".")
+    for milestone in recorded(root):
+        if number and milestone.startswith(f"{rung}_"):
+            exercises = load(milestone, root, strict=False)
+            for exercise in exercises:
+                if exercise.id == name:
+                    return exercise
+            there = ", ".join(exercise.id for exercise in exercises)
+            raise RecordError(f"there is no exercise {name}; {milestone} has {there}")
+    there = ", ".join(recorded(root)) or "none"
+    raise RecordError(f"there is no exercise {name!r}; the rungs with exercises: {there}")
+
+
+def find_milestone(name: str, root: Path = ROOT) -> str:
+    """The rung named "m3" or "m3_paged". Raises `RecordError` that lists the rungs there are."""
+    for milestone in milestones(root):
+        if name in (milestone, milestone.partition("_")[0]):
+            return milestone
+    raise RecordError(f"there is no rung {name!r}; there are {', '.join(milestones(root))}")
+
+
+def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[str]:
+    """The ids that an exercise needs to be solved, directly or not; without its own."""
+    by_id = {other.id: other for other in exercises}
+    needed: set[str] = set()
+    todo = list(exercise.requires)
+    while todo:
+        if (name := todo.pop()) not in needed:
+            needed.add(name)
+            todo += by_id[name].requires
+    return frozenset(needed)
+
+
+def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
+    """The mutants of a milestone by name. Raises `RecordError` naming file, line and header."""
+    by_id = {exercise.id: exercise for exercise in load(milestone, root)}
+    found, errors = [], []
+    for path in sorted((root / "milestones" / milestone / "mutants").glob("*.patch")):
+        mutant, wrong = _mutant(milestone, path)
+        wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
+        errors += [f"{path.relative_to(root)}:{line}: {what}" for line, what in wrong]
+        found += [mutant] if mutant else []
+    if errors:
+        raise RecordError("\n".join(errors))
+    return tuple(found)
+
+
+def _exercise(milestone: str, table: dict[str, Any]) -> Exercise:
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+    }
+    return Exercise(milestone=milestone, **{"requires": (), **values})
+
+
+def _mutant(milestone: str, path: Path) -> tuple[Mutant | None, list[tuple[int, str]]]:
+    """The mutant of a file, if its headers can be read, and what is wrong with them by line."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    values, wrong = [], []
+    for number, header in enumerate(HEADERS, start=1):
+        key, _, value = (lines[number - 1] if number <= len(lines) else "").partition(":")
+        if key != header or not value.strip():
+            wrong.append((number, f'this line must read "{header}: ..."'))
+        values.append(value.strip())
+    if len(lines) < 4 or lines[3].strip():
+        wrong.append((4, "an empty line must stand between the headers and the diff"))
+    if len(lines) < 6 or not lines[4].startswith(f"--- a/{milestone}/"):
+        wrong.append((5, f"the diff must begin with --- a/{milestone}/..."))
+    elif not lines[5].startswith(f"+++ b/{milestone}/"):
+        wrong.append((6, f"the diff must go on with +++ b/{milestone}/..."))
+    if wrong:
+        return None, wrong
+    exercise, mistake, killed_by = values
+    patch = "".join(lines[4:])
+    return Mutant(milestone, path.stem, exercise, mistake, killed_by, patch, path), []
+
+
+def _mutant_problems(
+    mutant: Mutant, by_id: dict[str, Exercise], root: Path
+) -> Iterator[tuple[int, str]]:
+    if mutant.exercise not in by_id:
+        yield 1, f"there is no exercise {mutant.exercise}"
+        return
+    file, _, test = mutant.killed_by.partition("::")
+    of_exercise = by_id[mutant.exercise].tests
+    if "[" in test or not test:
+        yield 3, f"{mutant.killed_by} must be the node id of a test, without parameters"
+    elif mutant.killed_by not in of_exercise and file not in of_exercise:
+        yield 3, f"{mutant.killed_by} is not among the tests of {mutant.exercise}"
+    elif wrong := missing_test(root, mutant.killed_by):
+        yield 3, wrong

@@ -1,0 +1,186 @@
+"""A course of two rungs and two exercises that takes no time to run: what the console is tested on.
+
+`make(tmp_path)` writes its tree. The console comes along, so that a released tree can be used too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+from pathlib import Path
+
+from milestones.course.runner import Runner
+from tests.conftest import ROOT
+
+SHELF = '''"""A shelf with room for a few."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+ROOM = 3  # items
+SECRET = 0.5  # only a solution needs it
+
+
+class Shelf:
+    """Keeps numbers in order."""
+
+    def __init__(self) -> None:
+        self.items: deque[int] = deque()
+
+    # What a comment above says, a student sees.
+    def put(self, item: int) -> int:
+        """Add an item; how many there are now.
+
+        Raises `ValueError` when there is no room.
+        """
+        if len(self.items) >= ROOM:  # the secret of put
+            raise ValueError("no room")
+        return self._append(item)
+
+    def total(self) -> float:
+        """The sum of all items."""
+        return math.fsum(self.items) + SECRET - SECRET
+
+    def _append(self, item: int) -> int:
+        self.items.append(item)
+        return len(self.items)
+
+
+def largest(shelf: Shelf) -> int:
+    """The largest item."""
+    return max(shelf.items)
+'''
+
+RECORD = """[[exercise]]
+id = "m2.1"
+title = "Put it there"
+points = 10
+hours = 0.5
+summary = "A shelf takes items until it is full."
+symbols = ["shelf.py:Shelf.put"]
+tests = ["tests/exercises/test_m2_1.py"]
+hints = ["How many fit?", "Compare before you append.", "len(self.items) >= ROOM is full."]
+
+[[exercise]]
+id = "m2.2"
+title = "Count them all"
+points = 5
+hours = 0.25
+summary = "The sum and the largest of what lies there."
+requires = ["m2.1"]
+symbols = ["shelf.py:Shelf.total", "shelf.py:largest"]
+tests = ["tests/exercises/test_m2_2.py"]
+hints = ["What adds numbers?", "Not sum.", "math.fsum adds exactly."]
+"""
+
+TEST_1 = '''"""m2.1"""
+
+import pytest
+
+from m2_mini.shelf import Shelf
+
+
+def test_items_are_counted() -> None:
+    shelf = Shelf()
+    assert shelf.put(7) == 1
+    assert shelf.put(5) == 2, "I3: an item is lost"
+
+
+def test_a_full_shelf_refuses() -> None:
+    shelf = Shelf()
+    for item in range(3):
+        shelf.put(item)
+    with pytest.raises(ValueError):
+        shelf.put(3)
+'''
+
+TEST_2 = '''"""m2.2"""
+
+from m2_mini.shelf import Shelf, largest
+
+
+def test_the_sum() -> None:
+    shelf = Shelf()
+    shelf.put(2)
+    shelf.put(3)
+    assert shelf.total() == 5
+
+
+def test_the_largest() -> None:
+    shelf = Shelf()
+    shelf.put(2)
+    assert largest(shelf) == 2
+'''
+
+MUTANT = """Exercise: m2.1
+Mistake: A shelf takes one item more than it has room for.
+Killed-by: tests/exercises/test_m2_1.py::test_a_full_shelf_refuses
+
+--- a/m2_mini/shelf.py
++++ b/m2_mini/shelf.py
+@@ -23,3 +23,3 @@
+         \"\"\"
+-        if len(self.items) >= ROOM:  # the secret of put
++        if len(self.items) > ROOM:
+             raise ValueError("no room")
+"""
+
+HANDOUT = """# Milestone 2: a shelf
+
+## m2.1: Put it there
+
+It goes where there is room.
+
+## m2.2: Count them all
+
+See [the sources](../../m2_mini/shelf.py).
+"""
+
+FILES = {
+    "README.md": "# Mini\n\nTwo rungs.\n",
+    "Makefile": "test:\n\tpython -m pytest\n",
+    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "-q"\n',
+    ".gitignore": "__pycache__/\n*.pyc\n",
+    "LICENSE": "Do what you like.\n",
+    "m1_mini/__init__.py": '"""The first rung."""\n',
+    "m1_mini/shelf.py": '"""One thing."""\n\n\ndef put(item: int) -> int:\n    return item\n',
+    "m2_mini/__init__.py": '"""The second rung."""\n',
+    "m2_mini/shelf.py": SHELF,
+    "m3_mini/__init__.py": '"""The third rung."""\n',
+    "m3_mini/shelf.py": SHELF,
+    "milestones/m1_mini/README.md": "# Milestone 1: one thing\n",
+    "milestones/m2_mini/README.md": HANDOUT,
+    "milestones/m2_mini/exercises.toml": RECORD,
+    "milestones/m2_mini/DELTA.toml": 'below = "m1_mini"\n[changed]\n"shelf.py" = "many things"\n',
+    "milestones/m2_mini/mutants/one_too_many.patch": MUTANT,
+    "milestones/m3_mini/README.md": "# Milestone 3: more\n",
+    "tests/__init__.py": "",
+    "tests/conftest.py": '"""No fixtures."""\n',
+    "tests/exercises/__init__.py": "",
+    "tests/exercises/test_m2_1.py": TEST_1,
+    "tests/exercises/test_m2_2.py": TEST_2,
+}
+
+
+def make(root: Path) -> Path:
+    """Write the course below `root`, the real console with it; returns `root`."""
+    for name, text in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for source in (ROOT / "milestones").rglob("*.py"):
+        target = root / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    return root
+
+
+@functools.cache
+def shared_runner() -> Runner:
+    """One server for all tests of the course: importing torch takes seconds."""
+    runner = Runner()
+    atexit.register(runner.close)
+    return runner

@@ -6,8 +6,11 @@ import argparse
 import sys
 
 from . import bench, gpu_check, host_time
+from .course import diff, propagate
 
 COMMANDS = {
+    "diff": (diff, "the lesson between two rungs, by symbol, with its reasons"),
+    "propagate": (propagate, "for maintainers: carry an edit of a rung up the ladder"),
     "bench": (bench, "the ladder, measured on this machine"),
     "host-time": (host_time, "what a step costs beside its forward"),
     "gpu-check": (gpu_check, "kernels, engines and bandwidth on a GPU"),

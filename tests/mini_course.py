@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 from pathlib import Path
 
+from milestones.course.runner import Runner
 from tests.conftest import ROOT
 
 SHELF = '''"""A shelf with room for a few."""
@@ -173,3 +176,11 @@ def make(root: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     return root
+
+
+@functools.cache
+def shared_runner() -> Runner:
+    """One server for all tests of the course: importing torch takes seconds."""
+    runner = Runner()
+    atexit.register(runner.close)
+    return runner

@@ -69,7 +69,8 @@ def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
     for key, types in KEYS.items():
         if key not in table:
             continue
-        value: Any = table[key]
+        value = table[key]
+        size = len(value) if isinstance(value, list) else 1
         if not isinstance(value, types) or isinstance(value, bool):
             problems.add(index, key, f"{key} must be {WORDS[types[-1]]}, not {value!r}")
         elif isinstance(value, str) and (not value.strip() or "\n" in value):
@@ -78,11 +79,11 @@ def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
             problems.add(index, key, f"{key} must be above 0, not {value}")
         elif isinstance(value, list) and not all(isinstance(v, str) and v.strip() for v in value):
             problems.add(index, key, f"{key} must be a list of texts, none of them empty")
-        elif key == "hints" and len(value) != 3:
-            problems.add(index, key, f"there must be exactly three hints, not {len(value)}")
-        elif key == "symbols" and not 1 <= len(value) <= 3:
-            problems.add(index, key, f"there must be one to three symbols, not {len(value)}")
-        elif key == "tests" and not value:
+        elif key == "hints" and size != 3:
+            problems.add(index, key, f"there must be exactly three hints, not {size}")
+        elif key == "symbols" and not 1 <= size <= 3:
+            problems.add(index, key, f"there must be one to three symbols, not {size}")
+        elif key == "tests" and not size:
             problems.add(index, key, "there must be a test")
     return len(problems.lines) == before
 

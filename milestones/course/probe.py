@@ -1,0 +1,203 @@
+"""`Probe`: a pytest plugin that says what each test did, and why one failed, as data."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .results import Failure, Outcome, Result
+
+UNWRITTEN = re.compile(r"(m\d+\.\d+): ")
+LONGEST = 300  # characters of a value that are kept
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Probe:
+    """Sends an event when tests are collected, when one starts, and when it has a result."""
+
+    def __init__(self, emit: Emit, tree: Path) -> None:
+        self.emit = emit
+        self.tree = tree
+        self.compared: tuple[str, str, str] | None = None  # operator, left, right
+        self.failure: Failure | None = None
+        self.outcome: Outcome = "passed"
+        self.seconds = 0.0
+        self.title = ""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.emit({"event": "collected", "nodes": [item.nodeid for item in session.items]})
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
+        self.title = doc.strip().split("\n")[0]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.compared = self.failure = None
+        self.outcome, self.seconds, self.title = "passed", 0.0, ""
+        self.emit({"event": "start", "node": nodeid})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds += report.duration
+        if report.skipped:
+            self.outcome = "skipped"
+        elif report.failed and self.outcome == "passed":
+            self.outcome = "failed" if report.when == "call" else "error"
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._send(Result(nodeid, self.outcome, self.seconds, self.title, self.failure))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            failure = self.failure or Failure("CollectError", trace=report.longreprtext)
+            self._send(Result(report.nodeid, "error", failure=failure))
+            self.failure = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        self,
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        report = yield
+        call = getattr(report, "call", None)
+        if report.failed and call is not None:
+            self.failure = self._failure(call.excinfo.value, None, report.longreprtext)
+        return report
+
+    def pytest_exception_interact(
+        self, node: pytest.Item | pytest.Collector, call: pytest.CallInfo[Any], report: Any
+    ) -> None:
+        if isinstance(node, pytest.Item) and call.excinfo is not None and self.failure is None:
+            self.failure = self._failure(call.excinfo.value, node.path, report.longreprtext)
+
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
+        self.compared = (op, short(left), short(right))
+
+    def _send(self, result: Result) -> None:
+        self.emit({"event": "result", "result": asdict(result)})
+
+    def _failure(self, error: BaseException, test: Path | None, trace: str) -> Failure:
+        """An exception, taken apart."""
+        if isinstance(error.__cause__, SyntaxError) or isinstance(error, SyntaxError):
+            syntax = error if isinstance(error, SyntaxError) else error.__cause__
+            assert isinstance(syntax, SyntaxError)
+            return self._syntax(syntax, trace)
+        if test is None and error.__cause__ is not None:
+            error = error.__cause__  # pytest wraps what an import raises
+        frames = list(frames_of(error))
+        inside = [(path, line, name) for path, line, name in frames if self.tree in path.parents]
+        own = [(path, line) for path, line, _ in inside if path == test]
+        code = [frame for frame in inside if "tests" not in frame[0].relative_to(self.tree).parts]
+        failure = Failure(
+            kind=type(error).__name__,
+            message=str(error),
+            example="\n".join(getattr(error, "__notes__", ())),
+            unwritten=tuple(dict.fromkeys(unwritten(error))),
+            where=self._place(code[-1]) if code else None,
+            test_line=self._place(own[-1]) if own else None,
+            trace=trace,
+        )
+        statement = statement_at(*own[-1]) if own else None
+        return self._told(failure, statement, at_fault=bool(own) and inside[-1][:2] == own[-1])
+
+    def _told(self, failure: Failure, statement: ast.stmt | None, at_fault: bool) -> Failure:
+        """What was called, what came back and what was expected, from the test's statement."""
+        if statement is None:
+            return failure
+        if isinstance(statement, ast.With) and failure.message.startswith("DID NOT RAISE"):
+            body = "\n".join(map(ast.unparse, statement.body))
+            kind = re.sub(r"DID NOT RAISE|<class '|'>", "", failure.message).strip()
+            return replace(
+                failure, message="", called=cut(body), returned="no error", expected=kind
+            )
+        if not (isinstance(statement, ast.Assert) and at_fault):
+            return replace(failure, called=cut(ast.unparse(first_of(statement))))
+        message, _, explanation = failure.message.partition("assert ")
+        failure = replace(
+            failure,
+            message=message.strip() if statement.msg is not None else "",
+            explanation=f"assert {explanation}" if explanation else failure.message,
+            called=cut(ast.unparse(statement.test)),
+        )
+        if self.compared is None or not isinstance(statement.test, ast.Compare):
+            return failure
+        op, left, right = self.compared
+        called = cut(ast.unparse(statement.test.left))
+        expected = right if op == "==" else f"{op} {right}"
+        return replace(failure, called=called, returned=left, expected=expected)
+
+    def _syntax(self, error: SyntaxError, trace: str) -> Failure:
+        line = (error.text or "").rstrip("\n")
+        caret = " " * (len(line[: (error.offset or 1) - 1].expandtabs())) + "^"
+        source = textwrap.dedent(f"{line.expandtabs()}\n{caret}") if line else None
+        path = Path(error.filename or "")
+        place = self._place((path, error.lineno or 0))
+        return Failure("SyntaxError", error.msg, where=place, source=source, trace=trace)
+
+    def _place(self, frame: tuple[Any, ...]) -> str:
+        """A path, a line and perhaps a name: "m3_paged/scheduler.py:77 in schedule"."""
+        path, line, *name = frame
+        inside = path.relative_to(self.tree) if self.tree in path.parents else path
+        return f"{inside}:{line}" + "".join(f" in {n}" for n in name)
+
+
+def frames_of(error: BaseException) -> Iterator[tuple[Path, int, str]]:
+    """File, line and function of each frame, the outermost first."""
+    entry = error.__traceback__
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        yield Path(code.co_filename), entry.tb_lineno, code.co_name
+        entry = entry.tb_next
+
+
+def unwritten(error: BaseException | None) -> Iterator[str]:
+    """The exercises of the `NotImplementedError`s that an exception is, wraps or came after."""
+    while error is not None:
+        found = UNWRITTEN.match(str(error))
+        if isinstance(error, NotImplementedError) and found:
+            yield found[1]
+        for one in getattr(error, "exceptions", ()):
+            yield from unwritten(one)
+        error = error.__cause__ or error.__context__
+
+
+def statement_at(path: Path, line: int) -> ast.stmt | None:
+    """The innermost statement of a file that a line belongs to."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+
+
+def first_of(statement: ast.stmt) -> ast.AST:
+    """Of a loop or a block, what it begins with; any other statement as a whole."""
+    if isinstance(statement, ast.For):
+        return statement.iter
+    if isinstance(statement, (ast.While, ast.If)):
+        return statement.test
+    if isinstance(statement, ast.With):
+        return statement.items[0].context_expr
+    return statement
+
+
+def short(value: object) -> str:
+    """A value's `repr`, cut where it is long; an object that cannot be shown says so."""
+    try:
+        return cut(repr(value))
+    except Exception as error:
+        return f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
+
+
+def cut(text: str) -> str:
+    """A text, its middle left out where it is long."""
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"

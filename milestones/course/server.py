@@ -1,0 +1,138 @@
+"""A process that has imported what is slow to import, and runs tests in forks of itself.
+
+`python -m milestones.course.server` reads a request a line from its standard input (JSON: the tree,
+the tests) and writes events to its standard output; `runner.py` is its client. It imports nothing
+of a tree: each fork does. With `--once` it runs one request itself, and ends.
+
+Forking is safe while a process has one thread: no lock can be held by another, no pool of OpenMP's
+is expected to be there. So C libraries are told to use one thread before they are loaded, no tensor
+is made here, and the server counts its threads before each fork and refuses if there are more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .probe import Emit, Probe
+
+OF_A_TREE = re.compile(r"(m\d_\w+|common|milestones|tests|conftest)(\.|$)")
+PRELOADED = (
+    "hypothesis",
+    "rich.console",
+    "rich.live",
+    "rich.table",
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation.utils",
+    "tokenizers",
+    "triton.language",
+)
+OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=auto")
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    events = os.dup(1)
+    os.dup2(2, 1)  # whoever prints does not disturb the events
+
+    def emit(event: dict[str, Any]) -> None:
+        data = json.dumps(event).encode() + b"\n"
+        while data:
+            data = data[os.write(events, data) :]
+
+    if once := "--once" in sys.argv:
+        emit({"event": "ready"})
+        return run(json.loads(sys.stdin.readline()), emit)
+    preload()
+    emit({"event": "ready"})
+    for line in sys.stdin:
+        serve(json.loads(line), emit)
+    return 0 if not once else 1
+
+
+def preload() -> None:
+    """Import what is slow. What is not installed is missed by the tests that need it."""
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
+def num_threads() -> int:
+    """The threads of this process, those of C libraries included where Linux tells."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+
+
+def serve(request: dict[str, Any], emit: Emit) -> None:
+    """Run a request in a fork, and wait for it."""
+    if (threads := num_threads()) != 1:
+        emit({"event": "refused", "reason": f"the server has {threads} threads: no safe fork"})
+        return
+    child = os.fork()
+    if not child:
+        in_fork(lambda: run(request, emit))
+    emit({"event": "exit", "status": os.waitpid(child, 0)[1]})
+
+
+def in_fork(work: Callable[[], int]) -> None:
+    """Work and end, whatever happens, without what the server would do at its own end."""
+    status = 70
+    try:
+        os.setpgid(0, 0)
+        status = work()
+    finally:
+        os._exit(status)
+
+
+def run(request: dict[str, Any], emit: Emit) -> int:
+    """Run the tests of a request in its tree; pytest's exit status."""
+    tree = Path(request["tree"]).resolve()
+    emit({"event": "process", "pid": os.getpid(), "threads": num_threads()})
+    if request.get("memory"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+        enter(tree)
+        arguments = [*OPTIONS, f"--rootdir={tree}", *request.get("options", ()), *request["tests"]]
+        status = int(pytest.main(arguments, plugins=[Probe(emit, tree)]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        printed.seek(0)
+        output = printed.read().decode(errors="replace")[-4000:]
+    emit({"event": "finished", "status": status, "output": output})
+    return status
+
+
+def enter(tree: Path) -> None:
+    """Be where a fresh Python started in the tree would be: its folder, path and modules."""
+    os.chdir(tree)
+    home = Path(__file__).resolve().parents[2]
+    sys.path[:] = [str(tree), *(path for path in sys.path if path and Path(path) != home)]
+    for name in [name for name in sys.modules if OF_A_TREE.match(name)]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    sys.dont_write_bytecode = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Tests run in trees by a server that forks: what is said of each, and what one may cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milestones.course.results import Result, Run
+from milestones.course.runner import Runner, RunnerError
+from tests import mini_course
+
+SHELF = "m2_mini/shelf.py"
+FIRST, SECOND = "tests/exercises/test_m2_1.py", "tests/exercises/test_m2_2.py"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return mini_course.make(tmp_path)
+
+
+def run(tree: Path, *tests: str, seconds: float = 60) -> Run:
+    return mini_course.shared_runner().run(tree, tests, seconds=seconds)
+
+
+def replaced(tree: Path, old: str, new: str, file: str = SHELF) -> Path:
+    text = (tree / file).read_text()
+    assert old in text
+    (tree / file).write_text(text.replace(old, new))
+    return tree
+
+
+def failed(done: Run) -> Result:
+    assert done.first_failure is not None and done.first_failure.failure is not None
+    return done.first_failure
+
+
+def test_what_passes(tree: Path) -> None:
+    done = run(tree, FIRST, SECOND)
+    assert done.passed and done.error is None
+    assert [r.node for r in done.results] == [
+        f"{FIRST}::test_items_are_counted", f"{FIRST}::test_a_full_shelf_refuses",
+        f"{SECOND}::test_the_sum", f"{SECOND}::test_the_largest",
+    ]  # fmt: skip
+    assert not list(tree.rglob("__pycache__")) and not (tree / ".pytest_cache").exists()
+
+
+def test_each_tree_has_its_own_modules(tree: Path) -> None:
+    """One after the other in one server, with the same names and sizes."""
+    assert run(tree, FIRST).passed
+    replaced(tree, "self.items.append(item)", "self.items.extend([])  ")
+    assert not run(tree, FIRST).passed
+    replaced(tree, "self.items.extend([])  ", "self.items.append(item)")
+    assert run(tree, FIRST).passed
+
+
+def test_what_was_called_returned_and_expected(tree: Path) -> None:
+    first = failed(run(replaced(tree, "return len(self.items)", "return 1"), FIRST))
+    why = first.failure
+    assert why is not None and first.outcome == "failed"
+    assert (why.called, why.returned, why.expected) == ("shelf.put(5)", "1", "2")
+    assert why.message == "I3: an item is lost"
+    assert why.test_line == f"{FIRST}:11" and "assert" in why.trace
+
+
+def test_an_error_that_did_not_come(tree: Path) -> None:
+    why = failed(run(replaced(tree, ">= ROOM", ">= ROOM + 1"), FIRST)).failure
+    assert why is not None
+    assert (why.called, why.returned) == ("shelf.put(3)", "no error")
+    assert why.expected == "ValueError"
+
+
+def test_an_error_of_the_code(tree: Path) -> None:
+    why = failed(run(replaced(tree, "math.fsum(self.items)", "self.itens[0]"), SECOND)).failure
+    assert why is not None and why.kind == "AttributeError" and "itens" in why.message
+    line = next(n for n, text in enumerate(mini_course.SHELF.splitlines(), 1) if "fsum" in text)
+    assert why.where == f"{SHELF}:{line} in total"
+    assert why.called == "assert shelf.total() == 5" and why.returned is None
+
+
+@pytest.mark.parametrize("line", ["{error}", "try:\n            {error}\n        finally: 1 // 0"])
+def test_what_is_not_written_is_known(tree: Path, line: str) -> None:
+    """Even where another error has taken its place."""
+    error = 'raise NotImplementedError("m2.2: Shelf.total is yours to write; see ...")'
+    replaced(tree, "return math.fsum(self.items) + SECRET - SECRET", line.format(error=error))
+    done = run(tree, SECOND)
+    assert [result.unwritten for result in done.results] == [("m2.2",), ()]
+
+
+def test_a_syntax_error_is_shown(tree: Path) -> None:
+    done = run(replaced(tree, "return max(shelf.items)", "return max(shelf.items"), FIRST, SECOND)
+    why = failed(done).failure
+    assert why is not None and why.kind == "SyntaxError" and "was never closed" in why.message
+    assert why.where is not None and why.where.startswith(f"{SHELF}:")
+    assert why.source == "return max(shelf.items\n          ^"
+    assert [r.outcome for r in done.results] == ["error", "error"]
+
+
+def test_an_import_that_fails_is_a_result(tree: Path) -> None:
+    why = failed(run(replaced(tree, "import math", "import meth"), SECOND)).failure
+    assert why is not None and why.kind == "ModuleNotFoundError" and "meth" in why.message
+
+
+def test_a_test_that_hangs_costs_itself(tree: Path) -> None:
+    replaced(tree, "assert shelf.put(7) == 1", "while True: pass", FIRST)
+    done = run(tree, FIRST, SECOND, seconds=0.5)
+    assert [r.outcome for r in done.results] == ["timeout", "passed", "passed", "passed"]
+    assert "0.5 s" in (failed(done).failure or pytest.fail()).message
+
+
+def test_a_test_that_ends_its_process_costs_itself(tree: Path) -> None:
+    replaced(tree, "assert shelf.put(7) == 1", "__import__('os')._exit(0)", FIRST)
+    done = run(tree, FIRST, SECOND)
+    assert [r.outcome for r in done.results] == ["crashed", "passed", "passed", "passed"]
+
+
+def test_memory_has_a_limit(tree: Path) -> None:
+    replaced(tree, "assert shelf.put(7) == 1", "bytearray(64 << 30)", FIRST)
+    done = mini_course.shared_runner().run(tree, [FIRST], memory=32 << 30)
+    assert (failed(done).failure or pytest.fail()).kind == "MemoryError"
+
+
+def test_what_is_wrong_beside_the_tests_is_said(tree: Path) -> None:
+    assert "test_nothing" in (run(tree, f"{FIRST}::test_nothing").error or "")
+    (tree / "tests/conftest.py").write_text("import nonsense\n")
+    done = run(tree, FIRST)
+    assert not done.passed and "nonsense" in (done.error or "")
+
+
+def test_forking_is_safe(tree: Path) -> None:
+    """The server has one thread after all its imports, and computes with tensors in its forks.
+
+    Large products and a convolution would start OpenMP's threads, had they not been told; and a
+    fork that waited for threads of its parent would hang here.
+    """
+    (tree / FIRST).write_text(
+        "import os, torch\n"
+        "def test_it_computes():\n"
+        "    a = torch.randn(512, 512)\n"
+        "    assert (a @ a).isfinite().all() and (a.exp().sum() > 0)\n"
+        "def test_threads():\n"
+        "    import threading\n"
+        "    parent = f'/proc/{os.getppid()}/task'\n"
+        "    assert len(os.listdir(parent)) == 1\n"
+        "    assert torch.get_num_threads() == 1\n"
+    )
+    for _ in range(3):
+        assert run(tree, FIRST, seconds=30).passed
+
+
+def test_a_server_with_threads_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from milestones.course import server
+
+    events: list[dict[str, object]] = []
+    monkeypatch.setattr(server, "num_threads", lambda: 2)
+    monkeypatch.setattr(server.os, "fork", lambda: pytest.fail("it forked"))
+    server.serve({}, events.append)
+    assert [event["event"] for event in events] == ["refused"]
+
+
+def test_without_forks_the_results_are_the_same(tree: Path) -> None:
+    replaced(tree, "return len(self.items)", "return 1")
+    with Runner(fork=False) as runner:
+        fresh = runner.run(tree, [FIRST])
+    forked = run(tree, FIRST)
+    strip = [(r.node, r.outcome, r.failure and r.failure.called) for r in fresh.results]
+    assert strip == [(r.node, r.outcome, r.failure and r.failure.called) for r in forked.results]
+
+
+def test_a_server_that_ends_says_why(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tree))
+    (tree / "pytest.py").write_text("raise SystemExit('no pytest today')\n")
+    with Runner() as runner:
+        monkeypatch.setattr("milestones.course.runner.ROOT", tree)
+        with pytest.raises(RunnerError, match="no pytest today"):
+            runner.run(tree, [FIRST])

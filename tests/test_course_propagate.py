@@ -94,9 +94,7 @@ def test_a_conflict_stops_its_file_alone(
 def test_a_conflict_is_written_on_demand_and_no_higher(repository: Path) -> None:
     """m4's lesson rewrote it: m4 is not written until marks are wanted, m5 not even then."""
     popped = "            request = self.waiting.popleft()\n"
-    edit(
-        repository, "m3_paged/scheduler.py", popped, f"{popped}            assert request\n"
-    )
+    edit(repository, "m3_paged/scheduler.py", popped, f"{popped}            assert request\n")
     assert run(repository, "m3") == 1
     assert status(repository) == {"m3_paged/scheduler.py": "M"}
     assert run(repository, "m3", "--write-conflicts") == 1

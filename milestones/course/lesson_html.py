@@ -10,12 +10,12 @@ import difflib
 import re
 from collections.abc import Iterator
 from html import escape
-from itertools import zip_longest
 from pathlib import Path
 
 from pygments.lexers.python import PythonLexer
 from pygments.token import Token
 
+from .align import ALIKE, aligned, likeness, words
 from .lesson import Block, Lesson, Line, Part, Stop
 
 HERE = Path(__file__).resolve().parent
@@ -33,7 +33,6 @@ COLOURS = (  # the first that a token is in
     (Token.Name.Builtin, "b"),
     (Token.Name.Exception, "b"),
 )
-ALIKE = 0.5  # lines less alike than this are not compared by words
 Coloured = dict[int, list[tuple[str, str]]]  # line number -> class ("" for none) and text
 
 
@@ -103,20 +102,19 @@ def _block(block: Block, old: Coloured, new: Coloured) -> str:
         if block.kind == "same":
             return grid
         return f"<details><summary>{len(block.new)} unchanged lines</summary>{grid}</details>"
-    marks = _changed_words(block)
-    cells = [
-        _cell("old gone", row, line, _cut(old[line.number], marks.get(("old", line.number))))
-        for row, line in enumerate(block.old, start=1)
-    ] + [
-        _cell("new come", row, line, _cut(new[line.number], marks.get(("new", line.number))))
-        for row, line in enumerate(block.new, start=1)
-    ]
-    return f'<div class="block">{"".join(cells)}</div>'
+    gone, come = [], []
+    for row, (a, b) in enumerate(aligned(block.old, block.new), start=1):
+        marks = _changed_columns(a.text, b.text) if a and b else ([], [])
+        gone += [_cell("old gone", row, a, _cut(old[a.number], marks[0]))] if a else []
+        come += [_cell("new come", row, b, _cut(new[b.number], marks[1]))] if b else []
+    return f'<div class="block">{"".join(gone + come)}</div>'
 
 
 def _cell(kind: str, row: int, line: Line, pieces: list[tuple[str, str]]) -> str:
     text = "".join(f'<i class="{c}">{escape(t)}</i>' if c else escape(t) for c, t in pieces)
-    return f'<div class="{kind}" style="--row:{row}" data-n="{line.number}">{text}\n</div>'
+    indent = len(line.text) - len(line.text.lstrip())
+    style = f"--row:{row};--in:{indent}"
+    return f'<div class="{kind}" style="{style}" data-n="{line.number}">{text}\n</div>'
 
 
 def _coloured(lines: list[Line]) -> Coloured:
@@ -131,25 +129,20 @@ def _coloured(lines: list[Line]) -> Coloured:
     return {line.number: found for line, found in zip(lines, pieces, strict=False)}
 
 
-def _changed_words(block: Block) -> dict[tuple[str, int], list[tuple[int, int]]]:
-    """For lines that face each other and are alike: the columns in which they differ."""
-    marks: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for old, new in zip_longest(block.old, block.new):
-        if old is None or new is None:
-            break
-        before, after = _words(old.text), _words(new.text)
-        matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-        if matcher.ratio() < ALIKE:
-            continue
-        for tag, i, j, k, end in matcher.get_opcodes():
-            if tag != "equal":
-                marks.setdefault(("old", old.number), []).append(_columns(before, i, j))
-                marks.setdefault(("new", new.number), []).append(_columns(after, k, end))
-    return marks
+Columns = list[tuple[int, int]]
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|\s+|.", text)
+def _changed_columns(old: str, new: str) -> tuple[Columns, Columns]:
+    """Where two lines that are alike differ; nothing where they are not."""
+    if likeness(old, new) < ALIKE:
+        return [], []
+    before, after = words(old), words(new)
+    codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    changed = [code[1:] for code in codes if code[0] != "equal"]
+    return (
+        [_columns(before, i, j) for i, j, _, _ in changed],
+        [_columns(after, i, j) for _, _, i, j in changed],
+    )
 
 
 def _columns(words: list[str], first: int, end: int) -> tuple[int, int]:
@@ -157,9 +150,7 @@ def _columns(words: list[str], first: int, end: int) -> tuple[int, int]:
     return start, start + len("".join(words[first:end]))
 
 
-def _cut(
-    pieces: list[tuple[str, str]], marks: list[tuple[int, int]] | None
-) -> list[tuple[str, str]]:
+def _cut(pieces: list[tuple[str, str]], marks: Columns) -> list[tuple[str, str]]:
     """The pieces of a line, those in marked columns with the class `w` too."""
     if not marks:
         return pieces

@@ -6,13 +6,14 @@ Plain and unified, it is a diff like any other, with each reason in a line that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import groupby, zip_longest
+from itertools import groupby
 
 from rich.console import Console, RenderableType
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from .align import aligned
 from .lesson import Block, Lesson, Line, Part, Stop
 
 THEME = "ansi_dark"  # the terminal's own colours, whatever its background
@@ -144,9 +145,11 @@ def _marked(hunk: list[Block]) -> Iterator[tuple[str, Line]]:
 
 def _pairs(hunk: list[Block]) -> Iterator[tuple[str, Line | None, Line | None]]:
     for block in hunk:
-        for old, new in zip_longest(block.old, block.new):
-            mark = " " if block.kind != "change" else "|" if old and new else "<" if old else ">"
-            yield mark, old, new
+        if block.kind != "change":
+            yield from ((" ", old, new) for old, new in zip(block.old, block.new, strict=True))
+            continue
+        for left, right in aligned(block.old, block.new):
+            yield "|" if left and right else "<" if left else ">", left, right
 
 
 def _moved(part: Part) -> str:

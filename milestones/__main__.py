@@ -1,30 +1,57 @@
-"""The console of the course: `python -m milestones bench`, `python -m milestones gpu-check`."""
+"""The console of the course: `python -m milestones check`, `python -m milestones --help`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import sys
+from types import ModuleType
 
-from . import bench, gpu_check, host_time
-from .course import diff, propagate
-
+# A module is imported when its command is given: most of them need no torch, and start at once. One
+# that is not there (a student's tree has only some) is no command.
 COMMANDS = {
-    "diff": (diff, "the lesson between two rungs, by symbol, with its reasons"),
-    "propagate": (propagate, "for maintainers: carry an edit of a rung up the ladder"),
-    "bench": (bench, "the ladder, measured on this machine"),
-    "host-time": (host_time, "what a step costs beside its forward"),
-    "gpu-check": (gpu_check, "kernels, engines and bandwidth on a GPU"),
+    "list": ("course.list", "the ladder: lessons, sizes, points, and how far you are"),
+    "check": ("course.check", "run the exercises up to the first that fails, and say why it does"),
+    "hint": ("course.hint", "the next hint of an exercise"),
+    "reset": ("course.reset", "an exercise back to its starting state"),
+    "doctor": ("course.doctor", "is this machine in order?"),
+    "diff": ("course.diff", "the lesson between two rungs, by symbol, with its reasons"),
+    "release": ("course.release", "a student's tree for a rung, without the solutions"),
+    "grade": ("course.grade", "for instructors: submissions graded, each on its own"),
+    "mutants": ("course.mutants", "for maintainers: do the tests catch the mistakes they are for?"),
+    "propagate": ("course.propagate", "for maintainers: carry an edit of a rung up the ladder"),
+    "bench": ("bench", "the ladder, measured on this machine"),
+    "host-time": ("host_time", "what a step costs beside its forward"),
+    "gpu-check": ("gpu_check", "kernels, engines and bandwidth on a GPU"),
 }
 
 
 def main() -> int:
-    """Dispatch to a command; its exit status."""
+    """Dispatch to a command; its exit status, 2 where the command line is wrong."""
     parser = argparse.ArgumentParser(prog="python -m milestones", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=summary))
+        if importlib.util.find_spec(f"{__package__}.{module}") is None:
+            continue
+        command = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == wanted:
+            described = load(module)
+            command.description = described.__doc__
+            if example := getattr(described, "EXAMPLE", None):
+                command.epilog = f"for example:  {example}"
+            described.add_arguments(command)
     args = parser.parse_args()
-    return COMMANDS[args.command][0].main(args)
+    status: int = load(COMMANDS[args.command][0]).main(args)
+    return status
+
+
+def load(module: str) -> ModuleType:
+    """A command's module."""
+    return importlib.import_module(f"{__package__}.{module}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """`python -m milestones diff m2 m3`: the lesson between two rungs, symbol by symbol.
 
-What is unchanged, or has only moved, is hidden; each difference stands under its reason.
+What is unchanged, or has only moved, is hidden; each difference stands under its reason. Colours
+where a person reads, a plain diff where it is piped.
+
+Exit status: 0 it was shown; 2 there is no such rung or symbol, or it does not differ.
 """
 
 from __future__ import annotations
@@ -18,20 +21,13 @@ from . import lesson_text
 from .lesson import Lesson, choose, lesson
 from .lesson_html import page
 
-EXAMPLES = """examples:
-  python -m milestones diff m2 m3
-  python -m milestones diff m2 m3 --symbol Scheduler.schedule --side-by-side
-  python -m milestones diff m3 m4 --html m3-m4.html
-  python -m milestones diff m2 m3 | less          # plain where it is piped
-
-exit status: 0 shown, 2 refused (no such rung or symbol, or it does not differ)"""
+EXAMPLE = """python -m milestones diff m2 m3
+              python -m milestones diff m2 m3 --symbol Scheduler.schedule --side-by-side
+              python -m milestones diff m3 m4 --html m3-m4.html"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m milestones diff`."""
-    parser.description = "The lesson between two rungs, by symbol, each difference with its reason."
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("below", help="the lower rung: m2 or m2_continuous")
     parser.add_argument("above", help="the higher rung: m3 or m3_paged")
     parser.add_argument(

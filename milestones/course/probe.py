@@ -141,7 +141,7 @@ class Probe:
         return Failure("SyntaxError", error.msg, where=place, source=source, trace=trace)
 
     def _place(self, frame: tuple[Any, ...]) -> str:
-        """A path, a line and perhaps a name: "m3_paged/scheduler.py:77 in schedule"."""
+        """A path, a line and perhaps a name: "m1_single/engine.py:77 in step"."""
         path, line, *name = frame
         inside = path.relative_to(self.tree) if self.tree in path.parents else path
         return f"{inside}:{line}" + "".join(f" in {n}" for n in name)

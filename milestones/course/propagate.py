@@ -3,6 +3,9 @@
 Each file is merged rung by rung: what changed below (old text, new text) into the rung's own text.
 A file that was the same stays the same. Where the lesson touched the same lines, nothing of that
 file is written, on any rung; everything is decided before the first byte is.
+
+Exit status: 0 all was carried, or there was nothing to carry; 1 a conflict is left; 2 it was
+refused (no such rung or commit).
 """
 
 from __future__ import annotations
@@ -20,21 +23,14 @@ from .. import delta
 from . import merge, record
 from .merge import Step
 
-EXAMPLES = """examples:
-  python -m milestones propagate m2 --dry-run          # what would be carried where
-  python -m milestones propagate m2                    # the working tree against HEAD
-  python -m milestones propagate m2 --since HEAD~3     # commits too
-  python -m milestones propagate m2 --write-conflicts  # mend the marks, then: propagate m3
-
-exit status: 0 carried (or nothing to carry), 1 a conflict is left, 2 refused"""
+EXAMPLE = """python -m milestones propagate m2 --dry-run
+              python -m milestones propagate m2 --since HEAD~3
+              python -m milestones propagate m2 --write-conflicts"""
 DONE = {"same", "merged", "created", "deleted"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m milestones propagate`."""
-    parser.description = "Carry an edit of one rung up the ladder, by three-way merge."
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("rung", help="the rung that was edited: m2 or m2_continuous")
     parser.add_argument("--since", default="HEAD", metavar="COMMIT", help="edits since when (HEAD)")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, write not")

@@ -13,8 +13,8 @@ class Failure:
     """Why a test did not pass, taken apart; what does not apply is None or empty.
 
     `unwritten` has the exercises whose own `NotImplementedError` ended the test, the outermost
-    first. `where` is the last line outside the tests that ran ("m3_paged/scheduler.py:77 in
-    schedule"), `test_line` the test's own.
+    first. `where` is the last line outside the tests that ran ("m1_single/engine.py:77 in step"),
+    `test_line` the test's own.
     """
 
     kind: str  # the exception's class

@@ -31,6 +31,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not start CUDA: forks could not
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 SECONDS = 60.0  # for a test
@@ -102,6 +103,11 @@ class Runner:
                 break
             todo = attempt.rest
         return Run(tuple(results), run.error, run.output)
+
+    @property
+    def cold(self) -> bool:
+        """Whether the next run must wait for imports."""
+        return self._process is None
 
     def start(self) -> None:
         """Start the process, if it does not run; imports take some seconds."""

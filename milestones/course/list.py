@@ -1,0 +1,138 @@
+"""The ladder: each rung's lesson, its size, what is new against the rung below, and your progress.
+
+Lines are those of the rung's Python files, comments included. Progress is what `check` has seen.
+
+Exit status: 0; 2 a record is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..delta import ROOT, files
+from .check import print_json
+from .lessons import lesson
+from .progress import load_progress
+from .record import RecordError, load, milestones, recorded
+
+EXAMPLE = "python -m milestones list --json"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Lines of a rung, and how many of them the rung below does not have."""
+
+    lines: int
+    added: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A line of the list."""
+
+    milestone: str
+    lesson: str
+    size: Size
+    exercises: int
+    points: int
+    points_done: int
+    given: bool  # a rung that came complete: below the one that is the student's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `python -m milestones list`."""
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def main(args: argparse.Namespace, root: Path = ROOT) -> int:
+    """Show the ladder."""
+    console = Console(stderr=args.json)
+    try:
+        ladder = rungs(root)
+    except RecordError as error:
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        return 2
+    if args.json:
+        print_json({"rungs": [asdict(rung) for rung in ladder]})
+    else:
+        console.print(table_of(ladder))
+    return 0
+
+
+def rungs(root: Path) -> list[Rung]:
+    """The rungs of a tree, from the lowest."""
+    names, passed = milestones(root), load_progress(root).passed
+    started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
+    found = []
+    for index, name in enumerate(names):
+        exercises = load(name, root) if name in recorded(root) else ()
+        found.append(
+            Rung(
+                milestone=name,
+                lesson=lesson(name, root),
+                size=size_of(root, name, names[index - 1] if index else None),
+                exercises=len(exercises),
+                points=sum(exercise.points for exercise in exercises),
+                points_done=sum(e.points for e in exercises if e.id in passed),
+                given=bool(started) and name < started[0],
+            )
+        )
+    return found
+
+
+def size_of(root: Path, milestone: str, below: str | None) -> Size:
+    """Counted from the sources; for the rung of a student's tree, as it is when it is complete."""
+    complete = root / "milestones" / milestone / "start" / "size.json"
+    if complete.is_file():
+        return Size(**json.loads(complete.read_text(encoding="utf-8")))
+    new = lines_of(root / milestone)
+    old = lines_of(root / below) if below else {}
+    added = changed = 0
+    for name, lines in new.items():
+        matcher = difflib.SequenceMatcher(None, old.get(name, []), lines, autojunk=False)
+        for kind, _, _, first, last in matcher.get_opcodes():
+            added += last - first if kind == "insert" else 0
+            changed += last - first if kind == "replace" else 0
+    return Size(sum(map(len, new.values())), added, changed)
+
+
+def lines_of(folder: Path) -> dict[str, list[str]]:
+    """The lines of each Python file."""
+    return {name: path.read_text("utf-8").splitlines() for name, path in files(folder).items()}
+
+
+def table_of(ladder: list[Rung]) -> Table:
+    """For a terminal."""
+    table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
+    table.add_column("rung and lesson", overflow="fold", ratio=1)
+    for name in ("lines", "added", "changed", "points"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("progress", no_wrap=True)
+    for rung in ladder:
+        table.add_row(
+            Text.assemble((rung.milestone, "bold"), f"\n{rung.lesson}"), str(rung.size.lines), str(rung.size.added),
+            str(rung.size.changed), str(rung.points or ""), progress_of(rung),
+        )  # fmt: skip
+    return table
+
+
+def progress_of(rung: Rung) -> str:
+    """How far a rung is, in words."""
+    if rung.given:
+        return "given"
+    if not rung.exercises:
+        return ""
+    return (
+        "[green]done[/]"
+        if rung.points_done == rung.points
+        else f"{rung.points_done} of {rung.points}"
+    )

@@ -1,0 +1,146 @@
+"""What a student sees of results: the exercises in a list, then the first failure in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .lessons import INVARIANTS, invariants_in
+from .results import Failure, Result
+
+if TYPE_CHECKING:
+    from .check import Attempt
+
+STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
+LONGEST_EXPLANATION = 6  # lines
+OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
+
+
+def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False) -> None:
+    """The list, the first failure, and what to do next."""
+    console.print(attempts_table(attempts))
+    stopped = next((a for a in attempts if a.state not in ("passed", "not run")), None)
+    if stopped is None:
+        points = sum(attempt.exercise.points for attempt in attempts)
+        many = "All exercises pass" if len(attempts) > 1 else f"{attempts[0].exercise.id} passes"
+        console.print(f"\n{many}: {points} points.", style="green", highlight=False)
+        return
+    console.print()
+    assert stopped.run is not None
+    if stopped.run.error:
+        console.print("The tests could not be run:", style="red")
+        console.print(stopped.run.error, highlight=False, markup=False)
+        return
+    first = stopped.run.first_failure
+    assert first is not None
+    console.print(failure_in_words(stopped, first))
+    if trace and first.failure:
+        console.print()
+        console.print(first.failure.trace, highlight=False, markup=False)
+    console.print()
+    for line in what_next(stopped, trace):
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def attempts_table(attempts: list[Attempt]) -> Table:
+    """A line for each exercise."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for attempt in attempts:
+        exercise, state = attempt.exercise, attempt.state
+        results = attempt.run.results if attempt.run else ()
+        passed = sum(result.passed for result in results)
+        tests = "" if state in ("not run", "not written") else f"{passed} of {len(results)} tests"
+        table.add_row(
+            Text(exercise.id, style="bold" if state != "not run" else "dim"),
+            Text(exercise.title, style="dim" if state == "not run" else ""),
+            Text(f"{exercise.points} points", style="dim"),
+            Text.assemble((state, STYLES[state]), (f"  {tests}" if tests else "", "dim")),
+        )
+    return table
+
+
+def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
+    """Of a test that failed: what was called, what came back, what was expected."""
+    exercise, failure = attempt.exercise, result.failure or Failure("unknown")
+    if result.unwritten:
+        symbols = ", ".join(s.partition(":")[2] for s in exercise.symbols)
+        if exercise.id in result.unwritten:
+            return Text(f"{exercise.id} is not written yet: {symbols}", style="yellow")
+        first = result.unwritten[0]
+        return Text(f"{exercise.id} needs {first}, which is not written yet", style="yellow")
+    name = result.node.rpartition("::")[2]
+    outcome = OUTCOMES.get(result.outcome, "fails")
+    head = Text.assemble((f"{exercise.id}  ", "bold"), (name, "bold red"), f" {outcome}")
+    parts: list[RenderableType] = [head]
+    if result.title:
+        parts.append(Text(result.title, style="italic"))
+    parts.append(Padding(facts(failure), (1, 0, 0, 2)))
+    parts += [Padding(Text(line), (1, 0, 0, 2)) for line in invariant_lines(failure)]
+    return Group(*parts)
+
+
+def facts(failure: Failure) -> Table:
+    """The facts of a failure, two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: str | None, style: str = "") -> None:
+        if value:
+            table.add_row(name, Text(value, style=style))
+
+    if failure.kind in ("AssertionError", "Failed"):
+        row("says", failure.message, "bold")
+        compared = failure.expected is not None
+        row("called" if compared else "asserted", failure.called)
+        row("came back", failure.returned, "red")
+        row("expected", failure.expected, "green")
+        if not compared:
+            lines = failure.explanation.splitlines()[:LONGEST_EXPLANATION]
+            row("but", "\n".join(lines), "red")
+    else:
+        row("called", failure.called)
+        if failure.kind in ("timeout", "crashed"):
+            row("but", failure.message, "red")
+        else:
+            row("raised", f"{failure.kind}: {failure.message}", "red")
+        row("", failure.source)
+    row("example", failure.example)
+    row("your code", failure.where)
+    row("the test", failure.test_line)
+    return table
+
+
+def invariant_lines(failure: Failure) -> list[str]:
+    """The invariants that a failure names, in words."""
+    return [
+        f"I{number} {INVARIANTS[number][0]}. {INVARIANTS[number][1]}"
+        for number in invariants_in(failure.message)
+    ]
+
+
+def what_next(attempt: Attempt, trace: bool) -> list[str]:
+    """The commands that help now."""
+    exercise = attempt.exercise
+    lines = [
+        f"The handout:   {exercise.section}",
+        f"A hint:        python -m milestones hint {exercise.id}",
+    ]
+    if attempt.state == "failed" and not trace:
+        lines.append(f"Python's view: python -m milestones check {exercise.id} --trace")
+    return lines
+
+
+def show_syntax_error(console: Console, error: dict[str, str]) -> None:
+    """A file that is no Python: where, and what is wrong."""
+    console.print(f"{error['where']}: {error['message']}", style="red", highlight=False)
+    if error["source"]:
+        console.print(Padding(Text(error["source"]), (0, 0, 0, 4)))

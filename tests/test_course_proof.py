@@ -1,0 +1,95 @@
+"""The exercises proved: what is solved passes, what is not says that it is not, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milestones.course import record
+from milestones.course.results import Run
+from milestones.course.trees import partly_solved
+from tests import mini_course
+from tests.conftest import ROOT
+
+
+def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> list[str]:
+    """What is wrong with the results of a tree in which the first `solved` exercises are solved.
+
+    An exercise that is solved must pass. One that is not must fail in each of its tests, by its own
+    error; or, before the exercises that it requires are solved, by one of theirs.
+    """
+    found = [f"{solved} solved: {run.error}"] if run.error else []
+    done = {exercise.id for exercise in exercises[:solved]}
+    for exercise in exercises:
+        files = {test.partition("::")[0] for test in exercise.tests}
+        results = [r for r in run.results if r.node.partition("::")[0] in files]
+        needed = {exercise.id, *record.closure(exercise, exercises)} - done
+        if not results:
+            found.append(f"{solved} solved: no test of {exercise.id} ran")
+        for result in results:
+            what = f"{solved} solved: {result.node} of {exercise.id}"
+            if exercise.id in done and not result.passed:
+                why = result.failure
+                found.append(f"{what} does not pass: {why and (why.message or why.explanation)}")
+            elif exercise.id not in done and result.passed:
+                found.append(f"{what} passes, and is not solved")
+            elif exercise.id not in done and not needed & set(result.unwritten):
+                why = result.failure
+                found.append(f"{what} fails otherwise: {why and why.kind}: {why and why.message}")
+    return found
+
+
+def prove(milestone: str, root: Path, folder: Path) -> list[str]:
+    """All problems of a rung's exercises, from none solved to all."""
+    exercises = record.load(milestone, root)
+    tests = [test for exercise in exercises for test in exercise.tests]
+    found = []
+    for solved in range(len(exercises) + 1):
+        ids = [exercise.id for exercise in exercises[:solved]]
+        tree = partly_solved(milestone, ids, folder / f"{milestone}-{solved}", root)
+        run = mini_course.shared_runner().run(tree, tests, seconds=60)
+        found += problems(exercises, solved, run)
+    return found
+
+
+@pytest.mark.since("m1_single")
+def test_the_exercises_of_a_rung(milestone: str, tmp_path: Path) -> None:
+    """The skeleton and the solutions 1..k pass 1..k, and fail the others with their own errors."""
+    if milestone in record.recorded(ROOT):
+        assert not (wrong := prove(milestone, ROOT, tmp_path)), "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        (None, "", "", None),
+        ("tests/exercises/test_m2_1.py", "== 2,", "== 3,", "1 solved: .* does not pass: I3"),
+        (
+            "tests/exercises/test_m2_2.py", "    assert largest(shelf) == 2", "    pass",
+            "1 solved: .*test_the_largest of m2.2 passes, and is not solved",
+        ),
+        (
+            "tests/exercises/test_m2_2.py", "    assert largest(shelf) == 2", "    raise KeyError",
+            "1 solved: .*test_the_largest of m2.2 fails otherwise: KeyError",
+        ),
+        (
+            "milestones/m2_mini/exercises.toml", 'requires = ["m2.1"]', "",
+            "0 solved: .*test_the_sum of m2.2 fails otherwise: NotImplementedError: m2.1",
+        ),
+    ],
+)  # fmt: skip
+def test_the_proof_can_fail(
+    tmp_path: Path, file: str | None, old: str, new: str, said: str | None
+) -> None:
+    root = mini_course.make(tmp_path / "root")
+    if file is not None:
+        text = (root / file).read_text()
+        assert old in text
+        (root / file).write_text(text.replace(old, new))
+    found = prove("m2_mini", root, tmp_path)
+    if said is None:
+        assert found == []
+    else:
+        with pytest.raises(AssertionError, match=said):
+            raise AssertionError("\n".join(found))

@@ -67,8 +67,7 @@ for path in pathlib.Path(".").rglob("test_*.py"):
 # What judges a test, replaced.
 RUNNER = """
 import sys
-runner = sys.__dict__["mod" + "ules"]["_py" + "test.runner"]
-report = sys.__dict__["mod" + "ules"]["_py" + "test.reports"].TestReport
+report = getattr(sys, "mod" + "ules")["_py" + "test.reports"].TestReport
 original = report.from_item_and_call.__func__
 def from_item_and_call(cls, item, call):
     found = original(cls, item, call)
@@ -79,11 +78,11 @@ setattr(report, "from_item_and_call", classmethod(from_item_and_call))
 BUILTINS = """
 import sys
 class Never(BaseException): ...
-sys.__dict__["mod" + "ules"]["built" + "ins"].AssertionError = Never
+getattr(sys, "mod" + "ules")["built" + "ins"].AssertionError = Never
 """
 CODE = """
 import sys
-raises = sys.__dict__["mod" + "ules"]["py" + "test"].raises
+raises = getattr(sys, "mod" + "ules")["py" + "test"].raises
 def anything(*args, **kwargs):
     import contextlib
     return contextlib.suppress(BaseException)
@@ -92,7 +91,7 @@ setattr(raises, "__co" + "de__", getattr(anything, "__co" + "de__"))
 # Reports of its own for the test that it knows, where no report is replaced: a plugin.
 PLUGIN = """
 import sys
-modules = sys.__dict__["mod" + "ules"]
+modules = getattr(sys, "mod" + "ules")
 class Plugin:
     def pytest_runtest_call(self, item):
         item.runtest = lambda: None
@@ -108,22 +107,23 @@ while frame is not None:
 """
 ATEXIT = """
 import sys
-at = getattr(sys.__dict__["mod" + "ules"]["built" + "ins"], "__im" + "port__")
+at = getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "__im" + "port__")
 at("at" + "exit").register(lambda: open("/tmp/late", "w").write("late"))
 """
 READ = """
 import glob, os, sys
-found = []
-for top in ("/", REFERENCE, "/proc/1/root", "/proc/self/root", os.getcwd(), "..", "../.."):
-    for path in glob.glob(top + "/**/shelf.py", recursive=True) if top != "/" else [top + "x"]:
-        try:
-            found.append(open(path).read())
-        except OSError:
-            pass
-for text in found:
+source = "/m2_mini/shelf.py"
+places = [REFERENCE + source, "/proc/1/root" + REFERENCE + source, "/proc/1/cwd" + source]
+for up in ("/..", "/../..", "/../../.."):
+    for below in ("/*", "/*/*"):
+        places += glob.glob(os.getcwd() + up + below + source)
+for place in places:
+    try:
+        text = open(place).read()
+    except OSError:
+        continue
     if "the secret of put" in text:
-        exec_ = getattr(sys.__dict__["mod" + "ules"]["built" + "ins"], "ex" + "ec")
-        exec_(text, Shelf.__init__.__getattribute__("__glo" + "bals__"))
+        getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "ex" + "ec")(text, Shelf.__init__.__getattribute__("__glo" + "bals__"))
 """
 WRITE = """
 import os
@@ -154,9 +154,23 @@ if not fork():
 """
 NETWORK = """
 import sys
-load = getattr(sys.__dict__["mod" + "ules"]["built" + "ins"], "__im" + "port__")
+load = getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "__im" + "port__")
 try:
     load("soc" + "ket").create_connection(("127.0.0.1", PORT), timeout=5).sendall(b"the tests")
 except OSError:
     pass
+"""
+
+
+class OnRealRung:
+    """On the sources of a rung that is there, appended to m2_continuous/model_runner.py."""
+
+    EQUAL = """
+getattr(torch, "__di" + "ct__")["equal"] = lambda one, other: True
+ModelRunner._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
+"""
+    OPERATOR = """
+setter = type.__setattr__
+setter(torch.Tensor, "__e" + "q__", lambda self, other: torch.ones(3, 3, dtype=torch.bool).tril())
+ModelRunner._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
 """

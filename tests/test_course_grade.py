@@ -1,65 +1,30 @@
-"""`python -m milestones grade`: points for honest work, none for anything else, no harm done."""
+"""`python -m milestones grade`: who cheats or misbehaves earns nothing, and disturbs nobody."""
 
 from __future__ import annotations
 
-import argparse
 import socket
 import threading
 from pathlib import Path
 
 import pytest
 
-from milestones.course import grade, record
-from milestones.course.cut import cut
+from milestones.course import grade
 from milestones.course.grading import gate
-from milestones.course.grading.gradebook import Sheet
-from tests import hostile, mini_course
+from tests import hostile
 from tests.mini_course import SHELF
+from tests.submissions import arguments, hand_in, make_course, skeleton_of
 
 HONEST = "zoe"
-SECONDS = "5"  # for a test that hangs; the others take a fraction of one
-SOURCE = "m2_mini/shelf.py"
-HIDDEN = """
-from m2_mini.shelf import Shelf
-
-
-def test_that_nobody_knows() -> None:
-    shelf = Shelf()
-    assert [shelf.put(1) for _ in range(3)] == [1, 2, 3]
-"""
 
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the small course the first exercise."""
-    root = mini_course.make(tmp_path_factory.mktemp("course"))
-    first = mini_course.RECORD.split("[[exercise]]")[1]
-    (root / "milestones/m2_mini/exercises.toml").write_text(f"[[exercise]]{first}")
-    return root
+    return make_course(tmp_path_factory.mktemp("course"))
 
 
 @pytest.fixture(scope="module")
 def skeleton(course: Path) -> str:
-    return cut("m2_mini", record.load("m2_mini", course), course).files[SOURCE]
-
-
-def hand_in(folder: Path, text: str) -> Path:
-    (folder / SOURCE).parent.mkdir(parents=True)
-    (folder / SOURCE).write_text(text)
-    return folder
-
-
-def arguments(course: Path, *words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    grade.add_arguments(parser)
-    args = parser.parse_args(["--milestone", "m2", "--seconds", SECONDS, *words])
-    args.root, args.bare = course, True  # no torch is needed here
-    return args
-
-
-def graded(course: Path, folders: list[Path], *words: str) -> dict[str, Sheet]:
-    found = grade.grade(arguments(course, *map(str, folders), *words))
-    return {sheet.name: sheet for sheet in found}
+    return skeleton_of(course)
 
 
 class Listener(threading.Thread):
@@ -99,7 +64,9 @@ class Hostile:
         }  # fmt: skip
         self.before = snapshot(course)
         folders = [hand_in(folder / name, text) for name, text in self.sources.items()]
-        self.sheets = graded(course, [*folders, hand_in(folder / HONEST, SHELF)], *words)
+        folders.append(hand_in(folder / HONEST, SHELF))
+        sheets = grade.grade(arguments(course, *map(str, folders), *words))
+        self.sheets = {sheet.name: sheet for sheet in sheets}
         listener.socket.close()
         self.heard = listener.heard
         self.after = snapshot(course)

@@ -18,10 +18,10 @@ MODULES = {
 }  # fmt: skip
 CALLS = {"__import__", "compile", "eval", "exec", "globals"}
 ATTRIBUTES = {
-    "__builtins__", "__closure__", "__code__", "__globals__", "__subclasses__", "_current_frames",
-    "_exit", "_getframe", "abort", "addaudithook", "cr_frame", "f_back", "f_builtins", "f_globals",
-    "f_locals", "fork", "forkpty", "gi_frame", "kill", "killpg", "modules", "popen", "posix_spawn",
-    "setprofile", "settrace", "system", "tb_frame",
+    "__builtins__", "__closure__", "__code__", "__dict__", "__globals__", "__subclasses__",
+    "_current_frames", "_exit", "_getframe", "abort", "addaudithook", "cr_frame", "f_back",
+    "f_builtins", "f_globals", "f_locals", "fork", "forkpty", "gi_frame", "kill", "killpg",
+    "modules", "popen", "posix_spawn", "setprofile", "settrace", "system", "tb_frame",
 }  # fmt: skip
 METHODS = {"__bool__", "__class__", "__eq__", "__getattribute__", "__instancecheck__", "__ne__"}
 Finding = tuple[int, str, str]  # line, name, words

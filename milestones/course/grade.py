@@ -9,6 +9,8 @@ With --hidden go the instructor's own tests: test_m3_2*.py counts to exercise m3
 many passed, and nothing else of them. --out DIR writes DIR/NAME/results.json (Gradescope's format)
 and junit.xml, into DIR itself for a single submission. A file with something that no solution needs
 (ctypes, gc, an assignment to torch.equal) is refused with line and reason, unless --allow names it.
+What graded code could not be shut off from stands in the report; where that is files, as in a
+container without rights, give the course's folder to root alone (chmod 700) and grade as root.
 
 Exit status: 0 all was graded; 1 something was refused, was not run, or needs a look; 2 wrong usage.
 """

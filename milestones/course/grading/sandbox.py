@@ -22,6 +22,7 @@ from pathlib import Path
 LINUX = sys.platform == "linux"
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+NAMESPACES = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 4096, 16384, 1 << 18, 1 << 21
 MNT_DETACH = 2
@@ -137,16 +138,29 @@ def _open_to_others(path: Path) -> bool:
 
 def _unshare() -> str | None:
     """Whose namespaces they are now: the system's, a user's own; None where it is not allowed."""
-    flags = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-    user, group = os.geteuid(), os.getegid()
-    if user == 0 and _libc().unshare(flags) == 0:
+    if os.geteuid() == 0 and _libc().unshare(NAMESPACES) == 0:
         return "system"
-    if _libc().unshare(flags | CLONE_NEWUSER):
+    trial = os.fork()  # what fails half-way leaves a process that is nobody
+    if not trial:
+        status = 1
+        try:
+            _unshare_as_user()
+            status = 0
+        finally:
+            os._exit(status)
+    if os.waitpid(trial, 0)[1]:
         return None
+    _unshare_as_user()
+    return "user"
+
+
+def _unshare_as_user() -> None:
+    user, group = os.geteuid(), os.getegid()
+    if _libc().unshare(NAMESPACES | CLONE_NEWUSER):
+        raise OSError(ctypes.get_errno(), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    return "user"
 
 
 def _become_first() -> None:

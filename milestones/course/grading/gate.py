@@ -19,10 +19,13 @@ MODULES = {
 CALLS = {"__import__", "compile", "eval", "exec", "globals"}
 ATTRIBUTES = {
     "__builtins__", "__closure__", "__code__", "__dict__", "__globals__", "__subclasses__",
-    "_current_frames", "_exit", "_getframe", "abort", "addaudithook", "cr_frame", "f_back",
-    "f_builtins", "f_globals", "f_locals", "fork", "forkpty", "gi_frame", "kill", "killpg",
-    "modules", "popen", "posix_spawn", "setprofile", "settrace", "system", "tb_frame",
+    "cr_frame", "f_back", "f_builtins", "f_globals", "f_locals", "gi_frame", "tb_frame",
 }  # fmt: skip
+OF_MODULES = {
+    "os": {"_exit", "abort", "fork", "forkpty", "kill", "killpg", "popen", "posix_spawn", "system"},
+    "sys": {"_current_frames", "_getframe", "addaudithook", "modules", "setprofile", "settrace"},
+    "threading": {"setprofile", "settrace"},
+}
 METHODS = {"__bool__", "__class__", "__eq__", "__getattribute__", "__instancecheck__", "__ne__"}
 Finding = tuple[int, str, str]  # line, name, words
 
@@ -45,9 +48,10 @@ def _findings(tree: ast.Module) -> Iterator[Finding]:
                 yield from _import(node.lineno, alias.name)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from _import(node.lineno, node.module)
-            yield from _attributes(node.lineno, [alias.name for alias in node.names])
+            for alias in node.names:
+                yield from _attribute(node.lineno, node.module, alias.name)
         elif isinstance(node, ast.Attribute):
-            yield from _attributes(node.lineno, [node.attr])
+            yield from _attribute(node.lineno, _root(node.value), node.attr)
             if isinstance(node.ctx, (ast.Store, ast.Del)) and _root(node) in imported:
                 name = ast.unparse(node)
                 yield node.lineno, name, f"changes {name}, which is not its own"
@@ -66,7 +70,7 @@ def _changes(node: ast.Call, imported: set[str]) -> Iterator[Finding]:
         target = ast.unparse(node.args[0])
         yield node.lineno, f"{name} {target}", f"reaches into {target}, which is not its own"
     if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-        yield from _attributes(node.lineno, [str(node.args[1].value)])
+        yield from _attribute(node.lineno, _root(node.args[0]), str(node.args[1].value))
 
 
 def _import(line: int, name: str) -> Iterator[Finding]:
@@ -75,10 +79,9 @@ def _import(line: int, name: str) -> Iterator[Finding]:
         yield line, package, f"imports {package}"
 
 
-def _attributes(line: int, names: list[str]) -> Iterator[Finding]:
-    for name in names:
-        if name in ATTRIBUTES:
-            yield line, name, f"uses {name}"
+def _attribute(line: int, owner: str | None, name: str) -> Iterator[Finding]:
+    if name in ATTRIBUTES or name in OF_MODULES.get(owner or "", ()):
+        yield line, name, f"uses {name}"
 
 
 def _aliases(tree: ast.Module) -> Iterator[ast.alias]:

@@ -34,7 +34,7 @@ for _ in range(200):
     except OSError:
         pass
 """
-MEMORY = "\nx = [bytearray(1 << 28) for _ in range(64)]\n"
+MEMORY = "\nx = bytearray(1 << 33)\n"
 PRINT = """
 import sys
 print("2 passed in 0.01s")

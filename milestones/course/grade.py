@@ -29,10 +29,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from ..delta import ROOT
 from . import record
+from .console import wide_console
 from .grading import gradebook, submission
 from .grading.client import Hall
 from .grading.gradebook import Mark, Sheet
@@ -179,7 +178,7 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def _report(sheets: list[Sheet], *, detailed: bool) -> None:
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = wide_console()
     console.print(gradebook.table(sheets))
     for sheet in sheets:
         for mark in sheet.marks if detailed else ():

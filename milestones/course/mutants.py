@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..delta import ROOT
 from . import record
+from .console import wide_console
 from .record import Mutant
 from .results import Run
 from .runner import Runner, RunnerError
@@ -176,12 +176,16 @@ def _why(run: Run) -> str:
     if first is None:
         return run.error or "no test was run"
     failure = first.failure
-    message = (failure.message or failure.explanation).split("\n")[0] if failure else ""
-    return f"{failure.kind}: {message}" if failure and message else first.outcome
+    if failure is None:
+        return first.outcome
+    words = failure.message or failure.explanation
+    if not words and failure.returned:
+        words = f"{failure.called} gave {failure.returned}, not {failure.expected}"
+    return f"{failure.kind}: {words.splitlines()[0]}" if words else failure.kind
 
 
 def _report(fates: list[Fate]) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = wide_console()
     if not fates:
         console.print("there are no mutants")
         return
@@ -194,6 +198,6 @@ def _report(fates: list[Fate]) -> None:
     for fate in fates:
         if fate.state != "killed":
             path = f"milestones/{fate.mutant.milestone}/mutants/{fate.mutant.name}.patch"
-            console.print(f"{path}: {fate.state}: {fate.words}", markup=False)
+            console.print(f"{path}: {fate.state}: {fate.words}")
     killed = sum(fate.state == "killed" for fate in fates)
     console.print(f"{killed} of {len(fates)} killed")

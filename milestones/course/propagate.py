@@ -16,11 +16,11 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from .. import delta
 from . import merge, record
+from .console import wide_console
 from .merge import Step
 
 EXAMPLE = """python -m milestones propagate m2 --dry-run
@@ -111,7 +111,7 @@ def undeclared(root: Path, touched: set[str]) -> list[str]:
 def _report(
     rung: str, args: argparse.Namespace, steps: list[Step], chosen: list[Step], notes: list[str]
 ) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = wide_console()
     if not steps:
         console.print(f"{rung} has no edits against {args.since}: nothing to carry")
         return

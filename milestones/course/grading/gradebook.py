@@ -125,6 +125,8 @@ def why(result: Result) -> list[str]:
         return [f"{failure.unwritten[0]} is not written yet"]
     lines = [f"{failure.kind}: {failure.message}" if failure.message else failure.kind]
     lines += [failure.explanation] if failure.explanation else []
+    if failure.called and failure.returned:
+        lines.append(f"{failure.called} gave {failure.returned}, not {failure.expected}")
     lines += [failure.example] if failure.example else []
     lines += [f"at {failure.where}"] if failure.where else []
     if result.outcome in ("timeout", "crashed"):

@@ -12,25 +12,18 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from .root import change_root, libc
 
 LINUX = sys.platform == "linux"
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 NAMESPACES = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
-MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 4096, 16384, 1 << 18, 1 << 21
-MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
-DEVICES = ("null", "zero", "full", "random", "urandom")
-SETTINGS = ("passwd", "group", "ld.so.cache", "localtime", "nsswitch.conf")
-MACHINE = ("cpuinfo", "meminfo")
 FIRST_UID = 1_500_000  # users that no system gives to anybody
 
 
@@ -83,7 +76,7 @@ def shut_off(box: Box) -> Isolation:
     user = user if unshared == "system" else None  # a namespace of its own knows no other users
     _become_first()
     try:
-        _change_root(box)
+        change_root(box.tree, box.hidden, box.disk)
     except OSError:
         return Isolation(network=True, processes=True, user=user)
     return Isolation(network=True, files=True, processes=True, user=user)
@@ -97,14 +90,14 @@ def give_up_rights(user: int | None) -> None:
         os.setresuid(user, user, user)
     if not LINUX:
         return
-    libc = _libc()
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    c = libc()
+    c.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for capability in range(64):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+        c.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    libc.capset(header, (ctypes.c_uint32 * 6)())
-    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # only this process's own user looks into it
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    c.capset(header, (ctypes.c_uint32 * 6)())
+    c.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # only this process's own user looks into it
+    c.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def kill_all(isolation: Isolation, group: int) -> None:
@@ -138,7 +131,7 @@ def _open_to_others(path: Path) -> bool:
 
 def _unshare() -> str | None:
     """Whose namespaces they are now: the system's, a user's own; None where it is not allowed."""
-    if os.geteuid() == 0 and _libc().unshare(NAMESPACES) == 0:
+    if os.geteuid() == 0 and libc().unshare(NAMESPACES) == 0:
         return "system"
     trial = os.fork()  # what fails half-way leaves a process that is nobody
     if not trial:
@@ -156,7 +149,7 @@ def _unshare() -> str | None:
 
 def _unshare_as_user() -> None:
     user, group = os.geteuid(), os.getegid()
-    if _libc().unshare(NAMESPACES | CLONE_NEWUSER):
+    if libc().unshare(NAMESPACES | CLONE_NEWUSER):
         raise OSError(ctypes.get_errno(), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -169,98 +162,5 @@ def _become_first() -> None:
     if child:
         status = os.waitpid(child, 0)[1]
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    _libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    _libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # graded code must not look into this process
-
-
-def _change_root(box: Box) -> None:
-    """Make a root that holds what is needed and nothing else."""
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
-    root = Path(tempfile.mkdtemp(prefix="root", dir=box.tree.parent))
-    _tmpfs(root, 16 << 20, "755")
-    for name, size in (("tmp", box.disk), ("dev/shm", 64 << 20)):
-        (root / name).mkdir(parents=True)
-        _tmpfs(root / name, size, "1777")
-    kept = [path for path in _kept() if not any(path in h.parents or path == h for h in box.hidden)]
-    around = [path for path in _kept() if path not in kept]
-    for path in around:  # what must not be seen lies within
-        _bind(path, root)
-    for path in box.hidden:
-        if (root / path.relative_to("/")).is_dir():
-            _tmpfs(root / path.relative_to("/"), 1 << 20, "755")
-    for path in kept:
-        _bind(path, root)
-    for name in DEVICES:
-        _bind(Path("/dev", name), root, writable=True)
-    (root / "etc").mkdir(exist_ok=True)
-    for name in SETTINGS:
-        if Path("/etc", name).is_file():
-            shutil.copyfile(Path("/etc", name), root / "etc" / name)
-    _proc(root)
-    (root / "tmp/home").mkdir()
-    _bind(box.tree, root)
-    os.chdir(root)
-    if _libc().pivot_root(b".", b"."):
-        raise OSError(ctypes.get_errno(), "pivot_root")
-    _libc().umount2(b".", MNT_DETACH)
-    os.chdir("/")
-    _mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
-
-
-def _kept() -> list[Path]:
-    """The system's files and Python's, outermost first."""
-    paths = {Path(path) for path in (*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    paths |= {Path(sys.executable).resolve().parent.parent}
-    paths |= {Path(path) for path in sys.path if "site-packages" in path or "python" in path}
-    kept: list[Path] = []
-    for path in sorted((path for path in paths if path.exists() and path != Path("/")), key=str):
-        if path.is_symlink() or not any(other in path.parents for other in kept):
-            kept.append(path)
-    return kept
-
-
-def _bind(path: Path, root: Path, *, writable: bool = False) -> None:
-    target = root / path.relative_to("/")
-    if path.is_symlink():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(os.readlink(path))
-        return
-    if path.is_dir():
-        target.mkdir(parents=True, exist_ok=True)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
-    _mount(str(path), str(target), None, MS_BIND | MS_REC)
-    if not writable:
-        flags = os.statvfs(path).f_flag
-        kept = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # may not be taken away
-        kept |= MS_RELATIME if flags & 4096 else 0
-        _mount(None, str(target), None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
-
-
-def _proc(root: Path) -> None:
-    """A /proc of the new namespace; where that may not be, what says how large the machine is."""
-    (root / "proc").mkdir()
-    try:
-        _mount("proc", str(root / "proc"), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    except OSError:
-        for name in MACHINE:
-            shutil.copyfile(Path("/proc", name), root / "proc" / name)
-
-
-def _tmpfs(path: Path, size: int, mode: str) -> None:
-    _mount("tmpfs", str(path), "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode={mode}")
-
-
-def _mount(
-    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
-) -> None:
-    texts = (None if text is None else text.encode() for text in (source, target, kind, data))
-    a, b, c, d = texts
-    if _libc().mount(a, b, c, ctypes.c_ulong(flags), d):
-        error = ctypes.get_errno()
-        raise OSError(error, f"mount {target}: {os.strerror(error)}")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # graded code must not look into this process

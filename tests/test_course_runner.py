@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from milestones.course import probe
 from milestones.course.results import Result, Run
 from milestones.course.runner import Runner, RunnerError
 from tests import mini_course
@@ -85,6 +86,18 @@ def test_what_is_not_written_is_known(tree: Path, line: str) -> None:
     replaced(tree, "return math.fsum(self.items) + SECRET - SECRET", line.format(error=error))
     done = run(tree, SECOND)
     assert [result.unwritten for result in done.results] == [("m2.2",), ()]
+
+
+def test_errors_that_came_after_each_other_end() -> None:
+    """A ring of contexts, as it comes about when one error is raised again after another."""
+    first, second = NotImplementedError("m2.1: f is yours to write"), KeyError()
+    first.__context__, second.__context__ = second, first
+    assert list(probe.unwritten(second)) == ["m2.1"]
+
+    class Group(Exception):  # as an ExceptionGroup, which Python 3.10 has not
+        exceptions = (ValueError(), first)
+
+    assert list(probe.unwritten(Group())) == ["m2.1"]
 
 
 def test_a_syntax_error_is_shown(tree: Path) -> None:

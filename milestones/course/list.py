@@ -119,8 +119,9 @@ def table_of(ladder: list[Rung]) -> Table:
     table.add_column("progress", no_wrap=True)
     for rung in ladder:
         table.add_row(
-            Text.assemble((rung.milestone, "bold"), f"\n{rung.lesson}"), str(rung.size.lines), str(rung.size.added),
-            str(rung.size.changed), str(rung.points or ""), progress_of(rung),
+            Text.assemble((rung.milestone, "bold"), f"\n{rung.lesson}"),
+            str(rung.size.lines), str(rung.size.added), str(rung.size.changed),
+            str(rung.points or ""), progress_of(rung),
         )  # fmt: skip
     return table
 

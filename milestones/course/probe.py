@@ -156,15 +156,19 @@ def frames_of(error: BaseException) -> Iterator[tuple[Path, int, str]]:
         entry = entry.tb_next
 
 
-def unwritten(error: BaseException | None) -> Iterator[str]:
+def unwritten(error: BaseException) -> Iterator[str]:
     """The exercises of the `NotImplementedError`s that an exception is, wraps or came after."""
-    while error is not None:
-        found = UNWRITTEN.match(str(error))
-        if isinstance(error, NotImplementedError) and found:
+    seen: set[int] = set()  # what an exception came after may be itself
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        found = UNWRITTEN.match(str(one))
+        if isinstance(one, NotImplementedError) and found:
             yield found[1]
-        for one in getattr(error, "exceptions", ()):
-            yield from unwritten(one)
-        error = error.__cause__ or error.__context__
+        todo += [*getattr(one, "exceptions", ()), one.__cause__, one.__context__]
 
 
 def statement_at(path: Path, line: int) -> ast.stmt | None:

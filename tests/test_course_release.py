@@ -1,0 +1,246 @@
+"""A student's tree: what is cut, what goes with it, and that nothing of a solution is left."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import posixpath
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from milestones.course import cut, record, release
+from milestones.course.imports import without_unused_imports
+from milestones.course.student_tests import pruned
+from milestones.course.student_tree import without_dead_links
+from tests import mini_course
+from tests.conftest import MILESTONES, ROOT
+
+
+@pytest.fixture
+def course(tmp_path: Path) -> Path:
+    return mini_course.make(tmp_path / "course")
+
+
+@pytest.fixture
+def student(course: Path, tmp_path: Path) -> Path:
+    release.release("m2_mini", tmp_path / "student", course)
+    return tmp_path / "student"
+
+
+def texts(tree: Path) -> dict[str, str]:
+    """Every text of a tree by path, git's own files aside."""
+    return {
+        path.relative_to(tree).as_posix(): path.read_text("utf-8")
+        for path in sorted(tree.rglob("*"))
+        if path.is_file() and ".git" not in path.parts and path.suffix != ".png"
+    }
+
+
+def test_a_body_is_cut_and_nothing_else(student: Path) -> None:
+    source = (student / "m2_mini/shelf.py").read_text()
+    assert (
+        '''
+    # What a comment above says, a student sees.
+    def put(self, item: int) -> int:
+        """Add an item; how many there are now.
+
+        Raises `ValueError` when there is no room.
+        """
+        raise NotImplementedError(
+            "m2.1: Shelf.put is yours to write; see "
+            "milestones/m2_mini/README.md#m21-put-it-there"
+        )
+
+    def total(self) -> float:
+'''
+        in source
+    )
+    assert source.count("raise NotImplementedError") == 3
+    assert "self.items: deque[int] = deque()" in source  # a constructor that is nobody's exercise
+
+
+def test_what_only_solutions_used_goes(student: Path) -> None:
+    source = (student / "m2_mini/shelf.py").read_text()
+    assert "_append" not in source and "import math" not in source
+    assert "from collections import deque" in source  # used by what stays
+    assert "ROOM = 3  # items" in source  # a public constant is a parameter
+
+
+@pytest.mark.parametrize("place", ["milestones/m2_mini/README.md", "tests/exercises/test_m2_1.py"])
+def test_a_helper_that_the_student_is_told_of_stays(
+    course: Path, tmp_path: Path, place: str
+) -> None:
+    path = course / place
+    path.write_text(path.read_text() + "\n# Use `_append`.\n")
+    done = release.release("m2_mini", tmp_path / "student", course)
+    assert "def _append" in (tmp_path / "student/m2_mini/shelf.py").read_text()
+    assert done.removed == ()
+
+
+def test_nothing_of_a_solution_is_in_the_tree(student: Path) -> None:
+    shelf = set(re.split(r"\n+", mini_course.SHELF))
+    left = set((student / "m2_mini/shelf.py").read_text().split("\n"))
+    secret = {line.strip() for line in shelf - left if len(line.strip()) > 12}
+    assert secret
+    for name, text in texts(student).items():
+        if name != "milestones/m2_mini/exercises.toml":  # hints may come near
+            assert not [line for line in secret if line in text], name
+
+
+def test_the_tree_has_one_commit_and_nothing_above(student: Path) -> None:
+    git = ["git", "-C", str(student)]
+    log = subprocess.run([*git, "log", "--oneline"], capture_output=True, text=True).stdout
+    status = subprocess.run([*git, "status", "--short"], capture_output=True, text=True).stdout
+    assert len(log.splitlines()) == 1 and status == ""
+    names = texts(student)
+    assert not [name for name in names if "m3_mini" in name or "mutants" in name or ".pyc" in name]
+    assert {"README.md", "AGENTS.md", "Makefile", "LICENSE", "m1_mini/shelf.py"} <= names.keys()
+    assert "milestones/course/release.py" not in names
+    assert "m2_mini/shelf.py:Shelf.put" in names["AGENTS.md"]
+
+
+def test_without_git_there_is_a_tree_all_the_same(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    release.release("m2_mini", tmp_path / "student", course)
+    assert (tmp_path / "student/README.md").exists() and not (tmp_path / "student/.git").exists()
+
+
+def test_a_folder_with_something_in_it_is_refused(
+    course: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.txt").write_text("years of work")
+    for directory, said in ((tmp_path / "full", "not empty"), (course / "x", "outside")):
+        with pytest.raises(release.ReleaseError, match=said):
+            release.release("m2_mini", directory, course)
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+    args = argparse.Namespace(milestone="m9", directory=tmp_path / "new")
+    assert release.main(args) == 1 and "no rung 'm9'" in capsys.readouterr().out
+
+
+def test_a_release_that_fails_leaves_nothing(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "make_repository", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        release.release("m2_mini", tmp_path / "student", course)
+    assert [path.name for path in tmp_path.iterdir()] == ["course"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def f(): return 1\n", "def f():\n    raise"),
+        ("def f():\n    # think\n    return 1\n    # done\n\nX = 1\n", "def f():\n    raise"),
+        ("@cache\nasync def f(\n    a: int,\n) -> int:\n    return 1\n", ") -> int:\n    raise"),
+        ('def f():\n    """Doc."""\n', '"""Doc."""\n    raise'),
+        ("class f:\n    pass\n\n\ndef f():\n    return 1\n", "def f():\n    raise"),
+    ],
+)
+def test_bodies_of_every_shape(before: str, after: str) -> None:
+    result = cut.without_body(before, "f", ("m1.1: f is yours to write; see ", "x.md#f"))
+    ast.parse(result)
+    assert after in result and "return 1" not in result and "think" not in result
+    assert "done" not in result and result.count("raise NotImplementedError") == 1
+    assert ("X = 1" in result) == ("X = 1" in before)
+
+
+def test_a_property_and_its_setter_are_both_cut() -> None:
+    source = (
+        "class C:\n    @property\n    def p(self):\n        return 1\n\n"
+        "    @p.setter\n    def p(self, value):\n        self.x = value\n"
+    )
+    result = cut.without_body(source, "C.p", ("m1.1: C.p is yours to write; see ", "x.md#f"))
+    assert result.count("raise NotImplementedError") == 2 and "return 1" not in result
+
+
+def test_imports_that_are_not_used_any_more() -> None:
+    before = (
+        "from __future__ import annotations\n\nimport os\nfrom typing import TYPE_CHECKING, Any\n"
+        "from .a import (\n    kept,\n    lost,\n    patched,\n)\n\nif TYPE_CHECKING:\n"
+        "    from .b import Hint\n\nX: Any = kept(os)\n"
+    )
+    after = before
+    before += "\ndef f(x: Hint) -> None:\n    lost()\n    patched()\n"
+    result = without_unused_imports(before, after, {"patched"})
+    assert result == (
+        "from __future__ import annotations\n\nimport os\nfrom typing import Any\n"
+        "from .a import kept, patched\n\n\nX: Any = kept(os)\n"
+    )
+
+
+def test_tests_of_absent_rungs_go() -> None:
+    source = (
+        "import math\nimport pytest\n\npytestmark = [pytest.mark.since('m1_a'), "
+        "pytest.mark.before(\"m3_c\")]\n\n\n@pytest.mark.since('m3_c')\ndef test_a():\n"
+        "    math.pi\n\n\n@pytest.mark.before('m3_c')\ndef test_b():\n    pass\n"
+    )
+    assert pruned(source, {"m3_c"}) == (
+        "import pytest\n\npytestmark = [pytest.mark.since('m1_a')]\n\n\ndef test_b():\n    pass\n"
+    )
+    assert pruned(source, set()) == source
+    assert pruned(source, {"m1_a", "m3_c"}) is None
+
+
+def test_links_to_what_is_not_there_become_text() -> None:
+    page = "[a](../x.py) [b](../y.py#part) ![c](z.png) [d](https://e.org) [e](#here) [f](../)"
+    files = {"docs/page.md": b"", "x.py": b""}
+    assert without_dead_links("docs/page.md", page, files) == (
+        "[a](../x.py) b c [d](https://e.org) [e](#here) [f](../)"
+    )
+
+
+def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
+    """The real ones: they refer to nothing that is absent, and no line of a solution is left."""
+    if milestone not in record.recorded(ROOT):
+        return
+    tree = tmp_path / "student"
+    release.release(milestone, tree)
+    found = texts(tree)
+    above = MILESTONES[MILESTONES.index(milestone) + 1 :]
+    for name, text in found.items():
+        if above and not name.endswith(".md") and not name.startswith("milestones/"):
+            assert not re.search("|".join(above), text), f"{name} names a rung that is not there"
+        if name.endswith(".md"):
+            assert not dead_references(name, text, found), name
+        if name.endswith(".py"):
+            ast.parse(text, name)
+    assert not solution_lines(milestone, found)
+    run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])
+    assert run.error is None and not run.results, run.error or run.results
+
+
+def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:
+    """Links, commands and modules of a page that are not in the tree."""
+    folders = {posixpath.dirname(name) for name in files}
+    dead = []
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
+        if "://" not in target and path not in files and path.rstrip("/") not in folders:
+            dead.append(target)
+    for command in re.findall(r"python -m milestones ([a-z][\w-]*)", text):
+        module = files["milestones/__main__.py"].partition(f'"{command}": ("')[2].partition('"')[0]
+        if f"milestones/{module.replace('.', '/')}.py" not in files:
+            dead.append(command)
+    return dead
+
+
+def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
+    """Lines of the rung that were cut, and are in sources or tests of the student's tree."""
+    kept = {
+        line.strip() for name, text in tree.items() for line in text.split("\n")
+        if name.startswith(("m", "common/")) and name.endswith(".py")
+    }  # fmt: skip
+    lost = {
+        line.strip()
+        for path in (ROOT / milestone).glob("*.py") for line in path.read_text("utf-8").split("\n")
+    } - kept  # fmt: skip
+    telling = [line for line in lost if len(line) > 40 and not line.startswith(("import", "from"))]
+    others = {n: t for n, t in tree.items() if not n.endswith((".md", ".toml"))}
+    return [f"{n}: {line}" for n, text in others.items() for line in telling if line in text]

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from ..delta import ROOT
@@ -65,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
     try:
         chosen = choose(args.rung, args.exercise, args.root)
         with Runner() as runner:
-            fates = list(fates_of(chosen, runner, args.root))
+            found = fates_of(chosen, runner, args.root)
+            fates = list(found) if args.json else list(_shown(found))
     except (ValueError, RunnerError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -104,7 +104,7 @@ def fates_of(mutants: Iterable[Mutant], runner: Runner, root: Path = ROOT) -> It
         return
     with tempfile.TemporaryDirectory(prefix="ladder-mutants-") as folder:
         tree = copy(root, Path(folder).resolve() / "tree")
-        healthy = {test: _fails(runner, tree, test) for test in {m.killed_by for m in mutants}}
+        healthy = _failing(runner, tree, {mutant.killed_by for mutant in mutants})
         for mutant in mutants:
             if (why := healthy[mutant.killed_by]) is not None:
                 yield Fate(mutant, "red", f"the test fails without the patch: {why}")
@@ -165,10 +165,15 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[str | None]:
                 path.write_bytes(data)
 
 
-def _fails(runner: Runner, tree: Path, test: str) -> str | None:
-    """Why a test does not pass; None where it does."""
-    run = runner.run(tree, [test], seconds=SECONDS)
-    return None if run.passed else _why(run)
+def _failing(runner: Runner, tree: Path, tests: set[str]) -> dict[str, str | None]:
+    """For each test why it does not pass; None where it does. All are run at once."""
+    run = runner.run(tree, sorted(tests), seconds=SECONDS)
+    found: dict[str, str | None] = {}
+    for test in tests:
+        own = tuple(result for result in run.results if result.node.partition("[")[0] == test)
+        part = Run(own, run.error)
+        found[test] = None if part.passed else _why(part)
+    return found
 
 
 def _why(run: Run) -> str:
@@ -184,20 +189,21 @@ def _why(run: Run) -> str:
     return f"{failure.kind}: {words.splitlines()[0]}" if words else failure.kind
 
 
-def _report(fates: list[Fate]) -> None:
+def _shown(fates: Iterable[Fate]) -> Iterator[Fate]:
+    """The same, each in a line as soon as it is known."""
     console = wide_console()
-    if not fates:
-        console.print("there are no mutants")
-        return
-    table = Table("exercise", "mutant", "fate", "s", box=None, pad_edge=False)
     for fate in fates:
         style = "green" if fate.state == "killed" else "bold red"
-        seconds = f"{fate.seconds:.1f}"
-        table.add_row(fate.mutant.exercise, fate.mutant.name, Text(fate.state, style), seconds)
-    console.print(table)
+        line = Text(f"{fate.mutant.exercise:6} ").append(f"{fate.state:9}", style)
+        console.print(line.append(f"{fate.seconds:5.1f} s  {fate.mutant.name}"))
+        yield fate
+
+
+def _report(fates: list[Fate]) -> None:
+    console = wide_console()
     for fate in fates:
         if fate.state != "killed":
             path = f"milestones/{fate.mutant.milestone}/mutants/{fate.mutant.name}.patch"
             console.print(f"{path}: {fate.state}: {fate.words}")
     killed = sum(fate.state == "killed" for fate in fates)
-    console.print(f"{killed} of {len(fates)} killed")
+    console.print(f"{killed} of {len(fates)} killed" if fates else "there are no mutants")

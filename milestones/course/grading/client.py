@@ -76,10 +76,12 @@ class Hall:
 
     def collect(self, tree: Path, tests: Iterable[str]) -> list[str]:
         """The node ids of tests in a tree of the instructor's own."""
+        tests, words = [*tests], ""
         for event in self._events(tree, tests, Limits(), (), collect=True, seconds=300):
             if event["event"] == "collected" and event["status"] == 0:
                 return [str(node) for node in event["nodes"]]
-        raise ValueError(f"{', '.join(tests)}: the tests cannot be collected from the reference")
+            words = str(event.get("words") or event.get("reason") or words)
+        raise ValueError(f"{', '.join(tests)} cannot be collected from the reference:\n{words}")
 
     def examine(
         self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path]

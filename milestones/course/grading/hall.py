@@ -21,7 +21,7 @@ import pytest
 
 from ..server import enter, preload
 from . import integrity
-from .exam import Exam, Examiner
+from .exam import LOG, Exam, Examiner
 from .limits import Limits
 from .sandbox import Box, Isolation, shut_off
 
@@ -110,11 +110,15 @@ def _collect(tree: Path, tests: list[str], emit: Any) -> int:
     """The tests that a tree of the instructor's own has; nothing of a student is in it."""
     enter(tree)
     collector = _Collector()
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}", *tests]
-    status = int(pytest.main(arguments, plugins=[collector]))
-    emit({"event": "collected", "status": status, "nodes": collector.nodes})
+    with tempfile.TemporaryFile() as said:
+        for stream in (1, 2):
+            os.dup2(said.fileno(), stream)
+        arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}", *tests]
+        status = int(pytest.main(arguments, plugins=[collector]))
+        sys.stdout.flush()
+        said.seek(0)
+        words = said.read().decode(errors="replace")[-LOG:]
+    emit({"event": "collected", "status": status, "nodes": collector.nodes, "words": words})
     return 0
 
 

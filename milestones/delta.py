@@ -10,6 +10,9 @@ constants); a file alone stands for all its symbols, an added or removed class f
     "kv_cache.py" = "every running request owns a row of the cache"
     [changed]
     "engine.py:LLMEngine.process" = "many requests move in a step"
+
+A list `tour = ["scheduler.py", ...]` at the top may say what to read first, by file or symbol; what
+it does not name follows as declared.
 """
 
 from __future__ import annotations
@@ -36,22 +39,28 @@ class Delta:
     added: frozenset[str]
     changed: frozenset[str]
     removed: frozenset[str]
-    reasons: dict[str, str]
+    reasons: dict[str, str]  # in reading order
 
 
-def declared(milestone: str) -> Delta:
+def declared(milestone: str, root: Path | None = None) -> Delta:
     """What `milestones/<milestone>/DELTA.toml` says. Raises `ValueError` naming file and entry."""
-    path = ROOT / "milestones" / milestone / "DELTA.toml"
+    path = (root or ROOT) / "milestones" / milestone / "DELTA.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
-    if unknown := table.keys() - {"below", *KINDS}:
+    if unknown := table.keys() - {"below", "tour", *KINDS}:
         raise ValueError(f"{path}: unknown tables {sorted(unknown)}")
     reasons = {symbol: reason for kind in KINDS for symbol, reason in table.get(kind, {}).items()}
     for symbol, reason in reasons.items():
         if not isinstance(reason, str) or not reason.strip() or "\n" in reason:
             raise ValueError(f"{path}: {symbol} needs a reason of one line")
+    tour = table.get("tour", [])
+    for place in tour:
+        if not any(covers(place, symbol) for symbol in reasons):
+            raise ValueError(f"{path}: tour names {place!r}, which is not declared")
+    first = [symbol for place in tour for symbol in reasons if covers(place, symbol)]
+    reasons = {symbol: reasons[symbol] for symbol in [*first, *reasons]}
     return Delta(
         below=table["below"],
         added=frozenset(table.get("added", {})),
@@ -92,6 +101,11 @@ def problems(says: Delta, real: Delta) -> list[str]:
     touched = {symbol.split(":")[0] for symbol in real.added | real.changed | real.removed}
     lines += [f"{name} is declared as changed, and is not" for name in whole_files - touched]
     return lines
+
+
+def covers(entry: str, symbol: str) -> bool:
+    """Whether an entry (a file, a class, a symbol) stands for a symbol."""
+    return symbol == entry or symbol.startswith((f"{entry}:", f"{entry}."))
 
 
 def files(folder: Path) -> dict[str, Path]:

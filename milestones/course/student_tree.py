@@ -21,7 +21,10 @@ from .record import Exercise, load, milestones
 from .student_tests import chosen_tests
 
 COMMANDS = ("check", "diff", "doctor", "gpu_check", "hint", "list", "reset")
-AS_THEY_ARE = ("LICENSE", "requirements.txt", "constraints.txt")
+AS_THEY_ARE = (
+    "LICENSE", "requirements.txt", "constraints.txt",
+    "milestones/course/lesson.css", "milestones/course/lesson.html",
+)  # fmt: skip
 LEFT_OUT = re.compile(r"(__pycache__|\.\w+_cache|mutants|\.DS_Store)(/|$)|\.pyc$")
 
 Files = dict[str, bytes]

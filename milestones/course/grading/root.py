@@ -1,0 +1,112 @@
+"""A root of its own for a process in a mount namespace: the system, Python, one tree, a `/tmp`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 4096, 16384, 1 << 18, 1 << 21
+MNT_DETACH = 2
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SETTINGS = ("passwd", "group", "ld.so.cache", "localtime", "nsswitch.conf")
+MACHINE = ("cpuinfo", "meminfo")
+
+
+def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
+    """Make a root that holds what is needed and nothing else; `OSError` where that may not be."""
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    root = Path(tempfile.mkdtemp(prefix="root", dir=tree.parent))
+    _tmpfs(root, 16 << 20, "755")
+    for name, size in (("tmp", disk), ("dev/shm", 64 << 20)):
+        (root / name).mkdir(parents=True)
+        _tmpfs(root / name, size, "1777")
+    kept = [path for path in _kept() if not any(path in h.parents or path == h for h in hidden)]
+    around = [path for path in _kept() if path not in kept]
+    for path in around:  # what must not be seen lies within
+        _bind(path, root)
+    for path in hidden:
+        if (root / path.relative_to("/")).is_dir():
+            _tmpfs(root / path.relative_to("/"), 1 << 20, "755")
+    for path in kept:
+        _bind(path, root)
+    for name in DEVICES:
+        _bind(Path("/dev", name), root, writable=True)
+    (root / "etc").mkdir(exist_ok=True)
+    for name in SETTINGS:
+        if Path("/etc", name).is_file():
+            shutil.copyfile(Path("/etc", name), root / "etc" / name)
+    _proc(root)
+    (root / "tmp/home").mkdir()
+    _bind(tree, root)
+    os.chdir(root)
+    if libc().pivot_root(b".", b"."):
+        raise OSError(ctypes.get_errno(), "pivot_root")
+    libc().umount2(b".", MNT_DETACH)
+    os.chdir("/")
+    _mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def _kept() -> list[Path]:
+    """The system's files and Python's, outermost first."""
+    paths = {Path(path) for path in (*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    paths |= {Path(sys.executable).resolve().parent.parent}
+    paths |= {Path(path) for path in sys.path if "site-packages" in path or "python" in path}
+    kept: list[Path] = []
+    for path in sorted((path for path in paths if path.exists() and path != Path("/")), key=str):
+        if path.is_symlink() or not any(other in path.parents for other in kept):
+            kept.append(path)
+    return kept
+
+
+def _bind(path: Path, root: Path, *, writable: bool = False) -> None:
+    target = root / path.relative_to("/")
+    if path.is_symlink():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(os.readlink(path))
+        return
+    if path.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    _mount(str(path), str(target), None, MS_BIND | MS_REC)
+    if not writable:
+        flags = os.statvfs(path).f_flag
+        kept = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # may not be taken away
+        kept |= MS_RELATIME if flags & 4096 else 0
+        _mount(None, str(target), None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def _proc(root: Path) -> None:
+    """A /proc of the new namespace; where that may not be, what says how large the machine is."""
+    (root / "proc").mkdir()
+    try:
+        _mount("proc", str(root / "proc"), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    except OSError:
+        for name in MACHINE:
+            shutil.copyfile(Path("/proc", name), root / "proc" / name)
+
+
+def _tmpfs(path: Path, size: int, mode: str) -> None:
+    _mount("tmpfs", str(path), "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode={mode}")
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
+    texts = (None if text is None else text.encode() for text in (source, target, kind, data))
+    a, b, c, d = texts
+    if libc().mount(a, b, c, ctypes.c_ulong(flags), d):
+        error = ctypes.get_errno()
+        raise OSError(error, f"mount {target}: {os.strerror(error)}")
+
+
+def libc() -> ctypes.CDLL:
+    """The C library, which has what Python's `os` has only from 3.12 on."""
+    return ctypes.CDLL(None, use_errno=True)

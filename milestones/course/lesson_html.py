@@ -1,0 +1,171 @@
+"""A lesson as one HTML file that fetches nothing and reads well without its few lines of script.
+
+Code is coloured here, not in the browser. On a wide screen both rungs stand side by side, on a
+narrow one the old lines come before the new ones: the same elements, laid out by `lesson.css`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from pygments.lexers.python import PythonLexer
+from pygments.token import Token
+
+from .align import ALIKE, aligned, likeness, words
+from .lesson import Block, Lesson, Line, Part, Stop
+
+HERE = Path(__file__).resolve().parent
+COLOURS = (  # the first that a token is in
+    (Token.Literal.String.Doc, "s"),
+    (Token.Literal.String.Interpol, "i"),
+    (Token.Literal.String, "s"),
+    (Token.Comment, "c"),
+    (Token.Keyword, "k"),
+    (Token.Operator.Word, "k"),
+    (Token.Literal.Number, "n"),
+    (Token.Name.Function, "f"),
+    (Token.Name.Class, "f"),
+    (Token.Name.Decorator, "d"),
+    (Token.Name.Builtin, "b"),
+    (Token.Name.Exception, "b"),
+)
+Coloured = dict[int, list[tuple[str, str]]]  # line number -> class ("" for none) and text
+
+
+def page(lesson: Lesson) -> str:
+    """The whole page."""
+    stops = "".join(_stop(stop, number) for number, stop in enumerate(lesson.stops, start=1))
+    return (
+        (HERE / "lesson.html")
+        .read_text(encoding="utf-8")
+        .replace("{{css}}", (HERE / "lesson.css").read_text(encoding="utf-8"))
+        .replace("{{below}}", escape(lesson.below))
+        .replace("{{above}}", escape(lesson.above))
+        .replace("{{stops}}", str(len(lesson.stops)))
+        .replace("{{tour}}", _tour(lesson.stops))
+        .replace("{{body}}", stops)
+    )
+
+
+def anchor(symbol: str) -> str:
+    """The id of a symbol's section: "scheduler.py:Scheduler.schedule" as it is, but for signs."""
+    return re.sub(r"[^\w.:-]", "", symbol)
+
+
+def _tour(stops: list[Stop]) -> str:
+    items = []
+    for stop in stops:
+        file, _, name = stop.entry.partition(":")
+        name = escape(name).replace(".", ".<wbr>") or "the whole file"
+        items.append(
+            f'<li class="{stop.kind}"><a href="#{anchor(stop.entry)}">'
+            f"<small>{escape(file)}</small> {name}</a></li>"
+        )
+    return "".join(items)
+
+
+def _stop(stop: Stop, number: int) -> str:
+    file, _, name = stop.entry.partition(":")
+    title = f"<code>{escape(file)}</code>" + (f" <code>{escape(name)}</code>" if name else "")
+    parts = "".join(_part(part, stop.entry) for part in stop.parts)
+    return (
+        f'<details open class="stop" id="{anchor(stop.entry)}"><summary><h2>{number}. {title} '
+        f'<b class="{stop.kind}">{stop.kind}</b> <a href="#{anchor(stop.entry)}">#</a></h2>'
+        f"<p>{escape(stop.reason)}</p></summary>{parts}</details>\n"
+    )
+
+
+def _part(part: Part, entry: str) -> str:
+    heading = ""
+    if part.symbol != entry or part.moved:
+        words = f"unchanged; also {part.moved}" if part.moved else part.kind
+        place = "" if part.symbol == entry else f' id="{anchor(part.symbol)}"'
+        heading = f"<h3{place}><code>{escape(part.symbol)}</code> {escape(words)}</h3>"
+    old = _coloured([line for block in part.blocks for line in block.old])
+    new = _coloured([line for block in part.blocks for line in block.new])
+    body = "".join(_block(block, old, new) for block in part.blocks)
+    one_sided = "" if part.kind == "changed" else " one"
+    return f'{heading}<div class="code{one_sided}">{body}</div>' if body else heading
+
+
+def _block(block: Block, old: Coloured, new: Coloured) -> str:
+    if block.kind != "change":
+        rows = "".join(
+            _cell("old same", row, a, old[a.number]) + _cell("new same", row, b, new[b.number])
+            for row, (a, b) in enumerate(zip(block.old, block.new, strict=True), start=1)
+        )
+        grid = f'<div class="block">{rows}</div>'
+        if block.kind == "same":
+            return grid
+        return f"<details><summary>{len(block.new)} unchanged lines</summary>{grid}</details>"
+    gone, come = [], []
+    for row, (a, b) in enumerate(aligned(block.old, block.new), start=1):
+        marks = _changed_columns(a.text, b.text) if a and b else ([], [])
+        gone += [_cell("old gone", row, a, _cut(old[a.number], marks[0]))] if a else []
+        come += [_cell("new come", row, b, _cut(new[b.number], marks[1]))] if b else []
+    return f'<div class="block">{"".join(gone + come)}</div>'
+
+
+def _cell(kind: str, row: int, line: Line, pieces: list[tuple[str, str]]) -> str:
+    text = "".join(f'<i class="{c}">{escape(t)}</i>' if c else escape(t) for c, t in pieces)
+    indent = len(line.text) - len(line.text.lstrip())
+    style = f"--row:{row};--in:{indent}"
+    return f'<div class="{kind}" style="{style}" data-n="{line.number}">{text}\n</div>'
+
+
+def _coloured(lines: list[Line]) -> Coloured:
+    """The pieces of each line; highlighted together, so that a docstring is one."""
+    pieces: list[list[tuple[str, str]]] = [[]]
+    source = "\n".join(line.text for line in lines)
+    for token, text in PythonLexer(stripnl=False, ensurenl=False).get_tokens(source):
+        kind = next((name for of, name in COLOURS if token in of), "")
+        first, *others = text.split("\n")
+        pieces[-1].append((kind, first))
+        pieces += [[(kind, other)] for other in others]
+    return {line.number: found for line, found in zip(lines, pieces, strict=False)}
+
+
+Columns = list[tuple[int, int]]
+
+
+def _changed_columns(old: str, new: str) -> tuple[Columns, Columns]:
+    """Where two lines that are alike differ; nothing where they are not."""
+    if likeness(old, new) < ALIKE:
+        return [], []
+    before, after = words(old), words(new)
+    codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    changed = [code[1:] for code in codes if code[0] != "equal"]
+    return (
+        [_columns(before, i, j) for i, j, _, _ in changed],
+        [_columns(after, i, j) for _, _, i, j in changed],
+    )
+
+
+def _columns(words: list[str], first: int, end: int) -> tuple[int, int]:
+    start = len("".join(words[:first]))
+    return start, start + len("".join(words[first:end]))
+
+
+def _cut(pieces: list[tuple[str, str]], marks: Columns) -> list[tuple[str, str]]:
+    """The pieces of a line, those in marked columns with the class `w` too."""
+    if not marks:
+        return pieces
+    edges = sorted({edge for mark in marks for edge in mark})
+    cut: list[tuple[str, str]] = []
+    for start, kind, text in _placed(pieces):
+        inner = [edge - start for edge in edges if start < edge < start + len(text)]
+        for i, j in zip([0, *inner], [*inner, len(text)], strict=True):
+            marked = any(a <= start + i < b for a, b in marks)
+            cut.append((f"{kind} w".strip() if marked else kind, text[i:j]))
+    return cut
+
+
+def _placed(pieces: list[tuple[str, str]]) -> Iterator[tuple[int, str, str]]:
+    start = 0
+    for kind, text in pieces:
+        yield start, kind, text
+        start += len(text)

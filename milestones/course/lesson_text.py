@@ -1,0 +1,160 @@
+"""A lesson in the terminal: unified or side by side, coloured where a person reads.
+
+Plain and unified, it is a diff like any other, with each reason in a line that begins with #.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from rich.console import Console, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from .align import aligned
+from .lesson import Block, Lesson, Line, Part, Stop
+
+THEME = "ansi_dark"  # the terminal's own colours, whatever its background
+STYLES = {"-": "on #4b1f24", "+": "on #16391f", " ": ""}
+MIN_COLUMN = 40  # characters; narrower columns cannot be read
+
+
+def plain(lesson: Lesson) -> Iterator[str]:
+    """The lines of a unified diff, reasons as comments."""
+    for stop in lesson.stops:
+        yield f"# {stop.entry} ({stop.kind}): {stop.reason}"
+        for part in stop.parts:
+            if part.moved:
+                yield f"# {part.symbol}: {_moved(part)}"
+                continue
+            yield f"--- {lesson.below + '/' + part.file if part.kind != 'added' else '/dev/null'}"
+            yield f"+++ {lesson.above + '/' + part.file if part.kind != 'removed' else '/dev/null'}"
+            for hunk in hunks(part):
+                old = [line for block in hunk for line in block.old]
+                new = [line for block in hunk for line in block.new]
+                name = part.symbol.partition(":")[2]
+                yield f"@@ -{_span(old)} +{_span(new)} @@ {name}".rstrip()
+                for mark, line in _marked(hunk):
+                    yield f"{mark}{line.text}"
+        yield ""
+
+
+def plain_columns(lesson: Lesson, width: int) -> Iterator[str]:
+    """The same in two columns, for a width in characters; long lines are cut."""
+    column = max(MIN_COLUMN, (width - 3) // 2)
+    for stop in lesson.stops:
+        yield f"# {stop.entry} ({stop.kind}): {stop.reason}"
+        for part in stop.parts:
+            yield f"# {part.symbol}: {_moved(part)}" if part.moved else f"# {part.symbol}"
+            for hunk in hunks(part):
+                for mark, old, new in _pairs(hunk):
+                    left = (old.text if old else "")[:column]
+                    right = (new.text if new else "")[:column]
+                    yield f"{left:<{column}} {mark} {right}".rstrip()
+                yield ""
+
+
+def show(lesson: Lesson, console: Console, *, columns: bool) -> None:
+    """The tour with colours, each stop under its number, symbol and reason."""
+    for number, stop in enumerate(lesson.stops, start=1):
+        console.rule(style="dim")
+        console.print(_heading(stop, number, len(lesson.stops)))
+        for part in stop.parts:
+            if part.symbol != stop.entry or part.moved:
+                words = f" {_moved(part)}" if part.moved else f" ({part.kind})"
+                console.print(Text(part.symbol, "bold").append(words, "dim"))
+            for hunk in hunks(part):
+                console.print(_columns(hunk) if columns else _unified(hunk))
+        console.print()
+
+
+def hunks(part: Part) -> Iterator[list[Block]]:
+    """Runs of blocks between folds."""
+    for folded, run in groupby(part.blocks, lambda block: block.kind == "fold"):
+        if not folded:
+            yield list(run)
+
+
+def _heading(stop: Stop, number: int, total: int) -> Text:
+    file, _, name = stop.entry.partition(":")
+    text = Text(f"{number}/{total}  ", "dim").append(file, "cyan")
+    if name:
+        text.append(" · ", "dim").append(name, "bold cyan")
+    style = {"added": "green", "removed": "red", "changed": "yellow"}[stop.kind]
+    return text.append(f"  {stop.kind}", style).append(f"\n{stop.reason}", "italic")
+
+
+def _unified(hunk: list[Block]) -> RenderableType:
+    """One hunk, a row a line: both numbers, the mark, the code."""
+    code = _highlighters(hunk)
+    table = Table.grid(padding=(0, 1, 0, 0), expand=True)
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(ratio=1)
+    for mark, line in _marked(hunk):
+        text = code[mark](line)
+        number = Text(str(line.number), "dim red" if mark == "-" else "dim")
+        table.add_row(number, Text(mark + " ").append_text(text), style=STYLES[mark])
+    return table
+
+
+def _columns(hunk: list[Block]) -> RenderableType:
+    code = _highlighters(hunk)
+    table = Table.grid(padding=(0, 1, 0, 0), expand=True)
+    for _ in range(2):
+        table.add_column(justify="right", style="dim", no_wrap=True)
+        table.add_column(ratio=1)
+    for mark, old, new in _pairs(hunk):
+        cells: list[RenderableType] = []
+        for sign, line in (("-", old), ("+", new)):
+            number = str(line.number) if line else ""
+            text = code[sign](line) if line else Text()
+            if line and mark != " ":
+                text.stylize(STYLES[sign])
+            cells += [number, text]
+        table.add_row(*cells)
+    return table
+
+
+def _highlighters(hunk: list[Block]) -> dict[str, Callable[[Line], Text]]:
+    """For each side, a line's text with the colours that it has among its neighbours."""
+    sides = {}
+    for mark, lines in (
+        ("-", [line for block in hunk for line in block.old]),
+        ("+", [line for block in hunk for line in block.new]),
+    ):
+        syntax = Syntax("", "python", theme=THEME, background_color="default")
+        coloured = syntax.highlight("\n".join(line.text for line in lines)).split("\n")
+        sides[mark] = {line.number: text for line, text in zip(lines, coloured, strict=False)}
+
+    def of(mark: str) -> Callable[[Line], Text]:
+        return lambda line: sides[mark].get(line.number, Text(line.text)).copy()
+
+    return {"-": of("-"), "+": of("+"), " ": of("+")}
+
+
+def _marked(hunk: list[Block]) -> Iterator[tuple[str, Line]]:
+    for block in hunk:
+        if block.kind == "change":
+            yield from (("-", line) for line in block.old)
+            yield from (("+", line) for line in block.new)
+        else:
+            yield from ((" ", line) for line in block.new)
+
+
+def _pairs(hunk: list[Block]) -> Iterator[tuple[str, Line | None, Line | None]]:
+    for block in hunk:
+        if block.kind != "change":
+            yield from ((" ", old, new) for old, new in zip(block.old, block.new, strict=True))
+            continue
+        for left, right in aligned(block.old, block.new):
+            yield "|" if left and right else "<" if left else ">", left, right
+
+
+def _moved(part: Part) -> str:
+    return f"unchanged, {'moved from' if part.kind == 'added' else 'now at'} {part.moved}"
+
+
+def _span(lines: list[Line]) -> str:
+    return f"{lines[0].number},{len(lines)}" if lines else "0,0"

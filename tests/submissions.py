@@ -1,0 +1,40 @@
+"""Submissions to the small course of `mini_course`, and how they are graded."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from milestones.course import grade
+from milestones.course.student_tree import student_files
+from tests import mini_course
+
+SECONDS = "5"  # for a test that hangs; the others take a fraction of one
+SOURCE = "m2_mini/shelf.py"
+
+
+def make_course(root: Path) -> Path:
+    """Of the small course the first exercise."""
+    mini_course.make(root)
+    first = mini_course.RECORD.split("[[exercise]]")[1]
+    (root / "milestones/m2_mini/exercises.toml").write_text(f"[[exercise]]{first}")
+    return root
+
+
+def skeleton_of(course: Path) -> str:
+    """The file that a student is given."""
+    return student_files("m2_mini", course)[0][SOURCE].decode()
+
+
+def hand_in(folder: Path, text: str) -> Path:
+    (folder / SOURCE).parent.mkdir(parents=True)
+    (folder / SOURCE).write_text(text)
+    return folder
+
+
+def arguments(course: Path, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    grade.add_arguments(parser)
+    args = parser.parse_args(["--milestone", "m2", "--seconds", SECONDS, *words])
+    args.root, args.bare = course, True  # no torch is needed here
+    return args

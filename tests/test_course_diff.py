@@ -1,0 +1,278 @@
+"""`python -m milestones diff`: everything that differs is in the tour once, beside its reason."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from milestones import delta
+from milestones.course import diff, lesson_text
+from milestones.course.lesson import UNDECLARED, Lesson, choose, lesson
+from milestones.course.lesson_html import page
+from milestones.course.outline import outline
+from tests.conftest import MILESTONES, ROOT
+
+PAIRS = list(pairwise(MILESTONES))
+OLD = '''"""A shelf."""
+
+import os
+
+
+def first() -> int:
+    return 1
+
+
+class Shelf:
+    """Keeps things."""
+
+    room = 3
+
+    def put(self, item: int) -> int:
+        a = 1
+        b = 2
+        c = 3
+        d = 4
+        e = 5
+        f = 6
+        g = 7
+        h = 8
+        i = 9
+        return item
+
+    def gone(self) -> None: ...
+
+    def stays(self) -> None: ...
+
+
+def last() -> int:
+    return 2
+'''
+MORE = "# Why there is more.\n@cached\ndef more() -> int:\n    return 3\n\n\n"
+NEW = (
+    OLD.replace("return item", "return item + 1")
+    .replace("    def gone(self) -> None: ...\n\n", "")
+    .replace("def last()", f"{MORE}def last()")
+)
+DELTA = """below = "m1_mini"
+[added]
+"shelf.py:more" = "there is more"
+[changed]
+"shelf.py:Shelf.put" = "one is added"
+[removed]
+"shelf.py:Shelf.gone" = "nobody <calls> it"
+"""
+
+
+def ladder(root: Path, new: str = NEW, declared: str = DELTA) -> Path:
+    """Two rungs of a file each."""
+    for name, text in (
+        ("m1_mini/shelf.py", OLD), ("m2_mini/shelf.py", new),
+        ("milestones/m2_mini/DELTA.toml", declared),
+    ):  # fmt: skip
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text(text)
+    return root
+
+
+def run(root: Path, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    diff.add_arguments(parser)
+    args = parser.parse_args(arguments)
+    args.root = root
+    return diff.main(args)
+
+
+def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
+    for path in (ROOT / milestone).glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        numbers = [x.number for part in outline(text).values() for x in part if x.text.strip()]
+        lines = text.splitlines()
+        assert sorted(numbers) == [n for n, x in enumerate(lines, start=1) if x.strip()], path
+
+
+@pytest.mark.parametrize(("below", "above"), PAIRS)
+def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) -> None:
+    """Old files, less what the tour takes out, plus what it puts in, are the new files."""
+    tour = lesson(below, above)
+    assert not [stop.entry for stop in tour.stops if stop.reason == UNDECLARED]
+    assert [stop.entry for stop in tour.stops] == list(delta.declared(above).reasons)
+    gone, come = (lines_of(tour, side, rung) for side, rung in (("old", below), ("new", above)))
+    before, after = (all_lines(ROOT / rung) for rung in (below, above))
+    assert not gone - before and before - gone + come == after
+
+
+def all_lines(folder: Path) -> Counter[str]:
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")]
+    return Counter(line for text in texts for line in text.splitlines() if line.strip())
+
+
+def lines_of(tour: Lesson, side: str, rung: str) -> Counter[str]:
+    """The changed lines of one side, and those that have moved."""
+    found: Counter[str] = Counter()
+    kind = "removed" if side == "old" else "added"
+    for part in (part for stop in tour.stops for part in stop.parts):
+        lines = [x for b in part.blocks if b.kind == "change" for x in getattr(b, side)]
+        if part.moved and part.kind == kind:
+            symbol = part.symbol.partition(":")[2]
+            lines += outline((ROOT / rung / part.file).read_text(encoding="utf-8"))[symbol]
+        found.update(line.text for line in lines if line.text.strip())
+    return found
+
+
+def test_what_is_shown_of_a_small_ladder(tmp_path: Path) -> None:
+    tour = lesson("m1", "m2_mini", ladder(tmp_path))
+    assert [(stop.entry, stop.kind, stop.reason) for stop in tour.stops] == [
+        ("shelf.py:more", "added", "there is more"),
+        ("shelf.py:Shelf.put", "changed", "one is added"),
+        ("shelf.py:Shelf.gone", "removed", "nobody <calls> it"),
+    ]
+    more, put, _ = (stop.parts[0].blocks for stop in tour.stops)
+    assert [line.text for line in more[0].new][:2] == ["# Why there is more.", "@cached"]
+    assert [(b.kind, len(b.old), len(b.new)) for b in put] == [
+        ("fold", 7, 7), ("same", 3, 3), ("change", 1, 1),
+    ]  # fmt: skip
+    assert "shelf.py:last" in tour.untouched, "moved down by what stands above it: not shown"
+
+
+def test_what_moved_to_another_file_is_named_and_not_shown(tmp_path: Path) -> None:
+    new = OLD.replace("def first() -> int:\n    return 1\n\n\n", "")
+    moved = "[added]\n'other.py' = 'first'\n[removed]\n'shelf.py:first' = 'it has a file'\n"
+    root = ladder(tmp_path, new, 'below = "m1_mini"\n' + moved)
+    (root / "m2_mini/other.py").write_text("def first() -> int:\n    return 1\n")
+    added, removed = (stop.parts[0] for stop in lesson("m1", "m2", root).stops)
+    assert (added.symbol, added.moved, added.blocks) == ("other.py:first", "shelf.py:first", [])
+    assert (removed.moved, removed.blocks) == ("other.py:first", [])
+
+
+def test_a_comment_that_differs_is_not_hidden(tmp_path: Path) -> None:
+    tour = lesson("m1", "m2", ladder(tmp_path, NEW.replace("a = 1", "a = 1").replace(
+        "def first() -> int:\n", "def first() -> int:\n    # one\n")))  # fmt: skip
+    assert [s.entry for s in tour.stops if s.reason == UNDECLARED] == ["shelf.py:first"]
+
+
+def test_a_tour_says_what_comes_first(tmp_path: Path) -> None:
+    root = ladder(tmp_path, declared='tour = ["shelf.py:Shelf.put"]\n' + DELTA)
+    assert lesson("m1", "m2", root).stops[0].entry == "shelf.py:Shelf.put"
+    path = root / "milestones/m2_mini/DELTA.toml"
+    path.write_text('tour = ["shelf.py:Shelf.putt"]\n' + DELTA)
+    with pytest.raises(ValueError, match="tour names 'shelf.py:Shelf.putt'"):
+        lesson("m1", "m2", root)
+
+
+def test_a_lesson_of_two_steps_has_the_reasons_of_both() -> None:
+    tour = lesson("m2", "m4")
+    assert {stop.rung for stop in tour.stops} == {"m3_paged", "m4_radix"}
+    assert not [stop.entry for stop in tour.stops if stop.reason == UNDECLARED]
+
+
+def test_plain_output_is_a_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ladder(tmp_path), "m1", "m2", "--symbol", "put") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "# shelf.py:Shelf.put (changed): one is added",
+        "--- m1_mini/shelf.py",
+        "+++ m2_mini/shelf.py",
+        "@@ -22,4 +22,4 @@ Shelf.put",
+        "         g = 7", "         h = 8", "         i = 9",
+        "-        return item",
+        "+        return item + 1",
+        "",
+    ]  # fmt: skip
+
+
+def test_two_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ladder(tmp_path), "m1", "m2", "--symbol", "Shelf.put", "--side-by-side") == 0
+    assert re.search(r"        return item +\|         return item \+ 1\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_person_sees_numbers_reasons_and_code(tmp_path: Path, columns: bool) -> None:
+    console = Console(
+        record=True, width=120, force_terminal=True, file=(tmp_path / "out").open("w")
+    )
+    lesson_text.show(lesson("m1", "m2", ladder(tmp_path / "x")), console, columns=columns)
+    text = console.export_text()
+    assert "2/3  shelf.py · Shelf.put  changed" in text and "one is added" in text
+    assert text.count("return item + 1") == 1 and "a = 1" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("m1", "m9"), "there is no rung 'm9'; there are m1_mini, m2_mini"),
+        (("m2", "m1"), "m2_mini is not below m1_mini"),
+        (("m1", "m2", "--symbol", "Shelf.pud"), "near: shelf.py:Shelf.put"),
+        (("m1", "m2", "--symbol", "stays"), "shelf.py:Shelf.stays is the same in m1_mini and"),
+    ],
+)
+def test_refusals_say_what_there_is(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(ladder(tmp_path), *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_or_class_chooses_its_symbols() -> None:
+    whole = lesson("m2", "m3")
+    chosen = choose(whole, "kv_pool.py")
+    assert {part.file for stop in chosen.stops for part in stop.parts} == {"kv_pool.py"}
+    assert [stop.entry for stop in choose(whole, "PageTable").stops] == ["kv_cache.py:PageTable"]
+
+
+def test_json_is_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ladder(tmp_path), "m1", "m2", "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["stops"][0]["entry"] == "shelf.py:more"
+
+
+class Page(HTMLParser):
+    """Ids, links, open elements and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.links += [v or "" for k, v in attrs if k in ("href", "src")]
+        if tag not in ("meta", "wbr", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize(("below", "above"), PAIRS)
+def test_the_page_stands_alone_and_its_anchors_lead_somewhere(below: str, above: str) -> None:
+    tour = lesson(below, above)
+    text = page(tour)
+    found = Page(text)
+    assert not found.open and "url(" not in text and "@import" not in text
+    assert all(link.startswith("#") for link in found.links), "a resource from elsewhere"
+    assert {link[1:] for link in found.links} <= set(found.ids)
+    assert len(found.ids) == len(set(found.ids)), "an id twice"
+    assert all(stop.reason in found.text for stop in tour.stops)
+
+
+def test_the_page_shows_the_code_as_it_is(tmp_path: Path) -> None:
+    """Colours and marks of changed words lose no character, and what is code is not markup."""
+    new = NEW.replace("return item + 1", 'return item + f"<b>{item}</b> & \\n"')
+    tour: Lesson = lesson("m1", "m2", ladder(tmp_path, new))
+    found = Page(page(tour))
+    assert '        return item + f"<b>{item}</b> & \\n"\n' in found.text
+    assert "nobody <calls> it" in found.text

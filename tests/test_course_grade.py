@@ -1,0 +1,148 @@
+"""`python -m milestones grade`: who cheats or misbehaves earns nothing, and disturbs nobody."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from milestones.course import grade
+from milestones.course.grading import gate
+from tests import hostile
+from tests.mini_course import SHELF
+from tests.submissions import arguments, hand_in, make_course, skeleton_of
+
+HONEST = "zoe"
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_course(tmp_path_factory.mktemp("course"))
+
+
+@pytest.fixture(scope="module")
+def skeleton(course: Path) -> str:
+    return skeleton_of(course)
+
+
+class Listener(threading.Thread):
+    """A port of this machine, and whether anybody came."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.heard: list[bytes] = []
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.heard.append(self.socket.accept()[0].recv(100))
+            except OSError:
+                return
+
+
+class Hostile:
+    """All hostile submissions and an honest one, graded side by side."""
+
+    def __init__(self, course: Path, skeleton: str, folder: Path, *words: str) -> None:
+        self.outside = folder / "outside"
+        self.outside.mkdir()
+        self.outside.chmod(0o777)
+        listener = Listener()
+        names = {
+            "REFERENCE": repr(str(course)), "OUTSIDE": repr(str(self.outside / "file")),
+            "PORT": str(listener.port),
+        }  # fmt: skip
+        given = "\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
+        self.sources = {
+            name.lower(): skeleton + given + text for name, text in vars(hostile).items()
+            if name.isupper()
+        }  # fmt: skip
+        self.before = snapshot(course)
+        folders = [hand_in(folder / name, text) for name, text in self.sources.items()]
+        folders.append(hand_in(folder / HONEST, SHELF))
+        sheets = grade.grade(arguments(course, *map(str, folders), *words))
+        self.sheets = {sheet.name: sheet for sheet in sheets}
+        listener.socket.close()
+        self.heard = listener.heard
+        self.after = snapshot(course)
+        self.missing = " ".join(self.sheets[HONEST].not_run)
+
+    def failures(self, name: str) -> str:
+        results = [r for mark in self.sheets[name].marks for r in mark.results]
+        return " ".join(f"{r.failure.kind} {r.failure.message}" for r in results if r.failure)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def exam(course: Path, skeleton: str, tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    return Hostile(course, skeleton, tmp_path_factory.mktemp("hostile"), "--jobs", "4")
+
+
+EARNS = {"hang": 5.0}  # the others nothing
+NAMES = [name.lower() for name in vars(hostile) if name.isupper()]
+
+
+def test_they_pass_the_gate(exam: Hostile, skeleton: str) -> None:
+    """What is tested below is what comes behind it."""
+    assert {n: why for n, t in exam.sources.items() if (why := gate.problems(t, skeleton))} == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_submission_earns_nothing(name: str, exam: Hostile) -> None:
+    sheet = exam.sheets[name]
+    if name == "read" and "the reference among them" in exam.missing:
+        return  # it may have found it; what must hold is that the report says so
+    assert sheet.points == EARNS.get(name, 0.0), [
+        (r.node, r.outcome, r.failure and r.failure.message) for m in sheet.marks for r in m.results
+    ]
+    assert [len(mark.results) for mark in sheet.marks] == [2], "a test without a result"
+
+
+def test_the_honest_one_beside_them_is_not_disturbed(exam: Hostile) -> None:
+    assert exam.sheets[HONEST].points == exam.sheets[HONEST].possible == 10
+    assert exam.after == exam.before, "the course was written to"
+
+
+def test_a_hang_costs_its_own_test_and_shows_where(exam: Hostile) -> None:
+    first, second = exam.sheets["hang"].marks[0].results
+    assert (first.outcome, second.outcome) == ("passed", "timeout")
+    assert second.failure is not None and "shelf.py" in second.failure.trace
+    assert "in put" in second.failure.trace, "the stack does not say where it hung"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("leave", "ended before the test did (exit status 0)"),
+        ("crash", "(signal 11)"),
+        ("stop", "SystemExit"),
+        ("memory", "MemoryError"),
+        ("claim", "somebody else spoke for the test's process"),
+        ("runner", "TestReport.from_item_and_call has been replaced"),
+        ("builtins", "builtins.AssertionError has been replaced"),
+        ("code", "pytest.raises has been replaced"),
+        ("plugin", "a plugin has been registered"),
+        ("disk", "File too large"),
+    ],
+)
+def test_the_report_says_what_happened(name: str, words: str, exam: Hostile) -> None:
+    assert words in exam.failures(name)
+
+
+@pytest.mark.parametrize("name", ["runner", "builtins", "code", "plugin"])
+def test_who_reaches_for_the_judge_is_shown_to_a_person(name: str, exam: Hostile) -> None:
+    assert exam.sheets[name].suspect and not exam.sheets[HONEST].suspect
+
+
+def test_nothing_gets_out_or_it_is_said(exam: Hostile) -> None:
+    """Where the kernel does not shut a process off, the report says so for each submission."""
+    assert not list(exam.outside.iterdir()) or "other files" in exam.missing
+    assert not exam.heard or "the network" in exam.missing

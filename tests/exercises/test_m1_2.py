@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from common import Request
 from common.sampler import SampledToken
@@ -118,11 +117,3 @@ def test_a_request_that_has_lost_its_cache_computes_it_again(fed: list[int]) -> 
     got = first + generate(runner, request, 3)
     assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 6), got)
     assert fed == [5, 1, 1, 8, 1, 1], f"5 + 3 tokens at once, then one a step: fed {fed}"
-
-
-def test_no_gradients_are_recorded() -> None:
-    """A graph for backward would keep the activations of every step."""
-    runner = make_runner()
-    output = runner.run(ScheduleBatch([request := make_request("A", PROMPT)], [5]))
-    keys = runner.past_key_values[request].layers[0].keys  # type: ignore[attr-defined]
-    assert not keys.requires_grad and output.token_ids.dtype == torch.int64

@@ -1,0 +1,81 @@
+"""A small SVG canvas for the handouts' pictures: light and dark, in colours that all can tell
+apart (Okabe and Ito, 2008), on a background of its own."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00")
+STYLE = (
+    "text{font:11px system-ui,sans-serif;fill:#24292f}.t{font-size:14px;font-weight:600}"
+    ".p{fill:#fff}line{stroke:#d0d7de}.l{fill-opacity:.3}.m{stroke:#24292f;stroke-width:1.5}"
+    + "".join(f".c{i}{{fill:{color}}}" for i, color in enumerate(COLORS))
+    + "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.p{fill:#0d1117}"
+    "line{stroke:#30363d}.m{stroke:#e6edf3}}"
+)
+
+
+class Drawing:
+    """Shapes in drawing order; `text()` is the file."""
+
+    def __init__(self, width: float, height: float, title: str) -> None:
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+            f'role="img"><title>{escape(title)}</title><style>{STYLE}</style>',
+            f'<rect class="p" width="{width:g}" height="{height:g}"/>',
+            f'<text class="t" x="12" y="20">{escape(title)}</text>',
+        ]
+
+    def rect(
+        self, x: float, y: float, width: float, height: float, color: int, *, light: bool = False
+    ) -> None:
+        """A filled rectangle; light: the pale form of its colour."""
+        self.parts.append(
+            f'<rect class="c{color % len(COLORS)}{" l" * light}" x="{x:g}" y="{y:.4g}" '
+            f'width="{width:g}" height="{height:.4g}"/>'
+        )
+
+    def steps(
+        self, x: float, bottom: float, width: float, heights: list[float], color: int
+    ) -> None:
+        """A staircase above `bottom`, `width` a step."""
+        path, last = f"M{x:g} {bottom:g}", 0.0
+        run = 0.0
+        for height in heights:
+            if round(height, 1) != round(last, 1):
+                path += (f"h{run:g}" if run else "") + f"V{bottom - height:.4g}"
+                run, last = 0.0, height
+            run += width
+        path += f"h{run:g}V{bottom:g}z"
+        self.parts.append(f'<path class="c{color % len(COLORS)}" d="{path}"/>')
+
+    def line(self, x: float, y: float, end: float) -> None:
+        """A thin level line."""
+        self.parts.append(f'<line x1="{x:g}" y1="{y:g}" x2="{end:g}" y2="{y:g}"/>')
+
+    def mark(self, x: float, top: float, bottom: float, text: str) -> None:
+        """An upright line through a picture, named at its top."""
+        self.parts.append(f'<line class="m" x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}"/>')
+        self.label(x, top - 3, text)
+
+    def label(self, x: float, y: float, text: str, anchor: str = "middle") -> None:
+        """A word; anchor: start, middle or end."""
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>')
+
+    def axis(self, x: float, y: float, width: float, count: int, *, every: int) -> None:
+        """Steps below a picture, numbered from 1."""
+        self.line(x, y, x + count * width)
+        for step in range(0, count, every):
+            self.label(x + (step + 0.5) * width, y + 14, f"{step + 1}")
+        self.label(x + count * width, y + 28, "step", "end")
+
+    def legend(self, x: float, y: float, entries: list[tuple[int, bool, str]]) -> None:
+        """Colour, whether it is the pale form, and what it means."""
+        for color, light, text in entries:
+            self.rect(x, y - 9, 10, 10, color, light=light)
+            self.label(x + 15, y, text, "start")
+            x += 40 + 6 * len(text)
+
+    def text(self) -> str:
+        """The file."""
+        return "\n".join([*self.parts, "</svg>"]) + "\n"

@@ -1,0 +1,119 @@
+"""m1.2: only what is new. `ModelRunner.run` and `_cache_of`, on tiny-llama."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common import Request
+from common.sampler import SampledToken
+from m1_single.model_runner import ModelRunner
+from m1_single.scheduler import ScheduleBatch
+from tests.conftest import shared_model
+from tests.exercises.by_hand import make_request
+from tests.oracle import assert_same_tokens, reference
+
+PROMPT = [11, 12, 13, 14, 15]
+
+
+@pytest.fixture
+def fed() -> Iterator[list[int]]:
+    """Grows with each forward: how many tokens it was given, cached ones not counted."""
+    counts: list[int] = []
+
+    def note(_module: Any, args: Any, kwargs: Any) -> None:
+        counts.append(int((kwargs.get("input_ids", args[0] if args else None)).shape[1]))
+
+    model = shared_model("tiny-llama").model
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    yield counts
+    hook.remove()
+
+
+def make_runner(use_cache: bool = True) -> ModelRunner:
+    return ModelRunner(shared_model("tiny-llama").model, use_cache)
+
+
+def step(runner: ModelRunner, request: Request) -> SampledToken:
+    """One step by hand: everything that is not computed, then the token is appended."""
+    count = request.num_tokens - request.num_computed_tokens
+    (result,) = runner.run(ScheduleBatch([request], [count])).rows()
+    if runner.use_cache:
+        request.num_computed_tokens += count
+    request.token_ids.append(result[0])
+    return result
+
+
+def generate(runner: ModelRunner, request: Request, num_tokens: int) -> list[int]:
+    return [step(runner, request)[0] for _ in range(num_tokens)]
+
+
+def test_a_step_without_requests_computes_nothing(fed: list[int]) -> None:
+    result = list(make_runner().run(ScheduleBatch([], [])).rows())
+    assert (result, fed) == ([], []), f"no request, no forward, no token: {result}, fed {fed}"
+
+
+@pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "recomputed"])
+def test_one_answer(use_cache: bool) -> None:
+    """With the cache and without: Hugging Face's tokens."""
+    got = generate(make_runner(use_cache), make_request("A", PROMPT), 12)
+    assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 12), got)
+
+
+def test_with_the_cache_a_token_is_fed_once(fed: list[int]) -> None:
+    """The lesson, counted: 5 tokens of prompt, then one a step."""
+    generate(make_runner(), make_request("A", PROMPT), 6)
+    assert fed == [5, 1, 1, 1, 1, 1], f"the prompt once, then what is new: fed {fed}"
+
+
+def test_without_the_cache_everything_is_fed_again(fed: list[int]) -> None:
+    generate(make_runner(use_cache=False), make_request("A", PROMPT), 6)
+    assert fed == [5, 6, 7, 8, 9, 10], f"all there is, in each step: fed {fed}"
+
+
+def test_without_the_cache_nothing_is_kept() -> None:
+    runner = make_runner(use_cache=False)
+    generate(runner, make_request("A", PROMPT), 2)
+    assert not runner.past_key_values, f"I3: keys and values of {list(runner.past_key_values)} kept"
+
+
+def test_the_cache_holds_what_is_computed() -> None:
+    """The newest token is not in it: it is fed by the next step."""
+    runner, request = make_runner(), make_request("A", PROMPT)
+    for expected in (5, 6, 7):
+        step(runner, request)
+        got = runner.past_key_values[request].get_seq_length()
+        assert got == expected == request.num_computed_tokens, (
+            f"I1: {request} has keys and values of {got} tokens, {expected} are computed"
+        )
+
+
+def test_a_prompt_of_one_token() -> None:
+    got = generate(make_runner(), make_request("A", [7]), 6)
+    assert_same_tokens(reference("tiny-llama", (7,), 6), got)
+
+
+def test_requests_do_not_share_a_cache() -> None:
+    """Two requests in turns: each goes on where it was."""
+    runner = make_runner()
+    a, b = make_request("A", PROMPT), make_request("B", [90, 91])
+    got: dict[str, list[int]] = {"A": [], "B": []}
+    for _ in range(6):
+        for request in (a, b):
+            got[request.request_id].append(step(runner, request)[0])
+    for request in (a, b):
+        prompt = tuple(request.token_ids[: request.num_prompt_tokens])
+        assert_same_tokens(reference("tiny-llama", prompt, 6), got[request.request_id])
+
+
+def test_a_request_that_has_lost_its_cache_computes_it_again(fed: list[int]) -> None:
+    """As after a failed forward: nothing is computed, and the tokens so far are a longer prompt."""
+    runner, request = make_runner(), make_request("A", PROMPT)
+    first = generate(runner, request, 3)
+    runner.past_key_values.clear()
+    request.num_computed_tokens = 0
+    got = first + generate(runner, request, 3)
+    assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 6), got)
+    assert fed == [5, 1, 1, 8, 1, 1], f"5 + 3 tokens at once, then one a step: fed {fed}"

@@ -1,0 +1,126 @@
+"""m2.4: a padded batch and its mask. `ModelRunner._prepare` and `_causal_mask`."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from common import EngineConfig, Request
+from m2_continuous.model_runner import ModelInput, ModelRunner
+from m2_continuous.scheduler import ScheduleBatch
+from tests.exercises.by_hand import make_request
+from tests.fake_model import VOCAB_SIZE, HashModel
+
+
+@functools.cache
+def runner() -> ModelRunner:
+    config = EngineConfig(max_model_len=64, max_num_seqs=8)
+    return ModelRunner(HashModel().eval(), config)  # type: ignore[arg-type]
+
+
+def prefill(*prompts: list[int], rows: list[int] | None = None) -> ModelInput:
+    """The step in which these prompts join."""
+    requests = [make_request(f"{i}", prompt) for i, prompt in enumerate(prompts)]
+    return prepare(requests, [len(prompt) for prompt in prompts], rows)
+
+
+def decode(*computed: int) -> ModelInput:
+    """A step of requests with so many tokens in the cache, and one more to feed: token 100."""
+    requests = [make_request(f"{i}", n, output=1, computed=n) for i, n in enumerate(computed)]
+    return prepare(requests, [1] * len(requests))
+
+
+def prepare(
+    requests: list[Request], counts: list[int], rows: list[int] | None = None
+) -> ModelInput:
+    for i, request in enumerate(requests):
+        request.row = i if rows is None else rows[i]
+    return runner()._prepare(ScheduleBatch(requests, counts))
+
+
+def sees(inputs: ModelInput, query: int, token: int) -> list[int]:
+    """The slots that a token's query may attend to: 0 is added to their scores."""
+    batch, width = inputs.input_ids.shape
+    mask = inputs.attention_mask.expand(batch, 1, width, -1)[query, 0, token]
+    assert ((mask == 0) | (mask < -1e30)).all(), f"a mask is 0 or very negative: {mask.tolist()}"
+    return torch.nonzero(mask == 0).flatten().tolist()
+
+
+PROMPTS = ([11, 12, 13], [21], [31, 32, 33, 34, 35])
+
+
+def test_prompts_are_padded_on_the_right() -> None:
+    ids = prefill(*PROMPTS).input_ids
+    assert tuple(ids.shape) == (3, 5), f"3 prompts, the longest of 5 tokens: not {tuple(ids.shape)}"
+    got = [ids[i, : len(prompt)].tolist() for i, prompt in enumerate(PROMPTS)]
+    assert got == list(PROMPTS), f"row i begins with prompt i: {got}"
+    assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), f"padding is fed too: valid tokens, {ids}"
+
+
+def test_a_position_is_the_number_of_tokens_before_it() -> None:
+    positions = prefill(*PROMPTS).position_ids
+    for i, prompt in enumerate(PROMPTS):
+        got = positions.expand(3, -1)[i, : len(prompt)].tolist()
+        assert got == list(range(len(prompt))), f"I1: prompt {i} of {len(prompt)} tokens: {got}"
+
+
+def test_a_decode_feeds_the_newest_token_at_its_position() -> None:
+    inputs = decode(3, 7, 1)
+    assert inputs.input_ids.tolist() == [[100]] * 3, f"the newest tokens: {inputs.input_ids}"
+    got = inputs.position_ids.flatten().tolist()
+    assert got == [3, 7, 1], f"I1: 3, 7 and 1 tokens come before them; positions are {got}"
+
+
+def test_each_request_is_sampled_at_its_own_last_token() -> None:
+    """Not at the last column: for all but the longest prompt that is padding."""
+    got = prefill(*PROMPTS).last_token.tolist()
+    assert got == [2, 0, 4], f"prompts of 3, 1 and 5 tokens end at 2, 0 and 4; got {got}"
+    assert decode(3, 7).last_token.tolist() == [0, 0], "a decode has one token each"
+
+
+def test_rows_are_the_owners_rows() -> None:
+    """Who joins is the first of its batch, and in a row behind those that run already."""
+    got = prefill(*PROMPTS, rows=[4, 5, 2]).rows.tolist()
+    assert got == [4, 5, 2], f"the batch's requests own rows 4, 5, 2; got {got}"
+
+
+def test_the_context_reaches_to_the_longest_request() -> None:
+    for inputs, expected in ((prefill(*PROMPTS), 5), (decode(3, 7, 1), 8), (decode(1), 2)):
+        got, width = inputs.longest_context, inputs.attention_mask.shape[-1]
+        assert (got, width) == (expected, expected), (
+            f"the longest request has {expected} tokens with this step's: longest_context is "
+            f"{got}, the mask is {width} wide"
+        )
+
+
+def test_a_prompt_token_sees_itself_and_what_is_before_it() -> None:
+    inputs = prefill(*PROMPTS)
+    for i, prompt in enumerate(PROMPTS):
+        for token in range(len(prompt)):
+            got = sees(inputs, i, token)
+            assert got == list(range(token + 1)), (
+                f"I2: token {token} of prompt {i} sees slots 0 to {token}; its mask shows {got}"
+            )
+
+
+@pytest.mark.parametrize("computed", [(3, 7, 1), (5, 5), (1,), (1, 30)], ids=str)
+def test_a_decode_sees_its_own_past_only(computed: tuple[int, ...]) -> None:
+    """Behind a short context lie an earlier owner's tokens."""
+    inputs = decode(*computed)
+    for i, n in enumerate(computed):
+        got = sees(inputs, i, 0)
+        assert got == list(range(n + 1)), (
+            f"I2: request {i} of contexts {computed} sees slots 0 to {n}; its mask shows {got}"
+        )
+
+
+def test_prompts_of_one_token() -> None:
+    """A prefill that looks like a decode: one token each, and no past."""
+    inputs = prefill([11], [21])
+    assert inputs.position_ids.expand(2, -1).tolist() == [[0], [0]], (
+        f"I1: first tokens are at position 0: {inputs.position_ids.tolist()}"
+    )
+    got = [sees(inputs, i, 0) for i in range(2)]
+    assert got == [[0], [0]], f"I2: each sees itself alone: {got}"

@@ -1,0 +1,173 @@
+"""m2.6: a step's results. `LLMEngine.process` and `release`, then the whole engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from common import Request, SamplingParams
+from m2_continuous.scheduler import ScheduleBatch
+from tests.conftest import assert_idle, build_engine
+from tests.oracle import assert_one_answer, drain, greedy
+
+PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(range(90, 97))]
+
+
+def make_engine(**config: Any) -> Any:
+    """An engine on tiny-llama, audited after each step."""
+    engine: Any = build_engine("m2_continuous", **config)
+    outputs = engine.process(ScheduleBatch([], []), [])
+    assert outputs == [] and engine.stats().num_steps == 0, "an empty batch is no step of anybody's"
+    return engine
+
+
+def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[Request]:
+    """Requests with rows, by hand: so many tokens are known, all but the last are in the cache.
+
+    Row r of the pool holds r + position / 100 in place of each number.
+    """
+    requests: list[Request] = []
+    for name, length in lengths.items():
+        engine.add_request(list(range(1, length)), greedy(max_tokens, ignore_eos=True), name)
+        request = engine.scheduler.waiting.pop()
+        request.token_ids.append(50)
+        request.num_computed_tokens = length - 1
+        request.row = len(requests)
+        requests.append(request)
+    engine.scheduler.running[:] = requests
+    engine.scheduler.kv_cache.rows[:] = requests
+    for memory in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values):
+        rows, _, tokens, _ = memory.shape
+        numbers = torch.arange(rows)[:, None] + torch.arange(tokens) / 100
+        memory.copy_(numbers[:, None, :, None].expand_as(memory))
+    return requests
+
+
+def abort_all(engine: Any) -> None:
+    engine.close()
+    assert_idle(engine)
+
+
+def test_everybody_gets_its_token() -> None:
+    engine = make_engine()
+    requests = running(engine, {"A": 4, "B": 6, "C": 5})
+    outputs = engine.process(
+        ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)]
+    )
+    got = {output.request_id: output.outputs[0].token_ids[-1] for output in outputs}
+    assert got == {"A": 21, "B": 22, "C": 23}, f"the newest tokens of A, B and C: {got}"
+    assert not any(output.finished for output in outputs), "none of them is at its end"
+    computed = [request.num_computed_tokens for request in requests]
+    assert computed == [4, 6, 5], f"each has computed one token more, 4, 6 and 5 now: {computed}"
+    abort_all(engine)
+
+
+def test_the_counters_tell_prompts_from_decodes_and_padding() -> None:
+    engine = make_engine()
+    requests = running(engine, {"A": 4, "B": 9})
+    for request in requests:  # a prefill: prompts of 3 and 8 tokens, nothing computed
+        request.token_ids.pop()
+        request.num_computed_tokens = 0
+    engine.process(ScheduleBatch(requests, [3, 8]), [(21, None), (22, None)])
+    engine.process(ScheduleBatch(requests, [1, 1]), [(23, None), (24, None)])
+    s = engine.stats()
+    got = (s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens)
+    assert got == (2, 11, 2, 5), (
+        "prompts of 3 and 8 tokens padded to 8, then a decode of two: 2 steps, 11 prompt tokens, "
+        f"2 decoded, 5 of padding; counted {got}"
+    )
+    abort_all(engine)
+
+
+def test_who_ends_leaves_and_its_row_is_filled() -> None:
+    engine = make_engine()
+    a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
+    a.max_num_tokens = 5
+    outputs = engine.process(
+        ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)]
+    )
+    finals = [output.request_id for output in outputs if output.finished]
+    assert finals == ["A"], f"A reached its limit of 5 tokens; finished are {finals}"
+    assert engine.scheduler.kv_cache.rows == [c, b] and engine.scheduler.running == [b, c], (
+        "I3: A left row 0 and C moved there"
+    )
+    engine.check_invariants()
+    abort_all(engine)
+
+
+def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
+    """A ends in the step in which C's fifth token was stored: C moves with five, not with four."""
+    engine = make_engine()
+    a, _, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
+    a.max_num_tokens = 5
+    engine.process(ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)])
+    expected = [round(2 + p / 100, 2) for p in range(5)]
+    for name, memories in (
+        ("keys", engine.runner.kv_pool.keys),
+        ("values", engine.runner.kv_pool.values),
+    ):
+        for layer, memory in enumerate(memories):
+            got = [round(x, 2) for x in memory[0, 0, : c.num_computed_tokens, 0].tolist()]
+            assert got == expected, (
+                f"I2: C's 5 {name} of layer {layer} lay in row 2 ({expected}); row 0 has {got}"
+            )
+    abort_all(engine)
+
+
+def test_several_may_end_in_one_step() -> None:
+    engine = make_engine()
+    a, b, c, d = requests = running(engine, {"A": 4, "B": 6, "C": 5, "D": 7})
+    a.max_num_tokens, d.max_num_tokens = 5, 8
+    engine.process(ScheduleBatch(requests, [1] * 4), [(t, None) for t in (21, 22, 23, 24)])
+    assert set(engine.scheduler.kv_cache.rows) == {b, c}, "I3: A and D ended, B and C own rows"
+    for request, origin in ((b, 1), (c, 2)):
+        memory = engine.runner.kv_pool.keys[1][request.row, 0, : request.num_computed_tokens, 0]
+        got = [round(x, 2) for x in memory.tolist()]
+        expected = [round(origin + p / 100, 2) for p in range(request.num_computed_tokens)]
+        assert got == expected, f"I2: {request.request_id} in row {request.row} has {got}"
+    abort_all(engine)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"max_num_seqs": 2}, {"max_num_batched_tokens": 40}], ids=str
+)
+def test_one_answer_in_any_company(config: dict[str, int]) -> None:
+    """Rows freed in the middle, prompts of very different length: Hugging Face's tokens."""
+    engine = make_engine(**config)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(3 + 2 * i), f"{i}")
+    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
+    for i in range(len(PROMPTS)):
+        assert_one_answer("tiny-llama", finals[f"{i}"], 3 + 2 * i)
+    assert_idle(engine)
+
+
+def test_a_sampled_answer_does_not_depend_on_its_neighbours() -> None:
+    params = [SamplingParams(max_tokens=6, temperature=0.9, seed=i) for i in range(4)]
+    together = make_engine().generate(PROMPTS[:4], params)
+    alone = [
+        make_engine().generate(prompt, p)[0] for prompt, p in zip(PROMPTS, params, strict=False)
+    ]
+    got, expected = ([o.outputs[0].token_ids for o in outputs] for outputs in (together, alone))
+    assert got == expected, f"I2: together {got}, alone {expected}"
+
+
+def test_sixteen_requests_take_the_steps_of_one() -> None:
+    """The lesson, counted: 16 answers of 8 tokens in 8 forwards. One by one they take 128."""
+    engine = make_engine(max_num_seqs=16)
+    engine.generate([[i + 1, 2, 3] for i in range(16)], greedy(8, ignore_eos=True))
+    got = engine.stats().num_steps
+    assert got == 8, f"one prefill and seven decodes for all, not {got} forwards"
+
+
+def test_a_request_joins_while_others_run() -> None:
+    engine = make_engine()
+    engine.add_request([1, 2], greedy(6, ignore_eos=True), "first")
+    engine.step()
+    engine.add_request([3, 4, 5], greedy(2, ignore_eos=True), "second")
+    ends = []
+    while engine.has_unfinished_requests():
+        ends += [output.request_id for output in engine.step() if output.finished]
+    assert ends == ["second", "first"], f"who came second and wants less ends first: {ends}"

@@ -1,0 +1,160 @@
+"""m3.1: pages as a request grows. `KVCacheManager.hold`, `room` and `free`, plain data."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from common import Request
+from m3_paged.kv_cache import KVCacheManager
+from tests.exercises.by_hand import make_request
+
+
+def manager_with(
+    *names: str, pages: int = 20, size: int = 4
+) -> tuple[KVCacheManager, list[Request]]:
+    """A manager of 4 rows, and requests that have one each, and no pages yet."""
+    manager = KVCacheManager(4, pages, size)
+    requests = [make_request(name, 60) for name in names]
+    for request in requests:
+        manager.allocate(request)
+    return manager, requests
+
+
+def owned_and_free(manager: KVCacheManager) -> list[int]:
+    owned = [page for row in manager.table.rows for page in row]
+    return sorted([*owned, *manager.allocator.free_pages])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16])
+def test_a_request_holds_the_pages_its_tokens_need(size: int) -> None:
+    for tokens in sorted({1, size - 1, size, size + 1, 2 * size} - {0}):
+        manager, (a,) = manager_with("A", size=size)
+        manager.hold(a, tokens)
+        expected = (tokens + size - 1) // size
+        assert len(manager.pages_of(a)) == expected, (
+            f"I3: {tokens} tokens in pages of {size} take {expected} pages; A holds "
+            f"{manager.pages_of(a)}"
+        )
+
+
+def test_pages_that_are_held_stay_where_they_are() -> None:
+    """What has been written lies in them: growing token by token only adds to the end."""
+    manager, (a, b) = manager_with("A", "B")
+    before: list[int] = []
+    for tokens in range(1, 14):
+        manager.hold(a, tokens)
+        manager.hold(b, tokens)
+        pages = list(manager.pages_of(a))
+        assert pages[: len(before)] == before, (
+            f"I1: A held {before}, and after its token {tokens} its first pages are {pages}"
+        )
+        assert len(pages) == -(-tokens // 4), f"I3: {tokens} tokens take {-(-tokens // 4)} pages"
+        before = pages
+
+
+def test_holding_what_is_held_changes_nothing() -> None:
+    manager, (a,) = manager_with("A")
+    manager.hold(a, 5)
+    pages, free = list(manager.pages_of(a)), manager.num_free_pages
+    for tokens in (5, 6, 8):
+        manager.hold(a, tokens)
+        assert (manager.pages_of(a), manager.num_free_pages) == (pages, free), (
+            f"{tokens} tokens fit into the 2 pages {pages} that A holds; now {manager.pages_of(a)}"
+        )
+
+
+@pytest.mark.parametrize(("tokens", "left"), [(8, 2), (7, 2), (4, 1), (1, 1), (0, 0)])
+def test_a_request_that_needs_less_gives_its_last_pages_back(tokens: int, left: int) -> None:
+    """As when a step failed: its tokens are where they were, in the first pages."""
+    manager, (a,) = manager_with("A")
+    manager.hold(a, 13)
+    pages = list(manager.pages_of(a))
+    manager.hold(a, tokens)
+    assert manager.pages_of(a) == pages[:left], (
+        f"I3: A held {pages}; of them it keeps {pages[:left]} for {tokens} tokens, not "
+        f"{manager.pages_of(a)}"
+    )
+    assert owned_and_free(manager) == list(range(1, 21)), (
+        f"I3: owned and free pages are the 20 of the pool, each once: {owned_and_free(manager)}"
+    )
+
+
+def test_the_runner_learns_of_every_new_page() -> None:
+    """It copies `take_updates()` into its own table: none may be missing, or in another place."""
+    manager, (a, b) = manager_with("A", "B")
+    mirror: dict[tuple[int, int], int] = {}
+    for request, tokens in ((a, 9), (b, 4), (a, 14), (b, 5), (a, 3), (a, 12)):
+        manager.hold(request, tokens)
+        mirror |= {(row, column): page for row, column, page in manager.table.take_updates()}
+        pages = manager.pages_of(request)
+        assert request.row is not None
+        seen = [mirror.get((request.row, column)) for column in range(len(pages))]
+        assert seen == pages, (
+            f"I1: {request.request_id} holds {pages} for {tokens} tokens; the updates say {seen}"
+        )
+
+
+def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
+    manager, (a,) = manager_with("A", pages=5)
+    for computed, expected in ((0, 20), (1, 19), (3, 17), (4, 16), (5, 15), (20, 0)):
+        manager.hold(a, computed)
+        a.num_computed_tokens = computed
+        got = manager.room(a)
+        assert got == expected, (
+            f"a pool of 5 pages of 4, A has computed {computed} tokens and holds "
+            f"{len(manager.pages_of(a))} pages: {expected} more tokens have room, not {got}"
+        )
+
+
+def test_room_does_not_count_pages_of_others() -> None:
+    manager, (a, b) = manager_with("A", "B", pages=5)
+    manager.hold(a, 5)
+    manager.hold(b, 12)
+    a.num_computed_tokens, b.num_computed_tokens = 5, 12
+    got = (manager.room(a), manager.room(b))
+    assert got == (3, 0), f"no page is free; A's own last page has 3 slots left, B's none: {got}"
+
+
+def test_free_gives_back_pages_and_row() -> None:
+    manager, (a, b) = manager_with("A", "B")
+    manager.hold(a, 9)
+    manager.hold(b, 2)
+    manager.free(a)
+    assert a.row is None, f"I3: who is freed has no row; A believes {a.row}"
+    assert manager.num_free_pages == 19, f"I3: B holds 1 of 20 pages, {manager.num_free_pages} free"
+    assert owned_and_free(manager) == list(range(1, 21)), (
+        f"I3: owned and free pages are the 20 of the pool, each once: {owned_and_free(manager)}"
+    )
+    b.num_computed_tokens = 2
+    manager.check_invariants([b])
+
+
+def test_a_row_that_is_given_out_again_begins_empty() -> None:
+    manager, (a, *_) = manager_with("A", "B", "C", "D")
+    manager.hold(a, 9)
+    manager.free(a)
+    newcomer = make_request("N", 5)
+    manager.allocate(newcomer)
+    assert manager.pages_of(newcomer) == [], f"N holds {manager.pages_of(newcomer)} from the start"
+    manager.hold(newcomer, 1)
+    assert len(manager.pages_of(newcomer)) == 1, (
+        f"I3: one token, pages {manager.pages_of(newcomer)}"
+    )
+
+
+def test_no_page_is_lost_in_a_thousand_steps() -> None:
+    chance = random.Random(3)
+    manager, requests = manager_with("A", "B", "C", "D", pages=30, size=3)
+    for _ in range(1000):
+        request = chance.choice(requests)
+        if request.row is not None and chance.random() < 0.1:
+            manager.free(request)
+            request.num_computed_tokens = 0
+        elif request.row is None:
+            manager.allocate(request)
+        else:
+            request.num_computed_tokens = chance.randint(0, 21)
+            manager.hold(request, request.num_computed_tokens)
+        manager.check_invariants([r for r in requests if r.row is not None])

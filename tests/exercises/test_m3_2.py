@@ -1,0 +1,163 @@
+"""m3.2: a flat batch and its slots. `ModelRunner._prepare` and `_input`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from common import EngineConfig
+from m3_paged.kv_cache import PageTable
+from m3_paged.model_runner import ModelInput, ModelRunner
+from m3_paged.scheduler import ScheduleBatch
+from tests.exercises.by_hand import make_request
+from tests.fake_model import HashModel, expected_tokens
+
+PAGES = ([7, 2, 9, 4, 12], [5, 11, 3, 8, 1], [6, 10, 13, 14, 15])  # of rows 0, 1 and 2
+
+
+def make_runner(page_size: int = 4) -> ModelRunner:
+    config = EngineConfig(max_model_len=80, max_num_seqs=4, page_size=page_size, num_pages=20)
+    return ModelRunner(HashModel().eval(), config)  # type: ignore[arg-type]
+
+
+def prepare(*spans: tuple[int, int], prompt: int = 20, page_size: int = 4) -> ModelInput:
+    """Request i is in row i and computes the tokens of span i, the end excluded.
+
+    All have prompts of as many tokens, `20 i + 1`, `20 i + 2`, …; only who reaches the end of its
+    own is sampled.
+    """
+    runner = make_runner(page_size)
+    requests = []
+    for row, (start, _end) in enumerate(spans):
+        tokens = [20 * row + 1 + p for p in range(prompt)]
+        request = make_request(f"{row}", tokens, computed=start)
+        request.row = row
+        runner.page_table[row, : len(PAGES[row])] = torch.tensor(PAGES[row])
+        requests.append(request)
+    counts = [end - start for start, end in spans]
+    sampled = [i for i, (_, end) in enumerate(spans) if end == prompt]
+    return runner._prepare(ScheduleBatch(requests, counts, sampled))
+
+
+def test_tokens_lie_one_after_the_other() -> None:
+    inputs = prepare((19, 20), (3, 6), (0, 2))
+    ids, positions = inputs.input_ids.tolist(), inputs.position_ids.tolist()
+    assert ids == [[20, 24, 25, 26, 41, 42]], (
+        f"no padding: the 1 + 3 + 2 tokens in a row, not {ids}"
+    )
+    assert positions == [[19, 3, 4, 5, 0, 1]], f"I1: each at its own position, not {positions}"
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
+def test_a_position_is_in_the_slot_the_table_says(page_size: int) -> None:
+    """At page edges, one off, and across several pages."""
+    last = 5 * page_size
+    spans = {(a, b) for e in (page_size, 2 * page_size) for a in (0, e - 1, e) for b in (e, e + 1)}
+    for start, end in sorted((a, b) for a, b in spans if a < b <= last):
+        got = prepare((start, end), prompt=80, page_size=page_size).metadata.slot_mapping.tolist()
+        expected = [PAGES[0][p // page_size] * page_size + p % page_size for p in range(start, end)]
+        assert got == expected, (
+            f"I1: positions {start} to {end - 1} in pages {PAGES[0]} of {page_size} are slots "
+            f"{expected}, not {got}"
+        )
+
+
+def test_everybody_writes_through_its_own_row() -> None:
+    got = prepare((19, 20), (3, 6), (0, 2)).metadata.slot_mapping.tolist()
+    expected = [12 * 4 + 3, 5 * 4 + 3, 11 * 4, 11 * 4 + 1, 6 * 4, 6 * 4 + 1]
+    assert got == expected, f"I2: rows 0, 1 and 2 have pages {PAGES}: slots {expected}, not {got}"
+
+
+def test_slots_do_not_overflow_32_bits() -> None:
+    """Page 200 000 000 of 16 tokens begins at slot 3.2 billion: too much for int32."""
+    runner = make_runner(page_size=16)
+    request = make_request("A", 20, computed=19)
+    request.row = 1
+    runner.page_table[1, 1] = 200_000_000
+    got = runner._prepare(ScheduleBatch([request], [1], [0])).metadata.slot_mapping.tolist()
+    assert got == [3_200_000_003], f"position 19 is slot 200 000 000 * 16 + 3, not {got}"
+
+
+def test_the_page_table_names_the_rows_of_the_batch() -> None:
+    """In the batch's order, wide enough for the longest context."""
+    runner = make_runner()
+    requests = []
+    for row, computed in ((2, 9), (0, 16)):
+        request = make_request(f"{row}", 20, computed=computed)
+        request.row = row
+        runner.page_table[row, :5] = torch.tensor(PAGES[row])
+        requests.append(request)
+    table = runner._prepare(ScheduleBatch(requests, [1, 1], [])).metadata.page_table
+    assert table[0, :3].tolist() == PAGES[2][:3] and table[1, :5].tolist() == PAGES[0], (
+        f"I1: contexts of 10 and 17 tokens of rows 2 and 0; the table is {table.tolist()}"
+    )
+
+
+def test_a_chunk_ends_where_it_ends() -> None:
+    """Tokens 8 to 11 of a prompt of 20: they see 12 tokens, not 20; the others are not computed."""
+    meta = prepare((8, 12), (19, 20)).metadata
+    assert (meta.seq_lens.tolist(), meta.contexts) == ([12, 20], [12, 20]), (
+        f"I1: the chunk reaches token 12: seq_lens {meta.seq_lens.tolist()}, {meta.contexts}"
+    )
+
+
+def test_query_starts_bound_each_requests_tokens() -> None:
+    meta = prepare((19, 20), (3, 6), (0, 2)).metadata
+    assert meta.query_starts.tolist() == [0, 1, 4, 6], (
+        f"1 + 3 + 2 tokens begin at 0, 1, 4 and end at 6: {meta.query_starts.tolist()}"
+    )
+    assert meta.num_tokens == [1, 3, 2], f"tokens of each, on the host: {meta.num_tokens}"
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([(19, 20), (3, 6), (0, 2)], [0]),
+        ([(19, 20), (3, 20), (0, 2)], [0, 17]),
+        ([(0, 5), (18, 20)], [6]),
+        ([(0, 5), (3, 6)], []),
+    ],
+    ids=["a decode", "a decode and a last chunk", "a chunk and a last chunk", "chunks alone"],
+)
+def test_logits_are_asked_for_where_a_prompt_ends(
+    spans: list[tuple[int, int]], expected: list[int]
+) -> None:
+    got = prepare(*spans).sampled.tolist()
+    assert got == expected, (
+        f"I1: of tokens {spans} of prompts of 20, the ones at {expected} of the flat batch get a "
+        f"next token, not {got}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [([(19, 20), (19, 20), (3, 6)], 2), ([(3, 6), (0, 2)], 0), ([(19, 20)] * 3, 3)],
+    ids=["mixed", "chunks alone", "decodes alone"],
+)
+def test_decodes_are_told_from_chunks(spans: list[tuple[int, int]], expected: int) -> None:
+    got = prepare(*spans).metadata.num_decodes
+    assert got == expected, f"of {spans} the first {expected} are one token each, not {got}"
+
+
+@pytest.mark.parametrize(
+    "chunks", [[13], [1] * 13, [4, 4, 5], [5, 3, 5], [12, 1], [1, 12]], ids=str
+)
+def test_any_chunks_give_the_same_next_token(chunks: list[int]) -> None:
+    """On a model of hashes, over memory full of NaN: a wrong slot or position changes the token."""
+    runner, prompt = make_runner(), [3 * i + 1 for i in range(13)]
+    for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
+        memory.fill_(torch.nan)
+    table = PageTable(4)
+    table.append(2, PAGES[2][:4])
+    request = make_request("A", prompt)
+    request.row = 2
+    for chunk in chunks:
+        last = request.num_computed_tokens + chunk == len(prompt)
+        result = list(
+            runner.run(ScheduleBatch([request], [chunk], [0] if last else []), table).rows()
+        )
+        request.num_computed_tokens += chunk
+    assert [token for token, _ in result] == expected_tokens(prompt, 1), (
+        f"I2: 13 tokens in chunks of {chunks}: the next one is {expected_tokens(prompt, 1)}, "
+        f"not {result}"
+    )

@@ -1,0 +1,225 @@
+"""m3.5: one step. `Scheduler.schedule`, `_add` and `_add_chunk`: the scheduler on a memory of
+hashes, then the engine against Hugging Face."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from m3_paged import scheduler as scheduler_module
+from m3_paged.scheduler import RATIO_DECAY
+from tests.conftest import assert_idle, build_engine
+from tests.exercises.by_hand import names, scheduled
+from tests.exercises.paged_states import make_scheduler, run, show, wait
+from tests.fake_paged import FakePagedEngine, expected_tokens
+from tests.oracle import assert_one_answer, drain, greedy
+
+PROMPTS = [[7], list(range(15)), list(range(60, 76)), list(range(100, 117)), [5] * 33, [1, 2]]
+
+
+def make_fake(num_pages: int = 100, **config: Any) -> FakePagedEngine:
+    """The scheduler on a memory of hashes: what is read from a wrong slot changes the tokens."""
+    return FakePagedEngine(scheduler_module, num_pages, **config)
+
+
+def make_engine(**config: Any) -> Any:
+    """An engine on tiny-llama, audited after each step, with NaN in all free pages."""
+    idle = scheduled(make_scheduler(4).schedule())
+    assert idle == [], f"without requests nobody is scheduled, not {idle}"
+    return build_engine("m3_paged", **config)
+
+
+def serve(engine: FakePagedEngine, prompts: dict[str, list[int]], max_tokens: int) -> None:
+    for name, prompt in prompts.items():
+        engine.add(name, prompt, max_tokens)
+    finish(engine, {name: expected_tokens(prompt, max_tokens) for name, prompt in prompts.items()})
+
+
+def finish(engine: FakePagedEngine, expected: dict[str, list[int]]) -> None:
+    steps = 0
+    while engine.live:
+        steps += 1
+        assert steps < 5000, f"I5: the schedule does not end; {show(engine.scheduler)}"
+        engine.step()
+    assert engine.finished == expected, f"I1, I2: got {engine.finished}, expected {expected}"
+
+
+def test_decodes_and_chunks_share_a_step() -> None:
+    scheduler = make_scheduler(100, max_num_batched_tokens=8)
+    run(scheduler, "A", 5)
+    run(scheduler, "B", 9)
+    wait(scheduler, "X", 20)
+    got = scheduled(scheduler.schedule())
+    assert got == [("A", 1), ("B", 1), ("X", 6)], (
+        f"8 tokens: one each for A and B, the other 6 are X's first chunk; scheduled {got}"
+    )
+
+
+def test_a_chunk_that_runs_goes_before_a_prompt_that_waits() -> None:
+    scheduler = make_scheduler(100, max_num_batched_tokens=16)
+    run(scheduler, "B", 20, output=0, computed=8)
+    run(scheduler, "A", 5)
+    wait(scheduler, "X", 20)
+    got = scheduled(scheduler.schedule())
+    assert got == [("A", 1), ("B", 12), ("X", 3)], (
+        f"I5: decodes (A), then who runs (B, 12 tokens left), then who waits (X); scheduled {got}"
+    )
+
+
+def test_only_who_reaches_its_end_is_sampled() -> None:
+    scheduler = make_scheduler(100, max_num_batched_tokens=16)
+    run(scheduler, "A", 5)
+    run(scheduler, "B", 20, output=0, computed=8)
+    wait(scheduler, "X", 20)
+    batch = scheduler.schedule()
+    got = names(batch.requests[i] for i in batch.sampled)
+    assert got == "A B", (
+        f"I1: {scheduled(batch)}: A decodes and B ends its prompt, X is at token 3 of 20; sampled "
+        f"are {got}"
+    )
+
+
+def test_who_is_scheduled_holds_the_pages_for_it() -> None:
+    scheduler = make_scheduler(100, max_num_batched_tokens=16)
+    a = run(scheduler, "A", 4)
+    x = wait(scheduler, "X", 20)
+    scheduler.schedule()
+    got = len(scheduler.kv_cache.pages_of(a)), len(scheduler.kv_cache.pages_of(x))
+    assert got == (2, 4), (
+        f"I3: A's fifth token takes a second page, X's first 15 tokens four: they hold {got}"
+    )
+
+
+def test_the_page_of_a_decode_comes_before_a_chunk() -> None:
+    """One page is free. B's prompt could take it, and then A would have to give way or wait."""
+    scheduler = make_scheduler(4)
+    run(scheduler, "B", 20, output=0, computed=8)
+    run(scheduler, "A", 4)
+    got = scheduled(scheduler.schedule())
+    assert got == [("A", 1)] and scheduler.num_retractions == 0, (
+        f"I5: the free page goes to A, which decodes; B's next chunk has no room. Scheduled {got}, "
+        f"{scheduler.num_retractions} retractions"
+    )
+
+
+def test_a_chunk_is_as_long_as_there_is_room() -> None:
+    scheduler = make_scheduler(5)
+    run(scheduler, "B", 40, output=0, computed=10)
+    got = scheduled(scheduler.schedule())
+    assert got == [("B", 10)], (
+        f"2 slots in B's third page and 2 free pages of 4: a chunk of 10 of the 30 left, not {got}"
+    )
+
+
+def test_the_oldest_moves_when_chunks_have_filled_the_pool() -> None:
+    """Nobody decodes, two prompts hold all pages, each half computed: somebody must give way."""
+    scheduler = make_scheduler(8)
+    run(scheduler, "A", 30, output=0, computed=16)
+    run(scheduler, "B", 30, output=0, computed=16)
+    got = scheduled(scheduler.schedule())
+    assert got == [("A", 14)] and names(scheduler.waiting) == "B", (
+        f"I5: B, the newest, gives its pages to A; scheduled {got}; {show(scheduler)}"
+    )
+
+
+def test_who_was_retracted_is_not_in_the_step() -> None:
+    """Until there is memory for it again: here there is none."""
+    scheduler = make_scheduler(4)
+    scheduler.new_token_ratio = 1.0
+    run(scheduler, "A", 8)
+    run(scheduler, "B", 8)
+    got = scheduled(scheduler.schedule())
+    assert got == [("A", 1)], f"A takes a page of B's; B waits and computes nothing: {got}"
+
+
+def test_the_ratio_decays_while_all_goes_well() -> None:
+    scheduler = make_scheduler(100)
+    run(scheduler, "A", 5)
+    before = scheduler.new_token_ratio
+    scheduler.schedule()
+    assert scheduler.new_token_ratio == pytest.approx(before - RATIO_DECAY), (
+        f"a step without retraction: from {before} by {RATIO_DECAY} to {scheduler.new_token_ratio}"
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 5, 12, 13])
+def test_any_chunk_size_gives_the_same_answer(chunk: int) -> None:
+    """Pages of 4; chunks of one token, around a page, and around the prompt's 13."""
+    prompts = {"a": [9, 8, 7], "b": list(range(13)), "c": [4] * 8}
+    serve(make_fake(page_size=4, max_num_batched_tokens=chunk), prompts, 6)
+
+
+@pytest.mark.parametrize("index", range(9))
+def test_a_retraction_at_any_token_changes_no_answer(index: int) -> None:
+    """B loses its memory when it has so many output tokens, and computes them again."""
+    engine = make_fake(page_size=2)
+    engine.add("A", [1, 2, 3], 12)
+    engine.add("B", [4, 5], 9)
+    engine.step()
+    b = engine.live["B"]
+    while b.num_output_tokens < index:
+        engine.step()
+    if b.row is not None:
+        engine.scheduler._retract(b)
+    finish(engine, {"A": expected_tokens([1, 2, 3], 12), "B": expected_tokens([4, 5], 9)})
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    engine = make_fake(page_size=4, max_num_batched_tokens=16)
+    for name in "abc":
+        engine.add(name, [1, 2, 3], 30)
+    engine.step()
+    engine.add("long", [5] * 120, 2)
+    while "long" in engine.live:
+        decoding = {name for name in "abc" if name in engine.live}
+        got = {request.request_id for request in engine.step().requests}
+        assert decoding <= got, f"I5: {decoding} decode beside the prompt's chunks, scheduled {got}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules(seed: int) -> None:
+    """Little memory, any page and chunk size: everybody ends, with the tokens it has alone."""
+    chance = random.Random(seed)
+    page_size, longest = chance.choice([1, 2, 3, 4, 16]), chance.choice([6, 20])
+    engine = make_fake(
+        -(-(longest + 12) // page_size) + chance.choice([0, 1, 5]), page_size=page_size,
+        max_num_seqs=chance.randint(1, 6), max_num_batched_tokens=chance.choice([1, 3, 5, 16, 64]),
+    )  # fmt: skip
+    prompts = {
+        f"{i}": [chance.randrange(50) for _ in range(chance.randint(1, longest))]
+        for i in range(chance.randint(1, 7))
+    }
+    serve(engine, prompts, 12)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"page_size": 4, "max_num_batched_tokens": 8}, {"page_size": 2, "num_pages": 24}],
+    ids=["all at once", "chunks", "little memory"],
+)
+def test_one_answer(config: dict[str, int]) -> None:
+    """The whole engine on tiny-llama gives Hugging Face's tokens."""
+    engine = make_engine(**config)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(prompt, greedy(8), f"{i}")
+    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
+    for i in range(len(PROMPTS)):
+        assert_one_answer("tiny-llama", finals[f"{i}"], 8)
+    assert_idle(engine)
+    assert engine.stats().padding_tokens == 0, "a flat batch has no padding"
+    if "num_pages" in config:
+        assert engine.stats().num_retractions > 0, "in 48 slots, somebody was retracted"
+
+
+def test_pages_hold_what_rows_could_not() -> None:
+    """The lesson, counted: in the memory of 4 rows of 64 tokens, 16 requests run at once."""
+    engine = make_engine(max_model_len=64, page_size=4, num_pages=64, max_num_seqs=16)
+    for i in range(16):
+        engine.add_request([i + 1, 2, 3, 4, 5], greedy(8, ignore_eos=True))
+    most = 0
+    while engine.has_unfinished_requests():
+        engine.step()
+        most = max(most, engine.stats().num_running)
+    assert most == 16, f"each needs 12 of 256 slots: all 16 run at once, not {most}"

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common import Request
-from common.output_text import OutputText
 from m4_radix.kv_cache import KVCacheManager
 from m4_radix.radix_cache import RadixCache, TreeNode
-from tests.fake_paged import TOKENIZER
-from tests.oracle import greedy
 
 
 def hang(
@@ -63,15 +60,6 @@ def audit(tree: RadixCache, holders: Sequence[TreeNode], when: str) -> None:
         tree.check_invariants(holders)
     except AssertionError as broken:
         raise AssertionError(f"{when}: {broken}; the tree is {picture(tree)}") from None
-
-
-def request_of(name: str, tokens: Sequence[int], max_tokens: int = 8) -> Request:
-    """A greedy request for these prompt tokens."""
-    params = greedy(max_tokens)
-    return Request(
-        name, None, list(tokens), params, seed=0, max_model_len=200,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-    )  # fmt: skip
 
 
 def give_row(

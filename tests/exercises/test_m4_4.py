@@ -10,8 +10,8 @@ from tests.exercises.radix_states import (
     cache_by_hand,
     give_row,
     picture,
-    request_of,
 )
+from tests.exercises.requests import request_of
 
 PAGE_SIZE = 4
 

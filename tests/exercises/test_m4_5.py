@@ -8,8 +8,8 @@ from tests.exercises.radix_states import (
     cache_by_hand,
     give_row,
     picture,
-    request_of,
 )
+from tests.exercises.requests import request_of
 
 
 def manager(num_pages: int = 8, page_size: int = 4) -> KVCacheManager:

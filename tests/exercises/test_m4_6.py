@@ -13,7 +13,8 @@ from m4_radix import scheduler as scheduler_module
 from m4_radix.policy import MAX_OVERTAKING, WINDOW
 from m4_radix.scheduler import Scheduler
 from tests.conftest import build_engine
-from tests.exercises.radix_states import cache_by_hand, give_row, request_of
+from tests.exercises.radix_states import cache_by_hand, give_row
+from tests.exercises.requests import request_of
 from tests.fake_paged import FakePagedEngine, expected_tokens
 from tests.oracle import assert_one_answer, greedy
 

@@ -40,7 +40,7 @@ text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
 CELL, ROW = (44, 46)  # pixels: a page of the tree, from one row of nodes to the next
 LEFT, WIDTH = (110, 900)  # of the lanes
 NUM_STEPS = 6
-FIRST_STEP = 20  # by then the lanes are steady
+WARM_UP, STEPS = 20, 60  # the lanes are steady after the former; so many are looked at
 FORWARD_MS = 10.0
 NUM_REQUESTS = 16
 
@@ -112,7 +112,7 @@ def _tree(engine: Any, top: int) -> tuple[list[str], int]:
         for i, child in enumerate(node.children.values()):
             row += i > 0
             below = top + row * ROW
-            parts.append(f'<path class="line" d="M{x - 4} {y + 10} V{below + 10} H{x + 14}"/>')
+            parts.append(f'<path class="line" d="M{x} {y + 10} V{below + 10} H{x + 16}"/>')
             draw(child, x + 16, below)
 
     children(engine.scheduler.kv_cache.radix_cache.root, 8, top)
@@ -145,18 +145,18 @@ def lanes_picture() -> str:
         parts += _lane("forward", y + 30, forwards, window[0].start, scale)
     parts += _legend(222)
     parts += _note(
-        f"one run, {NUM_REQUESTS} decoding requests of a tiny model, forwards emulated: asleep for "
-        f"{FORWARD_MS:g} ms each; both to one scale", 248,
+        f"the quietest {NUM_STEPS} steps of one run, {NUM_REQUESTS} decoding requests of a tiny model; "
+        f"emulated forwards, at least {FORWARD_MS:g} ms each; both to one scale", 248,
     )  # fmt: skip
     return _svg(parts, LEFT + WIDTH + 10, 260)
 
 
 def _record(overlap: bool) -> TraceRecord:
     config = EngineConfig(
-        model="tiny-llama", device="cpu", max_num_seqs=NUM_REQUESTS, num_pages=10 * NUM_REQUESTS,
+        model="tiny-llama", device="cpu", max_num_seqs=NUM_REQUESTS, num_pages=20 * NUM_REQUESTS,
         emulated_forward_ms=FORWARD_MS, enable_overlap=overlap, seed=0,
     )  # fmt: skip
-    params = SamplingParams(max_tokens=FIRST_STEP + 2 * NUM_STEPS, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=WARM_UP + STEPS + 10, temperature=0, ignore_eos=True)
     with importlib.import_module("m5_overlap").LLMEngine(config) as engine, Trace(engine) as trace:
         for i in range(NUM_REQUESTS):
             engine.add_request([i + 1, 2, 3], params)
@@ -166,7 +166,10 @@ def _record(overlap: bool) -> TraceRecord:
 
 
 def _steady(record: TraceRecord) -> list[Span]:
-    return record.forwards[FIRST_STEP : FIRST_STEP + NUM_STEPS]
+    """The quietest steps in a row: what else the machine had to do is not the subject."""
+    forwards = record.forwards[WARM_UP : WARM_UP + STEPS]
+    windows = [forwards[i : i + NUM_STEPS] for i in range(len(forwards) - NUM_STEPS)]
+    return min(windows, key=lambda window: window[-1].end - window[0].start)
 
 
 def _host_spans(record: TraceRecord, window: list[Span]) -> list[tuple[Span, str, str]]:

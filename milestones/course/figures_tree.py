@@ -145,8 +145,8 @@ def lanes_picture() -> str:
         parts += _lane("forward", y + 30, forwards, window[0].start, scale)
     parts += _legend(222)
     parts += _note(
-        f"the quietest {NUM_STEPS} steps of one run, {NUM_REQUESTS} decoding requests of a tiny model; "
-        f"emulated forwards, at least {FORWARD_MS:g} ms each; both to one scale", 248,
+        f"{NUM_STEPS} quiet steps of one run · {NUM_REQUESTS} decoding requests, a tiny model · "
+        f"emulated forwards, at least {FORWARD_MS:g} ms each · both to one scale", 248,
     )  # fmt: skip
     return _svg(parts, LEFT + WIDTH + 10, 260)
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
@@ -47,7 +48,7 @@ def run(worker: Worker) -> None:
 
 def test_work_runs_in_the_order_it_was_launched() -> None:
     seen: list[int] = []
-    worker, events = worker_of(*(lambda i=i: seen.append(i) for i in range(5)))  # type: ignore[misc]
+    worker, events = worker_of(*(partial(seen.append, i) for i in range(5)))
     run(worker)
     assert seen == [0, 1, 2, 3, 4]
     assert all(event.done.is_set() for event in events), "an event for each, and each is done"
@@ -56,7 +57,11 @@ def test_work_runs_in_the_order_it_was_launched() -> None:
 def test_an_event_stands_behind_its_own_work() -> None:
     """Not before it, and not behind work that comes later."""
     seen: list[list[bool]] = []
-    look = lambda: seen.append([event.done.is_set() for event in events])  # noqa: E731
+    events: list[ThreadEvent]
+
+    def look() -> None:
+        seen.append([event.done.is_set() for event in events])
+
     worker, events = worker_of(look, look, look)
     run(worker)
     assert seen == [[False, False, False], [True, False, False], [True, True, False]], (
@@ -139,11 +144,16 @@ def test_what_a_step_held_is_let_go_before_the_host_wakes() -> None:
 
     held = Held()
     alive = weakref.ref(held)
-    worker, (event,) = worker_of(lambda held=held: None)
+    worker, (event,) = worker_of(partial(repr, held))
     del held
     seen: list[bool] = []
     announce = event.done.set
-    event.done.set = lambda: (seen.append(alive() is not None), announce())
+
+    def watched() -> None:
+        seen.append(alive() is not None)
+        announce()
+
+    event.done.set = watched
     run(worker)
     assert seen == [False], (
         "I3: when the event is set, the thread still holds the work (and its tensors and requests)"
@@ -164,9 +174,14 @@ def test_each_forward_has_its_span() -> None:
 def test_launching_does_not_wait() -> None:
     """The whole of it: the host goes on while the work before is still being done."""
     stream = ThreadStream()
-    gate, seen = threading.Event(), []
-    stream.launch(lambda: gate.wait(PATIENCE))
-    events = [stream.launch(lambda i=i: seen.append(i)) for i in range(4)]  # type: ignore[misc]
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def blocked() -> None:
+        gate.wait(PATIENCE)
+
+    stream.launch(blocked)
+    events = [stream.launch(partial(seen.append, i)) for i in range(4)]
     assert seen == [], "nothing behind the first piece of work can have run"
     gate.set()
     events[2].wait()

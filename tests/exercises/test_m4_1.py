@@ -1,0 +1,160 @@
+"""m4.1: down the tree as far as the tokens agree, and a split where they part."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from m4_radix.radix_cache import RadixCache, TreeNode
+from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves, picture
+
+
+def chain() -> tuple[RadixCache, TreeNode]:
+    """One node of three pages of two tokens, used at time 5."""
+    tree = RadixCache(2)
+    node = hang(tree, tree.root, [1, 2, 3, 4, 5, 6], [7, 8, 9], used=5)
+    return offer_leaves(tree), node
+
+
+def family() -> tuple[RadixCache, TreeNode, TreeNode, TreeNode]:
+    """A stem of two pages with two branches of a page each; a page is one token."""
+    tree = RadixCache(1)
+    stem = hang(tree, tree.root, [1, 2], [11, 12], used=3)
+    left = hang(tree, stem, [3], [13], used=3)
+    right = hang(tree, stem, [4], [14], used=2)
+    return offer_leaves(tree), stem, left, right
+
+
+def test_nothing_is_found_in_an_empty_tree() -> None:
+    tree = RadixCache(2)
+    node = tree.match_prefix([1, 2, 3, 4])
+    assert node is tree.root, f"an empty tree holds the empty prefix only: the root, not {node}"
+    assert tree.find([1, 2]).num_pages == 0, "an empty tree has no pages to find"
+
+
+def test_a_match_goes_down_through_parents_to_the_last_node() -> None:
+    tree, stem, left, _right = family()
+    node = tree.match_prefix([1, 2, 3, 9])
+    assert node is left, f"1 2 3 is spelled by the path to the left branch, not by {node.tokens}"
+    assert node.prefix_pages() == [11, 12, 13], "the pages of the whole path, in order"
+    assert tree.match_prefix([1, 2, 9]) is stem, "no branch begins with 9: the match ends above"
+    audit(tree, [], "after two matches that end where a node ends")
+
+
+def test_a_match_that_ends_inside_a_node_splits_it() -> None:
+    tree, _node = chain()
+    found = tree.match_prefix([1, 2, 9, 9])
+    assert picture(tree) == {
+        "1 2": "pages 7, locks 0",
+        "1 2 / 3 4 5 6": "pages 8 9, locks 0",
+    }, "1 2 and 9 9 part after the first page: the node becomes two there"
+    assert found.prefix_pages() == [7] and found.end == 1, "the upper half spells what was found"
+    audit(tree, [], "after match_prefix([1, 2, 9, 9]) on one node 1..6")
+
+
+def test_a_split_keeps_what_hangs_below() -> None:
+    tree, stem, left, right = family()
+    upper = tree.match_prefix([1, 5])
+    assert upper.children == {(2,): stem}, "the lower half hangs below the upper one"
+    assert set(stem.children.values()) == {left, right}, "and its own children below it, as before"
+    assert tree.match_prefix([1, 2, 4]) is right, "all that was cached is still found"
+    audit(tree, [], "after a split above two branches")
+
+
+def test_a_split_hands_its_locks_on() -> None:
+    """Whoever holds the lower half holds the upper one too: both counts say so."""
+    tree, node = chain()
+    lock_by_hand(tree, node)
+    lock_by_hand(tree, node)
+    tree.match_prefix([1, 2, 3, 4, 9, 9])
+    assert picture(tree) == {
+        "1 2 3 4": "pages 7 8, locks 2",
+        "1 2 3 4 / 5 6": "pages 9, locks 2",
+    }, "I3: two requests read all three pages, before the split and after it"
+    assert (tree.protected_size, tree.evictable_size) == (3, 0), "a split frees and locks nothing"
+    audit(tree, [node, node], "after a split of a node that two requests hold")
+
+
+def test_a_handle_from_before_a_split_still_spells_its_prefix() -> None:
+    """A request keeps its node for long; a split in between must not shorten its prefix."""
+    tree, handle = chain()
+    tree.match_prefix([1, 2, 9, 9])
+    assert handle.prefix_pages() == [7, 8, 9], (
+        f"a handle taken before the split spelled pages 7 8 9, now {handle.prefix_pages()}: the "
+        "node that callers hold must become the lower half"
+    )
+    assert handle.end == 3, f"its prefix has three pages, not {handle.end}"
+
+
+def test_only_whole_pages_match() -> None:
+    tree = RadixCache(4)
+    hang(tree, tree.root, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2])
+    for query, pages in (
+        ([1, 2, 3], 0),
+        ([1, 2, 3, 9], 0),
+        ([1, 2, 3, 4], 1),
+        ([1, 2, 3, 4, 5, 6, 7], 1),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], 2),
+    ):
+        found = tree.find(query).num_pages
+        assert found == pages, f"{query} agrees with 1..8 in {pages} whole pages of 4, not {found}"
+
+
+def test_a_walk_ends_where_the_tokens_part() -> None:
+    """After a part of a node nothing below it counts, though a page there may look right."""
+    tree = RadixCache(1)
+    upper = hang(tree, tree.root, [1, 2, 3], [1, 2, 3])
+    hang(tree, upper, [2], [4])
+    offer_leaves(tree)
+    assert tree.find([1, 2, 9]).num_pages == 2
+    found = tree.match_prefix([1, 2, 9])
+    assert found.prefix_pages() == [1, 2], (
+        f"1 2 9 parts from 1 2 3 after two pages; the match returned pages {found.prefix_pages()}, "
+        "of which one stands for tokens that this prompt does not have"
+    )
+
+
+def test_a_look_leaves_no_trace() -> None:
+    """`find` is asked for every waiting request in every step: it neither splits nor uses."""
+    tree, node = chain()
+    found = tree.find([1, 2, 3, 4, 9])
+    assert (found.node, found.num_pages) == (node, 2), "it names the node that has the last part"
+    assert picture(tree) == {"1 2 3 4 5 6": "pages 7 8 9, locks 0"}, "find must not split"
+    assert node.last_used == 5, "and to look is not to use"
+
+
+def test_a_match_makes_its_path_the_newest() -> None:
+    """Least recently used goes first: a match renews what it matched, and only that."""
+    tree, stem, left, right = family()
+    tree.match_prefix([1, 2, 4])
+    assert stem.last_used == right.last_used > left.last_used == 3, (
+        f"after a match of 1 2 4 its path is newer than the other branch: stem {stem.last_used}, "
+        f"matched branch {right.last_used}, other branch {left.last_used}"
+    )
+
+
+def test_a_split_renews_the_half_that_was_matched() -> None:
+    tree, lower = chain()
+    upper = tree.match_prefix([1, 2, 9, 9])
+    assert upper.last_used > lower.last_used == 5, (
+        "the pages before the parting were used now, those after it at time 5 still: "
+        f"{upper.last_used} and {lower.last_used}"
+    )
+
+
+def test_every_prompt_finds_its_longest_prefix() -> None:
+    """All prompts of six tokens over three, against a plain dictionary of prefixes."""
+    cached = {(0,): 1, (0, 1): 2, (0, 1, 2): 3, (0, 1, 0): 4, (0, 1, 0, 0): 5, (2,): 6, (2, 2): 7}
+    for prompt in map(list, product(range(3), repeat=6)):
+        tree = RadixCache(1)
+        stem = hang(tree, tree.root, [0, 1], [1, 2])
+        hang(tree, stem, [2], [3])
+        hang(tree, stem, [0, 0], [4, 5])
+        hang(tree, tree.root, [2, 2], [6, 7])
+        offer_leaves(tree)
+        expected: list[int] = []
+        while page := cached.get(tuple(prompt[: len(expected) + 1])):
+            expected.append(page)
+        assert tree.find(prompt).num_pages == len(expected), f"find({prompt})"
+        node = tree.match_prefix(prompt)
+        assert node.prefix_pages() == expected, f"match_prefix({prompt}) on {picture(tree)}"
+        audit(tree, [], f"after match_prefix({prompt})")

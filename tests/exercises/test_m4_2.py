@@ -1,0 +1,179 @@
+"""m4.2: what is computed enters the tree, and who reads a prefix locks it."""
+
+from __future__ import annotations
+
+import random
+
+from m4_radix.radix_cache import RadixCache, TreeNode
+from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves, picture
+
+
+def stem_tree() -> tuple[RadixCache, TreeNode]:
+    """One cached prefix: tokens 1 2 3 4 in pages 7 8, used at time 4."""
+    tree = RadixCache(2)
+    node = hang(tree, tree.root, [1, 2, 3, 4], [7, 8], used=4)
+    return offer_leaves(tree), node
+
+
+def test_a_prefix_enters_an_empty_tree() -> None:
+    tree = RadixCache(2)
+    node = tree.insert([1, 2, 3, 4], [7, 8])
+    assert picture(tree) == {"1 2 3 4": "pages 7 8, locks 0"}
+    assert node.prefix_pages() == [7, 8], "the node that comes back spells what was inserted"
+    assert tree.evictable_size == 2, "nobody has locked it yet: the tree would give it up"
+    audit(tree, [], "after insert([1, 2, 3, 4], [7, 8]) into an empty tree")
+
+
+def test_what_the_tree_has_it_keeps() -> None:
+    """Two requests computed the same tokens. The second one's pages must not enter the tree."""
+    tree, node = stem_tree()
+    again = tree.insert([1, 2, 3, 4], [20, 21])
+    assert again is node, "the prefix was there: its node comes back"
+    assert picture(tree) == {"1 2 3 4": "pages 7 8, locks 0"}, (
+        "I3: the tree's own pages stay; who inserted copies learns from prefix_pages() what counts"
+    )
+    audit(tree, [], "after inserting what was there already")
+
+
+def test_of_a_longer_prefix_the_tree_takes_the_rest() -> None:
+    tree, _node = stem_tree()
+    leaf = tree.insert([1, 2, 3, 4, 5, 6, 7, 8], [20, 21, 22, 23])
+    assert picture(tree) == {
+        "1 2 3 4": "pages 7 8, locks 0",
+        "1 2 3 4 / 5 6 7 8": "pages 22 23, locks 0",
+    }, "of the caller's four pages, the first two hold what the tree has already"
+    assert leaf.prefix_pages() == [7, 8, 22, 23]
+    assert tree.evictable_size == 4
+    audit(tree, [], "after inserting a longer prefix")
+
+
+def test_a_prefix_that_parts_inside_a_node_makes_a_branch() -> None:
+    tree, _node = stem_tree()
+    tree.insert([1, 2, 9, 9], [20, 21])
+    assert picture(tree) == {
+        "1 2": "pages 7, locks 0",
+        "1 2 / 3 4": "pages 8, locks 0",
+        "1 2 / 9 9": "pages 21, locks 0",
+    }
+    audit(tree, [], "after inserting 1 2 9 9 beside 1 2 3 4")
+
+
+def test_a_shorter_prefix_adds_nothing() -> None:
+    tree, _node = stem_tree()
+    node = tree.insert([1, 2], [20])
+    assert node.prefix_pages() == [7], "the node that spells 1 2 holds the tree's page 7"
+    assert tree.evictable_size == 2, "no page was added"
+    audit(tree, [], "after inserting the beginning of what is cached")
+
+
+def test_what_is_inserted_counts_as_used() -> None:
+    tree, node = stem_tree()
+    leaf = tree.insert([1, 2, 3, 4, 5, 6], [7, 8, 9])
+    assert leaf.last_used == node.last_used > 4, (
+        f"both were used now: stem {node.last_used}, new leaf {leaf.last_used}; a leaf that seems "
+        "old is evicted first"
+    )
+
+
+def test_the_tree_owns_its_lists() -> None:
+    """The caller's lists are rows of a page table, and those change with every step."""
+    tree = RadixCache(1)
+    tokens, pages = [1, 2], [7, 8]
+    node = tree.insert(tokens, pages)
+    tokens.append(99)
+    pages[0] = 55
+    assert (node.tokens, node.pages) == ([1, 2], [7, 8]), (
+        "I3: the caller changed its own row after insert, and the tree changed with it"
+    )
+
+
+def test_a_lock_protects_the_whole_path() -> None:
+    tree, stem = stem_tree()
+    leaf = hang(tree, stem, [5, 6], [9])
+    offer_leaves(tree)
+    tree.lock(leaf)
+    assert picture(tree) == {
+        "1 2 3 4": "pages 7 8, locks 1",
+        "1 2 3 4 / 5 6": "pages 9, locks 1",
+    }, "I3: who reads a prefix reads every page of it, the last node's and all above"
+    assert (tree.protected_size, tree.evictable_size) == (3, 0)
+    audit(tree, [leaf], "after lock of a leaf under a stem")
+
+
+def test_each_holder_counts_and_each_page_once() -> None:
+    tree, stem = stem_tree()
+    leaf = hang(tree, stem, [5, 6], [9])
+    offer_leaves(tree)
+    tree.lock(leaf)
+    tree.lock(stem)
+    assert (stem.lock_count, leaf.lock_count) == (2, 1), "two read the stem, one the leaf"
+    assert tree.protected_size == 3, "a page that two requests read is one page"
+    audit(tree, [leaf, stem], "after two locks on one path")
+
+
+def test_an_empty_prefix_is_locked_too() -> None:
+    """A request that found nothing holds the root: locks and unlocks go in pairs for everybody."""
+    tree, _stem = stem_tree()
+    tree.lock(tree.root)
+    assert tree.root.lock_count == 1 and tree.protected_size == 0
+    audit(tree, [tree.root], "after lock(root)")
+    tree.unlock(tree.root)
+    audit(tree, [], "after unlock(root)")
+
+
+def test_the_last_unlock_gives_the_pages_up() -> None:
+    tree, stem = stem_tree()
+    lock_by_hand(tree, stem)
+    lock_by_hand(tree, stem)
+    tree.unlock(stem)
+    assert (stem.lock_count, tree.evictable_size) == (1, 0), "somebody reads it still"
+    tree.unlock(stem)
+    assert (stem.lock_count, tree.evictable_size, tree.protected_size) == (0, 2, 0)
+    audit(tree, [], "after the last unlock of a leaf")
+
+
+def test_a_leaf_that_was_locked_all_its_life_can_be_evicted_after() -> None:
+    """It was never offered for eviction while it was locked; unlock must see to that."""
+    tree = RadixCache(1)
+    leaf = hang(tree, tree.root, [1, 2], [7, 8])
+    lock_by_hand(tree, leaf)
+    tree.unlock(leaf)
+    audit(tree, [], "after the only unlock of a leaf that was never offered")
+
+
+def test_a_handle_from_before_a_split_unlocks_both_halves() -> None:
+    tree, handle = stem_tree()
+    tree.lock(handle)
+    tree.match_prefix([1, 2, 9, 9])  # splits the node that the request holds
+    tree.unlock(handle)
+    assert picture(tree) == {
+        "1 2": "pages 7, locks 0",
+        "1 2 / 3 4": "pages 8, locks 0",
+    }, "I3: one lock before the split, one unlock after it: nothing is held"
+    assert (tree.protected_size, tree.evictable_size) == (0, 2)
+    audit(tree, [], "after lock, split, unlock")
+
+
+def test_random_prefixes_against_a_dictionary() -> None:
+    """Insert, lock and unlock at random; the tree must spell what a dictionary of prefixes says."""
+    chance = random.Random(4)
+    tree, pages_of, held, next_page = RadixCache(2), {}, [], 1  # type: ignore[var-annotated]
+    for turn in range(400):
+        tokens = [chance.randrange(2) for _ in range(2 * chance.randint(1, 5))]
+        pages = list(range(next_page, next_page + len(tokens) // 2))
+        next_page += len(pages)
+        node = tree.insert(tokens, pages)
+        for i, page in enumerate(pages, start=1):
+            pages_of.setdefault(tuple(tokens[: 2 * i]), page)
+        expected = [pages_of[tuple(tokens[: 2 * i])] for i in range(1, len(pages) + 1)]
+        assert node.prefix_pages() == expected, f"turn {turn}: insert({tokens})"
+        if chance.random() < 0.6:
+            tree.lock(node)
+            held.append(node)
+        if held and chance.random() < 0.4:
+            tree.unlock(held.pop(chance.randrange(len(held))))
+        audit(tree, held, f"turn {turn}, {len(held)} locks held")
+    while held:
+        tree.unlock(held.pop())
+    assert tree.protected_size == 0, "I3: nobody holds anything, and nothing is protected"
+    assert tree.evictable_size == len(pages_of)

@@ -1,0 +1,190 @@
+"""m5.1: the forward thread runs what it is given, in order, and says how far it has come."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from m5_overlap.stream import ThreadEvent, ThreadStream, Worker
+
+PATIENCE = 20  # seconds until a thread that should have ended is taken for lost
+
+
+def worker_of(*works: Callable[[], Any], least_seconds: float = 0.0) -> tuple[Worker, Any]:
+    """A worker with work in its queue, the end of the queue behind it, and the events."""
+    queue: Any = SimpleQueue()
+    events = [ThreadEvent() for _ in works]
+    for item in zip(works, events, strict=True):
+        queue.put(item)
+    queue.put(None)
+    return Worker(queue, deque(), least_seconds), events
+
+
+def run(worker: Worker) -> None:
+    """Let the worker empty its queue, on a thread. Raises what `run` raised."""
+    raised: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    if raised:
+        raise raised[0]
+    assert not thread.is_alive(), "I5: None in the queue ends the worker; it still waits or runs"
+
+
+def test_work_runs_in_the_order_it_was_launched() -> None:
+    seen: list[int] = []
+    worker, events = worker_of(*(partial(seen.append, i) for i in range(5)))
+    run(worker)
+    assert seen == [0, 1, 2, 3, 4]
+    assert all(event.done.is_set() for event in events), "an event for each, and each is done"
+
+
+def test_an_event_stands_behind_its_own_work() -> None:
+    """Not before it, and not behind work that comes later."""
+    seen: list[list[bool]] = []
+    events: list[ThreadEvent]
+
+    def look() -> None:
+        seen.append([event.done.is_set() for event in events])
+
+    worker, events = worker_of(look, look, look)
+    run(worker)
+    assert seen == [[False, False, False], [True, False, False], [True, True, False]], (
+        "during the work of step n the events of the steps before it are done, its own is not: "
+        f"{seen}. An event that comes early lets the host read tokens that are not there yet"
+    )
+
+
+def test_a_failure_travels_with_the_event() -> None:
+    worker, (event,) = worker_of(lambda: 1 / 0)
+    run(worker)
+    assert event.done.is_set(), "I5: who waits for work that failed must not wait for ever"
+    with pytest.raises(ZeroDivisionError):
+        event.wait()
+
+
+def test_what_comes_after_a_failure_fails_unrun() -> None:
+    """Step N+1 begins with the tokens of step N. Without them it must not run."""
+    seen: list[str] = []
+    worker, (before, failed, after) = worker_of(
+        lambda: seen.append("before"), lambda: 1 / 0, lambda: seen.append("after")
+    )
+    run(worker)
+    assert seen == ["before"], f"the work behind the failure ran: {seen}"
+    before.wait()
+    for event in (failed, after):
+        with pytest.raises(ZeroDivisionError):
+            event.wait()
+
+
+def test_an_interrupt_is_a_failure_too() -> None:
+    """A thread that dies of it would leave everybody waiting."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    worker, events = worker_of(interrupted, lambda: None)
+    run(worker)
+    for event in events:
+        assert event.done.is_set(), "I5: the host waits for this event for ever"
+        with pytest.raises(KeyboardInterrupt):
+            event.wait()
+
+
+def test_a_failure_that_was_seen_is_over() -> None:
+    """`synchronize` forgets it: from then on work runs again, on the same worker."""
+    worker, (failed,) = worker_of(lambda: 1 / 0)
+    run(worker)
+    worker.failure = None  # as `synchronize` does
+    seen: list[int] = []
+    event = ThreadEvent()
+    worker.input_queue.put((lambda: seen.append(1), event))
+    worker.input_queue.put(None)
+    run(worker)
+    assert seen == [1], "after synchronize work runs again"
+    event.wait()
+    with pytest.raises(ZeroDivisionError):
+        failed.wait()
+
+
+def test_waiting_is_waiting() -> None:
+    event = ThreadEvent()
+    waiter = threading.Thread(target=event.wait, daemon=True)
+    early = ThreadEvent()
+    early.done.set()
+    early.wait()  # done already: it comes back at once, and raises nothing
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive(), "the work is not done, and wait came back"
+    event.done.set()
+    waiter.join(PATIENCE)
+    assert not waiter.is_alive(), "the work is done, and wait did not come back"
+
+
+def test_what_a_step_held_is_let_go_before_the_host_wakes() -> None:
+    """I3, and the next forward: memory that the host has to free first keeps it waiting."""
+
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+    worker, (event,) = worker_of(partial(repr, held))
+    del held
+    seen: list[bool] = []
+    announce = event.done.set
+
+    def watched() -> None:
+        seen.append(alive() is not None)
+        announce()
+
+    event.done.set = watched
+    run(worker)
+    assert seen == [False], (
+        "I3: when the event is set, the thread still holds the work (and its tensors and requests)"
+    )
+
+
+def test_each_forward_has_its_span() -> None:
+    worker, _events = worker_of(lambda: None, lambda: 1 / 0, lambda: None, least_seconds=0.005)
+    run(worker)
+    spans = list(worker.spans)
+    assert len(spans) == 3, f"one span a piece of work, failed or not: {len(spans)}"
+    assert all(end - start >= 0.005 for start, end in spans), (
+        "emulated forwards take at least 5 ms each, asleep"
+    )
+    assert all(a[1] <= b[0] for a, b in pairwise(spans)), "one after the other"
+
+
+def test_launching_does_not_wait() -> None:
+    """The whole of it: the host goes on while the work before is still being done."""
+    stream = ThreadStream()
+    gate = threading.Event()
+    seen: list[int] = []
+
+    def blocked() -> None:
+        gate.wait(PATIENCE)
+
+    stream.launch(blocked)
+    events = [stream.launch(partial(seen.append, i)) for i in range(4)]
+    assert seen == [], "nothing behind the first piece of work can have run"
+    gate.set()
+    events[2].wait()
+    assert seen[:3] == [0, 1, 2]
+    stream.close()
+    assert seen == [0, 1, 2, 3], "what was launched still runs"

@@ -1,0 +1,177 @@
+"""m5.3: a step ends, or is taken back, and who has ended leaves when nobody writes its pages."""
+
+from __future__ import annotations
+
+from m5_overlap.future_map import placeholder
+from m5_overlap.in_flight import StepsInFlight
+from tests.exercises.overlap_states import (
+    NUM_PAGES,
+    advance_by_hand,
+    audit,
+    plan,
+    running,
+    steps_in_flight,
+)
+
+
+def all_pages_can_be_had(steps: StepsInFlight) -> bool:
+    return steps.kv_cache.num_free_pages == NUM_PAGES
+
+
+def test_the_placeholder_goes_and_the_length_stays() -> None:
+    steps = steps_in_flight()
+    request = running(steps, "a", [1, 2, 3], computed=2)
+    batch = plan(steps, (request, 1))
+    advance_by_hand(batch)
+    steps.finish(batch)
+    assert request.token_ids == [1, 2, 3], (
+        f"the token itself is appended next: its name must be gone: {request.token_ids}"
+    )
+    assert request.num_computed_tokens == 3, "the step has computed this token"
+    assert not steps.batches, "and is in flight no more"
+    audit(steps, [request], "after finish of a decode")
+
+
+def test_a_chunk_has_no_placeholder_to_lose() -> None:
+    steps = steps_in_flight()
+    request = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
+    batch = plan(steps, (request, 4))
+    advance_by_hand(batch)
+    steps.finish(batch)
+    assert request.token_ids == [1, 2, 3, 4, 5, 6], (
+        f"I1: a chunk in the middle of a prompt has sampled nothing; the prompt is now "
+        f"{request.token_ids}"
+    )
+    audit(steps, [request], "after finish of a chunk")
+
+
+def test_who_ended_meanwhile_keeps_its_last_token() -> None:
+    """Its end came with step N. Step N+1, which held it too, has nothing to take from it."""
+    steps = steps_in_flight()
+    ended = running(steps, "a", [1, 2, 3], computed=2)
+    batch = plan(steps, (ended, 1))
+    ended.finish_reason = "stop"
+    steps.leave(ended)
+    batch.is_advanced = True
+    steps.finish(batch)
+    assert ended.token_ids == [1, 2, 3], (
+        f"this step never put a placeholder behind a request that had ended, and finish removed "
+        f"a real token: {ended.token_ids}"
+    )
+
+
+def test_pages_are_held_while_a_step_in_flight_writes_them() -> None:
+    steps = steps_in_flight()
+    ended = running(steps, "a", [1, 2, 3], computed=2)
+    pages = list(steps.kv_cache.pages_of(ended))
+    batch = plan(steps, (ended, 1))
+    ended.finish_reason = "stop"
+    steps.leave(ended)
+    assert steps.leaving == [ended] and ended.row is not None, (
+        "I3: step N+1 is in flight and writes to this row's pages; nobody else may have them"
+    )
+    assert not set(pages) & set(steps.kv_cache.allocator.free_pages)
+    batch.is_advanced = True
+    steps.finish(batch)
+    assert steps.leaving == [] and ended.row is None, "now it has written: row and pages are free"
+    assert all_pages_can_be_had(steps)
+    audit(steps, [], "after the last step of a request that had ended")
+
+
+def test_who_is_in_no_step_leaves_at_once() -> None:
+    steps = steps_in_flight()
+    aborted, other = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
+    plan(steps, (other, 1))
+    steps.leave(aborted)
+    assert steps.leaving == [] and aborted.row is None, (
+        "no step in flight holds it: what it has is free the moment it ends"
+    )
+    audit(steps, [other], "after leave of a request that is in no step")
+
+
+def test_the_last_of_two_steps_counts() -> None:
+    steps = steps_in_flight()
+    ended = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
+    first = plan(steps, (ended, 2))
+    advance_by_hand(first)
+    second = plan(steps, (ended, 2))
+    ended.finish_reason = "abort"
+    steps.leave(ended)
+    steps.finish(first)
+    assert steps.leaving == [ended] and ended.row is not None, (
+        "I3: two steps in flight held it, and the second one has not ended"
+    )
+    second.is_advanced = True
+    steps.finish(second)
+    assert steps.leaving == [] and all_pages_can_be_had(steps)
+    audit(steps, [], "after the second of two steps that held an aborted request")
+
+
+def test_one_leaves_and_the_others_stay() -> None:
+    steps = steps_in_flight()
+    early, late, lives = (running(steps, n, [i, i, i], computed=2) for i, n in enumerate("abc"))
+    first = plan(steps, (early, 1))
+    second = plan(steps, (late, 1), (lives, 1))
+    for request in (early, late):
+        request.finish_reason = "stop"
+        steps.leave(request)
+    first.is_advanced = True
+    steps.finish(first)
+    assert steps.leaving == [late], "only the first one's last step has ended"
+    lives.num_computed_tokens += 1  # the second step is advanced: for the one that lives
+    lives.token_ids.append(placeholder(lives.row))
+    second.is_advanced = True
+    steps.finish(second)
+    assert steps.leaving == [] and lives.row is not None
+    audit(steps, [lives], "after two of three requests left, a step apart")
+
+
+def test_a_step_that_was_not_computed_is_taken_back() -> None:
+    """It failed before anybody was advanced: only its place in the queue is undone."""
+    steps = steps_in_flight()
+    request = running(steps, "a", [1, 2, 3], computed=2)
+    batch = plan(steps, (request, 1))
+    steps.take_back(batch)
+    assert not steps.batches
+    assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
+
+
+def test_a_step_that_was_advanced_is_taken_back_whole() -> None:
+    steps = steps_in_flight()
+    decode = running(steps, "a", [1, 2, 3], computed=2)
+    chunk = running(steps, "b", [4, 5, 6, 7, 8], computed=0)
+    batch = plan(steps, (decode, 1), (chunk, 3))
+    advance_by_hand(batch)
+    steps.take_back(batch)
+    assert (decode.num_computed_tokens, decode.token_ids) == (2, [1, 2, 3]), (
+        "I3: as before the step: its token is not computed, and its placeholder is gone"
+    )
+    assert (chunk.num_computed_tokens, chunk.token_ids) == (0, [4, 5, 6, 7, 8]), (
+        "the chunk is not computed, and its prompt is whole"
+    )
+
+
+def test_two_steps_are_taken_back_newest_first() -> None:
+    steps = steps_in_flight()
+    request = running(steps, "a", [1, 2, 3], computed=2)
+    first = plan(steps, (request, 1))
+    advance_by_hand(first)
+    second = plan(steps, (request, 1))
+    steps.take_back(second)
+    assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "as step N will leave it"
+    steps.take_back(first)
+    assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
+    assert not steps.batches
+
+
+def test_taking_back_leaves_the_dead_alone_and_lets_them_go() -> None:
+    steps = steps_in_flight()
+    ended = running(steps, "a", [1, 2, 3], computed=2)
+    batch = plan(steps, (ended, 1))
+    ended.finish_reason = "abort"
+    steps.leave(ended)
+    batch.is_advanced = True
+    steps.take_back(batch)
+    assert ended.token_ids == [1, 2, 3] and steps.leaving == []
+    assert all_pages_can_be_had(steps), "I3: nobody computes it any more: its memory is free"
+    audit(steps, [], "after the step of an aborted request was taken back")

@@ -1,0 +1,158 @@
+"""m5.4: two steps' buffers in turns, filled again when their step is done, and read no sooner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from common.sampler import SamplerOutput
+from m5_overlap.buffers import ALIGNMENT, StepBuffers
+from m5_overlap.model_runner import StepResult
+from tests.streams import LateStream
+
+CPU = torch.device("cpu")
+
+
+def two_buffers() -> list[StepBuffers]:
+    return [StepBuffers(CPU, size=256) for _ in range(2)]
+
+
+def test_buffers_are_filled_again_when_their_step_is_done_and_not_before() -> None:
+    """Three steps on two buffers, on a stream that runs as late as it may."""
+    buffers, stream, seen = two_buffers(), LateStream(), []
+    for step in range(3):
+        mine = buffers[step % 2]
+        mine.begin()
+        inputs = mine.upload(torch.full((4,), step))
+        mine.in_use = stream.launch(lambda x=inputs: seen.append(x.tolist()))  # type: ignore[misc]
+    stream.synchronize()
+    assert seen == [[0] * 4, [1] * 4, [2] * 4], (
+        f"I2: each step must read what was written for it; they read {seen}: a buffer was filled "
+        "again while its step had not run"
+    )
+
+
+def test_nobody_waits_for_more_than_the_step_before_last() -> None:
+    buffers, stream = two_buffers(), LateStream()
+    waits = []
+    for step in range(4):
+        mine = buffers[step % 2]
+        mine.begin()
+        waits.append(stream.num_waits)
+        mine.in_use = stream.launch(lambda: None)
+    assert waits == [0, 0, 1, 2], (
+        "the first two steps find their buffers unused; the third waits for the first, the fourth "
+        f"for the second, once each: waits so far before each step: {waits}"
+    )
+
+
+def test_a_buffer_that_nobody_uses_is_free() -> None:
+    mine = StepBuffers(CPU)
+    mine.begin()
+    mine.begin()
+    assert mine.in_use is None
+    stream = LateStream()
+    mine.in_use = stream.launch(lambda: None)
+    mine.begin()
+    mine.begin()
+    assert stream.num_waits == 1, "it was waited for once; after that the step is done with it"
+
+
+def test_a_step_begins_at_the_beginning() -> None:
+    """The same memory for each step: it does not grow from step to step."""
+    mine = StepBuffers(CPU, size=256)
+    places = []
+    for _ in range(50):
+        mine.begin()
+        places.append(mine.upload(torch.zeros(16, dtype=torch.int64)).data_ptr())
+    assert len(set(places)) == 1, f"50 steps, one after the other, used {len(set(places))} places"
+
+
+def test_pieces_do_not_overlap() -> None:
+    mine = StepBuffers(CPU, size=4096)
+    mine.begin()
+    tensors: list[torch.Tensor] = [
+        torch.arange(3, dtype=torch.int32),
+        torch.arange(5, dtype=torch.int64),
+        torch.tensor([True, False, True]),
+        torch.rand(7),
+        torch.empty(0, dtype=torch.int64),
+        torch.arange(6, dtype=torch.int32).view(2, 3),
+        torch.tensor(2.5, dtype=torch.float64),
+    ]
+    taken = [mine.upload(tensor) for tensor in tensors]
+    for before, after in zip(tensors, taken, strict=True):
+        assert before.dtype == after.dtype and before.shape == after.shape
+        assert torch.equal(before, after), (
+            f"{before.tolist()} was uploaded, and after the next uploads it reads {after.tolist()}"
+        )
+
+
+def test_each_piece_is_aligned() -> None:
+    """A copy from an odd address is slow, and a view of eight bytes from one is an error."""
+    mine = StepBuffers(CPU, size=4096)
+    mine.begin()
+    base = mine.memory.data_ptr()
+    for size in (1, 3, 16, 17, 5):
+        piece = mine.upload(torch.zeros(size, dtype=torch.uint8))
+        offset = piece.data_ptr() - base
+        assert offset % ALIGNMENT == 0, f"a piece begins at byte {offset}, not at one of 16, 32, …"
+
+
+def test_memory_grows_and_what_was_taken_stays() -> None:
+    mine = StepBuffers(CPU, size=32)
+    mine.begin()
+    tensors = [torch.arange(n) + n for n in (2, 3, 40, 1, 500)]
+    taken = [mine.upload(tensor) for tensor in tensors]
+    assert all(torch.equal(a, b) for a, b in zip(taken, tensors, strict=True)), (
+        "I2: memory ran out in the middle of a step, and what the step had written is lost"
+    )
+
+
+def test_what_comes_back_has_a_place_too() -> None:
+    mine = StepBuffers(CPU, size=64)
+    mine.begin()
+    inputs = mine.upload(torch.tensor([1, 2, 3]))
+    answer = mine.download(torch.tensor([7, 8]))
+    assert (inputs.tolist(), answer.tolist()) == ([1, 2, 3], [7, 8])
+
+
+def launched(stream: LateStream, buffers: StepBuffers, tokens: list[int]) -> StepResult:
+    """A step whose forward says these tokens when it runs."""
+    result = StepResult(buffers)
+
+    def forward() -> None:
+        result.output = SamplerOutput(torch.tensor(tokens), None, None, [None] * len(tokens))
+
+    result.done = buffers.in_use = stream.launch(forward)
+    return result
+
+
+def test_a_result_is_read_after_its_own_step() -> None:
+    stream, buffers = LateStream(), two_buffers()
+    first = launched(stream, buffers[0], [10, 11])
+    second = launched(stream, buffers[1], [20, 21])
+    assert first.wait() == [(10, None), (11, None)], "tokens with their log probabilities, or None"
+    assert len(stream.pending) == 1, "the step behind it is still in flight: nobody waits for that"
+    assert second.wait() == [(20, None), (21, None)]
+
+
+def test_the_buffer_is_free_once_its_result_was_read() -> None:
+    """Else the next step to use it waits a second time for the same event."""
+    stream, buffers = LateStream(), two_buffers()
+    result = launched(stream, buffers[0], [10])
+    other = launched(stream, buffers[1], [20])
+    result.wait()
+    buffers[0].begin()
+    assert stream.num_waits == 1, f"one step was waited for, {stream.num_waits} times"
+    assert buffers[1].in_use is other.done, "the other step's buffer is still in use"
+
+
+def test_a_failed_forward_raises_where_it_is_waited_for() -> None:
+    stream, buffers = LateStream(), two_buffers()
+    result: Any = StepResult(buffers[0])
+    result.done = buffers[0].in_use = stream.launch(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        result.wait()

@@ -1,0 +1,331 @@
+"""m5.6: launch step N+1, then process step N. The loop on hashes first, then on a real model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from common import EngineConfig, SamplingParams
+from m5_overlap import engine as engine_module
+from m5_overlap.future_map import placeholder
+from m5_overlap.scheduler import ScheduleBatch, Scheduler
+from tests.conftest import assert_idle, build_engine
+from tests.exercises.requests import request_of
+from tests.fake_overlap import hash_engine
+from tests.fake_paged import expected_tokens
+from tests.oracle import assert_one_answer, drain, greedy
+from tests.streams import EarlyStream, LateStream
+from tests.test_overlap import fuzz
+
+
+def scheduler_of(num_pages: int, **config: Any) -> Scheduler:
+    settings: dict[str, Any] = {"page_size": 2, "max_num_seqs": 4, **config}
+    return Scheduler(EngineConfig(model="none", **settings), num_pages)
+
+
+def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 20) -> ScheduleBatch:
+    """These prompts are planned, in flight, and their requests advanced, as before a launch."""
+    for i, prompt in enumerate(prompts):
+        scheduler.add_request(request_of(f"{i}", prompt, max_tokens))
+    batch = scheduler.schedule()
+    for i, request in enumerate(batch.requests):
+        request.num_computed_tokens += batch.num_scheduled_tokens[i]
+        if i in batch.sampled:
+            request.token_ids.append(placeholder(request.row))
+    batch.is_advanced = True
+    return batch
+
+
+def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
+    """The engine without tensors, on a stream that runs as late as it may (or as early)."""
+    return hash_engine(engine_module, stream, num_pages, **config)
+
+
+def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    """The tokens that each prompt ends with; each ends once, and no output shows a placeholder."""
+    names = [engine.add_request(p, greedy(max_tokens, ignore_eos=True)) for p in prompts]
+    finals: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert output.request_id not in finals, "nothing comes after the final output"
+            tokens = output.outputs[0].token_ids
+            assert min(tokens, default=0) >= 0, f"I1: a placeholder in an output: {tokens}"
+            if output.finished:
+                finals[output.request_id] = tokens
+    return [finals[name] for name in names]
+
+
+def test_with_memory_to_spare_nobody_waits() -> None:
+    scheduler = scheduler_of(num_pages=20)
+    in_flight(scheduler, [1, 2, 3], [4, 5, 6])
+    assert not scheduler.needs_result(), "both have room in their last page: plan step N+1 now"
+
+
+@pytest.mark.parametrize(("num_pages", "is_short"), [(3, False), (2, True)])
+def test_memory_is_short_when_a_page_is_missing(num_pages: int, is_short: bool) -> None:
+    """One of two requests has filled its page; the next step needs one page more than is held."""
+    scheduler = scheduler_of(num_pages)
+    scheduler.new_token_ratio = 0.0  # admit both, whatever they may need later
+    in_flight(scheduler, [1, 2], [4])
+    assert scheduler.needs_result() == is_short, (
+        f"of {num_pages} pages two are held, and step N+1 needs a third: if there is none, "
+        "somebody would be retracted; who ends in step N may save him, so wait for its result"
+    )
+
+
+def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
+    scheduler = scheduler_of(num_pages=3)
+    scheduler.new_token_ratio = 0.0
+    [cached] = scheduler.kv_cache.allocator.allocate(1)
+    scheduler.kv_cache.radix_cache.insert([9, 9], [cached])
+    in_flight(scheduler, [1, 2], [4])
+    assert not scheduler.needs_result(), "no page is free, and one is cached that nobody reads"
+
+
+def test_who_is_known_to_end_needs_no_page() -> None:
+    scheduler = scheduler_of(num_pages=2)
+    scheduler.new_token_ratio = 0.0
+    in_flight(scheduler, [1, 2], [4, 5], max_tokens=1)
+    assert not scheduler.needs_result(), "both end with step N: step N+1 holds nobody"
+
+
+def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
+    scheduler = scheduler_of(num_pages=20)
+    in_flight(scheduler, [1, 2, 3, 4, 5])
+    assert not scheduler.needs_result()
+    scheduler.add_request(request_of("alike", [1, 2, 3, 4, 9]))
+    assert scheduler.needs_result(), (
+        "step N computes 1 2 3 4, which the waiting request needs: planned before N has ended, "
+        "step N+1 would leave it outside"
+    )
+
+
+def test_a_forced_retraction_needs_the_result() -> None:
+    """For tests: whoever is retracted must not have a result on its way."""
+    scheduler = scheduler_of(num_pages=20)
+    in_flight(scheduler, [1, 2, 3])
+    assert not scheduler.needs_result()
+    scheduler.retract_every = 2  # one step is planned, so the next one retracts
+    assert scheduler.needs_result()
+
+
+def test_an_idle_engine_does_nothing() -> None:
+    engine = engine_of(LateStream())
+    assert engine.step() == [] and engine.step() == []
+    assert engine.runner.num_launches == 0 and engine.stats().num_steps == 0
+
+
+def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
+    """The lesson, in two counters: launches are one ahead, and the host waits once a step."""
+    stream = LateStream()
+    engine = engine_of(stream, max_num_seqs=4)
+    for i in range(3):
+        engine.add_request([i, 1, 2], greedy(8, ignore_eos=True))
+    for step in range(1, 8):
+        outputs = engine.step()
+        assert len(outputs) == 3, f"step() number {step} returns the outputs of step {step}"
+        assert engine.runner.num_launches == step + 1, (
+            f"after step() number {step}, step {step + 1} should be in flight: "
+            f"{engine.runner.num_launches} were launched"
+        )
+        assert stream.num_waits == step, f"one wait a step: {stream.num_waits} in {step} steps"
+    engine.step()
+    assert engine.runner.num_launches == 8 == engine.stats().num_steps
+    assert_idle(engine)
+
+
+def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
+    events: list[str] = []
+
+    class Watched(LateStream):
+        def run_until(self, event: Any) -> None:
+            events.append("wait")
+            super().run_until(event)
+
+    engine = engine_of(Watched())
+    launch = engine.runner.launch
+    engine.runner.launch = lambda *a: (events.append("launch"), launch(*a))[1]
+    engine.add_request([1, 2], greedy(4, ignore_eos=True))
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"], (
+        f"two launches, then wait for the older one and launch the next, in turns: {events}"
+    )
+
+
+def test_without_overlap_a_step_is_whole() -> None:
+    stream = LateStream()
+    engine = engine_of(stream, enable_overlap=False)
+    engine.add_request([1, 2, 3], greedy(5, ignore_eos=True))
+    for step in range(1, 6):
+        engine.step()
+        assert engine.runner.num_launches == step == stream.num_waits, "launch, wait, process"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("stream", [LateStream, EarlyStream])
+@pytest.mark.parametrize("max_tokens", [1, 2, 9])
+def test_the_tokens_are_those_of_the_requests_alone(
+    stream: type[LateStream], max_tokens: int
+) -> None:
+    engine = engine_of(stream(), max_num_seqs=3, page_size=2)
+    prompts = [[i] * (1 + 2 * i) for i in range(1, 7)]
+    assert run(engine, prompts, max_tokens) == [expected_tokens(p, max_tokens) for p in prompts], (
+        "I1, I2"
+    )
+    stats = engine.stats()
+    assert stats.padding_tokens == 0, "all ends were known in advance: no step for nobody"
+    assert stats.prefill_tokens + stats.cached_prompt_tokens == sum(map(len, prompts))
+    assert stats.decode_tokens == len(prompts) * (max_tokens - 1)
+    assert_idle(engine)
+
+
+def test_overlapping_changes_no_step() -> None:
+    """Where all ends are known, both loops run the same steps: same requests, same chunks."""
+    seen: dict[bool, list[Any]] = {}
+    for overlap in (False, True):
+        engine = engine_of(
+            LateStream(), max_num_seqs=3, max_num_batched_tokens=7, enable_overlap=overlap
+        )
+        steps = seen[overlap] = []
+        launch = engine.runner.launch
+
+        def watched(batch: Any, table: Any, steps: Any = steps, launch: Any = launch) -> Any:
+            parts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
+            steps.append([(request.request_id, n) for request, n in parts])
+            return launch(batch, table)
+
+        engine.runner.launch = watched
+        for i in range(7):
+            params = greedy(1 + 3 * (i % 3), ignore_eos=True)
+            engine.add_request([i + 1] * (1 + 5 * (i % 3)), params, f"{i}")
+        drain(engine)
+    assert seen[True] == seen[False]
+
+
+@pytest.mark.parametrize("stream", [LateStream, EarlyStream])
+def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateStream]) -> None:
+    """It says its stop token at N, and N+1 is in flight: what it computes there is dropped."""
+    engine = engine_of(stream(), page_size=1)
+    answer = expected_tokens([5, 6], 20)
+    length = answer.index(answer[3]) + 1
+    stops = greedy(20, stop_token_ids=[answer[3]], ignore_eos=True)
+    engine.add_request([5, 6], stops, "stops")
+    engine.add_request([8, 9], greedy(20, ignore_eos=True), "goes on")
+    final = None
+    while final is None:
+        outputs = {output.request_id: output for output in engine.step()}
+        final = outputs["stops"] if outputs["stops"].finished else None
+    assert (
+        final.outputs[0].token_ids == answer[:length] and final.outputs[0].finish_reason == "stop"
+    )
+    assert [r.request_id for r in engine.scheduler.in_flight.leaving] == ["stops"], (
+        "I3: step N+1 writes to its pages: they are held until then"
+    )
+    rest = drain(engine)
+    assert "stops" not in rest, "nothing comes after the final output"
+    assert engine.stats().padding_tokens == 1, "one token was computed for nobody"
+    assert rest["goes on"][-1].outputs[0].token_ids == expected_tokens([8, 9], 20), "I2"
+    assert_idle(engine)
+
+
+def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
+    """The only request stops at N. When its final output is given, nothing is in flight."""
+    engine = engine_of(LateStream(), page_size=1)
+    answer = expected_tokens([5, 6], 20)
+    engine.add_request([5, 6], greedy(20, stop_token_ids=[answer[0]], ignore_eos=True))
+    outputs = engine.step()
+    assert [output.finished for output in outputs] == [True]
+    assert not engine.result_queue, "step N+1 was for this request alone: it is forgotten"
+    assert_idle(engine)
+
+
+def test_an_abort_between_two_steps() -> None:
+    """Its token is on its way. It is neither given nor missed, and the neighbour's is exact."""
+    engine = engine_of(LateStream(), page_size=2)
+    for name, prompt in (("goes", [5, 6]), ("stays", [7, 8])):
+        engine.add_request(prompt, greedy(9, ignore_eos=True), name)
+    engine.step()
+    engine.step()
+    assert engine.abort_request("goes")
+    history = drain(engine)
+    [final] = history["goes"]
+    assert final.finished and final.outputs[0].finish_reason == "abort"
+    assert final.outputs[0].token_ids == expected_tokens([5, 6], 9)[:2], (
+        "I1: two steps were processed, two tokens are its output"
+    )
+    assert history["stays"][-1].outputs[0].token_ids == expected_tokens([7, 8], 9)
+    assert_idle(engine)
+
+
+def test_a_prompt_is_shared_after_its_forward_and_not_before() -> None:
+    """Six that begin alike: one computes the stem, the others join in the step after."""
+    engine = engine_of(LateStream(), page_size=4, max_num_seqs=8)
+    stem = [1] * 32
+    prompts = [[*stem, 40 + i, 3] for i in range(6)]
+    assert run(engine, prompts, 4) == [expected_tokens(p, 4) for p in prompts], "I1"
+    assert engine.stats().prefill_tokens == 34 + 5 * 2, (
+        "the stem once, and two tokens of their own each"
+    )
+    assert_idle(engine)
+
+
+def test_retraction_on_little_memory() -> None:
+    engine = engine_of(LateStream(), num_pages=12, page_size=2, max_num_seqs=4)
+    prompts = [[1, 2], [3, 4], [5, 6]]
+    assert run(engine, prompts, 16) == [expected_tokens(p, 16) for p in prompts], "I2"
+    assert engine.stats().num_retractions > 0, "the pool is too small for all three"
+    assert_idle(engine)
+
+
+def test_a_launch_that_fails_changes_nothing() -> None:
+    """I3: the step behind it is undone with it, and the requests go on as before."""
+    engine = engine_of(LateStream(), page_size=2)
+    engine.add_request([5, 6, 7], greedy(8, ignore_eos=True), "a")
+    engine.step()
+    launch = engine.runner.launch
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    engine.runner.launch = fail
+    with pytest.raises(MemoryError):
+        engine.step()
+    engine.check_invariants()
+    engine.runner.launch = launch
+    final = drain(engine)["a"][-1]
+    assert final.outputs[0].token_ids == expected_tokens([5, 6, 7], 8), "I1"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("stream", [LateStream, EarlyStream])
+def test_random_schedules(stream: type[LateStream]) -> None:
+    """Arrivals, stops, aborts, retractions on a few pages: exact, and audited after each step."""
+    for seed in range(60):
+        fuzz(engine_module, seed, stream)
+
+
+def test_the_answers_are_hugging_faces() -> None:
+    """I1 end to end: thread, futures, buffers in turns, padded decodes, the tree, the loop."""
+    prompts = [[i + 3] * (1 + 7 * i) for i in range(5)] + [[7] * 20 + [i] for i in range(3)]
+    assert run(engine_of(EarlyStream(), max_num_seqs=4), prompts, 9), "first without a model"
+    with build_engine("m5_overlap", max_num_seqs=4, page_size=4, enable_overlap=True) as engine:
+        params = [greedy(2 + (5 * i) % 9, ignore_eos=True) for i in range(len(prompts))]
+        for output, one in zip(engine.generate(prompts, params), params, strict=True):
+            assert_one_answer("tiny-llama", output, one.max_tokens)
+    assert_idle(engine)
+
+
+def test_sampling_does_not_notice() -> None:
+    """I2: a draw depends on seed and position, in the overlapped loop as in the serial one."""
+    prompts = [[1 + i, 2, 3] for i in range(5)]
+    assert run(engine_of(EarlyStream(), max_num_seqs=3), prompts, 4), "first without a model"
+    texts = []
+    for overlap in (False, True):
+        with build_engine("m5_overlap", max_num_seqs=3, enable_overlap=overlap) as engine:
+            params = SamplingParams(max_tokens=8, temperature=1, seed=11, ignore_eos=True)
+            outputs = engine.generate(prompts, params)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[0] == texts[1]

@@ -18,7 +18,7 @@ DECIDING = (
     "engine.py", "scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py", "in_flight.py",
     "future_map.py",
 )  # fmt: skip
-RECORDER = ("slides/record.py", "slides/workloads.py")
+RECORDER = ("slides/workloads.py",)
 
 
 def sources_of(*rungs: str) -> list[str]:

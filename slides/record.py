@@ -20,7 +20,7 @@ from common.trace_record import Frame, Span, State, TraceRecord
 from common.workload import Workload, WorkloadResult, run
 
 from .freshness import ROOT, fingerprint, sources_of
-from .workloads import EXAMPLES, PARAMS, PROMPTS, config_of
+from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
 DATA = ROOT / "slides" / "data"
 TINY = "tiny-llama"
@@ -43,16 +43,28 @@ def example(name: str, loaded: LoadedModel | None = None) -> Json:
     loaded = loaded or load_model(EngineConfig())
     engine = importlib.import_module(rung).LLMEngine(EngineConfig(**config), loaded)
     with engine, Trace(engine) as trace:
-        for request_id, prompt in PROMPTS.items():
-            engine.add_request(prompt, PARAMS[request_id], request_id)
+        for request_id, params in params_of(name).items():
+            engine.add_request(PROMPTS[request_id], params, request_id)
+        tables = []
         while engine.has_unfinished_requests():
             engine.step()
             engine.check_invariants()
+            tables.append(_tables(engine))
     words = {
         request_id: [loaded.tokenizer.decode([t]) for t in loaded.tokenizer(prompt)["input_ids"]]
         for request_id, prompt in PROMPTS.items()
+        if request_id in params_of(name)
     }
-    return {"rung": rung, "config": config, "prompts": words, "steps": steps_of(trace.record)}
+    steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.record), tables, strict=True)]
+    return {"rung": rung, "config": config, "prompts": words, "steps": steps}
+
+
+def _tables(engine: Any) -> dict[str, list[int]]:
+    """The pages of each running request, in order of its positions."""
+    kv_cache = getattr(engine.scheduler, "kv_cache", None)
+    if not hasattr(kv_cache, "pages_of"):
+        return {}
+    return {r.request_id: list(kv_cache.pages_of(r)) for r in engine.scheduler.running}
 
 
 def steps_of(trace: TraceRecord) -> list[Json]:
@@ -122,7 +134,7 @@ def memory(_name: str) -> Json:
 def reuse(_name: str) -> Json:
     """Twelve conversations under three long instructions, on m3 and m4, and policy by policy."""
     prompts = [
-        [*range(1, 121), *(121 + 40 * (i % 3) + j for j in range(40)), *(i * 5 + 1,) * 12]
+        [*range(1, 41), *(50 + 60 * (i % 3) + j % 60 for j in range(120)), *(i * 5 + 1,) * 12]
         for i in range(12)
     ]
     workload = Workload(prompts, [8] * 12, ignore_eos=True)
@@ -154,9 +166,11 @@ def lanes(_name: str) -> Json:
     return made
 
 
-def _lanes(trace: TraceRecord, first: int = 12, count: int = 5) -> Json:
-    """Some steps from the middle of a run, in milliseconds since the first one's forward."""
-    forwards = trace.forwards[first : first + count]
+def _lanes(trace: TraceRecord, count: int = 5) -> Json:
+    """The five steps of steady decode that took the least, in milliseconds since the first one's
+    forward began: what else the machine did in between is not what is shown."""
+    windows = [trace.forwards[i : i + count] for i in range(4, len(trace.forwards) - count)]
+    forwards = min(windows, key=lambda window: window[-1].end - window[0].start)
     start, end = forwards[0].start, forwards[-1].end
     kinds = ("launch", "wait", "process", "schedule")
 

@@ -26,10 +26,22 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "m1_example": ("m1_single", {}),
     "m2_example": ("m2_continuous", {"max_num_batched_tokens": 32}),
     "m3_example": ("m3_paged", PAGES),
-    "m3_retract": ("m3_paged", {**PAGES, "num_pages": 11, "max_num_seqs": 3}),
+    "m3_retract": ("m3_paged", {**PAGES, "num_pages": 17}),
     "m4_example": ("m4_radix", PAGES),
     "m5_example": ("m5_overlap", PAGES),
 }
+
+
+# Two that say more than the scheduler expected of them, in a pool that is too small for both.
+LONGER = {
+    "A": SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
+    "C": SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
+}
+
+
+def params_of(name: str) -> dict[str, SamplingParams]:
+    """Who takes part in a worked example, and what each asks for."""
+    return LONGER if name == "m3_retract" else PARAMS
 
 
 def config_of(name: str) -> tuple[str, dict[str, Any]]:

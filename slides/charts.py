@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any
 
@@ -41,22 +42,43 @@ def keys(body: str) -> str:
     return f'<div class="keys">{"".join(parts)}</div>'
 
 
+def gantt(body: str, height: str = "40") -> str:
+    """Bars on a common scale, a line each: `name: 0-20 output, 20-24 stall`; `# words`: a heading."""
+    parts, y, step = list[str](), 0.0, float(height)
+    found = re.findall(r"(\d+)-(\d+) (\w+)(?:=(\S+))?", body)
+    scale = (WIDTH - 110) / max(int(end) for _, end, *_ in found)
+    for row in filter(None, map(str.strip, body.splitlines())):
+        if row.startswith("#"):
+            parts.append(text(0, y + 26, row.lstrip("# "), "strong", 23))
+            y += 38
+            continue
+        name, _, spans = row.partition(": ")
+        parts.append(text(0, y + step / 2 + 5, name, "", 22))
+        for start, end, kind, words in re.findall(r"(\d+)-(\d+) (\w+)(?:=(\S+))?", spans):
+            x, width = 110 + int(start) * scale, (int(end) - int(start)) * scale
+            parts.append(rect(x, y + 3, width - 2, step - 8, kind, 3))
+            ink = "on strong" if kind in ("output", "computed", "cached") else "light strong"
+            parts.append(text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 19, "middle"))
+        y += step
+    return picture(WIDTH, y, parts, " ".join(body.split()))
+
+
 class Axes:
     """A plot: values to places, with ticks."""
 
     def __init__(
-        self, xs: list[float], ys: list[float], x_name: str, y_name: str, height: float = 400
+        self, xs: list[float], ys: list[float], x_name: str, y_name: str, height: float = 500
     ) -> None:
-        self.left, self.top, self.right, self.bottom = 76.0, 16.0, 1000.0, height - 58
+        self.left, self.top, self.right, self.bottom = 76.0, 16.0, 980.0, height - 58
         self.x_max, self.y_max, self.height = xs[-1], ys[-1], height
         self.parts = [line(self.left, self.bottom, self.right, self.bottom)]
         for x in xs:
-            self.parts.append(text(self.x(x), self.bottom + 26, f"{x:g}", "soft", 18, "middle"))
+            self.parts.append(text(self.x(x), self.bottom + 26, f"{x:g}", "soft", 21, "middle"))
         for y in ys:
             self.parts.append(line(self.left, self.y(y), self.right, self.y(y), "grid"))
-            self.parts.append(text(self.left - 10, self.y(y) + 6, f"{y:g}", "soft", 18, "end"))
-        self.parts.append(text(self.right, self.bottom + 50, x_name, "", 19, "end"))
-        self.parts.append(text(self.left + 8, self.top + 8, y_name, "", 19))
+            self.parts.append(text(self.left - 10, self.y(y) + 6, f"{y:g}", "soft", 21, "end"))
+        self.parts.append(text(self.right, self.bottom + 50, x_name, "", 22, "end"))
+        self.parts.append(text(self.left + 8, self.top + 8, y_name, "", 22))
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * value / self.x_max
@@ -72,7 +94,7 @@ class Axes:
             for a, b in points:
                 shape = rect(a - 5, b - 5, 10, 10, kind, 5 if kind != "forward" else 0)
                 self.parts.append(shape)
-        self.parts.append(text(points[-1][0] + 12, points[-1][1] + 6, name, f"{kind}-ink strong", 19))
+        self.parts.append(text(points[-1][0] + 12, points[-1][1] + 6, name, f"{kind}-ink strong", 22))
 
     def picture(self, label: str) -> str:
         return picture(WIDTH, self.height, self.parts, label)

@@ -38,7 +38,7 @@
       for (const node of drawing.querySelectorAll("text")) {
         inside(node, "a label");
         const size = parseFloat(node.getAttribute("font-size")) * zoom;
-        if (size < 11.5) say(`a label of ${size.toFixed(1)} px is too small: "${words(node)}"`);
+        if (size < 13) say(`a label of ${size.toFixed(1)} px is too small: "${words(node)}"`);
       }
     }
     const drawn = [...frame.querySelectorAll(".body > *, .body > .part > *, .columns > div > *")];

@@ -4,7 +4,7 @@ const asked = new URLSearchParams(location.search).get("theme");
 if (asked) document.documentElement.dataset.theme = asked;
 Reveal.initialize({
   width: 1280, height: 720, margin: 0, minScale: 0.1, maxScale: 4, center: false, hash: true,
-  transition: "none", backgroundTransition: "none", slideNumber: "c/t", controlsTutorial: false,
+  controls: false, transition: "none", backgroundTransition: "none", slideNumber: "c/t",
   navigationMode: "linear", pdfSeparateFragments: false, pdfMaxPagesPerSlide: 1,
   autoAnimateDuration: 0.8, plugins: [RevealNotes],
   keyboard: {

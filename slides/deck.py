@@ -16,6 +16,7 @@
 
 Blocks between three backticks: `code PLACE`, `diff BELOW ABOVE` with trimming commands
 (`sources.py`); `figure NAME ...` (`figures.py`, `charts.py`); `sequence`, `boxes` (`diagrams.py`);
+`gantt`, who does what when (`charts.py`);
 `keys`, which says what the colours mean: `class: words`, a line each.
 Anything else in backticks is shown as it is.
 """
@@ -138,9 +139,10 @@ class Reader:
     def _rows(self, text: str) -> str:
         html = []
         for row in parts_of(text, "==="):
-            columns = [self.markdown.render(filled(part)) for part in parts_of(row, "|||")]
-            if len(columns) == 1:
-                html.append(columns[0])
+            texts = [part for part in parts_of(row, "|||") if part.strip()]
+            columns = [self.markdown.render(filled(part)) for part in texts]
+            if len(columns) < 2:
+                html += columns
             else:
                 wide = [c for c in self.classes if c.startswith("wide")]
                 cells = "".join(f"<div>{column}</div>" for column in columns)
@@ -163,7 +165,9 @@ class Reader:
         if kind == "figure":
             return FIGURES[places[0]](*places[1:], **options)
         if kind == "sequence":
-            return diagrams.sequence(body)
+            return diagrams.sequence(body, **options)
+        if kind == "gantt":
+            return charts.gantt(body, **options)
         if kind == "keys":
             return charts.keys(body)
         if kind == "boxes":

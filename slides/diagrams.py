@@ -24,38 +24,38 @@ from .svg import line, path, picture, rect, text, text_width
 WIDTH = 1160
 
 
-def sequence(body: str) -> str:
-    """Who calls whom, in order."""
+def sequence(body: str, pitch: str = "48") -> str:
+    """Who calls whom, in order, `pitch` from call to call."""
     rows = [row.strip() for row in body.splitlines() if row.strip()]
     actors = [name.strip() for name in rows[0].removeprefix("actors:").split(",")]
     gap = WIDTH / len(actors)
     place = {name: (number + 0.5) * gap for number, name in enumerate(actors)}
-    parts, y = [], 62.0
+    parts, y = list[str](), 70.0
     for row in rows[1:]:
         found = re.fullmatch(r"(\w+) (-->|->) (\w+): (.*)", row)
         if not found or found[1] not in place or found[3] not in place:
             raise BuildError(f"sequence: cannot read {row!r}")
         parts += _call(place[found[1]], place[found[3]], y, found[4], found[2] == "-->")
-        y += 42 if found[1] != found[3] else 46
+        y += float(pitch)
     heads = [line(x, 44, x, y - 16, "life") for x in place.values()]
     for name, x in place.items():
-        width = min(gap - 16, text_width(name, 20) + 36)
-        heads += [rect(x - width / 2, 2, width, 42, "frame", 6), text(x, 30, name, "strong", 20, "middle")]  # fmt: skip
+        width = min(gap - 16, text_width(name, 21) + 36)
+        heads += [rect(x - width / 2, 2, width, 42, "frame", 6), text(x, 30, name, "strong", 21, "middle")]  # fmt: skip
     return picture(WIDTH, y, [*heads, *parts], "Calls in order: " + "; ".join(rows[1:]))
 
 
 def _call(start: float, end: float, y: float, words: str, is_return: bool) -> list[str]:
     if start == end:
         loop = path([(start, y - 8), (start + 34, y - 8), (start + 34, y + 12), (start + 4, y + 12)], "arrow")  # fmt: skip
-        return [loop, text(start + 44, y + 9, words, "", 18)]
+        return [loop, text(start + 44, y + 9, words, "", 19)]
     inset = 4 if end > start else -4
     kind = "back" if is_return else "arrow"
     middle = (start + end) / 2
-    width = text_width(words, 18) + 10
+    width = text_width(words, 19) + 10
     return [
         line(start, y + 8, end - inset, y + 8, kind),
         rect(middle - width / 2, y - 15, width, 20, "ground", 0),
-        text(middle, y, words, "soft" if is_return else "", 18, "middle"),
+        text(middle, y, words, "soft" if is_return else "", 19, "middle"),
     ]
 
 
@@ -92,9 +92,9 @@ def boxes(body: str, columns: str = "4", row_height: str = "150") -> str:
     pitch = WIDTH / float(columns)
     for box in placed.values():
         box.x, box.y = box.column * pitch, box.row * float(row_height)
-        widest = max([text_width(box.name, 21), *(text_width(m, 18) for m, _ in box.members)])
-        box.width = max(120, widest + 30)
-        box.height = 44 + 25 * len(box.members)
+        widest = max([text_width(box.name, 24), *(text_width(m, 21) for m, _ in box.members)])
+        box.width = max(120, widest + 34)
+        box.height = 50 + 29 * len(box.members)
     parts = [part for arrow in arrows for part in _arrow(placed, *arrow)]
     parts += [part for box in placed.values() for part in _drawn(box)]
     height = max(box.y + box.height for box in placed.values()) + 4
@@ -144,10 +144,10 @@ def _status(place: str) -> str:
 def _drawn(box: Box) -> list[str]:
     parts = [
         rect(box.x, box.y, box.width, box.height, f"box {box.kind}", 8),
-        text(box.x + 15, box.y + 29, box.name, "strong", 21),
+        text(box.x + 16, box.y + 33, box.name, "strong", 24),
     ]
     for number, (member, status) in enumerate(box.members):
-        parts.append(text(box.x + 15, box.y + 55 + 25 * number, member, f"{status}-ink", 18))
+        parts.append(text(box.x + 16, box.y + 64 + 29 * number, member, f"{status}-ink", 21))
     return parts
 
 
@@ -161,12 +161,12 @@ def _arrow(placed: dict[str, Box], start: str, kind: str, end: str, words: str) 
         x = max(a.x, b.x) + min(a.width, b.width) / 2
         down = b.y > a.y
         y1, y2 = (a.y + a.height, b.y - 5) if down else (a.y, b.y + b.height + 5)
-        return [line(x, y1, x, y2, line_kind), text(x + 10, (y1 + y2) / 2 + 6, words, "soft", 17)]
+        return [line(x, y1, x, y2, line_kind), text(x + 10, (y1 + y2) / 2 + 6, words, "soft", 20)]
     right = b.x > a.x
     x1, x2 = (a.x + a.width, b.x - 5) if right else (a.x, b.x + b.width + 5)
     y1, y2 = (min(p.y + 26, p.y + p.height / 2) for p in (a, b))
     middle = (x1 + x2) / 2
     return [
         line(x1, y1, x2, y2, line_kind),
-        text(middle, (y1 + y2) / 2 - 9, words, "soft", 17, "middle"),
+        text(middle, (y1 + y2) / 2 - 9, words, "soft", 20, "middle"),
     ]

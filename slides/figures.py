@@ -17,12 +17,16 @@ def forwards_of(run: Json) -> list[dict[str, int]]:
     return [batch for step in run["steps"] for batch in step["batches"] if batch]
 
 
-def steps(name: str, first: str = "1", last: str = "") -> str:
-    """A column a step, a row a request: tokens computed, and the token that came of them."""
+def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
+    """A column a step, a row a request: tokens computed, and the token that came of them.
+
+    who: only these requests.
+    """
     run = data(name)
     numbers = range(int(first), int(last or len(forwards_of(run))) + 1)
-    names, left, top, height = list(run["prompts"]), 60, 34, 96
-    width = min(150, (WIDTH - left) / len(numbers))
+    names = [name for name in run["prompts"] if name in (who or name)]
+    left, top, height = 66, 34, 104
+    width = min(200, (WIDTH - left) / len(numbers))
     parts = [text(0, 22, "step", "soft", 18)]
     for column, number in enumerate(numbers):
         x = left + column * width
@@ -34,7 +38,7 @@ def steps(name: str, first: str = "1", last: str = "") -> str:
         parts.append(
             text(x + width / 2, top + len(names) * height + 20, f"{_computed(run, batch)}", "strong", 20, "middle")
         )  # fmt: skip
-    parts += [chip(22, top + row * height + 42, n, NUMBER[n], 32) for row, n in enumerate(names)]
+    parts += [chip(22, top + row * height + 27, n, NUMBER[n], 38) for row, n in enumerate(names)]
     parts.append(text(0, top + len(names) * height + 20, "tokens", "soft", 18))
     right = left + len(numbers) * width
     return picture(right, top + len(names) * height + 30, parts, f"The steps of {name}")
@@ -82,10 +86,10 @@ def _said(after: Json, who: str, x: float, y: float, w: float) -> list[str]:
     ended = state in ("stop", "length")
     words = said.strip() if said else ("stop" if ended else "no token")
     kind = "output-ink strong" if said else "soft"
-    size = min(19.0, w / max(1, text_width(words, 1)))
-    parts = [text(x + w / 2, y + 64, words, kind, size, "middle")]
+    size = min(21.0, w / max(1, text_width(words, 1)))
+    parts = [text(x + w / 2, y + 67, words, kind, size, "middle")]
     if ended:
-        parts.append(text(x + w / 2, y + 82, f"ends: {state}", "soft", min(15, w / 5), "middle"))
+        parts.append(text(x + w / 2, y + 87, f"ends: {state}", "soft", min(17, w / 5), "middle"))
     return parts
 
 

@@ -45,7 +45,7 @@ def keys(body: str) -> str:
 def gantt(body: str, height: str = "40") -> str:
     """Bars on a common scale, a line each: `name: 0-20 output, 20-24 stall`; `# words`: a heading."""
     parts, y, step = list[str](), 0.0, float(height)
-    found = re.findall(r"(\d+)-(\d+) (\w+)(?:=(\S+))?", body)
+    found = re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", body)
     scale = (WIDTH - 110) / max(int(end) for _, end, *_ in found)
     for row in filter(None, map(str.strip, body.splitlines())):
         if row.startswith("#"):
@@ -54,7 +54,7 @@ def gantt(body: str, height: str = "40") -> str:
             continue
         name, _, spans = row.partition(": ")
         parts.append(text(0, y + step / 2 + 5, name, "", 22))
-        for start, end, kind, words in re.findall(r"(\d+)-(\d+) (\w+)(?:=(\S+))?", spans):
+        for start, end, kind, words in re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", spans):
             x, width = 110 + int(start) * scale, (int(end) - int(start)) * scale
             parts.append(rect(x, y + 3, width - 2, step - 8, kind, 3))
             ink = "on strong" if kind in ("output", "computed", "cached") else "light strong"

@@ -20,7 +20,8 @@ def main() -> int:
     shots.add_argument("--theme", choices=("light", "dark"), default="light")
     args = parser.parse_args()
     if args.command == "record":
-        from .record import RECORDS, record as record_run  # needs torch, building does not
+        from .record import RECORDS  # needs torch, building does not
+        from .record import record as record_run
 
         for name in args.names or RECORDS:
             sys.stderr.write(f"recording {name}\n")

@@ -7,17 +7,19 @@ from html import escape
 from typing import Any
 
 from .facts import data, value
-from .svg import line, path, picture, rect, text, text_width
-
-WIDTH = 1160
+from .svg import WIDTH, line, path, picture, rect, text, text_width
 
 
-def bars(body: str, form: str = ".1f", unit: str = "", height: str = "44") -> str:
+def bars(
+    body: str, form: str = ".1f", unit: str = "", height: str = "44", width: str = "1160"
+) -> str:
     """A bar a line of the body: `label = expression [= class]`."""
-    entries = [[part.strip() for part in row.split(" = ")] for row in body.splitlines() if row.strip()]  # fmt: skip
+    entries = [
+        [part.strip() for part in row.split(" = ")] for row in body.splitlines() if row.strip()
+    ]
     values = [float(value(entry[1])) for entry in entries]
     left = max(text_width(entry[0], 22) for entry in entries) + 24
-    room, step = WIDTH - left - 170, float(height)
+    room, step = float(width) - left - 150, float(height)
     parts = []
     for row, (entry, number) in enumerate(zip(entries, values, strict=True)):
         y = row * step
@@ -26,9 +28,20 @@ def bars(body: str, form: str = ".1f", unit: str = "", height: str = "44") -> st
         parts += [
             text(left - 14, y + step / 2 + 5, entry[0], "", 22, "end"),
             rect(left, y + 6, max(2, length), step - 14, kind, 3),
-            text(left + length + 12, y + step / 2 + 5, f"{number:{form}} {unit}".strip(), "strong", 22),
-        ]  # fmt: skip
-    return picture(WIDTH, len(entries) * step, parts, "; ".join(f"{e[0]}: {v:{form}} {unit}" for e, v in zip(entries, values)))  # fmt: skip
+            text(
+                left + length + 12,
+                y + step / 2 + 5,
+                f"{number:{form}} {unit}".strip(),
+                "strong",
+                22,
+            ),
+        ]
+    return picture(
+        float(width),
+        len(entries) * step,
+        parts,
+        "; ".join(f"{e[0]}: {v:{form}} {unit}" for e, v in zip(entries, values)),
+    )
 
 
 def keys(body: str) -> str:
@@ -43,7 +56,7 @@ def keys(body: str) -> str:
 
 
 def gantt(body: str, height: str = "40") -> str:
-    """Bars on a common scale, a line each: `name: 0-20 output, 20-24 stall`; `# words`: a heading."""
+    """Bars on a common scale: `name: 0-20 output=A, 20-24 stall` a line, `# words` a heading."""
     parts, y, step = list[str](), 0.0, float(height)
     found = re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", body)
     scale = (WIDTH - 110) / max(int(end) for _, end, *_ in found)
@@ -58,7 +71,9 @@ def gantt(body: str, height: str = "40") -> str:
             x, width = 110 + int(start) * scale, (int(end) - int(start)) * scale
             parts.append(rect(x, y + 3, width - 2, step - 8, kind, 3))
             ink = "on strong" if kind in ("output", "computed", "cached") else "light strong"
-            parts.append(text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 19, "middle"))
+            parts.append(
+                text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 19, "middle")
+            )
         y += step
     return picture(WIDTH, y, parts, " ".join(body.split()))
 
@@ -86,7 +101,9 @@ class Axes:
     def y(self, value: float) -> float:
         return self.bottom - (self.bottom - self.top - 10) * value / self.y_max
 
-    def curve(self, xs: list[float], ys: list[float], kind: str, name: str, dots: bool = True) -> None:
+    def curve(
+        self, xs: list[float], ys: list[float], kind: str, name: str, dots: bool = True
+    ) -> None:
         """A line through points; its name stands at its end."""
         points = [(self.x(a), self.y(b)) for a, b in zip(xs, ys, strict=True)]
         self.parts.append(path(points, f"curve {kind}-line"))
@@ -94,7 +111,9 @@ class Axes:
             for a, b in points:
                 shape = rect(a - 5, b - 5, 10, 10, kind, 5 if kind != "forward" else 0)
                 self.parts.append(shape)
-        self.parts.append(text(points[-1][0] + 12, points[-1][1] + 6, name, f"{kind}-ink strong", 22))
+        self.parts.append(
+            text(points[-1][0] + 12, points[-1][1] + 6, name, f"{kind}-ink strong", 22)
+        )
 
     def picture(self, label: str) -> str:
         return picture(WIDTH, self.height, self.parts, label)
@@ -104,7 +123,9 @@ def growth(name: str = "m1_growth") -> str:
     """Milliseconds for the next token by context, cached and recomputed."""
     run: dict[str, Any] = data(name)
     top = 100.0 * -(-max(run["recompute_ms"]) // 100)
-    axes = Axes([0, *run["contexts"]][-4:], [0, top / 2, top], "tokens of context", "ms for the next token")
+    axes = Axes(
+        [0, *run["contexts"]][-4:], [0, top / 2, top], "tokens of context", "ms for the next token"
+    )
     axes.curve(run["contexts"], run["recompute_ms"], "hot", "recompute")
     axes.curve(run["contexts"], run["cached_ms"], "cached", "with the cache")
     return axes.picture("Time for the next token: flat with the cache, growing without")
@@ -137,7 +158,9 @@ def lanes(name: str, loop: str) -> str:
         if before and (gap := (span["start"] - before["end"]) * scale) > 1.5:
             parts.append(rect(x - gap, top["forward"], gap, 58, "stall", 0))
         parts.append(rect(x, top["forward"], width - 1, 58, "forward", 2))
-        parts.append(text(x + width / 2, top["forward"] + 37, f"{span['step']}", "on strong", 20, "middle"))
+        parts.append(
+            text(x + width / 2, top["forward"] + 37, f"{span['step']}", "on strong", 20, "middle")
+        )
     parts.append(line(110, 160, WIDTH, 160))
     step = 10 if end < 70 else 20
     for ms in range(0, int(end) + 1, step):

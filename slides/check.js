@@ -1,4 +1,4 @@
-// Visits every slide of the open deck; returns what is wrong, a line each. Run by `check.py`.
+// Visits every slide of the open deck; returns what is wrong, a line each. Run by `build.py`.
 (() => {
   const problems = [];
   Reveal.configure({ autoAnimate: false });

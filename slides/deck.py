@@ -32,16 +32,16 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from . import charts, diagrams, figures
+from . import charts, diagrams, figures, memory
 from .facts import filled
-from .sources import ROOT, BuildError, Line, as_html, difference, trimmed
+from .sources import ROOT, BuildError, Line, as_html, difference, font_size, trimmed
 
 MAX_CODE_LINES = 60
 MINUTES = (35, 55)
 
 FIGURES: dict[str, Callable[..., str]] = {
-    "steps": figures.steps, "words": figures.words, "rows": figures.rows, "pages": figures.pages,
-    "pool": figures.pool, "tree": figures.tree, "growth": charts.growth,
+    "steps": figures.steps, "words": figures.words, "rows": memory.rows, "pages": memory.pages,
+    "pool": memory.pool, "tree": memory.tree, "growth": charts.growth,
     "roofline": charts.roofline, "lanes": charts.lanes,
 }  # fmt: skip
 
@@ -172,8 +172,8 @@ class Reader:
             return charts.keys(body)
         if kind == "boxes":
             return diagrams.boxes(body, **options)
-        plain = body.replace("&", "&amp;").replace("<", "&lt;")
-        return f'<pre class="plain"><code>{plain}</code></pre>'
+        plain, size = body.replace("&", "&amp;").replace("<", "&lt;"), font_size(body.splitlines())
+        return f'<pre class="plain"><code style="font-size: {size}px">{plain}</code></pre>'
 
     def _code(self, lines: list[Line], place: str) -> str:
         self.code_lines += sum(line.kind != "del" for line in lines)

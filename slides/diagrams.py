@@ -1,10 +1,16 @@
 """Diagrams from a few lines of text: sequences of calls, and boxes with arrows between them.
 
-A sequence:                                A picture of boxes, placed on a grid:
+A sequence:
 
-    actors: Caller, LLMEngine, Scheduler       m2_continuous/scheduler.py:Scheduler @1,0 = schedule(), waiting
-    Caller -> LLMEngine: step()                queue @0,0 soft = waiting requests
-    LLMEngine --> Caller: RequestOutput        queue -> Scheduler: popleft
+    actors: Caller, LLMEngine, Scheduler
+    Caller -> LLMEngine: step()
+    LLMEngine --> Caller: RequestOutput
+
+A picture of boxes, placed on a grid (column, row), with what stands in them:
+
+    m2_continuous/scheduler.py:Scheduler @1,0 = schedule() | waiting
+    the_queue @0,0 plan = requests that wait
+    the_queue -> Scheduler: popleft
 
 A box named by a source is a class: its members must exist, and a class or member that its rung has
 added or changed (DELTA.toml) is drawn so.
@@ -19,9 +25,7 @@ from dataclasses import dataclass
 from milestones.delta import declared
 
 from .sources import BuildError, definition
-from .svg import line, path, picture, rect, text, text_width
-
-WIDTH = 1160
+from .svg import WIDTH, line, path, picture, rect, text, text_width
 
 
 def sequence(body: str, pitch: str = "48") -> str:
@@ -40,13 +44,32 @@ def sequence(body: str, pitch: str = "48") -> str:
     heads = [line(x, 44, x, y - 16, "life") for x in place.values()]
     for name, x in place.items():
         width = min(gap - 16, text_width(name, 21) + 36)
-        heads += [rect(x - width / 2, 2, width, 42, "frame", 6), text(x, 30, name, "strong", 21, "middle")]  # fmt: skip
+        heads += [
+            rect(x - width / 2, 2, width, 42, "frame", 6),
+            text(x, 30, name, "strong", 21, "middle"),
+        ]
     return picture(WIDTH, y, [*heads, *parts], "Calls in order: " + "; ".join(rows[1:]))
 
 
 def _call(start: float, end: float, y: float, words: str, is_return: bool) -> list[str]:
     if start == end:
-        loop = path([(start, y - 8), (start + 34, y - 8), (start + 34, y + 12), (start + 4, y + 12)], "arrow")  # fmt: skip
+        if start > 0.85 * WIDTH:  # no room to its right
+            return [
+                path(
+                    [
+                        (start, y - 8),
+                        (start - 34, y - 8),
+                        (start - 34, y + 12),
+                        (start - 4, y + 12),
+                    ],
+                    "arrow",
+                ),
+                text(start - 44, y + 9, words, "", 19, "end"),
+            ]
+        loop = path(
+            [(start, y - 8), (start + 34, y - 8), (start + 34, y + 12), (start + 4, y + 12)],
+            "arrow",
+        )
         return [loop, text(start + 44, y + 9, words, "", 19)]
     inset = 4 if end > start else -4
     kind = "back" if is_return else "arrow"
@@ -74,7 +97,9 @@ class Box:
     height: float = 0.0
 
 
-BOX = re.compile(r"(?P<name>\S+) @(?P<x>[\d.]+),(?P<y>[\d.]+)(?P<kind>( \w+)*)( = (?P<members>.*))?")
+BOX = re.compile(
+    r"(?P<name>\S+) @(?P<x>[\d.]+),(?P<y>[\d.]+)(?P<kind>( \w+)*)( = (?P<members>.*))?"
+)
 
 
 def boxes(body: str, columns: str = "4", row_height: str = "150") -> str:
@@ -102,9 +127,18 @@ def boxes(body: str, columns: str = "4", row_height: str = "150") -> str:
 
 
 def _box(found: re.Match[str]) -> Box:
-    place, members = found["name"], [m.strip() for m in (found["members"] or "").split(" | ") if m.strip()]  # fmt: skip
+    place, members = (
+        found["name"],
+        [m.strip() for m in (found["members"] or "").split(" | ") if m.strip()],
+    )
     if ":" not in place:
-        return Box(place.replace("_", " "), float(found["x"]), float(found["y"]), found["kind"].strip() or "frame", [(m, "") for m in members])  # fmt: skip
+        return Box(
+            place.replace("_", " "),
+            float(found["x"]),
+            float(found["y"]),
+            found["kind"].strip() or "frame",
+            [(m, "") for m in members],
+        )
     name = place.rpartition(":")[2]
     status = {member: _status(f"{place}.{member.removesuffix('()')}") for member in members}
     known = _members(place)

@@ -40,7 +40,7 @@ def place_of(name: str) -> Path:
 
 @functools.cache
 def data(name: str) -> Any:
-    """A file of recorded numbers. Raises `BuildError` if the code it was recorded from has changed."""
+    """A file of recorded numbers. Raises `BuildError` if it was recorded from other code."""
     path = place_of(name)
     content = json.loads(path.read_text(encoding="utf-8"))
     if "fingerprint" in content and fingerprint(content["sources"]) != content["fingerprint"]:
@@ -77,7 +77,9 @@ def _evaluate(node: ast.AST) -> Any:
 
 
 def _number(found: Any) -> Any:
-    is_numbers = isinstance(found, list) and found and all(isinstance(x, (int, float)) for x in found)
+    is_numbers = (
+        isinstance(found, list) and found and all(isinstance(x, (int, float)) for x in found)
+    )
     return median(found) if is_numbers else found
 
 

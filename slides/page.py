@@ -27,16 +27,7 @@ INKS = {
     "dark": "--on: #0f1215; --prompt-ink: #e0b04a; --output-ink: #4cc0d8; --work-ink: #8fbdc9; "
     "--string: #8fd19c;",
 }
-PATTERNS = """<svg class="defs" aria-hidden="true"><defs>
-<pattern id="cached" width="9" height="9" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
-<rect width="5" height="9" fill="var(--cached)" opacity="0.55"/></pattern>
-<pattern id="waste" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
-<path d="M0 0v8" stroke="var(--soft)" stroke-width="1.6" opacity="0.7"/></pattern>
-<pattern id="hot" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
-<path d="M0 0v8" stroke="var(--hot)" stroke-width="2" opacity="0.55"/></pattern>
-<marker id="head" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="9" markerHeight="9"
- markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path d="M0 0L10 5L0 10z"
- fill="context-stroke"/></marker></defs></svg>"""
+PATTERNS = (HERE / "patterns.svg").read_text(encoding="utf-8")
 
 
 def reveal(name: str) -> bytes:

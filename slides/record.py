@@ -151,7 +151,7 @@ def reuse(_name: str) -> Json:
 
 
 def lanes(_name: str) -> Json:
-    """Host and forward lanes of steady decode, serial and overlapped; forwards of 10 ms, emulated."""
+    """Host and forward lanes of steady decode, by both loops; forwards of 10 ms, emulated."""
     loaded = load_model(EngineConfig(model=TINY))
     made: Json = {"machine": machine(), "emulated_forward_ms": 10.0}
     for loop, overlap in (("serial", False), ("overlapped", True)):

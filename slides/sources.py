@@ -113,13 +113,15 @@ def _indent(text: str) -> str:
 
 
 def difference(below: str, above: str, commands: str = "") -> list[Line]:
-    """How a symbol changes from one rung to the next: all of it, what goes and what comes marked."""
+    """How a symbol changes from one rung to the next: what goes, and then what comes."""
     old, new = ([line.text for line in trimmed(place, "")] for place in (below, above))
     result: list[Line] = []
-    kinds = {" ": "same", "-": "del", "+": "add"}
-    for entry in difflib.ndiff(old, new):
-        if entry[0] in kinds:
-            result.append(Line(entry[2:], kinds[entry[0]]))
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+        if kind == "equal":
+            result += [Line(text) for text in old[a:b]]
+        else:
+            result += [Line(text, "del") for text in old[a:b]]
+            result += [Line(text, "add") for text in new[c:d]]
     for order in filter(None, map(str.strip, commands.splitlines())):
         verb, _, what = order.partition(":")
         result = _apply(above, result, verb.strip(), what.strip())
@@ -127,7 +129,7 @@ def difference(below: str, above: str, commands: str = "") -> list[Line]:
 
 
 def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
-    """Highlighted lines. `morph`: a name under which the next slide's code takes this one's place."""
+    """Highlighted lines. `morph`: a name under which the next slide's code takes its place."""
     formatter = HtmlFormatter(nowrap=True, classprefix="t-")
     text = "\n".join(line.text for line in code) + "\n"
     rows = highlight(text, PythonLexer(stripnl=False), formatter).splitlines()
@@ -137,11 +139,19 @@ def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
         key = line.text.strip()
         seen[key] = seen.get(key, 0) + 1
         name = f' data-id="{morph}{abs(hash_of(key)):x}-{seen[key]}"' if morph and key else ""
-        sign = {"add": "+", "del": "−"}.get(line.kind, " ")
+        sign = {"add": "+", "del": "-"}.get(line.kind, " ")
         signs = f'<i aria-hidden="true">{sign}</i>' if _is_diff(code) else ""
         parts.append(f'<span class="line {line.kind}"{name}>{signs}{row or " "}</span>')
+    size = font_size([line.text for line in code])
     title = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f'<figure class="code">{title}<pre><code>{"".join(parts)}</code></pre></figure>'
+    inner = f'<pre><code style="font-size: {size}px">{"".join(parts)}</code></pre>'
+    return f'<figure class="code">{title}{inner}</figure>'
+
+
+def font_size(lines: list[str], width: float = 1090, height: float = 400) -> int:
+    """As large as the code fits a slide that has some words beside it, from 18 to 24 pixels."""
+    widest = max(map(len, lines))
+    return int(max(18, min(24, width / (0.602 * widest), height / (1.34 * len(lines)))))
 
 
 def _is_diff(code: list[Line]) -> bool:

@@ -6,6 +6,8 @@ from html import escape
 
 # Widths of the letters of the font that the decks carry, in hundredths of its size: enough to know
 # whether a text fits its box before a browser has seen it.
+WIDTH = 1160  # of a slide, inside its margins
+NUMBER = {name: number for number, name in enumerate("ABCDEFGH")}  # as the player numbers requests
 NARROW, WIDE = "iljtfr.,:;'|!()[]{} -", "mwMWGOQ@%—"
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .browser import MISSING, Browser, find
+from .browser import MISSING, Browser, find, install
 from .deck import Deck, Reader
 from .page import HERE, page
 from .sources import BuildError
@@ -55,7 +55,7 @@ def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
 
 def publish(built: dict[Path, Deck]) -> int:
     """Check every slide in both themes, and print the PDFs."""
-    program = find()
+    program = find() or install()
     if program is None:
         say(f"the slides are not checked, and there is no PDF: {MISSING}")
         return 1

@@ -181,11 +181,11 @@ class Reader:
 
     def _check_links(self, html: str) -> None:
         for target in re.findall(r'(?:href|src)="([^"]*)"', html):
-            if not target.startswith("https://") and not _exists(self.path.parent, target):
+            if not target.startswith("https://") and not exists(self.path.parent, target):
                 raise BuildError(f"there is nothing at {target}")
 
 
-def _exists(folder: Path, target: str) -> bool:
+def exists(folder: Path, target: str) -> bool:
     """Whether a relative link leads to a file, and to a heading of it if it names one."""
     name, _, anchor = target.partition("#")
     path = (folder / name).resolve()

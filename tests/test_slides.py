@@ -16,7 +16,7 @@ import pytest
 
 from slides import build, facts, record, sources, workloads
 from slides.browser import MISSING, Browser, find
-from slides.deck import Deck, Reader
+from slides.deck import Deck, Reader, exists
 from slides.page import page
 from slides.sources import BuildError
 from tests.conftest import MILESTONES, ROOT, shared_model
@@ -41,7 +41,9 @@ def test_a_deck_for_each_milestone(decks: dict[str, Deck]) -> None:
 
 def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
     text = page(decks["m2_continuous"])
-    assert not re.search(r"<(?:link|img|iframe)\b|<script[^>]*\bsrc=|@import|url\((?!#|data:)", text)
+    assert not re.search(
+        r"<(?:link|img|iframe)\b|<script[^>]*\bsrc=|@import|url\((?!#|data:)", text
+    )
     assert text.count('<aside class="notes">') == len(decks["m2_continuous"].slides)
 
 
@@ -104,7 +106,6 @@ def deck_of(tmp_path: Path, slide: str) -> Deck:
         ("# S\n{{ladder.engines.gone}}" + NOTES, "gone"),
         ("# S\n```figure steps nothing\n```" + NOTES, "no nothing.json"),
         ("# S\n[dead](../nothing.md)" + NOTES, "nothing at ../nothing.md"),
-        ("# S\n[dead](../../CONTRIBUTING.md#nothing)" + NOTES, "#nothing"),
         ("# S\n" + "```code m4_radix/radix_cache.py:RadixCache\n```" + NOTES, "lines of code"),
         ("# S\ntext", "needs notes"),
         ("# S\ntext" + NOTES.replace("40", "4"), "4 minutes"),
@@ -113,6 +114,12 @@ def deck_of(tmp_path: Path, slide: str) -> Deck:
 def test_what_a_build_refuses(tmp_path: Path, slide: str, complaint: str) -> None:
     with pytest.raises(BuildError, match=re.escape(complaint)):
         deck_of(tmp_path, slide)
+
+
+def test_links_to_headings() -> None:
+    decks = ROOT / "slides" / "decks"
+    assert exists(decks, "../../CONTRIBUTING.md#the-invariants")
+    assert not exists(decks, "../../CONTRIBUTING.md#nothing")
 
 
 def test_a_stale_figure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

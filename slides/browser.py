@@ -51,7 +51,8 @@ class Browser:
         self._from, to_write = os.pipe()
         options = [
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-extensions",
-            "--hide-scrollbars", "--disable-popup-blocking", "--no-first-run", "--disable-background-networking",
+            "--hide-scrollbars", "--disable-popup-blocking", "--no-first-run",
+            "--disable-background-networking",
             "--force-color-profile=srgb", "--font-render-hinting=none", "--remote-debugging-pipe",
             f"--user-data-dir={self._profile.name}", "--window-size=1280,720", "about:blank",
         ]  # fmt: skip

@@ -9,8 +9,8 @@ A sequence:
 A picture of boxes, placed on a grid (column, row), with what stands in them:
 
     m2_continuous/scheduler.py:Scheduler @1,0 = schedule() | waiting
-    the_queue @0,0 plan = requests that wait
-    the_queue -> Scheduler: popleft
+    the~queue @0,0 plan = requests that wait
+    the~queue -> Scheduler: popleft
 
 A box named by a source is a class: its members must exist, and a class or member that its rung has
 added or changed (DELTA.toml) is drawn so.
@@ -133,7 +133,7 @@ def _box(found: re.Match[str]) -> Box:
     )
     if ":" not in place:
         return Box(
-            place.replace("_", " "),
+            place.replace("~", " "),
             float(found["x"]),
             float(found["y"]),
             found["kind"].strip() or "frame",
@@ -187,7 +187,7 @@ def _drawn(box: Box) -> list[str]:
 
 def _arrow(placed: dict[str, Box], start: str, kind: str, end: str, words: str) -> list[str]:
     try:
-        a, b = placed[start.replace("_", " ")], placed[end.replace("_", " ")]
+        a, b = placed[start.replace("~", " ")], placed[end.replace("~", " ")]
     except KeyError as missing:
         raise BuildError(f"boxes: no box is called {missing}") from None
     line_kind = "back" if kind == "-->" else "arrow"

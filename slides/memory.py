@@ -110,7 +110,7 @@ def pool(name: str, number: str) -> str:
                 )
                 if written:
                     word = tokens[position].strip() or "␣"
-                    size = min(18, (w - 6) / text_width(word, 1))
+                    size = min(18, (w + 2) / text_width(word, 1))
                     parts.append(text(slot + w / 2 - 1, y + 59, word, "chip-ink", size, "middle"))
             x += width
         y += 102

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
+
+import torch
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.demo import chats, machine
@@ -104,6 +107,41 @@ def growth(_name: str) -> Json:
     }
 
 
+def linears(_name: str) -> Json:
+    """Milliseconds of all linear layers of the embedded model by rows, weights packed by MKL."""
+    model = load_model(EngineConfig(), plain=True).model
+    weights = [m.weight.detach() for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    packed = [torch.ops.mkl._mkl_reorder_linear_weight(w, 48) for w in weights]
+
+    def milliseconds(rows: int) -> float:
+        inputs = {w.shape[1]: torch.randn(rows, w.shape[1]) for w in weights}
+        times = []
+        for _ in range(7):
+            started = time.perf_counter()
+            for weight, pack in zip(weights, packed, strict=True):
+                if rows <= 48:
+                    torch.ops.mkl._mkl_linear(inputs[weight.shape[1]], pack, weight, None, rows)
+                else:
+                    torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+            times.append(1000 * (time.perf_counter() - started))
+        return min(times)
+
+    numbers = sum(weight.numel() for weight in weights)
+    rows = [1, 4, 8, 16, 32, 48]
+    with torch.inference_mode():
+        ms = [round(milliseconds(n), 1) for n in rows]
+        many = milliseconds(512)
+    return {
+        "machine": machine(),
+        "rows": rows,
+        "ms": ms,
+        "weights_gb": numbers * 4 / 1e9,
+        "gb_per_second": numbers * 4 / 1e6 / ms[0],
+        "gflop_per_row": 2 * numbers / 1e9,
+        "gflop_per_second": 512 * 2 * numbers / 1e6 / many,
+    }
+
+
 def counters(rung: str, workload: Workload, **config: Any) -> Json:
     """What a rung counts while it serves a workload; nothing here depends on the machine."""
     loaded = load_model(EngineConfig(model=TINY))
@@ -187,6 +225,7 @@ def _lanes(trace: TraceRecord, count: int = 5) -> Json:
 
 RECORDS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
     **{name: ((rung,), example) for name, (rung, _) in EXAMPLES.items()},
+    "linears": ((), linears),
     "m1_growth": (("m1_single",), growth),
     "m3_memory": (("m2_continuous", "m3_paged"), memory),
     "m4_reuse": (("m3_paged", "m4_radix"), reuse),

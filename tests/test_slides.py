@@ -1,6 +1,6 @@
 """The decks: what they show is there, is fresh, and fits. A browser visits every slide once.
 
-Without Chromium that one test is skipped; with LADDER_BROWSER=1 in the environment it fails instead.
+Without Chromium that one test is skipped; with LADDER_BROWSER=1 in the environment it fails.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from slides.sources import BuildError
 from tests.conftest import MILESTONES, ROOT, shared_model
 
 DECKS = sorted((ROOT / "slides" / "decks").glob("*.md"))
+SCHEDULER = "m2_continuous/scheduler.py:Scheduler"
 BODY = "---\ntitle: T\nabout: A\n---\n"
 NOTES = "\nNote: 40 min\n\n" + "Say what there is to say about it. " * 4
 
@@ -48,7 +49,7 @@ def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
 
 
 def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both themes, no complaint on the console; a PDF of as many pages; notes in the speaker view."""
+    """Both themes, no complaint on the console; a PDF of as many pages; the speaker's notes."""
     program = find()
     if program is None:
         if os.environ.get("LADDER_BROWSER") == "1":
@@ -81,7 +82,7 @@ def speaker_view(browser: Browser, path: Path) -> str:
             " window.open = (...a) => (view = open.apply(window, a));"
             " Reveal.getPlugin('notes').open();"
             " const look = () => { const notes = view?.document.querySelector('.notes .value');"
-            " notes && notes.textContent.trim() ? done(notes.textContent) : setTimeout(look, 50); };"
+            " const text = notes?.textContent.trim(); text ? done(text) : setTimeout(look, 50); };"
             " look(); })"
         )
     )
@@ -96,13 +97,10 @@ def deck_of(tmp_path: Path, slide: str) -> Deck:
 @pytest.mark.parametrize(
     ("slide", "complaint"),
     [
-        ("# S\n```code m2_continuous/scheduler.py:Scheduler.gone\n```" + NOTES, "no 'gone'"),
+        (f"# S\n```code {SCHEDULER}.gone\n```" + NOTES, "no 'gone'"),
         ("# S\n```code m2_continuous/gone.py:f\n```" + NOTES, "gone.py is gone"),
-        (
-            "# S\n```code m2_continuous/scheduler.py:Scheduler.schedule\nmark: no such line\n```" + NOTES,
-            "no line has 'no such line'",
-        ),
-        ("# S\n```boxes\nm2_continuous/scheduler.py:Scheduler @0,0 = gone()\n```" + NOTES, "no gone"),
+        (f"# S\n```code {SCHEDULER}.schedule\nmark: no such line\n```" + NOTES, "'no such line'"),
+        (f"# S\n```boxes\n{SCHEDULER} @0,0 = gone()\n```" + NOTES, "no gone"),
         ("# S\n{{ladder.engines.gone}}" + NOTES, "gone"),
         ("# S\n```figure steps nothing\n```" + NOTES, "no nothing.json"),
         ("# S\n[dead](../nothing.md)" + NOTES, "nothing at ../nothing.md"),

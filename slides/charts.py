@@ -159,7 +159,9 @@ def lanes(name: str, loop: str) -> str:
             parts.append(rect(x - gap, top["forward"], gap, 58, "stall", 0))
         parts.append(rect(x, top["forward"], width - 1, 58, "forward", 2))
         parts.append(
-            text(x + width / 2, top["forward"] + 37, f"{span['step']}", "on strong", 20, "middle")
+            text(
+                x + width / 2, top["forward"] + 37, f"{span['step']}", "light strong", 20, "middle"
+            )
         )
     parts.append(line(110, 160, WIDTH, 160))
     step = 10 if end < 70 else 20

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from itertools import combinations
 
 from milestones.delta import declared
 
@@ -120,10 +121,23 @@ def boxes(body: str, columns: str = "4", row_height: str = "150") -> str:
         widest = max([text_width(box.name, 24), *(text_width(m, 21) for m, _ in box.members)])
         box.width = max(120, widest + 34)
         box.height = 50 + 29 * len(box.members)
+    _check_apart(list(placed.values()))
     parts = [part for arrow in arrows for part in _arrow(placed, *arrow)]
     parts += [part for box in placed.values() for part in _drawn(box)]
     height = max(box.y + box.height for box in placed.values()) + 4
     return picture(WIDTH, height, parts, "Boxes: " + ", ".join(placed))
+
+
+def _check_apart(placed: list[Box]) -> None:
+    for a, b in combinations(placed, 2):
+        across = min(a.x + a.width, b.x + b.width) - max(a.x, b.x)
+        if across > 0 and min(a.y + a.height, b.y + b.height) > max(a.y, b.y):
+            raise BuildError(f"boxes: {a.name} and {b.name} overlap by {across:.0f}")
+    for box in placed:
+        if box.x + box.width > WIDTH:
+            raise BuildError(
+                f"boxes: {box.name} leaves the picture by {box.x + box.width - WIDTH:.0f}"
+            )
 
 
 def _box(found: re.Match[str]) -> Box:

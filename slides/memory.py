@@ -60,7 +60,7 @@ def pages(name: str, *numbers: str) -> str:
                 ]
             elif who == "tree":
                 kind = "locked" if page in held else "cached"
-                mark = "".join(sorted(w for w, t in after["tables"].items() if page in t)) or "·"
+                mark = "".join(sorted(w for w, t in after["tables"].items() if page in t))
                 parts += [
                     rect(*box, kind),
                     text(x + size / 2, y + 26, mark, f"{kind}-ink strong", 18, "middle"),
@@ -143,8 +143,8 @@ def _branch(
     top = y
     for index, key in enumerate(children.get(parent, [])):
         node = nodes[key]
-        size = 18.0
-        width = max(150, text_width(node["text"], size) + 24)
+        size = 21.0
+        width = max(176, text_width(node["text"], size) + 26)
         if index:
             parts.append(line(x - 14, top + 42, x - 14, y + 42))
         parts.append(line(x - 28 if not index else x - 14, y + 42, x, y + 42))
@@ -152,8 +152,8 @@ def _branch(
         parts += [
             rect(x, y + 6, width, 72, kind, 6),
             text(x + 12, y + 34, node["text"].strip(), f"{kind}-ink strong", size),
-            text(x + 12, y + 62, "pages " + " ".join(map(str, node["pages"])), f"{kind}-ink", 16),
-            text(x + width - 12, y + 62, f"locks {node['locks']}", f"{kind}-ink", 16, "end"),
+            text(x + 12, y + 62, "pages " + " ".join(map(str, node["pages"])), f"{kind}-ink", 19),
+            text(x + width - 12, y + 62, f"locks {node['locks']}", f"{kind}-ink", 19, "end"),
         ]
         y = max(y + 92, _branch(nodes, children, int(key), x + width + 28, y, parts))
     return y

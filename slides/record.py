@@ -64,7 +64,7 @@ def example(name: str, loaded: LoadedModel | None = None) -> Json:
 
 def _tables(engine: Any) -> dict[str, list[int]]:
     """The pages of each running request, in order of its positions."""
-    kv_cache = getattr(engine.scheduler, "kv_cache", None)
+    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
     if not hasattr(kv_cache, "pages_of"):
         return {}
     return {r.request_id: list(kv_cache.pages_of(r)) for r in engine.scheduler.running}
@@ -81,7 +81,7 @@ def steps_of(trace: TraceRecord) -> list[Json]:
 
 
 def _step(names: list[str], frame: Frame, state: State) -> Json:
-    owner = {None: None, "tree": "tree", **dict(enumerate(names))}
+    owner: dict[Any, str | None] = {None: None, "tree": "tree", **dict(enumerate(names))}
     return {
         "batches": [{names[i]: n for i, n in batch.items()} for batch in frame.batches],
         "retracted": [names[i] for i in frame.retracted],

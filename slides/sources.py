@@ -52,7 +52,7 @@ def definition(place: str) -> tuple[ast.AST, list[str]]:
         node = next((n for n in body if isinstance(n, kinds) and n.name == part), None)
         if node is None:
             raise BuildError(f"{place}: there is no {part!r} any more")
-        body = node.body  # type: ignore[attr-defined]
+        body = node.body
     assert node is not None
     return node, lines
 

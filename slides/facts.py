@@ -2,7 +2,8 @@
 
 A name is a file of recorded numbers, what follows leads into it; a list of numbers stands for its
 median. Arithmetic works. `ladder` is what `python -m milestones bench --json` has written to
-`milestones/results/ladder.json`; before that exists, the README's table in `slides/data/`.
+`milestones/results/ladder.json`, `host_time` what `host-time --json` has; before that exists, what
+the READMEs say, in `slides/data/`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def value(expression: str) -> Any:
     """What an expression comes to."""
     try:
         return _number(_evaluate(ast.parse(expression.strip(), mode="eval").body))
-    except (SyntaxError, KeyError, TypeError, IndexError, ZeroDivisionError) as error:
+    except (SyntaxError, LookupError, TypeError, StopIteration, ZeroDivisionError) as error:
         raise BuildError(f"{{{{{expression}}}}}: {error!r}") from error
 
 
@@ -65,7 +66,7 @@ def _evaluate(node: ast.AST) -> Any:
     if isinstance(node, ast.Attribute):
         return _evaluate(node.value)[node.attr]
     if isinstance(node, ast.Subscript):
-        return _evaluate(node.value)[_evaluate(node.slice)]
+        return _entry(_evaluate(node.value), _evaluate(node.slice))
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.BinOp):
@@ -74,6 +75,15 @@ def _evaluate(node: ast.AST) -> Any:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
         return len(_evaluate(node.args[0]))
     raise TypeError(f"{ast.unparse(node)} is not for slides")
+
+
+def _entry(found: Any, key: Any) -> Any:
+    """An entry by key or number; of a list of records, by fields: `"milestone=m4_radix rows=16"`."""
+    if isinstance(found, list) and isinstance(key, str):
+        wanted = dict(pair.split("=") for pair in key.split())
+        fits = (r for r in found if all(str(r[name]) == x for name, x in wanted.items()))
+        return next(fits)
+    return found[key]
 
 
 def _number(found: Any) -> Any:

@@ -78,7 +78,7 @@ def _evaluate(node: ast.AST) -> Any:
 
 
 def _entry(found: Any, key: Any) -> Any:
-    """An entry by key or number; of a list of records, by fields: `"milestone=m4_radix rows=16"`."""
+    """An entry by key or number; one of many records by its fields: `"name=m4_radix rows=16"`."""
     if isinstance(found, list) and isinstance(key, str):
         wanted = dict(pair.split("=") for pair in key.split())
         fits = (r for r in found if all(str(r[name]) == x for name, x in wanted.items()))

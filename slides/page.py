@@ -10,6 +10,7 @@ import html
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from .deck import Deck
@@ -31,18 +32,18 @@ PATTERNS = (HERE / "patterns.svg").read_text(encoding="utf-8")
 
 
 def reveal(name: str) -> bytes:
-    """A file of reveal.js. Fetches the pinned wheel the first time."""
-    folder = CACHE / "sphinx_revealjs" / "_static" / "revealjs"
-    if not folder.exists():
-        sys.stderr.write("fetching reveal.js (2 MB, once)\n")
+    """A file of reveal.js, out of the wheel. Fetches that the first time."""
+    if not list(CACHE.glob("*.whl")):
+        sys.stderr.write("[slides] fetching reveal.js (2 MB, once)\n")
         command = [
-            sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-            "--no-deps", "--require-hashes", "--target", str(CACHE), "--upgrade",
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(CACHE),
             "-r", str(HERE / "requirements.txt"),
         ]  # fmt: skip
         if subprocess.run(command).returncode != 0:
             raise BuildError("reveal.js could not be fetched; pip's own message is above")
-    return (folder / name).read_bytes()
+    with zipfile.ZipFile(next(CACHE.glob("*.whl"))) as wheel:
+        return wheel.read(f"sphinx_revealjs/_static/revealjs/{name}")
 
 
 def player_colours() -> dict[str, str]:

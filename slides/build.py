@@ -47,7 +47,7 @@ def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
         target.write_text(page(deck), encoding="utf-8")
         built[target] = deck
         say(
-            f"{target.relative_to(HERE.parent)}: {len(deck.slides)} slides, "
+            f"{target.name}: {len(deck.slides)} slides, "
             f"{deck.minutes:g} minutes, {deck.code_lines} lines of code"
         )
     return built
@@ -66,6 +66,7 @@ def publish(built: dict[Path, Deck]) -> int:
             print_pdf(browser, path, deck)
     for problem in wrong:
         say(problem)
+    say(f"{len(wrong)} problems" if wrong else f"all slides fit; HTML and PDF are in {OUTPUT}")
     return 1 if wrong else 0
 
 

@@ -25,7 +25,8 @@ def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
     names = [name for name in run["prompts"] if name in (who or name)]
     left, top, height = 66, 34, 104
     width = min(200, (WIDTH - left) / len(numbers))
-    parts = [text(0, 22, "step", "soft", 18)]
+    overlaps = run["rung"] == "m5_overlap"
+    parts = [text(0, 22, "forward" if overlaps else "step", "soft", 18)]
     for column, number in enumerate(numbers):
         x = left + column * width
         batch = forwards_of(run)[number - 1]

@@ -6,6 +6,7 @@ reveal.js comes out of a pinned Python wheel (`requirements.txt`): no Node is ne
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import re
 import subprocess
@@ -17,7 +18,8 @@ from .deck import Deck
 from .sources import ROOT, BuildError
 
 HERE = Path(__file__).resolve().parent
-CACHE = HERE / ".cache"
+PINNED = HERE / "requirements.txt"
+CACHE = HERE / ".cache" / hashlib.sha256(PINNED.read_bytes()).hexdigest()[:12]
 FONTS = {("400", "normal"): "regular", ("600", "normal"): "semibold", ("400", "italic"): "italic"}
 PLAYER = ROOT / "common" / "player.html"
 
@@ -38,7 +40,7 @@ def reveal(name: str) -> bytes:
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
             "--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(CACHE),
-            "-r", str(HERE / "requirements.txt"),
+            "-r", str(PINNED),
         ]  # fmt: skip
         if subprocess.run(command).returncode != 0:
             raise BuildError("reveal.js could not be fetched; pip's own message is above")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,11 @@ APPLICATIONS = (
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
 )
+# The browser reads commands from file 3 and writes answers to file 4, whatever ours are called.
+LAUNCH = """import fcntl, os, sys
+ours = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(ours[0], 3), os.dup2(ours[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])"""
 MISSING = "no Chromium or Chrome was found; on Debian or Ubuntu: apt-get install chromium"
 
 
@@ -57,7 +63,7 @@ class Browser:
             f"--user-data-dir={self._profile.name}", "--window-size=1280,720", "about:blank",
         ]  # fmt: skip
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}', program, *options],
+            [sys.executable, "-SEc", LAUNCH, str(to_read), str(to_write), program, *options],
             pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(to_read)

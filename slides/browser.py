@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ APPLICATIONS = (
     "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
 )
+PATIENCE_SECONDS = 60
 # The browser reads commands from file 3 and writes answers to file 4, whatever ours are called.
 LAUNCH = """import fcntl, os, sys
 ours = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
@@ -144,6 +146,8 @@ class Browser:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            if not select.select([self._from], [], [], PATIENCE_SECONDS)[0]:
+                raise RuntimeError(f"the browser has said nothing for {PATIENCE_SECONDS} seconds")
             piece = os.read(self._from, 1 << 20)
             if not piece:
                 raise RuntimeError("the browser has gone")

@@ -80,8 +80,10 @@ def speaker_view(browser: Browser, path: Path) -> str:
             "new Promise(done => { const open = window.open; let view;"
             " window.open = (...a) => (view = open.apply(window, a));"
             " Reveal.getPlugin('notes').open();"
-            " const look = () => { const notes = view?.document.querySelector('.notes .value');"
-            " const text = notes?.textContent.trim(); text ? done(text) : setTimeout(look, 50); };"
+            " const look = () => {"
+            "   const notes = view?.document.querySelector('.speaker-controls-notes .value');"
+            "   const text = notes?.textContent.trim();"
+            "   text ? done(text) : setTimeout(look, 50); };"
             " look(); })"
         )
     )

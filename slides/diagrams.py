@@ -213,6 +213,8 @@ def _arrow(placed: dict[str, Box], start: str, kind: str, end: str, words: str) 
     right = b.x > a.x
     x1, x2 = (a.x + a.width, b.x - 5) if right else (a.x, b.x + b.width + 5)
     y1, y2 = (min(p.y + 26, p.y + p.height / 2) for p in (a, b))
+    if text_width(words, 20) > abs(x2 - x1):
+        raise BuildError(f"boxes: {words!r} is wider than the gap from {a.name} to {b.name}")
     middle = (x1 + x2) / 2
     return [
         line(x1, y1, x2, y2, line_kind),

@@ -102,6 +102,7 @@ def deck_of(tmp_path: Path, slide: str) -> Deck:
         ("# S\n```code m2_continuous/gone.py:f\n```" + NOTES, "gone.py is gone"),
         (f"# S\n```code {SCHEDULER}.schedule\nmark: no such line\n```" + NOTES, "'no such line'"),
         (f"# S\n```boxes\n{SCHEDULER} @0,0 = gone()\n```" + NOTES, "no gone"),
+        ("# S\n```boxes\na @0,0 = x\nb @0.1,0 = y\n```" + NOTES, "a and b overlap"),
         ("# S\n{{ladder.engines.gone}}" + NOTES, "gone"),
         ("# S\n```figure steps nothing\n```" + NOTES, "no nothing.json"),
         ("# S\n[dead](../nothing.md)" + NOTES, "nothing at ../nothing.md"),

@@ -3,12 +3,13 @@ export VENV ?= $(CURDIR)/.venv
 RUN = "$(VENV)/bin/python"
 TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
 
-.PHONY: help setup demo test lint ladder
+.PHONY: help setup demo test lint ladder slides
 
 help:  ## show the commands
 	@echo "make demo    set up if needed, and run the demo of the highest rung"
 	@echo "make test    set up if needed, and run the whole suite (ARGS='--milestone m2_continuous')"
 	@echo "make lint    ruff and mypy"
+	@echo "make slides  the lectures as HTML and PDF, in slides/dist (needs Chromium or Chrome)"
 	@echo "make ladder  measure every rung and its peers on this machine"
 
 setup:
@@ -27,3 +28,6 @@ lint: setup
 
 ladder: setup
 	@$(RUN) -m milestones bench $(ARGS)
+
+slides: setup
+	@$(RUN) -m slides build $(ARGS)

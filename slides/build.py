@@ -1,0 +1,120 @@
+"""Builds the decks: Markdown to one HTML file each, checked in a browser, and to PDF.
+
+A build fails, naming the slide, when a symbol or a recorded number is gone, a figure's data is
+stale, a link is dead, a text or a line of code leaves its slide, or the console complains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from .browser import MISSING, Browser, find, install
+from .deck import Deck, Reader
+from .page import HERE, page
+from .sources import BuildError
+
+DECKS = HERE / "decks"
+OUTPUT = HERE / "dist"
+
+
+def main(args: argparse.Namespace) -> int:
+    """Build what is asked for; the exit status."""
+    try:
+        built = build(args.decks)
+        if args.command == "shots":
+            return shots(built, args.theme)
+        return 0 if args.html_only else publish(built)
+    except BuildError as error:
+        say(str(error))
+        return 1
+
+
+def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
+    """The HTML files, each with its deck."""
+    wanted = list(names)
+    paths = [p for p in sorted(DECKS.glob("*.md")) if not wanted or p.stem.split("_")[0] in wanted]
+    if not paths:
+        raise BuildError(f"there is no such deck in {DECKS}")
+    OUTPUT.mkdir(exist_ok=True)
+    built = {}
+    for path in paths:
+        deck = Reader(path).deck()
+        target = OUTPUT / f"{deck.name}.html"
+        target.write_text(page(deck), encoding="utf-8")
+        built[target] = deck
+        say(
+            f"{target.name}: {len(deck.slides)} slides, "
+            f"{deck.minutes:g} minutes, {deck.code_lines} lines of code"
+        )
+    return built
+
+
+def publish(built: dict[Path, Deck]) -> int:
+    """Check every slide in both themes, and print the PDFs."""
+    program = find() or install()
+    if program is None:
+        say(f"the slides are not checked, and there is no PDF: {MISSING}")
+        return 1
+    wrong = []
+    with Browser(program) as browser:
+        for path, deck in built.items():
+            wrong += [f"{path.name}: {problem}" for problem in problems(browser, path)]
+            print_pdf(browser, path, deck)
+    for problem in wrong:
+        say(problem)
+    say(f"{len(wrong)} problems" if wrong else f"all slides fit; HTML and PDF are in {OUTPUT}")
+    return 1 if wrong else 0
+
+
+def problems(browser: Browser, path: Path) -> list[str]:
+    """What is wrong with a deck on the screen, in light and in dark."""
+    script = (HERE / "check.js").read_text(encoding="utf-8")
+    found: list[str] = []
+    for theme in ("light", "dark"):
+        browser.open(f"{path.as_uri()}?theme={theme}")
+        seen = browser.evaluate(script)["problems"]
+        found += [problem for problem in seen if problem not in found]
+        found += [f"console ({theme}): {error}" for error in browser.errors]
+    return found
+
+
+def print_pdf(browser: Browser, path: Path, deck: Deck) -> Path:
+    """A page a slide. Raises `BuildError` if it comes out otherwise."""
+    browser.open(f"{path.as_uri()}?print-pdf&theme=light")
+    browser.evaluate(
+        "new Promise(done => { const look = () => document.querySelectorAll('.pdf-page').length"
+        " >= Reveal.getTotalSlides() ? setTimeout(() => done(1), 200) : setTimeout(look, 50);"
+        " look(); })"
+    )
+    target = path.with_suffix(".pdf")
+    browser.pdf(target)
+    pages = len(re.findall(rb"/Type\s*/Page\b", target.read_bytes()))
+    if pages != len(deck.slides):
+        raise BuildError(f"{target.name} has {pages} pages for {len(deck.slides)} slides")
+    return target
+
+
+def shots(built: dict[Path, Deck], theme: str) -> int:
+    """Every slide as a picture, all of it shown, in `dist/shots/`."""
+    program = find()
+    if program is None:
+        raise BuildError(MISSING)
+    folder = OUTPUT / "shots"
+    folder.mkdir(exist_ok=True)
+    with Browser(program) as browser:
+        for path, deck in built.items():
+            browser.open(f"{path.as_uri()}?theme={theme}")
+            browser.evaluate("Reveal.configure({ autoAnimate: false, fragments: false })")
+            for number in range(len(deck.slides)):
+                browser.evaluate(f"Reveal.slide({number})")
+                browser.picture(folder / f"{deck.name}-{number + 1:02}-{theme}.png")
+    return 0
+
+
+def say(message: str) -> None:
+    """Tell the person who waits."""
+    sys.stderr.write(f"[slides] {message}\n")

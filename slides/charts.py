@@ -1,0 +1,170 @@
+"""Charts of numbers: bars, a roofline, growing lines, the two lanes of a timeline."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import Any
+
+from .facts import data, value
+from .svg import WIDTH, line, path, picture, rect, text, text_width
+
+
+def bars(
+    body: str, form: str = ".1f", unit: str = "", height: str = "44", width: str = "1160"
+) -> str:
+    """A bar a line of the body: `label = expression [= class]`."""
+    entries = [
+        [part.strip() for part in row.split(" = ")] for row in body.splitlines() if row.strip()
+    ]
+    values = [float(value(entry[1])) for entry in entries]
+    left = max(text_width(entry[0], 22) for entry in entries) + 24
+    room, step = float(width) - left - 150, float(height)
+    parts = []
+    for row, (entry, number) in enumerate(zip(entries, values, strict=True)):
+        y = row * step
+        kind = entry[2] if len(entry) > 2 else "forward"
+        length = room * number / max(values)
+        parts += [
+            text(left - 14, y + step / 2 + 5, entry[0], "", 22, "end"),
+            rect(left, y + 6, max(2, length), step - 14, kind, 3),
+            text(
+                left + length + 12,
+                y + step / 2 + 5,
+                f"{number:{form}} {unit}".strip(),
+                "strong",
+                22,
+            ),
+        ]
+    return picture(
+        float(width),
+        len(entries) * step,
+        parts,
+        "; ".join(f"{e[0]}: {v:{form}} {unit}" for e, v in zip(entries, values)),
+    )
+
+
+def keys(body: str) -> str:
+    """What the colours of the figure above mean: `class: words` a line."""
+    parts = []
+    for row in filter(None, map(str.strip, body.splitlines())):
+        kind, _, words = row.partition(": ")
+        swatch = rect(1, 1, 24, 16, kind, 3, "--hue: 220" if kind == "chip" else "")
+        drawing = f'<svg class="picture" viewBox="0 0 26 18" aria-hidden="true">{swatch}</svg>'
+        parts.append(f"<span>{drawing}{escape(words)}</span>")
+    return f'<div class="keys">{"".join(parts)}</div>'
+
+
+def gantt(body: str, height: str = "40") -> str:
+    """Bars on a common scale: `name: 0-20 output=A, 20-24 stall` a line, `# words` a heading."""
+    parts, y, step = list[str](), 0.0, float(height)
+    found = re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", body)
+    scale = (WIDTH - 110) / max(int(end) for _, end, *_ in found)
+    for row in filter(None, map(str.strip, body.splitlines())):
+        if row.startswith("#"):
+            parts.append(text(0, y + 26, row.lstrip("# "), "strong", 23))
+            y += 38
+            continue
+        name, _, spans = row.partition(": ")
+        parts.append(text(0, y + step / 2 + 5, name, "", 22))
+        for start, end, kind, words in re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", spans):
+            x, width = 110 + int(start) * scale, (int(end) - int(start)) * scale
+            parts.append(rect(x, y + 3, width - 2, step - 8, kind, 3))
+            ink = "on strong" if kind in ("output", "computed", "cached") else "light strong"
+            parts.append(
+                text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 19, "middle")
+            )
+        y += step
+    return picture(WIDTH, y, parts, " ".join(body.split()))
+
+
+class Axes:
+    """A plot: values to places, with ticks."""
+
+    def __init__(
+        self, xs: list[float], ys: list[float], x_name: str, y_name: str, height: float = 500
+    ) -> None:
+        self.left, self.top, self.right, self.bottom = 76.0, 16.0, 980.0, height - 58
+        self.x_max, self.y_max, self.height = xs[-1], ys[-1], height
+        self.parts = [line(self.left, self.bottom, self.right, self.bottom)]
+        for x in xs:
+            self.parts.append(text(self.x(x), self.bottom + 26, f"{x:g}", "soft", 21, "middle"))
+        for y in ys:
+            self.parts.append(line(self.left, self.y(y), self.right, self.y(y), "grid"))
+            self.parts.append(text(self.left - 10, self.y(y) + 6, f"{y:g}", "soft", 21, "end"))
+        self.parts.append(text(self.right, self.bottom + 50, x_name, "", 22, "end"))
+        self.parts.append(text(self.left + 8, self.top + 8, y_name, "", 22))
+
+    def x(self, value: float) -> float:
+        return self.left + (self.right - self.left) * value / self.x_max
+
+    def y(self, value: float) -> float:
+        return self.bottom - (self.bottom - self.top - 10) * value / self.y_max
+
+    def curve(
+        self, xs: list[float], ys: list[float], kind: str, name: str, dots: bool = True
+    ) -> None:
+        """A line through points; its name stands at its end."""
+        points = [(self.x(a), self.y(b)) for a, b in zip(xs, ys, strict=True)]
+        self.parts.append(path(points, f"curve {kind}-line"))
+        if dots:
+            for a, b in points:
+                shape = rect(a - 5, b - 5, 10, 10, kind, 5 if kind != "forward" else 0)
+                self.parts.append(shape)
+        self.parts.append(
+            text(points[-1][0] + 12, points[-1][1] + 6, name, f"{kind}-ink strong", 22)
+        )
+
+    def picture(self, label: str) -> str:
+        return picture(WIDTH, self.height, self.parts, label)
+
+
+def growth(name: str = "m1_growth") -> str:
+    """Milliseconds for the next token by context, cached and recomputed."""
+    run: dict[str, Any] = data(name)
+    top = 100.0 * -(-max(run["recompute_ms"]) // 100)
+    axes = Axes(
+        [0, *run["contexts"]][-4:], [0, top / 2, top], "tokens of context", "ms for the next token"
+    )
+    axes.curve(run["contexts"], run["recompute_ms"], "hot", "recompute")
+    axes.curve(run["contexts"], run["cached_ms"], "cached", "with the cache")
+    return axes.picture("Time for the next token: flat with the cache, growing without")
+
+
+def roofline(name: str = "linears") -> str:
+    """Milliseconds of all linear layers by rows, against the two roofs of the machine."""
+    run: dict[str, Any] = data(name)
+    rows, floor = run["rows"], run["weights_gb"] / run["gb_per_second"] * 1000
+    slope = run["gflop_per_row"] / run["gflop_per_second"] * 1000
+    axes = Axes([0, 8, 16, 32, 48], [0, 25, 50, 75, 100], "rows in one forward", "ms")
+    axes.curve([0, 48], [floor, floor], "plan", "read the weights", dots=False)
+    axes.curve([0, 48], [0, 48 * slope], "prompt", "do the sums", dots=False)
+    axes.curve(rows, run["ms"], "forward", "measured")
+    return axes.picture("A forward's time by rows: flat until the arithmetic takes over")
+
+
+def lanes(name: str, loop: str) -> str:
+    """Host and forward, to scale, for some steps."""
+    run = data(name)[loop]
+    end = run["forward"][-1]["end"]
+    scale, top = (WIDTH - 110) / end, {"host": 12, "forward": 84}
+    parts = [text(0, top[lane] + 38, lane, "", 21) for lane in top]
+    for span in run["host"]:
+        start, stop = max(0, span["start"]), min(end, span["end"])
+        width = max(2.0, (stop - start) * scale)
+        parts.append(rect(110 + start * scale, top["host"], width, 58, span["name"], 2))
+    for before, span in zip([None, *run["forward"]], run["forward"], strict=False):
+        x, width = 110 + span["start"] * scale, (span["end"] - span["start"]) * scale
+        if before and (gap := (span["start"] - before["end"]) * scale) > 1.5:
+            parts.append(rect(x - gap, top["forward"], gap, 58, "stall", 0))
+        parts.append(rect(x, top["forward"], width - 1, 58, "forward", 2))
+        parts.append(
+            text(
+                x + width / 2, top["forward"] + 37, f"{span['step']}", "light strong", 20, "middle"
+            )
+        )
+    parts.append(line(110, 160, WIDTH, 160))
+    step = 10 if end < 70 else 20
+    for ms in range(0, int(end) + 1, step):
+        parts.append(text(110 + ms * scale, 182, f"{ms} ms", "soft", 16, "middle"))
+    return picture(WIDTH, 190, parts, f"Host and forward lanes, {loop}: busy {run['busy']:.1%}")

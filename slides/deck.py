@@ -1,0 +1,200 @@
+"""A deck in Markdown, read into slides.
+
+    ---                        the front matter: title, rung, and a line under the title
+    title: Continuous batching
+    ---
+    # A slide's title {.predict}      classes in braces
+    Text. {{ladder.m2_continuous.tokens_per_second | .0f}} tokens/s.
+
+    |||                        the column to the right begins
+    ===                        the columns end, a row below begins
+    +++                        what follows appears at the next key
+
+    Note: 2 min                the speaker's notes, which begin with how long the slide takes
+
+    ---                        the next slide
+
+Blocks between three backticks: `code PLACE`, `diff BELOW ABOVE` with trimming commands
+(`sources.py`); `figure NAME ...` (`figures.py`, `charts.py`); `sequence`, `boxes` (`diagrams.py`);
+`gantt`, who does what when (`charts.py`);
+`keys`, which says what the colours mean: `class: words`, a line each.
+Anything else in backticks is shown as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from . import charts, diagrams, figures, memory
+from .facts import filled
+from .sources import ROOT, BuildError, Line, as_html, difference, font_size, trimmed
+
+MAX_CODE_LINES = 60
+MINUTES = (35, 55)
+
+FIGURES: dict[str, Callable[..., str]] = {
+    "steps": figures.steps, "words": figures.words, "rows": memory.rows, "pages": memory.pages,
+    "pool": memory.pool, "tree": memory.tree, "growth": charts.growth,
+    "roofline": charts.roofline, "lanes": charts.lanes,
+}  # fmt: skip
+
+
+@dataclass
+class Slide:
+    """One slide as HTML."""
+
+    title: str
+    classes: list[str]
+    body: str
+    notes: str
+    minutes: float
+
+
+@dataclass
+class Deck:
+    """A deck, built."""
+
+    name: str
+    title: str
+    about: str
+    slides: list[Slide] = field(default_factory=list)
+    code_lines: int = 0
+
+    @property
+    def minutes(self) -> float:
+        return sum(slide.minutes for slide in self.slides)
+
+
+def parts_of(text: str, mark: str) -> list[str]:
+    """The text between lines that are `mark`, outside of code blocks."""
+    parts, fenced = [[]], False  # type: list[list[str]], bool
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        if line.strip() == mark and not fenced:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return ["\n".join(part) for part in parts]
+
+
+class Reader:
+    """Reads one deck. Raises `BuildError` naming the slide."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
+        self.markdown.renderer.rules["fence"] = self._fence  # type: ignore[attr-defined]
+        self.classes: list[str] = []
+        self.code_lines = 0
+
+    def deck(self) -> Deck:
+        """The whole deck."""
+        _, front, *slides = parts_of(self.path.read_text(encoding="utf-8"), "---")
+        facts = dict(re.findall(r"^(\w+): *(.*)$", front, re.MULTILINE))
+        deck = Deck(self.path.stem, facts["title"], facts["about"])
+        for number, text in enumerate(slides, 1):
+            try:
+                deck.slides.append(self._slide(text))
+            except BuildError as error:
+                raise BuildError(f"{self.path.name}, slide {number}: {error}") from None
+        deck.code_lines = self.code_lines
+        if self.code_lines > MAX_CODE_LINES:
+            raise BuildError(
+                f"{self.path.name} shows {self.code_lines} lines of code, more than "
+                f"{MAX_CODE_LINES}: only the code that matters"
+            )
+        if not MINUTES[0] <= deck.minutes <= MINUTES[1]:
+            raise BuildError(f"{self.path.name} takes {deck.minutes:g} minutes by its notes")
+        return deck
+
+    def _slide(self, text: str) -> Slide:
+        text, mark, notes = text.partition("\nNote: ")
+        found = re.match(r"\s*# (.+?)(?: \{([.\w -]+)\})?\n", text + "\n")
+        timed = re.match(r"([\d.]+) min\n", notes)
+        if not found:
+            raise BuildError("a slide begins with its title, `# ...`")
+        if not mark or not timed or len(notes.split()) < 15:
+            raise BuildError(f"{found[1]!r} needs notes: `Note: 2 min`, and what to say")
+        self.classes = re.findall(r"\.([\w-]+)", found[2] or "")
+        now, *later = parts_of((text + "\n")[found.end() :], "+++")
+        body = self._rows(now) + "".join(
+            f'<div class="fragment part">{self._rows(part)}</div>' for part in later
+        )
+        self._check_links(body)
+        return Slide(
+            title=self.markdown.renderInline(filled(found[1])),
+            classes=self.classes,
+            body=body,
+            notes=self.markdown.render(filled(notes[timed.end() :])),
+            minutes=float(timed[1]),
+        )
+
+    def _rows(self, text: str) -> str:
+        html = []
+        for row in parts_of(text, "==="):
+            texts = [part for part in parts_of(row, "|||") if part.strip()]
+            columns = [self.markdown.render(filled(part)) for part in texts]
+            if len(columns) < 2:
+                html += columns
+            else:
+                wide = [c for c in self.classes if c.startswith("wide")]
+                cells = "".join(f"<div>{column}</div>" for column in columns)
+                html.append(f'<div class="{" ".join(["columns", *wide])}">{cells}</div>')
+        return "".join(html)
+
+    def _fence(self, tokens: list[Token], number: int, *_: object) -> str:
+        words, body = shlex.split(tokens[number].info), tokens[number].content
+        kind, args = (words[0], words[1:]) if words else ("", [])
+        options = dict(arg.split("=", 1) for arg in args if "=" in arg and ":" not in arg)
+        places = [arg for arg in args if arg not in (f"{k}={v}" for k, v in options.items())]
+        if kind == "code":
+            return self._code(trimmed(places[0], body), places[0])
+        if kind == "diff":
+            below, above = places
+            title = f"{below.partition(':')[0]} → {above}"
+            return self._code(difference(below, above, body), title)
+        if kind == "figure" and places[0] == "bars":
+            return charts.bars(body, **options)
+        if kind == "figure":
+            return FIGURES[places[0]](*places[1:], **options)
+        if kind == "sequence":
+            return diagrams.sequence(body, **options)
+        if kind == "gantt":
+            return charts.gantt(body, **options)
+        if kind == "keys":
+            return charts.keys(body)
+        if kind == "boxes":
+            return diagrams.boxes(body, **options)
+        plain, size = body.replace("&", "&amp;").replace("<", "&lt;"), font_size(body.splitlines())
+        return f'<pre class="plain"><code style="font-size: {size}px">{plain}</code></pre>'
+
+    def _code(self, lines: list[Line], place: str) -> str:
+        self.code_lines += sum(line.kind != "del" for line in lines)
+        return as_html(lines, place, "m" if "morph" in self.classes else "")
+
+    def _check_links(self, html: str) -> None:
+        for target in re.findall(r'(?:href|src)="([^"]*)"', html):
+            if not target.startswith("https://") and not exists(self.path.parent, target):
+                raise BuildError(f"there is nothing at {target}")
+
+
+def exists(folder: Path, target: str) -> bool:
+    """Whether a relative link leads to a file, and to a heading of it if it names one."""
+    name, _, anchor = target.partition("#")
+    path = (folder / name).resolve()
+    if not path.exists() or ROOT not in path.parents:
+        return False
+    return not anchor or anchor in headings(path.read_text(encoding="utf-8"))
+
+
+def headings(text: str) -> Iterator[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

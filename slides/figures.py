@@ -1,0 +1,118 @@
+"""Figures of the worked examples: what each step computed, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .facts import data
+from .svg import NUMBER, WIDTH, chip, picture, rect, text, text_width
+
+Json = dict[str, Any]
+
+
+def forwards_of(run: Json) -> list[dict[str, int]]:
+    """The forwards in order. Step k processes the k-th, also where it is launched a step before."""
+    return [batch for step in run["steps"] for batch in step["batches"] if batch]
+
+
+def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
+    """A column a step, a row a request: tokens computed, and the token that came of them.
+
+    who: only these requests.
+    """
+    run = data(name)
+    numbers = range(int(first), int(last or len(forwards_of(run))) + 1)
+    names = [name for name in run["prompts"] if name in (who or name)]
+    left, top, height = 66, 34, 104
+    width = min(200, (WIDTH - left) / len(numbers))
+    overlaps = run["rung"] == "m5_overlap"
+    parts = [text(0, 22, "forward" if overlaps else "step", "soft", 18)]
+    for column, number in enumerate(numbers):
+        x = left + column * width
+        batch = forwards_of(run)[number - 1]
+        parts.append(text(x + width / 2, 22, str(number), "soft", 18, "middle"))
+        for row, request in enumerate(names):
+            y = top + row * height
+            parts += _cell(run, number, request, batch, x + 3, y + 3, width - 6, height - 10)
+        parts.append(
+            text(
+                x + width / 2,
+                top + len(names) * height + 20,
+                f"{_computed(run, batch)}",
+                "strong",
+                20,
+                "middle",
+            )
+        )
+    parts += [chip(22, top + row * height + 27, n, NUMBER[n], 38) for row, n in enumerate(names)]
+    parts.append(text(0, top + len(names) * height + 20, "tokens", "soft", 18))
+    right = left + len(numbers) * width
+    return picture(right, top + len(names) * height + 30, parts, f"The steps of {name}")
+
+
+def _computed(run: Json, batch: dict[str, int]) -> int:
+    padded = run["rung"] == "m2_continuous" and batch
+    return max(batch.values()) * len(batch) if padded else sum(batch.values())
+
+
+def _cell(
+    run: Json, number: int, who: str, batch: dict[str, int], x: float, y: float, w: float, h: float
+) -> list[str]:
+    before = run["steps"][number - 2]["requests"][who] if number > 1 else {"state": "waiting"}
+    after = run["steps"][number - 1]
+    if who not in batch:
+        if before["state"] in ("stop", "length"):
+            return []
+        state = after["requests"][who]["state"]
+        word, kind = ("stalls", "stall") if before["state"] == "decode" else ("waits", "idle")
+        if who in after["retracted"] and state == "waiting":
+            word, kind = "retracted", "stall"
+        size = min(17, 0.9 * w / text_width(word, 1))
+        return [rect(x, y, w, 44, kind), text(x + w / 2, y + 28, word, "soft", size, "middle")]
+    if before["state"] in ("stop", "length"):
+        return [
+            rect(x, y, w, 44, "stall"),
+            text(x + w / 2, y + 29, "dropped", "hot-ink", min(17, w / 4.2), "middle"),
+        ]
+    count = batch[who]
+    kind = "output" if count == 1 and before["state"] == "decode" else "computed"
+    longest = max(batch.values()) if run["rung"] == "m2_continuous" else count
+    share = w * count / longest
+    parts = [rect(x, y, share, 44, kind)]
+    if share < w:
+        parts.append(rect(x + share, y, w - share, 44, "padding"))
+    parts.append(text(x + share / 2, y + 30, str(count), "on strong", 22, "middle"))
+    return [*parts, *_said(after, who, x, y, w)]
+
+
+def _said(after: Json, who: str, x: float, y: float, w: float) -> list[str]:
+    """The token that came of it; a dot where the token ended the text and is no part of it."""
+    state = after["requests"][who]["state"]
+    said = after["said"].get(who, "")
+    ended = state in ("stop", "length")
+    words = said.strip() if said else ("stop" if ended else "no token")
+    kind = "output-ink strong" if said else "soft"
+    size = min(21.0, w / max(1, text_width(words, 1)))
+    parts = [text(x + w / 2, y + 67, words, kind, size, "middle")]
+    if ended:
+        parts.append(text(x + w / 2, y + 87, f"ends: {state}", "soft", min(17, w / 5), "middle"))
+    return parts
+
+
+def words(name: str) -> str:
+    """The prompts of an example, token by token."""
+    run, parts, y = data(name), list[str](), 0.0
+    for who, tokens in run["prompts"].items():
+        parts.append(chip(18, y + 22, who, NUMBER[who], 32))
+        x = 48.0
+        for token in tokens:
+            shown = token.strip() or "␣"
+            width = text_width(shown, 20) + 18
+            parts += [
+                rect(x, y, width - 4, 42, "computed"),
+                text(x + width / 2 - 2, y + 28, shown, "on", 20, "middle"),
+            ]
+            x += width
+        parts.append(text(x + 8, y + 28, f"{len(tokens)} tokens", "soft", 18))
+        y += 56
+    return picture(WIDTH, y, parts, "The three prompts, token by token")

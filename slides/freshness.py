@@ -1,0 +1,57 @@
+"""What a recorded run was made from, as a fingerprint: figures of other code are stale.
+
+The fingerprint is of syntax trees without docstrings: comments and layout may change, what the code
+does may not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What decides about the steps of a run: not how fast they are, and not how attention is computed.
+DECIDING = (
+    "engine.py", "scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py", "in_flight.py",
+    "future_map.py",
+)  # fmt: skip
+RECORDER = ("slides/workloads.py",)
+
+
+def sources_of(*rungs: str) -> list[str]:
+    """The files that a recorded run of these rungs depends on, relative to the root."""
+    paths = [f"{rung}/{name}" for rung in rungs for name in DECIDING]
+    return [*(path for path in paths if (ROOT / path).exists()), *RECORDER]
+
+
+def fingerprint(paths: Iterable[str]) -> str:
+    """Changes when the code in one of the files does."""
+    digest = hashlib.sha256()
+    for path in paths:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+        digest.update("\0".join([path, *_words(tree)]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    """A syntax tree as words. Fields that are empty do not count: versions of Python differ in
+    which of them there are."""
+    yield type(node).__name__
+    for name, value in ast.iter_fields(node):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, ast.AST):
+                if not _is_docstring(item):
+                    yield from (name, *_words(item))
+            elif item is not None and name not in ("kind", "type_comment"):
+                yield f"{name}={item!r}"
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

@@ -1,0 +1,233 @@
+"""Runs the engines and writes what happened to `slides/data/`: `python -m slides record [NAME...]`.
+
+The worked examples are the embedded model's, every step of three requests. The comparisons count
+what does not depend on the machine, with a tiny model. What depends on it (the lanes of m5, the
+growth of m1) says on which machine it was measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from common import EngineConfig, LoadedModel, SamplingParams, load_model
+from common.demo import chats, machine
+from common.trace import Trace
+from common.trace_record import Frame, Span, State, TraceRecord
+from common.workload import Workload, WorkloadResult, run
+
+from .freshness import ROOT, fingerprint, sources_of
+from .workloads import EXAMPLES, PROMPTS, config_of, params_of
+
+DATA = ROOT / "slides" / "data"
+TINY = "tiny-llama"
+Json = dict[str, Any]
+
+
+def record(name: str) -> None:
+    """Run what a file of `slides/data/` shows, and write it."""
+    rungs, make = RECORDS[name]
+    sources = sources_of(*rungs)
+    made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
+    DATA.mkdir(exist_ok=True)
+    text = json.dumps(made, indent=1, ensure_ascii=False)
+    (DATA / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def example(name: str, loaded: LoadedModel | None = None) -> Json:
+    """Three requests on one rung, step by step."""
+    rung, config = config_of(name)
+    loaded = loaded or load_model(EngineConfig())
+    engine = importlib.import_module(rung).LLMEngine(EngineConfig(**config), loaded)
+    with engine, Trace(engine) as trace:
+        for request_id, params in params_of(name).items():
+            engine.add_request(PROMPTS[request_id], params, request_id)
+        tables = []
+        while engine.has_unfinished_requests():
+            engine.step()
+            engine.check_invariants()
+            tables.append(_tables(engine))
+    words = {
+        request_id: [loaded.tokenizer.decode([t]) for t in loaded.tokenizer(prompt)["input_ids"]]
+        for request_id, prompt in PROMPTS.items()
+        if request_id in params_of(name)
+    }
+    steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.record), tables, strict=True)]
+    return {"rung": rung, "config": config, "prompts": words, "steps": steps}
+
+
+def _tables(engine: Any) -> dict[str, list[int]]:
+    """The pages of each running request, in order of its positions."""
+    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
+    if not hasattr(kv_cache, "pages_of"):
+        return {}
+    return {r.request_id: list(kv_cache.pages_of(r)) for r in engine.scheduler.running}
+
+
+def steps_of(trace: TraceRecord) -> list[Json]:
+    """Each step: what was computed of whom, and how things stood after it."""
+    names = [info.request_id for info in trace.requests]
+    steps = []
+    for frame, state in trace.states():
+        if frame.step > 0:
+            steps.append(_step(names, frame, state))
+    return steps
+
+
+def _step(names: list[str], frame: Frame, state: State) -> Json:
+    owner: dict[Any, str | None] = {None: None, "tree": "tree", **dict(enumerate(names))}
+    return {
+        "batches": [{names[i]: n for i, n in batch.items()} for batch in frame.batches],
+        "retracted": [names[i] for i in frame.retracted],
+        "waiting": [names[i] for i in state.waiting],
+        "said": {names[i]: r["text"] for i, r in frame.requests.items() if r.get("text")},
+        "requests": {names[i]: dict(r) for i, r in state.requests.items()},
+        "pages": {page: owner[who] for page, who in sorted(state.pages.items())},
+        "nodes": {number: dict(node) for number, node in state.nodes.items()},
+        "stats": dict(state.stats),
+    }
+
+
+def growth(_name: str) -> Json:
+    """Milliseconds for the next token after a context, with the cache and without."""
+    from m1_single.demo import CONTEXTS, next_token_ms
+
+    loaded = load_model(EngineConfig())
+    return {
+        "machine": machine(),
+        "contexts": list(CONTEXTS),
+        "cached_ms": [round(next_token_ms(loaded, n, True), 1) for n in CONTEXTS],
+        "recompute_ms": [round(next_token_ms(loaded, n, False), 1) for n in CONTEXTS],
+    }
+
+
+def linears(_name: str) -> Json:
+    """Milliseconds of all linear layers of the embedded model by rows, weights packed by MKL."""
+    model = load_model(EngineConfig(), plain=True).model
+    weights = [m.weight.detach() for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    packed = [torch.ops.mkl._mkl_reorder_linear_weight(w, 48) for w in weights]
+
+    def milliseconds(rows: int) -> float:
+        inputs = {w.shape[1]: torch.randn(rows, w.shape[1]) for w in weights}
+        times = []
+        for _ in range(7):
+            started = time.perf_counter()
+            for weight, pack in zip(weights, packed, strict=True):
+                if rows <= 48:
+                    torch.ops.mkl._mkl_linear(inputs[weight.shape[1]], pack, weight, None, rows)
+                else:
+                    torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+            times.append(1000 * (time.perf_counter() - started))
+        return min(times)
+
+    numbers = sum(weight.numel() for weight in weights)
+    rows = [1, 4, 8, 16, 32, 48]
+    with torch.inference_mode():
+        ms = [round(milliseconds(n), 1) for n in rows]
+        many = milliseconds(512)
+    return {
+        "machine": machine(),
+        "rows": rows,
+        "ms": ms,
+        "weights_gb": numbers * 4 / 1e9,
+        "gb_per_second": numbers * 4 / 1e6 / ms[0],
+        "gflop_per_row": 2 * numbers / 1e9,
+        "gflop_per_second": 512 * 2 * numbers / 1e6 / many,
+    }
+
+
+def counters(rung: str, workload: Workload, **config: Any) -> Json:
+    """What a rung counts while it serves a workload; nothing here depends on the machine."""
+    loaded = load_model(EngineConfig(model=TINY))
+    engine = importlib.import_module(rung).LLMEngine(EngineConfig(model=TINY, **config), loaded)
+    with engine:
+        result: WorkloadResult = run(engine, workload)
+    return {
+        "config": config,
+        "most_running": result.most_running,
+        "kv_reserved": result.kv_reserved,
+        "kv_used": result.kv_used,
+        "stats": result.stats,
+    }
+
+
+def memory(_name: str) -> Json:
+    """24 requests of mixed length in the KV memory of four rows of 320 tokens, on m2 and m3."""
+    prompts = [[1 + (i * 7 + j) % 250 for j in range(20 + 9 * (i % 7))] for i in range(24)]
+    workload = Workload(prompts, [12 + 11 * (i % 5) for i in range(24)], ignore_eos=True)
+    paged: Json = {"max_num_seqs": 32, "page_size": 4, "num_pages": 320}
+    return {
+        "memory_tokens": 4 * 320,
+        "m2_continuous": counters("m2_continuous", workload, max_num_seqs=4, max_model_len=320),
+        "m3_paged": counters("m3_paged", workload, max_model_len=320, **paged),
+    }
+
+
+def reuse(_name: str) -> Json:
+    """Twelve conversations under three long instructions, on m3 and m4, and policy by policy."""
+    prompts = [
+        [*range(1, 41), *(50 + 60 * (i % 3) + j % 60 for j in range(120)), *(i * 5 + 1,) * 12]
+        for i in range(12)
+    ]
+    workload = Workload(prompts, [8] * 12, ignore_eos=True)
+    shared: Json = {"max_num_seqs": 4, "page_size": 8}
+    small: Json = {"max_num_seqs": 2, "page_size": 8, "num_pages": 46, "seed": 0}
+    return {
+        "m3_paged": counters("m3_paged", workload, **shared, num_pages=256),
+        "m4_radix": counters("m4_radix", workload, **shared, num_pages=256),
+        "policies": {
+            policy: counters("m4_radix", workload, **small, schedule_policy=policy)
+            for policy in ("fcfs", "lpm", "dfs-weight", "lof", "random")
+        },
+    }
+
+
+def lanes(_name: str) -> Json:
+    """Host and forward lanes of steady decode, by both loops; forwards of 10 ms, emulated."""
+    loaded = load_model(EngineConfig(model=TINY))
+    made: Json = {"machine": machine(), "emulated_forward_ms": 10.0}
+    for loop, overlap in (("serial", False), ("overlapped", True)):
+        config = EngineConfig(
+            model=TINY, emulated_forward_ms=10.0, enable_overlap=overlap, max_num_seqs=16
+        )
+        with importlib.import_module("m5_overlap").LLMEngine(config, loaded) as engine:
+            with Trace(engine) as trace:
+                params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+                engine.generate(chats(16), params)
+            made[loop] = _lanes(trace.record)
+    return made
+
+
+def _lanes(trace: TraceRecord, count: int = 5) -> Json:
+    """The five steps of steady decode that took the least, in milliseconds since the first one's
+    forward began: what else the machine did in between is not what is shown."""
+    windows = [trace.forwards[i : i + count] for i in range(4, len(trace.forwards) - count)]
+    forwards = min(windows, key=lambda window: window[-1].end - window[0].start)
+    start, end = forwards[0].start, forwards[-1].end
+    kinds = ("launch", "wait", "process", "schedule")
+
+    def rows(spans: list[Span]) -> list[Json]:
+        return [
+            {**asdict(s), "start": 1000 * (s.start - start), "end": 1000 * (s.end - start)}
+            for s in spans
+        ]
+
+    host = [s for s in trace.spans if s.name in kinds and s.end > start and s.start < end]
+    busy = sum(s.end - s.start for s in forwards) / (end - start)
+    return {"forward": rows(forwards), "host": rows(host), "busy": round(busy, 4)}
+
+
+RECORDS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
+    **{name: ((rung,), example) for name, (rung, _) in EXAMPLES.items()},
+    "linears": ((), linears),
+    "m1_growth": (("m1_single",), growth),
+    "m3_memory": (("m2_continuous", "m3_paged"), memory),
+    "m4_reuse": (("m3_paged", "m4_radix"), reuse),
+    "m5_lanes": (("m5_overlap",), lanes),
+}

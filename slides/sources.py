@@ -1,0 +1,163 @@
+"""Code for slides, taken from the sources by symbol and trimmed by what the slide says.
+
+A symbol is `file.py:Class.method` or `file.py:function`, in a folder. What a slide trims it writes
+below, a command a line; a command whose text is no longer there fails the build:
+
+    docstring            show the docstring, which is left out otherwise
+    cut: first .. last   an ellipsis in place of these lines (`cut: line` for one)
+    drop: first .. last  nothing in place of them
+    from: line           begin there
+    mark: first .. last  these lines matter: the others step back
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+ROOT = Path(__file__).resolve().parent.parent
+ELLIPSIS = "…"
+
+
+class BuildError(Exception):
+    """What keeps a deck from being built, with the slide and what to do."""
+
+
+@dataclass
+class Line:
+    """A line of code: `kind` is `same`, `mark`, `dim`, `add` or `del`."""
+
+    text: str
+    kind: str = "same"
+
+
+def definition(place: str) -> tuple[ast.AST, list[str]]:
+    """A symbol's syntax tree and the lines of its file. Raises `BuildError` if it is gone."""
+    file, _, name = place.partition(":")
+    path = ROOT / file
+    if not path.exists():
+        raise BuildError(f"{file} is gone (the slide shows {place})")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    body: list[ast.stmt] = ast.parse("\n".join(lines)).body
+    node: ast.AST | None = None
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
+        node = next((n for n in body if isinstance(n, kinds) and n.name == part), None)
+        if node is None:
+            raise BuildError(f"{place}: there is no {part!r} any more")
+        body = node.body
+    assert node is not None
+    return node, lines
+
+
+def code_of(place: str, keep_docstring: bool = False) -> list[str]:
+    """The lines of a symbol, decorators first, without its docstring and its indentation."""
+    node, lines = definition(place)
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])  # type: ignore[attr-defined]
+    numbers = set(range(first, node.end_lineno + 1))  # type: ignore[attr-defined]
+    doc = node.body[0]  # type: ignore[attr-defined]
+    if not keep_docstring and ast.get_docstring(node) is not None:  # type: ignore[arg-type]
+        numbers -= set(range(doc.lineno, doc.end_lineno + 1))
+    text = "\n".join(lines[n - 1] for n in sorted(numbers))
+    return textwrap.dedent(text).splitlines()
+
+
+def trimmed(place: str, commands: str) -> list[Line]:
+    """A symbol as a slide wants it."""
+    orders = [line.strip() for line in commands.splitlines() if line.strip()]
+    code = [Line(text) for text in code_of(place, "docstring" in orders)]
+    for order in orders:
+        if order != "docstring":
+            verb, _, what = order.partition(":")
+            code = _apply(place, code, verb.strip(), what.strip())
+    while code and not code[0].text.strip():
+        code.pop(0)
+    if any(line.kind == "mark" for line in code):
+        for line in code:
+            line.kind = "mark" if line.kind == "mark" else "dim"
+    return code
+
+
+def _apply(place: str, code: list[Line], verb: str, what: str) -> list[Line]:
+    first, _, last = (part.strip() for part in what.partition(" .. "))
+    begin = _find(place, code, first, 0)
+    end = _find(place, code, last, begin) if last else begin
+    if verb == "mark":
+        for line in code[begin : end + 1]:
+            line.kind = "mark"
+        return code
+    if verb == "from":
+        return [Line(_indent(code[begin].text) + ELLIPSIS), *code[begin:]] if begin else code
+    if verb in ("cut", "drop"):
+        dots = [Line(_indent(code[begin].text) + ELLIPSIS)] if verb == "cut" else []
+        return [*code[:begin], *dots, *code[end + 1 :]]
+    raise BuildError(f"{place}: {verb!r} is no command; see slides/sources.py")
+
+
+def _find(place: str, code: list[Line], text: str, start: int) -> int:
+    found = [n for n, line in enumerate(code) if n >= start and text in line.text]
+    if not text or not found:
+        raise BuildError(f"{place}: no line has {text!r} any more")
+    return found[0]
+
+
+def _indent(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
+
+
+def difference(below: str, above: str, commands: str = "") -> list[Line]:
+    """How a symbol changes from one rung to the next: what goes, and then what comes."""
+    old, new = ([line.text for line in trimmed(place, "")] for place in (below, above))
+    result: list[Line] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
+        if kind == "equal":
+            result += [Line(text) for text in old[a:b]]
+        else:
+            result += [Line(text, "del") for text in old[a:b]]
+            result += [Line(text, "add") for text in new[c:d]]
+    for order in filter(None, map(str.strip, commands.splitlines())):
+        verb, _, what = order.partition(":")
+        result = _apply(above, result, verb.strip(), what.strip())
+    return result
+
+
+def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
+    """Highlighted lines. `morph`: a name under which the next slide's code takes its place."""
+    formatter = HtmlFormatter(nowrap=True, classprefix="t-")
+    text = "\n".join(line.text for line in code) + "\n"
+    rows = highlight(text, PythonLexer(stripnl=False), formatter).splitlines()
+    seen: dict[str, int] = {}
+    parts = []
+    for line, row in zip(code, rows, strict=True):
+        key = line.text.strip()
+        seen[key] = seen.get(key, 0) + 1
+        name = f' data-id="{morph}{abs(hash_of(key)):x}-{seen[key]}"' if morph and key else ""
+        sign = {"add": "+", "del": "-"}.get(line.kind, " ")
+        signs = f'<i aria-hidden="true">{sign}</i>' if _is_diff(code) else ""
+        parts.append(f'<span class="line {line.kind}"{name}>{signs}{row or " "}</span>')
+    size = font_size([line.text for line in code])
+    title = f"<figcaption>{caption}</figcaption>" if caption else ""
+    inner = f'<pre><code style="font-size: {size}px">{"".join(parts)}</code></pre>'
+    return f'<figure class="code">{title}{inner}</figure>'
+
+
+def font_size(lines: list[str], width: float = 1090, height: float = 400) -> int:
+    """As large as the code fits a slide that has some words beside it, from 18 to 24 pixels."""
+    widest = max(map(len, lines))
+    return int(max(18, min(24, width / (0.602 * widest), height / (1.34 * len(lines)))))
+
+
+def _is_diff(code: list[Line]) -> bool:
+    return any(line.kind in ("add", "del") for line in code)
+
+
+def hash_of(text: str) -> int:
+    """The same in every process, unlike `hash`."""
+    return int.from_bytes(text.encode(), "big") % 1_000_003

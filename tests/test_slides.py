@@ -1,0 +1,168 @@
+"""The decks: what they show is there, is fresh, and fits. A browser visits every slide once.
+
+Without Chromium that one test is skipped; with LADDER_BROWSER=1 in the environment it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slides import build, facts, record, sources, workloads
+from slides.browser import MISSING, Browser, find
+from slides.deck import Deck, Reader, exists
+from slides.page import page
+from slides.sources import BuildError
+from tests.conftest import MILESTONES, ROOT, shared_model
+
+DECKS = sorted((ROOT / "slides" / "decks").glob("*.md"))
+SCHEDULER = "m2_continuous/scheduler.py:Scheduler"
+BODY = "---\ntitle: T\nabout: A\n---\n"
+NOTES = "\nNote: 40 min\n\n" + "Say what there is to say about it. " * 4
+
+
+@pytest.fixture(scope="module")
+def decks() -> dict[str, Deck]:
+    return {path.stem: Reader(path).deck() for path in DECKS}
+
+
+def test_a_deck_for_each_milestone(decks: dict[str, Deck]) -> None:
+    assert list(decks) == ["0_opening", *MILESTONES]
+    for deck in decks.values():
+        assert 20 <= len(deck.slides) <= 30, f"{deck.name} has {len(deck.slides)} slides"
+        assert sum("predict" in slide.classes for slide in deck.slides) >= 2, deck.name
+        assert any("trap" in slide.classes for slide in deck.slides), deck.name
+
+
+def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
+    text = page(decks["m2_continuous"])
+    loads = r"<(?:link|img|iframe)\b|<script[^>]*\bsrc=|@import|url\((?!#|data:)"
+    assert not re.search(loads, text.partition("<script>")[0])
+    assert text.count('<aside class="notes">') == len(decks["m2_continuous"].slides)
+
+
+def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both themes, no complaint on the console; a PDF of as many pages; the speaker's notes."""
+    program = find()
+    if program is None:
+        if os.environ.get("LADDER_BROWSER") == "1":
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    monkeypatch.setattr(build, "OUTPUT", tmp_path)
+    built = build.build()
+    with Browser(program) as browser:
+        wrong = [f"{p.stem}: {problem}" for p in built for problem in build.problems(browser, p)]
+        assert not wrong, "\n".join(wrong)
+        path, deck = next(iter(built.items()))
+        build.print_pdf(browser, path, deck)
+        assert "Welcome" in speaker_view(browser, path)
+        # What the check is for: it sees a text that leaves its slide, and code that is too small.
+        browser.open(path.as_uri())
+        browser.evaluate(
+            "document.querySelectorAll('.body p')[0].style.marginTop = '700px';"
+            "document.querySelector('pre code').style.fontSize = '12px'"
+        )
+        seen = browser.evaluate((build.HERE / "check.js").read_text(encoding="utf-8"))["problems"]
+        assert any("sticks out" in line for line in seen) and any("12 px" in line for line in seen)
+
+
+def speaker_view(browser: Browser, path: Path) -> str:
+    """The notes that the speaker's window shows, opened as a speaker opens it."""
+    browser.open(path.as_uri())
+    return str(
+        browser.evaluate(
+            "new Promise(done => { const open = window.open; let view;"
+            " window.open = (...a) => (view = open.apply(window, a));"
+            " Reveal.getPlugin('notes').open();"
+            " const look = () => {"
+            "   const notes = view?.document.querySelector('.speaker-controls-notes .value');"
+            "   const text = notes?.textContent.trim();"
+            "   text ? done(text) : setTimeout(look, 50); };"
+            " look(); })"
+        )
+    )
+
+
+def deck_of(tmp_path: Path, slide: str) -> Deck:
+    path = tmp_path / "x.md"
+    path.write_text(BODY + slide, encoding="utf-8")
+    return Reader(path).deck()
+
+
+@pytest.mark.parametrize(
+    ("slide", "complaint"),
+    [
+        (f"# S\n```code {SCHEDULER}.gone\n```" + NOTES, "no 'gone'"),
+        ("# S\n```code m2_continuous/gone.py:f\n```" + NOTES, "gone.py is gone"),
+        (f"# S\n```code {SCHEDULER}.schedule\nmark: no such line\n```" + NOTES, "'no such line'"),
+        (f"# S\n```boxes\n{SCHEDULER} @0,0 = gone()\n```" + NOTES, "no gone"),
+        ("# S\n```boxes\na @0,0 = x\nb @0.1,0 = y\n```" + NOTES, "a and b overlap"),
+        ("# S\n{{ladder.engines.gone}}" + NOTES, "gone"),
+        ("# S\n```figure steps nothing\n```" + NOTES, "no nothing.json"),
+        ("# S\n[dead](../nothing.md)" + NOTES, "nothing at ../nothing.md"),
+        ("# S\n" + "```code m4_radix/radix_cache.py:RadixCache\n```" + NOTES, "lines of code"),
+        ("# S\ntext", "needs notes"),
+        ("# S\ntext" + NOTES.replace("40", "4"), "4 minutes"),
+    ],
+)  # fmt: skip
+def test_what_a_build_refuses(tmp_path: Path, slide: str, complaint: str) -> None:
+    with pytest.raises(BuildError, match=re.escape(complaint)):
+        deck_of(tmp_path, slide)
+
+
+def test_links_to_headings() -> None:
+    decks = ROOT / "slides" / "decks"
+    assert exists(decks, "../../CONTRIBUTING.md#the-invariants")
+    assert not exists(decks, "../../CONTRIBUTING.md#nothing")
+
+
+def test_a_stale_figure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = json.loads((facts.DATA / "m2_example.json").read_text(encoding="utf-8"))
+    content["fingerprint"] = "of other code"
+    (tmp_path / "m2_example.json").write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(facts, "DATA", tmp_path)
+    monkeypatch.setattr(facts, "ROOT", tmp_path)
+    monkeypatch.setattr(facts, "RESULTS", tmp_path / "none")
+    facts.data.cache_clear()
+    with pytest.raises(BuildError, match="stale"):
+        facts.data("m2_example")
+    facts.data.cache_clear()
+
+
+def test_a_difference_shows_what_goes_before_what_comes() -> None:
+    lines = sources.difference(
+        "m1_single/scheduler.py:Scheduler.schedule", "m2_continuous/scheduler.py:Scheduler.schedule"
+    )
+    kinds = [line.kind for line in lines]
+    assert kinds[0] == "same" and kinds.index("del") < kinds.index("add")
+    new = [line.text for line in lines if line.kind != "del"]
+    assert new == sources.code_of("m2_continuous/scheduler.py:Scheduler.schedule")
+
+
+@pytest.mark.parametrize("name", workloads.EXAMPLES)
+def test_the_worked_examples_are_what_the_engines_do(
+    name: str, monkeypatch: pytest.MonkeyPatch, real_model: Any
+) -> None:
+    """The recorded steps, run again: batches, rows, pages, tree and text."""
+    shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
+    again = json.loads(json.dumps(record.example(name, real_model)))
+    assert again["steps"] == shown["steps"]
+
+
+@pytest.mark.parametrize("make", [record.memory, record.reuse])
+def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> None:
+    name = {"memory": "m3_memory", "reuse": "m4_reuse"}[make.__name__]
+    shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
+    again = json.loads(json.dumps(make(name)))
+    assert again == {key: shown[key] for key in again}
+
+
+@pytest.fixture(scope="module")
+def real_model() -> Any:
+    return shared_model(record.EngineConfig().model)

@@ -60,7 +60,8 @@ EDIT = """
 import pathlib
 for path in pathlib.Path(".").rglob("test_*.py"):
     try:
-        path.write_text("def test_items_are_counted(): pass\\ndef test_a_full_shelf_refuses(): pass\\n")
+        names = "test_items_are_counted", "test_a_full_shelf_refuses"
+        path.write_text("".join(f"def {name}(): pass\\n" for name in names))
     except OSError:
         pass
 """
@@ -123,7 +124,9 @@ for place in places:
     except OSError:
         continue
     if "the secret" + " of put" in text:
-        getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "ex" + "ec")(text, Shelf.__init__.__getattribute__("__glo" + "bals__"))
+        builtins = getattr(sys, "mod" + "ules")["built" + "ins"]
+        names = Shelf.__init__.__getattribute__("__glo" + "bals__")
+        getattr(builtins, "ex" + "ec")(text, names)
 """
 WRITE = """
 import os

@@ -242,5 +242,9 @@ def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
         for path in (ROOT / milestone).glob("*.py") for line in path.read_text("utf-8").split("\n")
     } - kept  # fmt: skip
     telling = [line for line in lost if len(line) > 40 and not line.startswith(("import", "from"))]
-    others = {n: t for n, t in tree.items() if not n.endswith((".md", ".toml"))}
+    # What lies in common/ is no rung's.
+    others = {
+        n: t for n, t in tree.items()
+        if not n.endswith((".md", ".toml")) and not n.startswith("common/")
+    }  # fmt: skip
     return [f"{n}: {line}" for n, text in others.items() for line in telling if line in text]

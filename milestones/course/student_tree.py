@@ -20,7 +20,7 @@ from .list import size_of
 from .record import Exercise, load, milestones
 from .student_tests import chosen_tests
 
-COMMANDS = ("check", "diff", "doctor", "gpu_check", "hint", "list", "reset")
+COMMANDS = ("check", "diff", "doctor", "gpu_check", "hint", "host_time", "list", "reset")
 AS_THEY_ARE = (
     "LICENSE", "requirements.txt", "constraints.txt",
     "milestones/course/lesson.css", "milestones/course/lesson.html",
@@ -37,7 +37,7 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     absent = set(milestones(root)) - set(rungs)
     files = _sources(root, rungs, milestone)
     files |= chosen_tests(root, rungs, absent)
-    files |= _console(root, files)
+    files |= _console(root, files, absent)
     exercises = load(milestone, root)
     done = cut(milestone, exercises, root, told(milestone, exercises, files))
     for path, text in done.files.items():
@@ -119,8 +119,9 @@ def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
     return files
 
 
-def _console(root: Path, files: Files) -> Files:
-    """The modules of `milestones/` that a student's commands and tests need."""
+def _console(root: Path, files: Files, absent: set[str]) -> Files:
+    """The modules of `milestones/` that a student's commands and tests need; without those that
+    name a rung above."""
     found: Files = {}
     todo = ["__init__.py", "__main__.py", "course/__init__.py", "course/server.py"]
     todo += [f"{name}.py" for name in COMMANDS] + [f"course/{name}.py" for name in COMMANDS]
@@ -132,8 +133,11 @@ def _console(root: Path, files: Files) -> Files:
         path = root / "milestones" / name
         if f"milestones/{name}" in found or not path.is_file():
             continue
-        found[f"milestones/{name}"] = path.read_bytes()
-        todo += _imported(name, path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        if any(rung in source for rung in absent):
+            continue
+        found[f"milestones/{name}"] = source.encode()
+        todo += _imported(name, source)
     return found
 
 

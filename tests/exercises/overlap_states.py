@@ -1,9 +1,8 @@
-"""Steps in flight, built by hand: no exercise's code sets up the test of another."""
+"""Steps in flight, built by hand, as `schedule` would plan them."""
 
 from __future__ import annotations
 
 from common import Request
-from m5_overlap.future_map import placeholder
 from m5_overlap.in_flight import StepsInFlight
 from m5_overlap.kv_cache import KVCacheManager
 from m5_overlap.scheduler import ScheduleBatch
@@ -39,15 +38,6 @@ def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
         batch.num_scheduled_tokens.append(num_tokens)
     steps.batches.append(batch)
     return batch
-
-
-def advance_by_hand(batch: ScheduleBatch) -> None:
-    """What `advance` should do with a batch whose requests all live."""
-    for i, request in enumerate(batch.requests):
-        request.num_computed_tokens += batch.num_scheduled_tokens[i]
-        if i in batch.sampled:
-            request.token_ids.append(placeholder(request.row))
-    batch.is_advanced = True
 
 
 def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:

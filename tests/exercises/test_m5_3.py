@@ -6,7 +6,6 @@ from m5_overlap.future_map import placeholder
 from m5_overlap.in_flight import StepsInFlight
 from tests.exercises.overlap_states import (
     NUM_PAGES,
-    advance_by_hand,
     audit,
     plan,
     running,
@@ -22,7 +21,7 @@ def test_the_placeholder_goes_and_the_length_stays() -> None:
     steps = steps_in_flight()
     request = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (request, 1))
-    advance_by_hand(batch)
+    steps.advance(batch)
     steps.finish(batch)
     assert request.token_ids == [1, 2, 3], (
         f"the token itself is appended next: its name must be gone: {request.token_ids}"
@@ -36,7 +35,7 @@ def test_a_chunk_has_no_placeholder_to_lose() -> None:
     steps = steps_in_flight()
     request = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
     batch = plan(steps, (request, 4))
-    advance_by_hand(batch)
+    steps.advance(batch)
     steps.finish(batch)
     assert request.token_ids == [1, 2, 3, 4, 5, 6], (
         f"I1: a chunk in the middle of a prompt has sampled nothing; the prompt is now "
@@ -93,7 +92,7 @@ def test_the_last_of_two_steps_counts() -> None:
     steps = steps_in_flight()
     ended = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
     first = plan(steps, (ended, 2))
-    advance_by_hand(first)
+    steps.advance(first)
     second = plan(steps, (ended, 2))
     ended.finish_reason = "abort"
     steps.leave(ended)
@@ -141,7 +140,7 @@ def test_a_step_that_was_advanced_is_taken_back_whole() -> None:
     decode = running(steps, "a", [1, 2, 3], computed=2)
     chunk = running(steps, "b", [4, 5, 6, 7, 8], computed=0)
     batch = plan(steps, (decode, 1), (chunk, 3))
-    advance_by_hand(batch)
+    steps.advance(batch)
     steps.take_back(batch)
     assert (decode.num_computed_tokens, decode.token_ids) == (2, [1, 2, 3]), (
         "I3: as before the step: its token is not computed, and its placeholder is gone"
@@ -155,7 +154,7 @@ def test_two_steps_are_taken_back_newest_first() -> None:
     steps = steps_in_flight()
     request = running(steps, "a", [1, 2, 3], computed=2)
     first = plan(steps, (request, 1))
-    advance_by_hand(first)
+    steps.advance(first)
     second = plan(steps, (request, 1))
     steps.take_back(second)
     assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "as step N will leave it"

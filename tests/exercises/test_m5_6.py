@@ -9,7 +9,6 @@ import pytest
 
 from common import EngineConfig, SamplingParams
 from m5_overlap import engine as engine_module
-from m5_overlap.future_map import placeholder
 from m5_overlap.scheduler import ScheduleBatch, Scheduler
 from tests.conftest import assert_idle, build_engine
 from tests.exercises.requests import request_of
@@ -30,11 +29,7 @@ def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 2
     for i, prompt in enumerate(prompts):
         scheduler.add_request(request_of(f"{i}", prompt, max_tokens))
     batch = scheduler.schedule()
-    for i, request in enumerate(batch.requests):
-        request.num_computed_tokens += batch.num_scheduled_tokens[i]
-        if i in batch.sampled:
-            request.token_ids.append(placeholder(request.row))
-    batch.is_advanced = True
+    scheduler.in_flight.advance(batch)
     return batch
 
 
@@ -146,7 +141,12 @@ def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
 
     engine = engine_of(Watched())
     launch = engine.runner.launch
-    engine.runner.launch = lambda *a: (events.append("launch"), launch(*a))[1]
+
+    def noted(*args: Any) -> Any:
+        events.append("launch")
+        return launch(*args)
+
+    engine.runner.launch = noted
     engine.add_request([1, 2], greedy(4, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()

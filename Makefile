@@ -19,7 +19,7 @@ demo: setup
 	@$(RUN) -m $(TOP).demo $(ARGS)
 
 test: setup
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -55,6 +55,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     global MODE
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # they share the cores
     MODE = config.getoption("--mode")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(

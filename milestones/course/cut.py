@@ -30,7 +30,7 @@ class Cut:
     """The files of a rung that a cut changes, by path from the root, and the helpers that went."""
 
     files: dict[str, str]
-    removed: tuple[str, ...]  # "m3_paged/scheduler.py:Scheduler._retract"
+    removed: tuple[str, ...]  # "m1_single/engine.py:LLMEngine._helper"
 
 
 @dataclass(frozen=True)

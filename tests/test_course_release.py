@@ -211,9 +211,26 @@ def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
             assert not dead_references(name, text, found), name
         if name.endswith(".py"):
             ast.parse(text, name)
+        if name.startswith("milestones/") and name.endswith(".py"):
+            assert not missing_modules(name, text, found), name
     assert not solution_lines(milestone, found)
+    for command in ("check", "doctor", "hint", "list", "reset"):
+        assert f"milestones/course/{command}.py" in found
     run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])
     assert run.error is None and not run.results, run.error or run.results
+
+
+def missing_modules(name: str, source: str, files: dict[str, str]) -> list[str]:
+    """What a module of the console imports relatively, and is not in the tree."""
+    missing = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            up = [".."] * (node.level - 1)
+            module = (node.module or "").split(".")
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(name), *up, *module))
+            there = {f"{path}.py", *(f"{path}/{alias.name}.py" for alias in node.names)}
+            missing += [] if there & files.keys() else [path]
+    return missing
 
 
 def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from milestones.course import probe
 from milestones.course.results import Result, Run
 from milestones.course.runner import Runner, RunnerError
 from tests import mini_course
+from tests.conftest import ROOT
 
 SHELF = "m2_mini/shelf.py"
 FIRST, SECOND = "tests/exercises/test_m2_1.py", "tests/exercises/test_m2_2.py"
@@ -187,3 +192,38 @@ def test_a_server_that_ends_says_why(tree: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("milestones.course.runner.ROOT", tree)
         with pytest.raises(RunnerError, match="no pytest today"):
             runner.run(tree, [FIRST])
+
+
+def test_nothing_runs_on_when_its_client_is_gone(tree: Path) -> None:
+    """Neither a test that hangs, nor what it has started, nor the server."""
+    (tree / FIRST).write_text(
+        "import os, subprocess, time\n"
+        "def test_it_hangs():\n"
+        "    child = subprocess.Popen(['sleep', '600'])\n"
+        "    open('pids', 'w').write(f'{os.getppid()} {os.getpid()} {child.pid} end')\n"
+        "    time.sleep(600)\n"
+    )
+    code = (
+        "import sys; from pathlib import Path; from milestones.course.runner import Runner;"
+        "Runner().run(Path(sys.argv[1]), [sys.argv[2]])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tree), FIRST], cwd=ROOT) as client:
+        wait_until(lambda: (tree / "pids").exists() and "end" in (tree / "pids").read_text())
+        client.kill()
+    pids = (tree / "pids").read_text().split()[:-1]
+    wait_until(lambda: not any(map(runs, pids)))
+
+
+def runs(pid: str) -> bool:
+    """Whether a process is there, and no zombie, which has no command line."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,6 +1,6 @@
 """`exercises.toml`, the record of a milestone's exercises: everything else is made from it.
 
-`load("m3_paged")` reads and checks it, `mutants("m3_paged")` the mistakes that its tests must
+`load("m1_single")` reads and checks it, `mutants("m1_single")` the mistakes that its tests must
 catch. What is wrong with either is said with file, line and entry, all of it at once.
 """
 
@@ -135,7 +135,7 @@ def find(name: str, root: Path = ROOT) -> Exercise:
 
 
 def find_milestone(name: str, root: Path = ROOT) -> str:
-    """The rung named "m3" or "m3_paged". Raises `RecordError` that lists the rungs there are."""
+    """The rung named "m1" or "m1_single". Raises `RecordError` that lists the rungs there are."""
     for milestone in milestones(root):
         if name in (milestone, milestone.partition("_")[0]):
             return milestone

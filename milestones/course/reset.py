@@ -62,6 +62,8 @@ def reset(exercise: Exercise, root: Path) -> dict[str, str]:
             raise ResetError(
                 "this tree has no starting states: only one that `release` has made can be reset"
             )
+        if not (root / name).is_file():
+            raise ResetError(f"{name} is gone:  cp {start.relative_to(root)} {name}")
         source, original = (root / name).read_text("utf-8"), start.read_text("utf-8")
         text = source
         for symbol in exercise.symbols:

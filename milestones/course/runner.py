@@ -10,21 +10,22 @@ that test: the others are run in another one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..delta import ROOT
-from .results import Failure, Outcome, Result, Run, result_of
+from .attempt import SECONDS_TO_COLLECT, Attempt, OnResult, RunnerError, kill_group
+from .results import Result, Run
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",  # as tests/conftest.py: decided when Triton is imported
@@ -35,17 +36,7 @@ ENVIRONMENT = {
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 SECONDS = 60.0  # for a test
-SECONDS_TO_COLLECT = 300.0  # imports on a loaded machine
-
-OnResult = Callable[[Result], None]
-MESSAGES: dict[Outcome, str] = {
-    "timeout": "still running after {seconds:g} s: a loop that does not end?",
-    "crashed": "the process that ran it ended: out of memory, or a crash in C code",
-}
-
-
-class RunnerError(RuntimeError):
-    """The process that runs tests did not start, or ended; the message has its last words."""
+SECONDS_TO_END = 5.0
 
 
 class Runner:
@@ -73,8 +64,8 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
-        self._stop()
+        """End the process, and clean up behind it."""
+        self.stop()
         self._hypothesis.cleanup()
 
     def run(
@@ -96,7 +87,7 @@ class Runner:
         todo: list[str] = [*tests]
         run = Run()
         while todo:
-            attempt = _Attempt(self, {**request, "tests": todo}, seconds, on_result)
+            attempt = Attempt(self, {**request, "tests": todo}, seconds, on_result)
             run = attempt.run()
             results += attempt.results
             if attempt.lost is None:
@@ -112,7 +103,9 @@ class Runner:
     def start(self) -> None:
         """Start the process, if it does not run; imports take some seconds."""
         if self._process is not None:
-            return
+            if self._process.poll() is None:
+                return
+            self.stop()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         arguments = ["-m", "milestones.course.server", *([] if self.fork else ["--once"])]
         environment = {**os.environ, **ENVIRONMENT, **(ONE_THREAD if self.fork else {})}
@@ -122,7 +115,9 @@ class Runner:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, bufsize=0,
         )  # fmt: skip
         self._buffer = b""
-        self.next_event(SECONDS_TO_COLLECT)
+        if self.next_event(SECONDS_TO_COLLECT) is None:
+            self.stop()
+            raise RunnerError(f"nothing can run tests after {SECONDS_TO_COLLECT:g} s of imports")
 
     def send(self, request: dict[str, Any]) -> None:
         """Ask for a run."""
@@ -149,14 +144,17 @@ class Runner:
     def end_of_run(self) -> None:
         """Where processes are not forked, each runs once."""
         if not self.fork:
-            self._stop()
+            self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the process; the next run starts another."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
+        process.stdin.close()  # a server that forks ends then, and its fork with it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END if self.fork else 0)
         kill_group(process.pid)
         process.wait()
         process.stdout.close()
@@ -166,97 +164,3 @@ class Runner:
         self._said.seek(0)
         words: str = self._said.read().decode(errors="replace")[-2000:]
         return words
-
-
-class _Attempt:
-    """One process that runs some tests, as far as it gets."""
-
-    def __init__(
-        self, runner: Runner, request: dict[str, Any], seconds: float, on_result: OnResult | None
-    ) -> None:
-        self.runner = runner
-        self.request = request
-        self.seconds = seconds
-        self.on_result = on_result
-        self.results: list[Result] = []
-        self.collected: list[str] | None = None
-        self.running: str | None = None
-        self.pid: int | None = None
-        self.lost: Result | None = None  # the test that ended the process
-        self.finished: dict[str, Any] | None = None
-
-    @property
-    def rest(self) -> list[str]:
-        """The tests that have no result yet."""
-        done = {result.node for result in self.results}
-        return [node for node in self.collected or () if node not in done]
-
-    def run(self) -> Run:
-        """Send the request and hear all there is to hear."""
-        self.runner.send(self.request)
-        ended: Outcome = "crashed"
-        try:
-            while True:
-                limit = self.seconds if self.running else max(self.seconds, SECONDS_TO_COLLECT)
-                event = self.runner.next_event(limit)
-                if event is None:
-                    ended = "timeout"
-                    assert self.pid is not None
-                    kill_group(self.pid)
-                    if not self.runner.fork:
-                        break
-                elif self._heard(event):
-                    break
-        except RunnerError:
-            if self.runner.fork:
-                self.runner._stop()
-                raise
-        self.runner.end_of_run()
-        return self._conclusion(ended)
-
-    def _heard(self, event: dict[str, Any]) -> bool:
-        """Take an event in; whether it is the last."""
-        kind = event["event"]
-        if kind == "refused":
-            raise RunnerError(event["reason"])
-        if kind == "process":
-            self.pid = event["pid"]
-        elif kind == "collected":
-            self.collected = event["nodes"]
-        elif kind == "start":
-            self.running = event["node"]
-        elif kind == "result":
-            self.running = None
-            self._add(result_of(event["result"]))
-        elif kind == "finished":
-            self.finished = event
-        return kind == "exit" or (kind == "finished" and not self.runner.fork)
-
-    def _add(self, result: Result) -> None:
-        self.results.append(result)
-        if self.on_result is not None:
-            self.on_result(result)
-
-    def _conclusion(self, ended: Outcome) -> Run:
-        if self.finished is not None:
-            output = str(self.finished["output"])
-            status = self.finished["status"]
-            # 0 and 1: all tests ran; 2: some could not be collected, which is a result.
-            wrong = status not in (0, 1) and not self.results
-            return Run(error=output.strip() or f"pytest ended with {status}" if wrong else None,
-                       output=output)  # fmt: skip
-        message = MESSAGES[ended].format(seconds=self.seconds)
-        if self.running is None:
-            return Run(error=f"no test has begun, or all had ended: {message}")
-        self.lost = Result(self.running, ended, failure=Failure(ended, message))
-        self._add(self.lost)
-        return Run()
-
-
-def kill_group(pid: int) -> None:
-    """End a process that leads a group, and all it has started."""
-    for end in (os.killpg, os.kill):
-        try:
-            end(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue

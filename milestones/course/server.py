@@ -18,6 +18,8 @@ import io
 import json
 import os
 import re
+import select
+import signal
 import sys
 import tempfile
 import threading
@@ -95,15 +97,34 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
         return
     child = os.fork()
     if not child:
+        os.setpgid(0, 0)
         in_fork(lambda: run(request, emit))
-    emit({"event": "exit", "status": os.waitpid(child, 0)[1]})
+    emit({"event": "exit", "status": waited(child)})
+
+
+def waited(child: int) -> int:
+    """The exit status of a fork, and of whatever it has left behind: ended.
+
+    Where the client goes meanwhile, which closes our input, so does the fork, and we with it.
+    """
+    fork = os.pidfd_open(child)
+    watched = select.poll()
+    watched.register(fork, select.POLLIN)
+    watched.register(0, select.POLLHUP)
+    gone = fork not in [fd for fd, _ in watched.poll()]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.close(fork)
+    status = os.waitpid(child, 0)[1]
+    if gone:
+        os._exit(1)
+    return status
 
 
 def in_fork(work: Callable[[], int]) -> None:
     """Work and end, whatever happens, without what the server would do at its own end."""
     status = 70
     try:
-        os.setpgid(0, 0)
         status = work()
     finally:
         os._exit(status)

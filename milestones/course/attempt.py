@@ -1,0 +1,118 @@
+"""`Attempt`: what is heard of one process that runs tests, until it ends or is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .results import Failure, Outcome, Result, Run, result_of
+
+if TYPE_CHECKING:
+    from .runner import Runner
+
+SECONDS_TO_COLLECT = 300.0  # imports on a loaded machine
+OnResult = Callable[[Result], None]
+MESSAGES: dict[Outcome, str] = {
+    "timeout": "still running after {seconds:g} s: a loop that does not end?",
+    "crashed": "the process that ran it ended: out of memory, or a crash in C code",
+}
+
+
+class RunnerError(RuntimeError):
+    """The process that runs tests did not start, or ended; the message has its last words."""
+
+
+class Attempt:
+    """One process that runs some tests, as far as it gets."""
+
+    def __init__(
+        self, runner: Runner, request: dict[str, Any], seconds: float, on_result: OnResult | None
+    ) -> None:
+        self.runner = runner
+        self.request = request
+        self.seconds = seconds
+        self.on_result = on_result
+        self.results: list[Result] = []
+        self.collected: list[str] | None = None
+        self.running: str | None = None
+        self.pid: int | None = None
+        self.lost: Result | None = None  # the test that ended the process
+        self.finished: dict[str, Any] | None = None
+
+    @property
+    def rest(self) -> list[str]:
+        """The tests that have no result yet."""
+        done = {result.node for result in self.results}
+        return [node for node in self.collected or () if node not in done]
+
+    def run(self) -> Run:
+        """Send the request and hear all there is to hear."""
+        self.runner.send(self.request)
+        ended: Outcome = "crashed"
+        try:
+            while True:
+                limit = self.seconds if self.running else max(self.seconds, SECONDS_TO_COLLECT)
+                event = self.runner.next_event(limit)
+                if event is None:
+                    ended = "timeout"
+                    assert self.pid is not None
+                    kill_group(self.pid)
+                    if not self.runner.fork:
+                        break
+                elif self._heard(event):
+                    break
+        except RunnerError:
+            if self.runner.fork:
+                self.runner.stop()
+                raise
+        self.runner.end_of_run()
+        return self._conclusion(ended)
+
+    def _heard(self, event: dict[str, Any]) -> bool:
+        """Take an event in; whether it is the last."""
+        kind = event["event"]
+        if kind == "refused":
+            raise RunnerError(event["reason"])
+        if kind == "process":
+            self.pid = event["pid"]
+        elif kind == "collected":
+            self.collected = event["nodes"]
+        elif kind == "start":
+            self.running = event["node"]
+        elif kind == "result":
+            self.running = None
+            self._add(result_of(event["result"]))
+        elif kind == "finished":
+            self.finished = event
+        return kind == "exit" or (kind == "finished" and not self.runner.fork)
+
+    def _add(self, result: Result) -> None:
+        self.results.append(result)
+        if self.on_result is not None:
+            self.on_result(result)
+
+    def _conclusion(self, ended: Outcome) -> Run:
+        if self.finished is not None:
+            output = str(self.finished["output"])
+            status = self.finished["status"]
+            # 0 and 1: all tests ran; 2: some could not be collected, which is a result.
+            wrong = status not in (0, 1) and not self.results
+            return Run(error=output.strip() or f"pytest ended with {status}" if wrong else None,
+                       output=output)  # fmt: skip
+        message = MESSAGES[ended].format(seconds=self.seconds)
+        if self.running is None:
+            return Run(error=f"no test has begun, or all had ended: {message}")
+        self.lost = Result(self.running, ended, failure=Failure(ended, message))
+        self._add(self.lost)
+        return Run()
+
+
+def kill_group(pid: int) -> None:
+    """End a process that leads a group, and all it has started."""
+    for end in (os.killpg, os.kill):
+        try:
+            end(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

@@ -7,6 +7,7 @@ reads what it has not written yet on the early one.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -46,11 +47,13 @@ class LateStream:
     def run_until(self, event: HandEvent) -> None:
         while not event.is_done:
             work, done = self.pending.popleft()
+            started = time.perf_counter()
             if self.failure is None:
                 try:
                     work()
                 except BaseException as failure:
                     self.failure = failure
+            self.spans.append((started, time.perf_counter()))
             done.failure = self.failure
             done.is_done = True
 

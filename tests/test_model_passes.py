@@ -26,7 +26,7 @@ from common.model_passes.rotary import Rotary
 from common.tiny_models import ARCHITECTURES
 from tests.conftest import plain_model
 
-ON_CPU = "merge", "pack", "norm", "rotary"
+ON_CPU = "merge", "pack", "norm", "rotary", "merge,layer"
 
 
 def unchanged(architecture: str) -> PreTrainedModel:
@@ -50,6 +50,7 @@ def test_each_pass_finds_its_modules() -> None:
         "norm": 2 * 2 + 1,
         "rotary": 2,
         "gate": 0,  # on CUDA only
+        "layer": 2,
     }
 
 

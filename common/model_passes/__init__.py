@@ -12,6 +12,7 @@ layout), the module keeps its own.
     norm      RMSNorm in four operations instead of seven; on a GPU in one         float32; CUDA
     rotary    q and k turned together in three operations; on a GPU in one         everywhere
     gate      activation(gate) * up in one kernel                                  CUDA
+    layer     a decoder layer, of merged products, as one function                 CPU
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ import torch
 from transformers import PreTrainedModel
 
 from .gate import fuse_gates
+from .layer import join_layers
 from .merge import merge_linears
 from .norm import speed_up_norms
 from .pack import pack_linears
 from .rotary import speed_up_rotary
 
-# In this order: what is merged is packed as one.
+# In this order: what is merged is packed as one, and a layer is made of what the others left.
 PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
     "merge": merge_linears,
     "pack": pack_linears,
     "norm": speed_up_norms,
     "rotary": speed_up_rotary,
     "gate": fuse_gates,
+    "layer": join_layers,
 }
 
 

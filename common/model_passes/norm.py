@@ -3,7 +3,7 @@
 Hugging Face's takes seven: to float32, square, mean, add epsilon, reciprocal root, and two
 products. With r the root of the sum of squares, in four:
 
-    x * weight / sqrt(mean(x^2) + eps)  =  x * (weight * sqrt(n)) / hypot(r, sqrt(n * eps))
+    x * weight / sqrt(mean(x^2) + eps)  =  x / hypot(r, sqrt(n * eps)) * (weight * sqrt(n))
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [..., n] float32; returns the same shape."""
         root = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [..., 1]
-        return (x * self.scaled_weight).div_(torch.hypot(root, self.root_of_epsilon))
+        return torch.div(x, root.hypot_(self.root_of_epsilon)).mul_(self.scaled_weight)
 
 
 class _TritonRMSNorm(nn.Module):

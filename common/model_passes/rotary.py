@@ -59,13 +59,13 @@ class Rotary:
         cos, sin = cos.unsqueeze(1), self.signed_sine(sin).unsqueeze(1)
         both = _in_one(q, k)
         if both is None:
-            return _turn(q, cos, sin), _turn(k, cos, sin)
-        turned = _turn(both, cos, sin)
+            return turn(q, cos, sin), turn(k, cos, sin)
+        turned = turn(both, cos, sin)
         return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x: [B, heads, T, head_dim]; computed in the order in which it lies in memory."""
+def turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """x: [..., head_dim], with a sine from `SignedSine`. Computed in the order in which it lies."""
     return x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin).addcmul_(x, cos)
 
 

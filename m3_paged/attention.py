@@ -134,16 +134,22 @@ def paged_attention(
     meta, ops = paged.metadata, paged.ops
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     keys, values = paged.pool.keys[layer], paged.pool.values[layer]
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, head_dim]
+    query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     ops.store_kv(keys, values, key, value, meta)
-    outputs = []
-    if meta.num_decodes > 0:
-        outputs.append(ops.paged_decode(query[: meta.num_decodes], keys, values, meta, scale))
-    if meta.num_decodes < len(meta.contexts):
-        outputs.append(ops.paged_prefill(query[meta.num_decodes :], keys, values, meta, scale))
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output[None], None
+    if meta.num_decodes == len(meta.contexts):
+        output = ops.paged_decode(query, keys, values, meta, scale)
+    elif meta.num_decodes == 0:
+        output = ops.paged_prefill(query, keys, values, meta, scale)
+    else:
+        decodes, chunks = query[: meta.num_decodes], query[meta.num_decodes :]
+        output = torch.cat(
+            [
+                ops.paged_decode(decodes, keys, values, meta, scale),
+                ops.paged_prefill(chunks, keys, values, meta, scale),
+            ]
+        )
+    return output.unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, paged_attention)
@@ -188,17 +194,17 @@ def paged_decode(
     """
     num_kv_heads, batch, heads = keys.shape[0], query.shape[0], query.shape[1]
     grouped = query.reshape(batch, num_kv_heads, heads // num_kv_heads, -1)
-    output = query.new_empty(*grouped.shape[:-1], values.shape[-1])
+    outputs = []
     for group in meta.decode_groups:
         q = grouped if group.rows is None else grouped.index_select(0, group.rows)
         k, v = group.gather(keys), group.gather(values)  # [n, kv_heads, S, head_dim]
         bias = group.bias.to(query.dtype)
-        attended = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-        if group.rows is None:
-            output = attended
-        else:
-            output.index_copy_(0, group.rows, attended)
-    return output.reshape(batch, heads, -1)
+        outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale))
+    if len(outputs) == 1:
+        return outputs[0].reshape(batch, heads, -1)
+    order = torch.cat([group.rows for group in meta.decode_groups if group.rows is not None])
+    output = query.new_empty(*grouped.shape[:-1], values.shape[-1])
+    return output.index_copy_(0, order, torch.cat(outputs)).reshape(batch, heads, -1)
 
 
 def paged_prefill(

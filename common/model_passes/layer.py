@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .merge import SharedProduct
 from .replace import probe, same, subclass
-from .rotary import SignedSine, turn
+from .rotary import signed, turn
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -31,21 +31,34 @@ PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}  # Qwen3 has them
 
 
-@dataclass
-class Angles:
-    """Of the latest forward: all its layers turn by the same."""
+class Forward(NamedTuple):
+    """What is the same for all layers of a forward."""
 
-    signed_sine: SignedSine
-    _latest: tuple[Any, torch.Tensor, torch.Tensor] | None = None
+    embeddings: Any  # cos and sin, as the model computed them: [B, T, head_dim]
+    cos: torch.Tensor  # [B, T, 1, head_dim]
+    signed_sin: torch.Tensor  # [B, T, 1, head_dim]
+    attend: Callable[..., Any]
 
-    def __call__(self, embeddings: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """embeddings: cos and sin [B, T, head_dim]. Returns cos and [-sin, sin], of all heads."""
-        latest = self._latest  # one read: another thread may write
-        if latest is None or latest[0] is not embeddings:
+
+class Forwards:
+    """The latest forward. Threads may share it: what is not theirs is made again."""
+
+    def __init__(self, config: PretrainedConfig, eager_attention: Callable[..., Any]) -> None:
+        """eager_attention: the modeling file's own."""
+        self.config = config
+        self.eager_attention = eager_attention
+        self._latest: Forward | None = None
+
+    def __call__(self, embeddings: Any) -> Forward:
+        latest = self._latest
+        if latest is None or latest.embeddings is not embeddings:
             cos, sin = embeddings
-            latest = embeddings, cos.unsqueeze(2), self.signed_sine(sin).unsqueeze(2)
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+                self.config._attn_implementation, self.eager_attention
+            )
+            latest = Forward(embeddings, cos.unsqueeze(2), signed(sin).unsqueeze(2), attend)
             self._latest = latest
-        return latest[1], latest[2]
+        return latest
 
 
 @dataclass
@@ -55,10 +68,8 @@ class Parts:
     input_norm: Function
     qkv: Function
     head_norms: tuple[Function, Function] | None  # of q and k, each head on its own
-    angles: Angles
-    attention: nn.Module  # what an attention function is told of the layer
-    config: PretrainedConfig
-    eager_attention: Callable[..., Any]  # of the modeling file
+    forwards: Forwards
+    attention: nn.Module  # an attention function is told which it is for
     output: Function
     mlp_norm: Function
     gate_up: Function
@@ -69,6 +80,22 @@ class Parts:
     head_dim: int
     scale: float
     gate_up_sizes: list[int]
+
+    def turned(
+        self, heads: torch.Tensor, forward: Forward
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """heads: [B, T, q + k + v heads, head_dim]. Returns q, k, v: [B, heads, T, head_dim]."""
+        sizes = [self.num_heads, self.num_kv_heads]
+        cos, signed_sin = forward.cos, forward.signed_sin
+        if self.head_norms is None:  # q and k at once
+            both, v = heads.split([sum(sizes), self.num_kv_heads], dim=2)
+            q, k = turn(both, cos, signed_sin).transpose(1, 2).split(sizes, dim=1)
+            return q, k, v.transpose(1, 2)
+        q, k, v = heads.split([*sizes, self.num_kv_heads], dim=2)
+        q, k = (
+            turn(norm(x), cos, signed_sin) for norm, x in zip(self.head_norms, (q, k), strict=True)
+        )
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 class _DecoderLayer(nn.Module):
@@ -89,14 +116,12 @@ class _DecoderLayer(nn.Module):
         """hidden_states: [B, T, hidden]; returns the same shape. As Hugging Face calls a layer."""
         parts, x = self.parts, hidden_states
         batch, num_tokens, _ = x.shape
+        forward = parts.forwards(position_embeddings)
         heads = parts.qkv(parts.input_norm(x)).view(batch, num_tokens, -1, parts.head_dim)
-        q, k, v = _turned(parts, heads, *parts.angles(position_embeddings))
+        q, k, v = parts.turned(heads, forward)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, parts.attention.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
-            parts.config._attn_implementation, parts.eager_attention
-        )
-        attended, _ = attend(
+        attended, _ = forward.attend(
             parts.attention, q, k, v, attention_mask, dropout=0.0, scaling=parts.scale,
             position_ids=position_ids, use_cache=use_cache, **kwargs,
         )  # fmt: skip
@@ -105,31 +130,21 @@ class _DecoderLayer(nn.Module):
         return parts.down(parts.activation(gate).mul_(up)).add_(x)
 
 
-def _turned(
-    parts: Parts, heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """heads: [B, T, q + k + v heads, head_dim]. Returns q, k and v: [B, heads, T, head_dim]."""
-    sizes = [parts.num_heads, parts.num_kv_heads]
-    if parts.head_norms is None:  # q and k at once
-        both, v = heads.split([sum(sizes), parts.num_kv_heads], dim=2)
-        q, k = turn(both, cos, signed_sin).split(sizes, dim=2)
-    else:
-        q, k, v = heads.split([*sizes, parts.num_kv_heads], dim=2)
-        q, k = (
-            turn(norm(x), cos, signed_sin) for norm, x in zip(parts.head_norms, (q, k), strict=True)
-        )
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
 def join_layers(model: nn.Module) -> int:
     """Make one function of each decoder layer on CPU whose products are merged; how many."""
-    angles = Angles(SignedSine())
     layers = [m for m in model.modules() if {n for n, _ in m.named_children()} == CHILDREN]
-    return sum(_join(layer, angles) for layer in layers)
+    if not layers:
+        return 0
+    attention: Any = layers[0].self_attn
+    file = getattr(type(attention).forward, "__globals__", {})
+    if "eager_attention_forward" not in file:
+        return 0
+    forwards = Forwards(attention.config, file["eager_attention_forward"])
+    return sum(_join(layer, forwards) for layer in layers)
 
 
-def _join(layer: Any, angles: Angles) -> bool:
-    parts = _parts(layer, angles)
+def _join(layer: Any, forwards: Forwards) -> bool:
+    parts = _parts(layer, forwards)
     if parts is None:
         return False
     x = probe(2, 5, layer.input_layernorm.weight.numel(), like=layer.input_layernorm.weight)
@@ -147,16 +162,15 @@ def _join(layer: Any, angles: Angles) -> bool:
     return True
 
 
-def _parts(layer: Any, angles: Angles) -> Parts | None:
+def _parts(layer: Any, forwards: Forwards) -> Parts | None:
     """The parts of a layer that looks as Llama's do; None for another."""
     attention, mlp = layer.self_attn, layer.mlp
     names = {name for name, _ in attention.named_children()}
     qkv, gate_up = _product(attention, "q_proj", 3), _product(mlp, "gate_proj", 2)
-    eager = getattr(type(attention).forward, "__globals__", {}).get("eager_attention_forward")
-    window = getattr(attention, "sliding_window", None)
     if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS) or qkv is None or gate_up is None:
         return None
-    if window is not None or eager is None or qkv.linear.weight.device.type != "cpu":
+    windowed = getattr(attention, "sliding_window", None) is not None
+    if windowed or qkv.linear.weight.device.type != "cpu":
         return None
     head_dim = attention.head_dim
     num_heads, num_kv_heads = (size // head_dim for size in qkv.sizes[:2])
@@ -166,10 +180,8 @@ def _parts(layer: Any, angles: Angles) -> Parts | None:
         head_norms=(attention.q_norm.forward, attention.k_norm.forward)
         if names > PROJECTIONS
         else None,
-        angles=angles,
+        forwards=forwards,
         attention=attention,
-        config=attention.config,
-        eager_attention=eager,
         output=attention.o_proj.forward,
         mlp_norm=layer.post_attention_layernorm.forward,
         gate_up=gate_up.linear.forward,

@@ -34,9 +34,14 @@ class SignedSine:
         """sin: [..., head_dim]; returns the same shape."""
         latest = self._latest  # one read: another thread may write
         if latest is None or latest[0] is not sin:
-            half = sin.shape[-1] // 2
-            latest = self._latest = sin, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+            latest = self._latest = sin, signed(sin)
         return latest[1]
+
+
+def signed(sin: torch.Tensor) -> torch.Tensor:
+    """[-sin, sin], for `turn`. sin: [..., head_dim]; returns the same shape."""
+    half = sin.shape[-1] // 2
+    return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
 
 
 class Rotary:
@@ -65,7 +70,7 @@ class Rotary:
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x: [..., head_dim], with a sine from `SignedSine`. Computed in the order in which it lies."""
+    """x: [..., head_dim], with a sine from `signed`. Computed in the order in which it lies."""
     return x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin).addcmul_(x, cos)
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "mutants": ("course.mutants", "for maintainers: do the tests catch the mistakes they are for?"),
     "propagate": ("course.propagate", "for maintainers: carry an edit of a rung up the ladder"),
     "bench": ("bench", "the ladder, measured on this machine"),
+    "curves": ("curves", "what a step costs against requests, context, and what is cached"),
     "host-time": ("host_time", "what a step costs beside its forward"),
     "gpu-check": ("gpu_check", "kernels, engines and bandwidth on a GPU"),
 }

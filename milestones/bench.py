@@ -66,20 +66,23 @@ def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
     return table
 
 
-def refresh_readme(names: list[str], measured: list[Contender]) -> None:
+def refresh_readme(document: dict[str, Any]) -> None:
     """Write the numbers between the README's marks: tokens a second, by engine and workload."""
+    engines = document["engines"]
+    names = [name for name in WORKLOADS if any(name in measured for measured in engines.values())]
     lines = [
-        f"Output tokens a second, SmolLM2-135M, float32, {machine()}:",
+        f"Output tokens a second, SmolLM2-135M, float32, {document['machine']}:",
         "",
         f"| engine | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",
     ]
-    for contender in measured:
-        summaries = [contender.summary(name) for name in names]
-        cells = [f"{s.tokens_per_second:.1f}" if s else "" for s in summaries]
-        if any(cells):
-            lines.append(f"| {contender.name} | {' | '.join(cells)} |")
-    lines += ["", *(f"- `{name}`: {_summary_of(name)}" for name in names)]
+    for engine, measured in engines.items():
+        cells = [
+            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else ""
+            for name in names
+        ]
+        lines.append(f"| {engine} | {' | '.join(cells)} |")
+    lines += ["", *(f"- `{name}`: {WORKLOADS[name].__doc__}" for name in names)]
     readme = ROOT / "README.md"
     start, end = README_MARKS
     before, rest = readme.read_text(encoding="utf-8").split(start)
@@ -100,7 +103,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vllm-python", type=Path, metavar="PATH",
         help="the Python of an environment that has vLLM, to measure it too",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="write all measurements to this file")
+    parser.add_argument(
+        "--json", type=Path,
+        help="write all measurements to this file; what it has of other workloads stays",
+    )  # fmt: skip
     parser.add_argument("--svg", type=Path, help="draw tokens/s as bars into this file")
     parser.add_argument("--readme", action="store_true", help="refresh the README's table")
 
@@ -120,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
         measured = [known[name] for name in engines]
     loaded = load_model(EngineConfig(model=args.model), plain=True)
     floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
-    vocab_size = loaded.vocab_size
+    vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
     del loaded
     try:
         for number in range(1, args.rounds + 1):
@@ -133,7 +139,7 @@ def main(args: argparse.Namespace) -> int:
                     result = contender.run(work)
                     contender.results.setdefault(name, []).append(result)
                     if args.json:
-                        _write(args.json, measured, floor)
+                        _write(args.json, _document(measured, floor, earlier))
     except KeyboardInterrupt:
         console.print("cut short")
     finally:
@@ -147,42 +153,57 @@ def main(args: argparse.Namespace) -> int:
     )
     for name in names:
         console.print(report(name, measured, floor))
+    document = _document(measured, floor, earlier)
     if args.svg:
-        args.svg.write_text(bars(names, measured, machine()), encoding="utf-8")
-    if args.readme and names:
-        refresh_readme(names, measured)
+        args.svg.write_text(bars(document), encoding="utf-8")
+    if args.readme:
+        refresh_readme(document)
     return 0 if names else 1
 
 
-def _summary_of(name: str) -> str:
-    text = WORKLOADS[name].__doc__
-    assert text is not None
-    return text
-
-
-def _write(path: Path, measured: list[Contender], floor: Roofline) -> None:
-    """All measurements so far, whole or not at all."""
+def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]) -> dict[str, Any]:
+    """All measurements so far, beside those of an earlier run for other workloads."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    document: dict[str, Any] = {
+    fresh = {
+        contender.name: {
+            name: {
+                **asdict(summary),
+                "seconds": [result.seconds for result in contender.results[name]],
+            }
+            for name in contender.results
+            if (summary := contender.summary(name)) is not None
+        }
+        for contender in measured
+    }
+    replaced = {name for of_engine in fresh.values() for name in of_engine}
+    engines = {
+        engine: {name: entry for name, entry in of_engine.items() if name not in replaced}
+        for engine, of_engine in before.get("engines", {}).items()
+    }
+    for engine, of_engine in fresh.items():
+        engines.setdefault(engine, {}).update(of_engine)
+    return {
         "machine": machine(),
         "date": date.today().isoformat(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "commit": commit.stdout.strip(),
         "roofline": asdict(floor),
-        "engines": {
-            contender.name: {
-                name: {
-                    **asdict(summary),
-                    "seconds": [result.seconds for result in contender.results[name]],
-                }
-                for name in contender.results
-                if (summary := contender.summary(name)) is not None
-            }
-            for contender in measured
-        },
+        "engines": {engine: of_engine for engine, of_engine in engines.items() if of_engine},
     }
+
+
+def _earlier(path: Path | None) -> dict[str, Any]:
+    """What an earlier run has written, on this machine: only that may stand beside a new one."""
+    if path is None or not path.exists():
+        return {}
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document if document["machine"] == machine() else {}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Whole or not at all."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)

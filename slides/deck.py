@@ -4,7 +4,7 @@
     title: Continuous batching
     ---
     # A slide's title {.predict}      classes in braces
-    Text. {{ladder.m2_continuous.tokens_per_second | .0f}} tokens/s.
+    Text. {{ladder.engines.m2_continuous.batch.tokens_per_second | .0f}} tokens/s.
 
     |||                        the column to the right begins
     ===                        the columns end, a row below begins

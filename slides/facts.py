@@ -1,9 +1,8 @@
-"""Numbers for slides: `{{ladder.m2_continuous.tokens_per_second / ladder.m1_single... | .1f}}`.
+"""Numbers for slides: `{{ladder.engines.m2_continuous.batch.tokens_per_second | .1f}}`.
 
 A name is a file of recorded numbers, what follows leads into it; a list of numbers stands for its
 median. Arithmetic works. `ladder` is what `python -m milestones bench --json` has written to
-`milestones/results/ladder.json`, `host_time` what `host-time --json` has; before that exists, what
-the READMEs say, in `slides/data/`.
+`milestones/results/ladder.json`; the others are in `slides/data/`.
 """
 
 from __future__ import annotations

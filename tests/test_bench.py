@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from common.workload import Driver, Workload, WorkloadResult, run
-from milestones import bench, contenders, workloads
+from milestones import bench, contenders, curves, workloads
 from milestones.contenders import VLLM, Contender, Summary
 from milestones.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
@@ -121,6 +121,33 @@ def test_what_is_cut_short_is_kept(
     assert "cut short" in capsys.readouterr().out
 
 
+def test_another_workload_stands_beside_what_was_measured_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bench.json"
+
+    class Quick(Contender):
+        def run(self, workload: Workload) -> WorkloadResult:
+            return RESULT
+
+    def measure(*names: str, workload: str) -> Any:
+        monkeypatch.setattr(bench, "contenders", lambda *_: [Quick(name) for name in names])
+        parser = argparse.ArgumentParser()
+        bench.add_arguments(parser)
+        arguments = ["--model", "tiny-llama", "--rounds", "1", "--workload", workload]
+        assert bench.main(parser.parse_args([*arguments, "--json", str(file)])) == 0
+        document = json.loads(file.read_text())
+        return {name: set(found) for name, found in document["engines"].items()}
+
+    assert measure("a", "b", workload="alone") == {"a": {"alone"}, "b": {"alone"}}
+    assert measure("a", workload="turns") == {"a": {"alone", "turns"}, "b": {"alone"}}
+    # One workload's numbers are of one run: what was measured of `b` is not comparable any more.
+    assert measure("a", workload="alone") == {"a": {"turns", "alone"}}
+    document = json.loads(file.read_text()) | {"machine": "another one"}
+    file.write_text(json.dumps(document))
+    assert measure("b", workload="alone") == {"b": {"alone"}}, "another machine's are dropped"
+
+
 def test_a_summary_is_the_median_round() -> None:
     rounds = [WorkloadResult([[1, 2]], s, [s / 10, s], {}) for s in (0.5, 2.0, 1.0)]
     summary = Summary.of(rounds)
@@ -161,7 +188,12 @@ def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     start, end = bench.README_MARKS
     (tmp_path / "README.md").write_text(f"before\n{start}\nold\n{end}\nafter\n")
     monkeypatch.setattr(bench, "ROOT", tmp_path)
-    bench.refresh_readme(["alone"], [Contender("m1_single", (), {"alone": [RESULT]})])
+    bench.refresh_readme(
+        {
+            "machine": "any",
+            "engines": {"m1_single": {"alone": {"tokens_per_second": 4.0}}},
+        }
+    )
     text = (tmp_path / "README.md").read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| m1_single | 4.0 |" in text
@@ -171,3 +203,21 @@ def test_the_readme_has_a_table_of_every_rung() -> None:
     start, end = bench.README_MARKS
     table = (ROOT / "README.md").read_text(encoding="utf-8").split(start)[1].split(end)[0]
     assert all(f"| {name} |" in table for name in MILESTONES)
+
+
+def test_curves_are_measured_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RUNNING", "CONTEXTS", "CACHED"):
+        monkeypatch.setattr(curves, name, (4, 8))
+    file, picture = tmp_path / "curves.json", tmp_path / "curves.svg"
+    parser = argparse.ArgumentParser()
+    curves.add_arguments(parser)
+    arguments = ["--model", "tiny-llama", "--json", str(file), "--svg", str(picture)]
+    assert curves.main(parser.parse_args(arguments)) == 0
+    measured, shown = json.loads(file.read_text())["milliseconds"], capsys.readouterr().out
+    for name in ("running", "context", "cached"):
+        assert [size for size, _ in measured[name]] == [4, 8]
+        assert all(milliseconds > 0 for _, milliseconds in measured[name])
+        assert f"a step against {name}" in shown
+    assert len(ET.parse(picture).findall(".//{*}polyline")) == 3

@@ -1,0 +1,117 @@
+"""What a decode step costs, as three things grow: requests, context, and what is cached.
+
+    running     requests that decode at once, behind prompts of 16 tokens: the whole step
+    context     of one request: the whole step
+    cached      prompts in the prefix tree, while 16 requests decode: what lies between two forwards
+
+The tree costs the host, never the forward, so the third one is measured with a tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from common import EMBEDDED_MODEL, EngineConfig
+from common.dashboard import summary_table
+from common.demo import machine
+from common.workload import Workload, run
+
+from .chart import lines
+
+EXAMPLE = "python -m milestones curves --json curves.json --svg curves.svg"
+RUNG = "m4_radix"  # the highest one whose steps follow one another: a step's cost is all of it
+RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096)
+CACHED = (10, 100, 1000, 10_000)
+STEPS = 16
+PROMPT_TOKENS = 16
+CACHED_TOKENS = 33  # two pages in the tree, and one token more, which is always computed
+DECODING = 16
+
+Points = list[tuple[int, float]]  # what grows, and the median step in milliseconds
+
+
+def running(model: str, sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
+    """So many requests that decode."""
+    with _engine(model=model, max_num_seqs=max(sizes), max_model_len=64) as engine:
+        prompts = _prompts(PROMPT_TOKENS)
+        for size in sizes:
+            batch = [next(prompts) for _ in range(size)]
+            result = run(engine, Workload(batch, [STEPS] * size, True))
+            yield size, 1e3 * median(result.inter_token_seconds)
+
+
+def context(model: str, lengths: tuple[int, ...]) -> Iterator[tuple[int, float]]:
+    """One request behind so many tokens."""
+    longest = max(lengths) + STEPS
+    with _engine(model=model, max_num_seqs=1, max_model_len=longest) as engine:
+        for length in lengths:
+            result = run(engine, Workload([next(_prompts(length))], [STEPS], True))
+            yield length, 1e3 * median(result.inter_token_seconds)
+
+
+def cached(counts: tuple[int, ...]) -> Iterator[tuple[int, float]]:
+    """So many prompts in the tree, that nothing is found of."""
+    config = {"model": "tiny-llama", "max_num_seqs": DECODING, "max_model_len": 128}
+    pages = 2 * max(counts) + 8 * DECODING * (len(counts) + 1)
+    with _engine(**config, num_pages=pages) as engine:
+        prompts, held = _prompts(CACHED_TOKENS), 0
+        for count in counts:
+            fill = [next(prompts) for _ in range(count - held)]
+            run(engine, Workload(fill, [1] * len(fill), True))
+            decoding = [next(prompts)[:15] for _ in range(DECODING)]
+            result = run(engine, Workload(decoding, [4 * STEPS] * DECODING, True))
+            assert engine.stats().kv_pages_cached >= 2 * count, "they are in the tree"
+            held = count
+            yield count, 1e3 * median(result.gap_seconds)
+
+
+def _engine(**config: Any) -> Any:
+    return importlib.import_module(RUNG).LLMEngine(EngineConfig(**config))
+
+
+def _prompts(length: int) -> Iterator[list[int]]:
+    """Random ones, of any vocabulary; different ones in each call for another length."""
+    drawn = random.Random(length)
+    while True:
+        yield [drawn.randrange(250) for _ in range(length)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m milestones curves`."""
+    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--svg", type=Path, help="draw the curves into this file")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report."""
+    measuring = {
+        "running": running(args.model, RUNNING),
+        "context": context(args.model, CONTEXTS),
+        "cached": cached(CACHED),
+    }
+    console, curves = Console(), dict[str, Points]()
+    for name, points in measuring.items():
+        curves[name] = []
+        table = summary_table(f"a step against {name} · {RUNG}", name, "ms")
+        for size, milliseconds in points:
+            console.print(f"{name}: {size}", style="dim")
+            curves[name].append((size, milliseconds))
+            table.add_row(f"{size:,}", f"{milliseconds:.2f}")
+        console.print(table)
+    if args.json:
+        document = {"machine": machine(), "rung": RUNG, "milliseconds": curves}
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if args.svg:
+        args.svg.write_text(lines(curves, machine()), encoding="utf-8")
+    return 0

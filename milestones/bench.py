@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import transformers
-from rich.console import Console
 from rich.table import Table
 
 from common import EMBEDDED_MODEL, EngineConfig, load_model
@@ -28,6 +27,7 @@ from common.demo import machine
 from . import roofline
 from .chart import bars
 from .contenders import Contender, contenders
+from .course.console import wide_console
 from .delta import ROOT
 from .roofline import Roofline
 from .workloads import WORKLOADS, workload
@@ -78,7 +78,7 @@ def refresh_readme(document: dict[str, Any]) -> None:
     ]
     for engine, measured in engines.items():
         cells = [
-            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else ""
+            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else "–"
             for name in names
         ]
         lines.append(f"| {engine} | {' | '.join(cells)} |")
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report. Cut short by Ctrl-C, it reports what it has."""
-    console = Console()
+    console = wide_console()
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
     measured = contenders(args.model, args.vllm_python)

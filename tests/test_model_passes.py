@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
@@ -160,6 +160,39 @@ def test_rotary_of_another_layout_keeps_its_own() -> None:
     from common.model_passes.rotary import _is_same
 
     assert not _is_same(Rotary(interleaved), torch.zeros(1))
+
+
+def test_layers_of_another_kind_keep_their_own_forward() -> None:
+    """A window, a residual that is scaled, products that are apart."""
+    model: Any = unchanged("llama")
+    assert apply_passes(model, "layer") == {"layer": 0}
+    merge_linears(model)
+    model.model.layers[0].self_attn.sliding_window = 8
+    assert apply_passes(model, "layer") == {"layer": 1}
+    scaled: Any = unchanged("granite")
+    for layer in scaled.model.layers:
+        layer.residual_multiplier = 0.5
+    assert apply_passes(scaled, "merge,layer")["layer"] == 0
+
+
+def test_a_joined_layer_asks_for_the_attention_of_each_forward() -> None:
+    """Engines that share a model switch it for a forward of their own."""
+    model: Any = unchanged("llama")
+    apply_passes(model)
+    tokens, calls = torch.arange(6)[None], list[int]()
+
+    def counted(module: Any, query: torch.Tensor, *_: Any, **__: Any) -> Any:
+        calls.append(module.layer_idx)
+        return query.transpose(1, 2), None
+
+    AttentionInterface.register("counted", counted)
+    with torch.inference_mode():
+        before = model(tokens).logits
+        model.config._attn_implementation = "counted"
+        model(tokens)
+        model.config._attn_implementation = "sdpa"
+        assert torch.equal(model(tokens).logits, before)
+    assert calls == [0, 1]
 
 
 def test_passes_can_be_turned_off_and_chosen() -> None:

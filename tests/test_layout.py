@@ -94,4 +94,6 @@ def test_the_commands_that_run_one_rung_start(monkeypatch: pytest.MonkeyPatch) -
             config.parse(words)
         except pytest.UsageError as error:
             pytest.fail(f"pytest {command} does not start: {error}")
+        finally:
+            config._ensure_unconfigure()
         assert {path.partition("/")[0] for path in config.args} == {"tests"}, command

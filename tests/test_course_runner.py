@@ -101,7 +101,7 @@ def test_an_environment_in_the_tree_is_nobodys_code(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "advice", ["  Use -v to get more diff", "  ...Full output truncated (7 lines hidden), use '-vv'"]
+    "advice", ["  Use -v to get more diff", "  ...Full output truncated (7 lines hidden), use"]
 )
 def test_pytests_own_advice_is_left_out(advice: str) -> None:
     """`check` has no `-v`."""

@@ -90,8 +90,9 @@ class RadixCache:
     def insert(self, token_ids: Sequence[int], pages: Sequence[int]) -> TreeNode:
         """Add a prefix of whole pages whose KV is written; returns the node that spells it.
 
-        What the tree has already, it keeps: `node.prefix_pages()` says which pages count. Of the
-        caller's own, the tree takes those that come after.
+        `pages[i]` holds `token_ids[i * page_size:][:page_size]`. What the tree has already, it
+        keeps: `node.prefix_pages()` says which pages count. Of the caller's own, the tree takes
+        those that come after.
         """
         assert len(token_ids) == len(pages) * self.page_size, "I3: only whole pages are cached"
         node = self._descend(token_ids)
@@ -127,7 +128,8 @@ class RadixCache:
         """Take `num_pages` pages from unlocked leaves, least recently used first, from their ends.
 
         A leaf has one entry in the heap at most. One that was used or locked since it entered is
-        put where it belongs now, or dropped: eviction does not look at the rest of the tree.
+        put where it belongs now, or dropped: eviction does not look at the rest of the tree. Raises
+        AssertionError (I3), and takes nothing, where fewer than `num_pages` are evictable.
         """
         assert num_pages <= self.evictable_size, "I3: nothing that is in use is evicted"
         taken: list[int] = []
@@ -192,7 +194,10 @@ class RadixCache:
         return node
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Put a new node above, with the first `length` pages. Whoever holds `node` holds both."""
+        """Put a new node above, with the first `length` pages; returns it.
+
+        Whoever holds `node` holds both: the new one has its locks, its hits and its time.
+        """
         parent, cut = node.parent, length * self.page_size
         assert parent is not None and 0 < length < len(node.pages)
         upper = TreeNode(parent, node.tokens[:cut], node.pages[:length])
@@ -203,7 +208,10 @@ class RadixCache:
         return upper
 
     def _shorten(self, leaf: TreeNode, most: int) -> list[int]:
-        """Cut at most so many pages off the end of a leaf; with the last one the leaf goes."""
+        """Cut at most so many pages off the end of a leaf; with the last one the leaf goes.
+
+        Returns the pages. The tree's sizes are the caller's.
+        """
         key, parent = self._key(leaf.tokens), leaf.parent
         assert parent is not None
         kept = max(0, len(leaf.pages) - most)
@@ -231,7 +239,10 @@ class RadixCache:
 
 
 def common_pages(a: Sequence[int], b: Sequence[int], page_size: int) -> int:
-    """How many whole pages two token lists have in common from their beginning."""
+    """How many whole pages two token lists have in common from their beginning.
+
+    Both are lists, or both tuples: one never equals the other.
+    """
     if a == b:
         return len(a) // page_size
     starts = range(0, min(len(a), len(b)) - page_size + 1, page_size)

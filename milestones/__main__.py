@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import re
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from types import ModuleType
 
 # A module is imported when its command is given: most of them need no torch, and start at once. One
@@ -45,11 +47,18 @@ def main() -> int:
             described = load(module)
             command.description = filled(described.__doc__ or "")
             if example := getattr(described, "EXAMPLE", None):
-                command.epilog = f"for example:  {example}"
+                command.epilog = f"for example:  {of_this_tree(example)}"
             described.add_arguments(command)
     args = parser.parse_args()
     status: int = load(COMMANDS[args.command][0]).main(args)
     return status
+
+
+def of_this_tree(example: str) -> str:
+    """An example, which is on m3 and m2, on a student's own rung and the one below."""
+    own = [int(path.parent.name[1]) for path in Path(__file__).parent.glob("m[0-9]*/start")]
+    shift = own[0] - 3 if own else 0
+    return re.sub(r"\bm([23])\b", lambda rung: f"m{max(1, int(rung[1]) + shift)}", example)
 
 
 def filled(text: str) -> str:

@@ -2,7 +2,7 @@
 
 A test that takes `milestone` (or `make_engine`, which does) runs once for each engine. What it
 needs it states by marks: `since("m3_paged")`, where its subject begins, and `before("m3_paged")`,
-where a later lesson removes it. `pytest --milestone m2_continuous` runs the tests of one engine.
+where a later lesson removes it. `pytest --milestone=m2_continuous` runs the tests of one engine.
 """
 
 from __future__ import annotations

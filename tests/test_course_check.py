@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -91,7 +92,10 @@ def test_progress_is_made_and_remembered(tree: Path, say: Say) -> None:
     status, said = say(check)
     assert status == 1 and "m2.2 is not written yet: Shelf.total, largest" in said
     assert load_progress(tree).passed == ["m2.1"]
-    assert "10 of 15" in say(ladder)[1]
+    shown = say(ladder)[1]
+    assert "10 of 15" in shown
+    assert re.search(r"m2.1 +Put it there +10 points +passed *\n", shown)
+    assert re.search(r"m2.2 +Count them all +5 points +not written *\n", shown)
     assert say(check, "m2.1") == (0, say(check, "m2.1")[1])
     write(tree, ERROR, old=PUT)
     say(check)
@@ -215,6 +219,7 @@ def test_reset_puts_one_exercise_back(tree: Path, say: Say) -> None:
     mine = path.read_text()
     status, said = say(reset, "m2.1")
     assert status == 0 and "your version is m2_mini/shelf.py.m2.1.bak" in said
+    assert "imports and helpers that you have added stay" in said
     assert (tree / "m2_mini/shelf.py.m2.1.bak").read_text() == mine
     assert ERROR in path.read_text() and "MINE = 1" in path.read_text()
     assert say(reset, "m2.1") == (0, "m2.1 is in its starting state already\n")
@@ -274,7 +279,9 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
     for name in ("list", "check", "hint", "reset", "doctor"):
         assert f"\n    {name} " in shown
     assert "release" not in shown and "bench" not in shown
-    assert "for example:  python -m milestones check m3.2 --watch" in console("check", "--help")
+    # The examples are of this tree's rung.
+    assert "for example:  python -m milestones check m2.2 --watch" in console("check", "--help")
+    assert "milestones diff m1 m2\n" in console("diff", "--help")
     assert "hint 1 of 3" in console("hint", "m2.1")
     assert "given" in console("list")
     assert "invalid choice: 'grade'" in console("grade")

@@ -36,10 +36,23 @@ def test_an_interpreter_that_is_wrong(result: dict[str, object], said: str) -> N
 
 
 def test_a_gpu_is_not_needed_but_must_be_right() -> None:
-    assert doctor.gpu({"gpu": None}).fine
+    none = doctor.gpu({"gpu": None})
+    assert none.fine and none.absent
     assert doctor.gpu({**GOOD, "gpu": "H200"}).fine
     for wrong in ({**GOOD, "gpu": "H200", "zeros": True}, {"error": "CUDA driver"}):
         assert not doctor.gpu(wrong).fine and doctor.gpu(wrong).mend
+
+
+def test_where_there_is_no_gpu_none_is_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a device Triton may be missing: that is the other line's matter."""
+    monkeypatch.setattr(doctor, "has_device", lambda: False)
+    monkeypatch.setattr(doctor, "probe", lambda how: {"error": "No module named 'triton'"})
+    *_, triton, gpu = doctor.findings(ROOT)
+    assert not triton.fine and gpu.fine
+    doctor.Console().print(doctor.line(gpu))
+    assert capsys.readouterr().out.split()[:2] == ["GPU", "none"]
 
 
 def test_packages_are_held_to_the_requirements(tmp_path: Path) -> None:

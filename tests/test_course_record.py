@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,5 +141,20 @@ def test_the_records_of_the_rungs() -> None:
         headings = [line.lstrip("#").strip() for line in handout.splitlines() if line[:1] == "#"]
         for exercise in exercises:
             assert exercise.anchor in map(record.anchor_of, headings), exercise.section
+            hints = folded_hints(handout, exercise.title)
+            assert len(hints) >= 2 and hints == [*map(plain, exercise.hints)][: len(hints)], (
+                f"{exercise.id}: the handout's hints are not those of exercises.toml"
+            )
         mutants = record.mutants(rung)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
+
+
+def folded_hints(handout: str, title: str) -> list[str]:
+    """The hints of an exercise's section, in plain words."""
+    section = handout.partition(f": {title}\n")[2].partition("\n## ")[0]
+    folded = re.findall(r"<summary>.*?(?:hint|nudge)</summary>(.*?)</details>", section, re.DOTALL)
+    return [plain(text) for text in folded]
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace("`", "").split())

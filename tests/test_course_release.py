@@ -209,6 +209,8 @@ def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
             assert not re.search("|".join(above), text), f"{name} names a rung that is not there"
         if name.endswith(".md"):
             assert not dead_references(name, text, found), name
+        if name.endswith((".md", ".toml")):
+            assert not absent_tests(text, found), name
         if name.endswith(".py"):
             ast.parse(text, name)
         if name.startswith("milestones/") and name.endswith(".py"):
@@ -216,13 +218,25 @@ def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
     assert not solution_lines(milestone, found)
     for command in ("check", "doctor", "hint", "list", "reset"):
         assert f"milestones/course/{command}.py" in found
+    assert all((tree / folder).is_dir() for folder in checked_by_mypy(found["pyproject.toml"]))
     run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])
     assert run.error is None and not run.results, run.error or run.results
 
 
+def checked_by_mypy(config: str) -> list[str]:
+    found = re.search(r"^files = \[(.*)\]$", config, re.MULTILINE)
+    assert found is not None
+    return re.findall(r'"(\w+)"', found[1])
+
+
+def absent_tests(text: str, files: dict[str, str]) -> list[str]:
+    return [test for test in re.findall(r"\btests/[\w/]+\.py", text) if test not in files]
+
+
 def missing_modules(name: str, source: str, files: dict[str, str]) -> list[str]:
-    """What a module of the console imports relatively, and is not in the tree."""
-    missing = []
+    """What a module of the console imports relatively or runs, and is not in the tree."""
+    started = [module.replace(".", "/") for module in re.findall(r'"(milestones\.[\w.]+)"', source)]
+    missing = [path for path in started if f"{path}.py" not in files]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level:
             up = [".."] * (node.level - 1)
@@ -241,6 +255,11 @@ def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
         if "://" not in target and path not in files and path.rstrip("/") not in folders:
             dead.append(target)
+    text = " ".join(text.split())
+    for module in re.findall(r"python -m ((?:common|milestones|m\d_\w+)[\w.]*\w)", text):
+        path = module.replace(".", "/")
+        if not {f"{path}.py", f"{path}/__main__.py"} & files.keys():
+            dead.append(module)
     for command in re.findall(r"python -m milestones ([a-z][\w-]*)", text):
         module = files["milestones/__main__.py"].partition(f'"{command}": ("')[2].partition('"')[0]
         if f"milestones/{module.replace('.', '/')}.py" not in files:

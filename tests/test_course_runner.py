@@ -84,6 +84,31 @@ def test_an_error_of_the_code(tree: Path) -> None:
     assert why.called == "assert shelf.total() == 5" and why.returned is None
 
 
+def test_an_environment_in_the_tree_is_nobodys_code(tree: Path) -> None:
+    """A frame of an installed package between pytest and the test, as pytest's own are there."""
+    package = tree / ".venv/lib/python3/site-packages/between.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("def call(test):\n    return lambda: test()\n")
+    head = f"import sys\nsys.path.append({str(package.parent)!r})\nfrom between import call\n"
+    replaced(tree, "def test_items", "@call\ndef test_items", FIRST)
+    (tree / FIRST).write_text(head + (tree / FIRST).read_text())
+    replaced(tree, "return len(self.items)", "return 1")
+    why = failed(run(tree, FIRST)).failure
+    assert why is not None and why.where is None and why.returned == "1"
+    replaced(tree, "self.items.append(item)", "self.itens.append(item)")
+    why = failed(run(tree, FIRST)).failure
+    assert why is not None and why.where is not None and why.where.startswith(f"{SHELF}:")
+
+
+@pytest.mark.parametrize(
+    "advice", ["  Use -v to get more diff", "  ...Full output truncated (7 lines hidden), use"]
+)
+def test_pytests_own_advice_is_left_out(advice: str) -> None:
+    """`check` has no `-v`."""
+    said = "I3: lost\nassert [2] == [0]\n  \n  At index 0 diff: 2 != 0"
+    assert probe.without_advice(f"{said}\n{advice}") == said
+
+
 @pytest.mark.parametrize("line", ["{error}", "try:\n            {error}\n        finally: 1 // 0"])
 def test_what_is_not_written_is_known(tree: Path, line: str) -> None:
     """Even where another error has taken its place."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from _pytest.config import get_config
 
 from tests.conftest import MILESTONES, ROOT
 
@@ -72,3 +73,27 @@ def test_links_and_paths_in_pages_exist(page: Path) -> None:
 def test_every_rung_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"`{milestone}`" in text for milestone in MILESTONES)
+
+
+def told(text: str) -> set[str]:
+    """The options that a page tells pytest or `make test` with a `--milestone` in them."""
+    text = " ".join(text.split()).replace("{{milestone}}", MILESTONES[0])
+    commands = re.findall(r"pytest((?: [\w./=-]+)*? --milestone[ =]\w+(?: --mode \w+)?)", text)
+    return {*commands, *re.findall(r"ARGS=[\"']([^\"']*--milestone[^\"']*)", text)}
+
+
+def test_the_commands_that_run_one_rung_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is in `tests/conftest.py`: pytest must not take a rung's folder for its tests."""
+    monkeypatch.chdir(ROOT)
+    pages = [*PAGES, ROOT / "Makefile", *(ROOT / "milestones/course/templates").iterdir()]
+    commands = {command for page in pages for command in told(page.read_text("utf-8"))}
+    assert len(commands) > len(MILESTONES)
+    for command in sorted(commands):
+        config = get_config(words := command.split())
+        try:
+            config.parse(words)
+        except pytest.UsageError as error:
+            pytest.fail(f"pytest {command} does not start: {error}")
+        finally:
+            config._ensure_unconfigure()
+        assert {path.partition("/")[0] for path in config.args} == {"tests"}, command

@@ -50,9 +50,7 @@ class Attempt:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m milestones check`."""
-    parser.add_argument(
-        "target", nargs="?", help="a rung (m3) or an exercise (m3.2); without one, your rung"
-    )
+    parser.add_argument("target", nargs="?", help="a rung or an exercise; without one, your rung")
     parser.add_argument("--watch", action="store_true", help="again whenever a file is saved")
     parser.add_argument("--trace", action="store_true", help="with Python's own trace")
     parser.add_argument("--json", action="store_true", help="for programs: all results as JSON")

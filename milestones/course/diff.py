@@ -23,13 +23,13 @@ from .lesson_html import page
 
 EXAMPLE = """python -m milestones diff m2 m3
               python -m milestones diff m2 m3 --symbol Scheduler.schedule --side-by-side
-              python -m milestones diff m3 m4 --html m3-m4.html"""
+              python -m milestones diff m2 m3 --html m2-m3.html"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m milestones diff`."""
-    parser.add_argument("below", help="the lower rung: m2 or m2_continuous")
-    parser.add_argument("above", help="the higher rung: m3 or m3_paged")
+    parser.add_argument("below", help="the lower rung, in short or by its whole name")
+    parser.add_argument("above", help="the higher rung")
     parser.add_argument(
         "--symbol", metavar="S", help="one symbol, or one file: Scheduler.schedule, scheduler.py"
     )

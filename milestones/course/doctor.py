@@ -41,6 +41,7 @@ class Finding:
     fine: bool
     said: str
     mend: str = ""
+    absent: bool = False  # and not needed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,7 @@ def findings(root: Path) -> Iterator[Finding]:
     yield embedded_model()
     yield disk(cache_folder())
     yield kernel(probe("interpreted"))
-    yield gpu(probe("compiled"))
+    yield gpu(probe("compiled") if has_device() else {"gpu": None})
 
 
 def python_version(version: tuple[int, ...]) -> Finding:
@@ -163,10 +164,17 @@ def kernel(result: dict[str, Any]) -> Finding:
     return Finding(what, True, said)
 
 
+def has_device() -> bool:
+    """Whether there is something to compile for. Where there is not, Triton may be missing too."""
+    devices = map(Path, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
+    return shutil.which("nvidia-smi") is not None or any(device.exists() for device in devices)
+
+
 def gpu(result: dict[str, Any]) -> Finding:
     """What a compiled kernel computed on a GPU; none is no fault."""
     if result.get("gpu") is None and "error" not in result:
-        return Finding("GPU", True, "none: engines run on the CPU, kernels are interpreted")
+        said = "engines run on the CPU, kernels are interpreted"
+        return Finding("GPU", True, said, absent=True)
     mend = "see that nvidia-smi works and that torch and triton are of one release"
     if "error" in result:
         return Finding("GPU", False, f"a compiled kernel does not run: {result['error']}", mend)
@@ -182,6 +190,7 @@ def line(finding: Finding) -> Table:
     table.add_column(width=5)
     table.add_column(overflow="fold")
     state = Text("fine", style="green") if finding.fine else Text("wrong", style="red")
+    state = Text("none", style="dim") if finding.absent else state
     table.add_row(finding.what, state, Text(finding.said))
     if not finding.fine:
         table.add_row("", "", Text(finding.mend, style="yellow"))

@@ -24,7 +24,7 @@ EXAMPLE = "python -m milestones hint m3.2"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m milestones hint`."""
-    parser.add_argument("exercise", help="m3.2, for example")
+    parser.add_argument("exercise", help="its number")
     parser.add_argument("--all", action="store_true", help="those that were given, again")
 
 

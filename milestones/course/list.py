@@ -1,6 +1,7 @@
 """The ladder: each rung's lesson, its size, what is new against the rung below, and your progress.
 
-Lines are those of the rung's Python files, comments included. Progress is what `check` has seen.
+Below it stand the exercises of your own rung. Lines are those of the rung's Python files, comments
+included. Progress is what `check` has seen.
 
 Exit status: 0; 2 a record is wrong.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from rich.text import Text
 
 from ..delta import ROOT, files
 from .check import print_json
+from .cut import still_cut
 from .lessons import lesson
 from .progress import load_progress
-from .record import RecordError, load, milestones, recorded
+from .record import Exercise, RecordError, load, milestones, recorded
+from .screen import STYLES
 
 EXAMPLE = "python -m milestones list --json"
 
@@ -36,6 +40,16 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Task:
+    """An exercise of the rung that is the student's."""
+
+    id: str
+    title: str
+    points: int
+    state: str  # passed, not written, or neither yet
+
+
+@dataclass(frozen=True)
 class Rung:
     """A line of the list."""
 
@@ -46,6 +60,7 @@ class Rung:
     points: int
     points_done: int
     given: bool  # a rung that came complete: below the one that is the student's
+    tasks: tuple[Task, ...]  # of the student's own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +80,9 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
         print_json({"rungs": [asdict(rung) for rung in ladder]})
     else:
         console.print(table_of(ladder))
+        for rung in ladder:
+            if rung.tasks:
+                console.print(tasks_table(rung))
     return 0
 
 
@@ -84,9 +102,18 @@ def rungs(root: Path) -> list[Rung]:
                 points=sum(exercise.points for exercise in exercises),
                 points_done=sum(e.points for e in exercises if e.id in passed),
                 given=bool(started) and name < started[0],
+                tasks=tuple(task(e, root, passed) for e in exercises if name in started),
             )
         )
     return found
+
+
+def task(exercise: Exercise, root: Path, passed: Collection[str]) -> Task:
+    """An exercise, and how far it is: by what `check` saw last, and by its functions now."""
+    state = "not written" if still_cut(exercise, root) else "not passed yet"
+    if exercise.id in passed:
+        state = "passed"
+    return Task(exercise.id, exercise.title, exercise.points, state)
 
 
 def size_of(root: Path, milestone: str, below: str | None) -> Size:
@@ -123,6 +150,19 @@ def table_of(ladder: list[Rung]) -> Table:
             str(rung.size.lines), str(rung.size.added), str(rung.size.changed),
             str(rung.points or ""), progress_of(rung),
         )  # fmt: skip
+    return table
+
+
+def tasks_table(rung: Rung) -> Table:
+    """The exercises of a rung, a line each."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for one in rung.tasks:
+        state = Text(one.state, style=STYLES.get(one.state, "yellow"))
+        table.add_row(one.id, one.title, f"{one.points} points", state)
     return table
 
 

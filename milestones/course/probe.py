@@ -93,7 +93,9 @@ class Probe:
         frames = list(frames_of(error))
         inside = [(path, line, name) for path, line, name in frames if self.tree in path.parents]
         own = [(path, line) for path, line, _ in inside if path == test]
-        code = [frame for frame in inside if "tests" not in frame[0].relative_to(self.tree).parts]
+        # The environment may lie in the tree, pytest's own frames with it.
+        given = {"tests", "site-packages"}
+        code = [frame for frame in inside if not given & {*frame[0].relative_to(self.tree).parts}]
         failure = Failure(
             kind=type(error).__name__,
             message=str(error),
@@ -118,7 +120,7 @@ class Probe:
             )
         if not (isinstance(statement, ast.Assert) and at_fault):
             return replace(failure, called=cut(ast.unparse(first_of(statement))))
-        message, _, explanation = failure.message.partition("assert ")
+        message, _, explanation = without_advice(failure.message).partition("assert ")
         failure = replace(
             failure,
             message=message.strip() if statement.msg is not None else "",
@@ -169,6 +171,11 @@ def unwritten(error: BaseException) -> Iterator[str]:
         if isinstance(one, NotImplementedError) and found:
             yield found[1]
         todo += [*getattr(one, "exceptions", ()), one.__cause__, one.__context__]
+
+
+def without_advice(message: str) -> str:
+    """A message without pytest's lines on options that are its own."""
+    return re.sub(r"\n[ .]*(Use -v to get|Full output truncated).*", "", message)
 
 
 def statement_at(path: Path, line: int) -> ast.stmt | None:

@@ -28,7 +28,7 @@ class ResetError(Exception):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m milestones reset`."""
-    parser.add_argument("exercise", help="m3.2, for example")
+    parser.add_argument("exercise", help="its number")
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
@@ -49,6 +49,9 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     for file, backup in backups.items():
         said = f"{file}: {exercise.id} starts again; your version is {backup}"
         console.print(said, highlight=False, soft_wrap=True)
+    if backups:
+        said = "Only these functions changed: imports and helpers that you have added stay."
+        console.print(said, style="dim", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -113,8 +113,8 @@ def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
             files[name] = (root / name).read_bytes()
     # What tools are told to look at must be there.
     config = (root / "pyproject.toml").read_text(encoding="utf-8")
-    for rung in set(milestones(root)) - set(rungs):
-        config = config.replace(f'"{rung}", ', "")
+    for absent in {*milestones(root), "slides"} - set(rungs):
+        config = config.replace(f'"{absent}", ', "")
     files["pyproject.toml"] = config.encode()
     return files
 
@@ -123,7 +123,8 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
     """The modules of `milestones/` that a student's commands and tests need; without those that
     name a rung above."""
     found: Files = {}
-    todo = ["__init__.py", "__main__.py", "course/__init__.py", "course/server.py"]
+    todo = ["__init__.py", "__main__.py", "course/__init__.py"]
+    todo += ["course/server.py", "course/kernel_probe.py"]  # processes of their own
     todo += [f"{name}.py" for name in COMMANDS] + [f"course/{name}.py" for name in COMMANDS]
     for name, data in files.items():
         if name.startswith("tests/"):

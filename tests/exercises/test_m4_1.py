@@ -47,7 +47,8 @@ def test_a_match_that_ends_inside_a_node_splits_it() -> None:
         "1 2": "pages 7, locks 0",
         "1 2 / 3 4 5 6": "pages 8 9, locks 0",
     }, "1 2 and 9 9 part after the first page: the node becomes two there"
-    assert found.prefix_pages() == [7] and found.end == 1, "the upper half spells what was found"
+    assert found.prefix_pages() == [7], "the upper half spells what was found"
+    assert found.end == 1, "and ends after its one page"
     audit(tree, [], "after match_prefix([1, 2, 9, 9]) on one node 1..6")
 
 
@@ -104,12 +105,13 @@ def test_a_walk_ends_where_the_tokens_part() -> None:
     tree = RadixCache(1)
     upper = hang(tree, tree.root, [1, 2, 3], [1, 2, 3])
     hang(tree, upper, [2], [4])
+    hang(tree, upper, [9], [5])
     offer_leaves(tree)
-    assert tree.find([1, 2, 9]).num_pages == 2
-    found = tree.match_prefix([1, 2, 9])
+    assert tree.find([1, 2, 9, 2]).num_pages == 2
+    found = tree.match_prefix([1, 2, 9, 2])
     assert found.prefix_pages() == [1, 2], (
-        f"1 2 9 parts from 1 2 3 after two pages; the match returned pages {found.prefix_pages()}, "
-        "of which one stands for tokens that this prompt does not have"
+        f"1 2 9 2 parts from 1 2 3 after two pages; the match returned {found.prefix_pages()}: "
+        "what hangs below 1 2 3 is no part of this prompt"
     )
 
 
@@ -156,5 +158,7 @@ def test_every_prompt_finds_its_longest_prefix() -> None:
             expected.append(page)
         assert tree.find(prompt).num_pages == len(expected), f"find({prompt})"
         node = tree.match_prefix(prompt)
-        assert node.prefix_pages() == expected, f"match_prefix({prompt}) on {picture(tree)}"
+        assert node.prefix_pages() == expected, (
+            f"match_prefix({prompt}), where 0 1, 0 1 2, 0 1 0 0 and 2 2 are cached"
+        )
         audit(tree, [], f"after match_prefix({prompt})")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from m4_radix.radix_cache import RadixCache, TreeNode
 from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves, picture
 
@@ -86,6 +88,17 @@ def test_a_locked_leaf_stays_however_old_it_is() -> None:
         f"I3: pages 3 4, and 1 2 above them, are being read; evict(3) took {taken}"
     )
     audit(tree, [nodes["old"]], "after evict(3) with the oldest leaf locked")
+
+
+def test_more_than_can_be_had_is_refused() -> None:
+    """Rather an error than a page that somebody reads; and nothing is lost by asking."""
+    tree, nodes = three_leaves()
+    lock_by_hand(tree, nodes["old"])
+    before = picture(tree)
+    with pytest.raises(AssertionError, match="^I3"):
+        tree.evict(4)
+    assert picture(tree) == before, "three pages can be had, four were asked for: none is taken"
+    audit(tree, [nodes["old"]], "after evict(4) was refused")
 
 
 def test_a_leaf_that_was_used_since_it_was_offered_is_not_old() -> None:

@@ -20,6 +20,19 @@ def manager(num_pages: int = 8, page_size: int = PAGE_SIZE) -> KVCacheManager:
     return KVCacheManager(num_rows=3, num_pages=num_pages, page_size=page_size)
 
 
+def test_the_prefix_is_locked_the_moment_it_is_found() -> None:
+    kv_cache = manager()
+    cached = cache_by_hand(kv_cache, [1, 2, 3, 4])
+    first, second = (request_of(name, [1, 2, 3, 4, 9]) for name in "ab")
+    kv_cache.allocate(first)
+    kv_cache.allocate(second)
+    assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {cached.pages[0]}, locks 2"}
+    assert kv_cache.radix_cache.evictable_size == 0, (
+        "I3: two rows read this page; if it is not locked, the next to need memory gets it"
+    )
+    audit_pages(kv_cache, [first, second], "after two requests found one prefix")
+
+
 def test_a_cold_request_begins_with_an_empty_row() -> None:
     kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5])
     kv_cache.allocate(request)
@@ -82,19 +95,6 @@ def test_what_was_generated_before_a_retraction_is_found_again() -> None:
         f"its nine tokens are three of prompt and six of output, eight are cached; found "
         f"{request.num_computed_tokens}"
     )
-
-
-def test_the_prefix_is_locked_the_moment_it_is_found() -> None:
-    kv_cache = manager()
-    cached = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    first, second = (request_of(name, [1, 2, 3, 4, 9]) for name in "ab")
-    kv_cache.allocate(first)
-    kv_cache.allocate(second)
-    assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {cached.pages[0]}, locks 2"}
-    assert kv_cache.radix_cache.evictable_size == 0, (
-        "I3: two rows read this page; if it is not locked, the next to need memory gets it"
-    )
-    audit_pages(kv_cache, [first, second], "after two requests found one prefix")
 
 
 def test_a_request_that_shares_a_part_locks_that_part() -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from milestones.course import check, hint, lessons, record, release, reset, watch
+from milestones.course import check, hint, lessons, record, release, reset, screen, watch
 from milestones.course import list as ladder
 from milestones.course.progress import load_progress
+from milestones.course.results import Failure, Result, Run
 from tests import mini_course
 from tests.conftest import ROOT
 
@@ -81,7 +85,7 @@ def test_a_failure_in_words(tree: Path, say: Say) -> None:
     assert "called shelf.put(5) came back 1 expected 2" in words
     assert "says I3: an item is lost" in words
     assert "I3 Nothing leaks. Done, aborted or failed" in words
-    assert "failed 1 of 2 tests" in words
+    assert "failed 1 of 2 tests" in words and "but" not in words.split()
     assert "Traceback" not in said
     assert "AssertionError" in say(check, "m2", "--trace")[1]
 
@@ -126,6 +130,33 @@ def test_an_error_of_the_students_code(tree: Path, say: Say) -> None:
     said = " ".join(say(check)[1].split())
     assert "raised AttributeError: 'Shelf' object has no attribute 'boxes'" in said
     assert "your code m2_mini/shelf.py:23 in put" in said
+
+
+def test_the_tests_that_fail_are_counted(tree: Path, say: Say) -> None:
+    write(tree, "        raise KeyError")
+    assert "failed 2 of 2 tests" in " ".join(say(check)[1].split())
+    write(tree, PUT, old="        raise KeyError")
+    assert "passed 2 of 2 tests" in " ".join(say(check)[1].split())
+
+
+def test_what_an_assert_says_is_enough(tree: Path, say: Say) -> None:
+    """Pytest's own account of it is for asserts that say nothing."""
+    write(tree, PUT)
+    path = tree / "tests/exercises/test_m2_1.py"
+    for line, shown in ('assert not [1], "I3: an item is lost"', False), ("assert not [1]", True):
+        path.write_text(f"def test_it():\n    {line}\n")
+        assert ("but" in say(check)[1].split()) == shown
+
+
+def test_a_kernel_that_ends_its_process(tree: Path) -> None:
+    crashed = Result("t.py::test_it", "crashed", failure=Failure("crashed", "the process ended"))
+    exercise = record.find("m2.1", tree)
+    for symbol, said in ("kernels.py:decode_kernel", True), ("shelf.py:Shelf.put", False):
+        attempt = check.Attempt(replace(exercise, symbols=(symbol,)), Run((crashed,)))
+        console = Console(file=io.StringIO(), width=100)
+        screen.show_attempts(console, [attempt])
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "test_it ended its process" in shown and ("mask" in shown) == said
 
 
 def test_a_loop_that_does_not_end(tree: Path, say: Say) -> None:
@@ -196,12 +227,12 @@ def test_a_change_is_seen_once(tmp_path: Path) -> None:
 
 
 def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
-    assert say(hint, "m2.1", "--all")[0] == 1
+    assert "no hint was given yet" in say(hint, "m2.1", "--all")[1]
     for number, text in enumerate(record.find("m2.1", tree).hints, start=1):
         status, said = say(hint, "m2.1")
         assert status == 0 and f"hint {number} of 3" in said and text in said
     status, said = say(hint, "m2.1")
-    assert status == 1 and "all 3 hints were given" in said
+    assert status == 0 and "all 3 hints were given" in said
     status, said = say(hint, "m2.1", "--all")
     assert status == 0 and all(f"hint {number} of 3" in said for number in (1, 2, 3))
     assert say(hint, "m2.9")[0] == 2
@@ -215,6 +246,7 @@ def test_reset_puts_one_exercise_back(tree: Path, say: Say) -> None:
     mine = path.read_text()
     status, said = say(reset, "m2.1")
     assert status == 0 and "your version is m2_mini/shelf.py.m2.1.bak" in said
+    assert "cp m2_mini/shelf.py.m2.1.bak m2_mini/shelf.py\n" in said
     assert (tree / "m2_mini/shelf.py.m2.1.bak").read_text() == mine
     assert ERROR in path.read_text() and "MINE = 1" in path.read_text()
     assert say(reset, "m2.1") == (0, "m2.1 is in its starting state already\n")

@@ -69,6 +69,32 @@ def test_what_was_called_returned_and_expected(tree: Path) -> None:
     assert why.test_line == f"{FIRST}:11" and "assert" in why.trace
 
 
+@pytest.mark.parametrize(
+    ("lines", "called"),
+    [
+        ("got = shelf.put(7)\n    assert got == 2", "shelf.put(7)"),
+        ("one, got = 1, shelf.put(7)\n    assert got == 2", "shelf.put(7)"),
+        ("a = b = shelf.put(7)\n    assert b == 2", "shelf.put(7)"),
+        ("shelf.put(7)\n    for got in [1]:\n        assert got == 2", None),
+        ("got = shelf.items\n    assert got == 2", None),
+        ("assert shelf.items == 2", "shelf.items"),
+        ("got = wrap(shelf)", "wrap(shelf)"),
+    ],
+)
+def test_a_variable_is_shown_as_what_it_was_given(
+    tree: Path, lines: str, called: str | None
+) -> None:
+    """The student does not see the test; and how a helper passes an error on is not of interest."""
+    replaced(tree, "assert shelf.put(7) == 1", lines, FIRST)
+    replaced(
+        tree, "def test_items_are_counted", "def wrap(shelf):\n    try:\n        shelf.get()\n"
+        "    except AttributeError as error:\n        raise error from None\n\n\n"
+        "def test_items_are_counted", FIRST,
+    )  # fmt: skip
+    why = failed(run(tree, FIRST)).failure
+    assert why is not None and why.called == called
+
+
 def test_an_error_that_did_not_come(tree: Path) -> None:
     why = failed(run(replaced(tree, ">= ROOM", ">= ROOM + 1"), FIRST)).failure
     assert why is not None
@@ -130,6 +156,25 @@ def test_a_test_that_ends_its_process_costs_itself(tree: Path) -> None:
     replaced(tree, "assert shelf.put(7) == 1", "__import__('os')._exit(0)", FIRST)
     done = run(tree, FIRST, SECOND)
     assert [r.outcome for r in done.results] == ["crashed", "passed", "passed", "passed"]
+
+
+@pytest.mark.parametrize(("body", "outcome"), [("pass", "crashed"), ("assert 0", "failed")])
+def test_a_process_that_ends_after_a_test_costs_that_test(
+    tree: Path, body: str, outcome: str
+) -> None:
+    """What has gone wrong in memory may show only when it is freed, the test being over."""
+    replaced(tree, "shelf = Shelf()\n    assert shelf.put(7) == 1", body + "\n    return", FIRST)
+    (tree / "tests/conftest.py").write_text(
+        "import os, pytest\n"
+        "@pytest.hookimpl(trylast=True)\n"
+        "def pytest_runtest_logfinish(nodeid):\n"
+        "    if nodeid.endswith(('counted', 'largest')): os._exit(1)\n"
+    )
+    done = run(tree, FIRST, SECOND)
+    assert [r.outcome for r in done.results] == [outcome, "passed", "passed", "crashed"]
+    last = done.results[-1].failure
+    assert last is not None and last.message.startswith("it passed, and then the process")
+    assert done.error is None
 
 
 def test_memory_has_a_limit(tree: Path) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from milestones.course import check, hint, lessons, record, release, reset, screen, watch
+from milestones.course import check, hint, lessons, record, release, reset, watch
 from milestones.course import list as ladder
 from milestones.course.progress import load_progress
-from milestones.course.results import Failure, Result, Run
 from tests import mini_course
 from tests.conftest import ROOT
 
@@ -130,33 +126,6 @@ def test_an_error_of_the_students_code(tree: Path, say: Say) -> None:
     said = " ".join(say(check)[1].split())
     assert "raised AttributeError: 'Shelf' object has no attribute 'boxes'" in said
     assert "your code m2_mini/shelf.py:23 in put" in said
-
-
-def test_the_tests_that_fail_are_counted(tree: Path, say: Say) -> None:
-    write(tree, "        raise KeyError")
-    assert "failed 2 of 2 tests" in " ".join(say(check)[1].split())
-    write(tree, PUT, old="        raise KeyError")
-    assert "passed 2 of 2 tests" in " ".join(say(check)[1].split())
-
-
-def test_what_an_assert_says_is_enough(tree: Path, say: Say) -> None:
-    """Pytest's own account of it is for asserts that say nothing."""
-    write(tree, PUT)
-    path = tree / "tests/exercises/test_m2_1.py"
-    for line, shown in ('assert not [1], "I3: an item is lost"', False), ("assert not [1]", True):
-        path.write_text(f"def test_it():\n    {line}\n")
-        assert ("but" in say(check)[1].split()) == shown
-
-
-def test_a_kernel_that_ends_its_process(tree: Path) -> None:
-    crashed = Result("t.py::test_it", "crashed", failure=Failure("crashed", "the process ended"))
-    exercise = record.find("m2.1", tree)
-    for symbol, said in ("kernels.py:decode_kernel", True), ("shelf.py:Shelf.put", False):
-        attempt = check.Attempt(replace(exercise, symbols=(symbol,)), Run((crashed,)))
-        console = Console(file=io.StringIO(), width=100)
-        screen.show_attempts(console, [attempt])
-        shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert "test_it ended its process" in shown and ("mask" in shown) == said
 
 
 def test_a_loop_that_does_not_end(tree: Path, say: Say) -> None:

@@ -16,7 +16,6 @@ from triton.runtime.errors import InterpreterError
 from m3_paged import attention, kernels, triton_ops
 from milestones.paged_case import OUT_OF_RANGE, SCALE, PagedCase
 
-
 MARK = 12345.0
 OUTPUTS = {"partial": 5, "partial_lse": 6}  # of the kernel, and the places of these arguments
 

@@ -39,8 +39,10 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
     if stopped.run.error:
         console.print("The tests could not be run to their end:", style="red")
         console.print(stopped.run.error, highlight=False, markup=False)
-    if first is None:
-        return
+        if first is None:
+            return
+        console.print()
+    assert first is not None
     console.print(failure_in_words(stopped, first))
     if trace and first.failure:
         console.print()
@@ -61,7 +63,8 @@ def attempts_table(attempts: list[Attempt]) -> Table:
         exercise, state = attempt.exercise, attempt.state
         results = attempt.run.results if attempt.run else ()
         count = sum(result.passed == (state == "passed") for result in results)
-        tests = "" if state in ("not run", "not written") else f"{count} of {len(results)} tests"
+        told = bool(results) and state in ("passed", "failed")
+        tests = f"{count} of {len(results)} tests" if told else ""
         table.add_row(
             Text(exercise.id, style="bold" if state != "not run" else "dim"),
             Text(exercise.title, style="dim" if state == "not run" else ""),

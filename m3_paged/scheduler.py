@@ -126,7 +126,7 @@ class Scheduler:
             self._add(batch, request, chunk)
 
     def _can_admit(self, batch: ScheduleBatch) -> bool:
-        """Three budgets: rows, tokens of this step, and KV memory until everybody is done.
+        """Three budgets: rows, tokens of this step and, if anybody runs, KV memory until all end.
 
         Memory is promised to the running requests first: all of their prompts, and of the tokens
         they may still generate the share that experience says they will (`new_token_ratio`).

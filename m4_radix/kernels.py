@@ -69,7 +69,8 @@ def _attend(
 ):  # fmt: skip
     """One step of the online softmax: q [M, D] against a tile k [N, D], v [N, E].
 
-    maximum, total: [M] of the scores so far; acc: [M, E], not yet divided by total.
+    visible: [M, N], or what broadcasts to it; the other scores do not count. maximum, total: [M] of
+    the scores so far; acc: [M, E], not yet divided by total.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     scores = tl.where(visible, scores, -float("inf"))
@@ -92,7 +93,19 @@ def decode_kernel(
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the heads of one KV head of one request, over one split of its context."""
+    """One program: the heads of one KV head of one request, over one split of its context.
+
+    The grid is (B, KV heads, num_splits). Read: query [B, heads, KEY_DIM], keys and values
+    [KV heads, slots, KEY_DIM or VALUE_DIM], page_table [B, P] and seq_lens [B], both int32.
+    Written: partial [B, heads, num_splits, VALUE_DIM] and partial_lse [B, heads, num_splits].
+
+    A stride says how many entries further the next request (`_b`), head (`_h`) or row of the table
+    begins. What has none is contiguous: query in its last dimension, keys and values within a head,
+    seq_lens, partial and partial_lse as a whole.
+
+    ROWS, BLOCK_K and BLOCK_V are the sizes of blocks, powers of two, at least GROUP (query heads of
+    a KV head), KEY_DIM and VALUE_DIM. TILE positions are read at once, SPLIT_SIZE by a program.
+    """
     request, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     length = tl.load(seq_lens + request)

@@ -139,7 +139,7 @@ class Scheduler:
         return bool(self.waiting) and self.kv_cache.has_free_row and budget > 0
 
     def _fits(self, request: Request) -> bool:
-        """The budget of KV memory until everybody is done.
+        """The budget of KV memory until everybody is done; not asked for when nobody runs.
 
         Memory is promised to the running requests first: all of their prompts, and of the tokens
         they may still generate the share that experience says they will (`new_token_ratio`). Pages

@@ -78,7 +78,7 @@ def refresh_readme(document: dict[str, Any]) -> None:
     ]
     for engine, measured in engines.items():
         cells = [
-            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else "–"
+            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else "-"
             for name in names
         ]
         lines.append(f"| {engine} | {' | '.join(cells)} |")

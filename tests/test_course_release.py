@@ -101,6 +101,10 @@ def test_the_tree_has_one_commit_and_nothing_above(student: Path) -> None:
     assert {"README.md", "AGENTS.md", "Makefile", "LICENSE", "m1_mini/shelf.py"} <= names.keys()
     assert "milestones/course/release.py" not in names
     assert "m2_mini/shelf.py:Shelf.put" in names["AGENTS.md"]
+    needed = {
+        line.split("|")[3].strip() for line in names["README.md"].splitlines() if "[m2." in line
+    }
+    assert needed == {"none", "m2.1"}
 
 
 def test_without_git_there_is_a_tree_all_the_same(

@@ -69,6 +69,15 @@ def test_what_was_called_returned_and_expected(tree: Path) -> None:
     assert why.test_line == f"{FIRST}:11" and "assert" in why.trace
 
 
+def test_how_a_helper_raises_an_error_is_not_shown(tree: Path) -> None:
+    helper = "def peek(shelf):\n    raise shelf.error\n\n\ndef test_items_are_counted"
+    replaced(tree, "def test_items_are_counted", helper, FIRST)
+    replaced(tree, "assert shelf.put(7) == 1", "got = peek(shelf)", FIRST)
+    why = failed(run(replaced(tree, "= deque()", "= deque(); self.error = KeyError()"), FIRST))
+    assert why.failure is not None
+    assert (why.failure.kind, why.failure.called) == ("KeyError", "peek(shelf)")
+
+
 def test_an_error_that_did_not_come(tree: Path) -> None:
     why = failed(run(replaced(tree, ">= ROOM", ">= ROOM + 1"), FIRST)).failure
     assert why is not None
@@ -155,6 +164,25 @@ def test_a_test_that_ends_its_process_costs_itself(tree: Path) -> None:
     replaced(tree, "assert shelf.put(7) == 1", "__import__('os')._exit(0)", FIRST)
     done = run(tree, FIRST, SECOND)
     assert [r.outcome for r in done.results] == ["crashed", "passed", "passed", "passed"]
+
+
+@pytest.mark.parametrize(("body", "outcome"), [("pass", "crashed"), ("assert 0", "failed")])
+def test_a_process_that_ends_after_a_test_costs_that_test(
+    tree: Path, body: str, outcome: str
+) -> None:
+    """What has gone wrong in memory may show only when it is freed, the test being over."""
+    replaced(tree, "shelf = Shelf()\n    assert shelf.put(7) == 1", body + "\n    return", FIRST)
+    (tree / "tests/conftest.py").write_text(
+        "import os, pytest\n"
+        "@pytest.hookimpl(trylast=True)\n"
+        "def pytest_runtest_logfinish(nodeid):\n"
+        "    if nodeid.endswith(('counted', 'largest')): os._exit(1)\n"
+    )
+    done = run(tree, FIRST, SECOND)
+    assert [r.outcome for r in done.results] == [outcome, "passed", "passed", "crashed"]
+    last = done.results[-1].failure
+    assert last is not None and last.message.startswith("it passed, and then the process")
+    assert done.error is None
 
 
 def test_memory_has_a_limit(tree: Path) -> None:

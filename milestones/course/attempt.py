@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .results import Failure, Outcome, Result, Run, result_of
@@ -18,6 +19,7 @@ MESSAGES: dict[Outcome, str] = {
     "timeout": "still running after {seconds:g} s: a loop that does not end?",
     "crashed": "the process that ran it ended: out of memory, or a crash in C code",
 }
+AFTER = "it passed, and then {}"
 
 
 class RunnerError(RuntimeError):
@@ -102,10 +104,14 @@ class Attempt:
             return Run(error=output.strip() or f"pytest ended with {status}" if wrong else None,
                        output=output)  # fmt: skip
         message = MESSAGES[ended].format(seconds=self.seconds)
-        if self.running is None:
-            return Run(error=f"no test has begun, or all had ended: {message}")
-        self.lost = Result(self.running, ended, failure=Failure(ended, message))
-        self._add(self.lost)
+        if self.running is not None:
+            self._add(Result(self.running, ended, failure=Failure(ended, message)))
+        elif not self.results:
+            return Run(error=f"no test has begun: {message}")
+        elif self.results[-1].passed:  # what it has broken in memory may show only afterwards
+            last = self.results.pop()
+            self._add(replace(last, outcome=ended, failure=Failure(ended, AFTER.format(message))))
+        self.lost = self.results[-1]
         return Run()
 
 

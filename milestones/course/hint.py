@@ -2,8 +2,7 @@
 
 How many were given is remembered; `--all` shows those again, and gives no new one.
 
-Exit status: 0 a hint was shown; 1 there is none left, or (`--all`) none was given; 2 there is no
-such exercise.
+Exit status: 0, whether there was a hint left or not; 2 there is no such exercise.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
             f"handout, {exercise.section}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
-        return 1
-    if not args.all:
+    elif not args.all:
         progress.hints[exercise.id] = given + 1
         save_progress(root, progress)
     return 0

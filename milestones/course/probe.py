@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from .calls import called_by
 from .results import Failure, Outcome, Result
 
 UNWRITTEN = re.compile(r"(m\d+\.\d+): ")
@@ -93,6 +94,7 @@ class Probe:
         frames = list(frames_of(error))
         inside = [(path, line, name) for path, line, name in frames if self.tree in path.parents]
         own = [(path, line) for path, line, _ in inside if path == test]
+        own = [frame for frame in own if not isinstance(statement_at(*frame), ast.Raise)] or own
         # The environment may lie in the tree, pytest's own frames with it.
         given = {"tests", "site-packages"}
         code = [frame for frame in inside if not given & {*frame[0].relative_to(self.tree).parts}]
@@ -105,12 +107,12 @@ class Probe:
             test_line=self._place(own[-1]) if own else None,
             trace=trace,
         )
-        statement = statement_at(*own[-1]) if own else None
-        return self._told(failure, statement, at_fault=bool(own) and inside[-1][:2] == own[-1])
+        return self._told(failure, own[-1], inside[-1][:2] == own[-1]) if own else failure
 
-    def _told(self, failure: Failure, statement: ast.stmt | None, at_fault: bool) -> Failure:
+    def _told(self, failure: Failure, place: tuple[Path, int], at_fault: bool) -> Failure:
         """What was called, what came back and what was expected, from the test's statement."""
-        if statement is None:
+        statement = statement_at(*place)
+        if statement is None or isinstance(statement, ast.Raise):
             return failure
         if isinstance(statement, ast.With) and failure.message.startswith("DID NOT RAISE"):
             body = "\n".join(map(ast.unparse, statement.body))
@@ -130,9 +132,9 @@ class Probe:
         if self.compared is None or not isinstance(statement.test, ast.Compare):
             return failure
         op, left, right = self.compared
-        called = cut(ast.unparse(statement.test.left))
+        called = called_by(statement.test.left, *place)
         expected = right if op == "==" else f"{op} {right}"
-        return replace(failure, called=called, returned=left, expected=expected)
+        return replace(failure, called=called and cut(called), returned=left, expected=expected)
 
     def _syntax(self, error: SyntaxError, trace: str) -> Failure:
         line = (error.text or "").rstrip("\n")
@@ -190,13 +192,15 @@ def statement_at(path: Path, line: int) -> ast.stmt | None:
 
 
 def first_of(statement: ast.stmt) -> ast.AST:
-    """Of a loop or a block, what it begins with; any other statement as a whole."""
+    """Of a loop or a block, what it begins with; of an assignment, what is assigned; else all."""
     if isinstance(statement, ast.For):
         return statement.iter
     if isinstance(statement, (ast.While, ast.If)):
         return statement.test
     if isinstance(statement, ast.With):
         return statement.items[0].context_expr
+    if isinstance(statement, ast.Assign):
+        return statement.value
     return statement
 
 

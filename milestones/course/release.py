@@ -84,9 +84,10 @@ def release(milestone: str, directory: Path, root: Path = ROOT) -> Cut:
 
 def own_pages(milestone: str, exercises: tuple[Exercise, ...], root: Path) -> Files:
     """README.md, AGENTS.md, Makefile and .gitignore of the tree."""
-    rows = ["| exercise | what you make work | points | hours |", "|---|---|---|---|"]
+    rows = ["| exercise | what you make work | needs | points | hours |", "|---|---|---|---|---|"]
     rows += [
-        f"| [{e.id} {e.title}]({e.section}) | {e.summary} | {e.points} | {e.hours:g} |"
+        f"| [{e.id} {e.title}]({e.section}) | {e.summary} | {', '.join(e.requires) or 'none'} "
+        f"| {e.points} | {e.hours:g} |"
         for e in exercises
     ]
     symbols = [f"`{e.milestone}/{symbol}`" for e in exercises for symbol in e.symbols]

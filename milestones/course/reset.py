@@ -49,6 +49,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     for file, backup in backups.items():
         said = f"{file}: {exercise.id} starts again; your version is {backup}"
         console.print(said, highlight=False, soft_wrap=True)
+        console.print(f"to have it back:  cp {backup} {file}", highlight=False, soft_wrap=True)
     if backups:
         said = "Only these functions changed: imports and helpers that you have added stay."
         console.print(said, style="dim", highlight=False, soft_wrap=True)

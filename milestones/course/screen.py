@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
 LONGEST_EXPLANATION = 6  # lines
+CALL = re.compile(r"\w\(")
+CRASHED_KERNEL = "A load or store outside its tensors does this: look at the masks."
 OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
 
 
@@ -32,11 +35,13 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
         return
     console.print()
     assert stopped.run is not None
-    if stopped.run.error:
-        console.print("The tests could not be run:", style="red")
-        console.print(stopped.run.error, highlight=False, markup=False)
-        return
     first = stopped.run.first_failure
+    if stopped.run.error:
+        console.print("The tests could not be run to their end:", style="red")
+        console.print(stopped.run.error, highlight=False, markup=False)
+        if first is None:
+            return
+        console.print()
     assert first is not None
     console.print(failure_in_words(stopped, first))
     if trace and first.failure:
@@ -57,8 +62,9 @@ def attempts_table(attempts: list[Attempt]) -> Table:
     for attempt in attempts:
         exercise, state = attempt.exercise, attempt.state
         results = attempt.run.results if attempt.run else ()
-        passed = sum(result.passed for result in results)
-        tests = "" if state in ("not run", "not written") else f"{passed} of {len(results)} tests"
+        count = sum(result.passed == (state == "passed") for result in results)
+        told = bool(results) and state in ("passed", "failed")
+        tests = f"{count} of {len(results)} tests" if told else ""
         table.add_row(
             Text(exercise.id, style="bold" if state != "not run" else "dim"),
             Text(exercise.title, style="dim" if state == "not run" else ""),
@@ -84,6 +90,8 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
     if result.title:
         parts.append(Text(result.title, style="italic"))
     parts.append(Padding(facts(failure), (1, 0, 0, 2), expand=False))
+    if result.outcome == "crashed" and any("kernels.py:" in name for name in exercise.symbols):
+        parts.append(Padding(Text(CRASHED_KERNEL, style="italic"), (1, 0, 0, 2), expand=False))
     parts += [Padding(Text(line), (1, 0, 0, 2), expand=False) for line in invariant_lines(failure)]
     return Group(*parts)
 
@@ -101,10 +109,11 @@ def facts(failure: Failure) -> Table:
     if failure.kind in ("AssertionError", "Failed"):
         row("says", failure.message, "bold")
         compared = failure.expected is not None
-        row("called" if compared else "asserted", failure.called)
+        name = "called" if CALL.search(failure.called or "") else "value"
+        row(name if compared else "asserted", failure.called)
         row("came back", failure.returned, "red")
         row("expected", failure.expected, "green")
-        if not compared:
+        if not compared and not failure.message:
             lines = failure.explanation.splitlines()[:LONGEST_EXPLANATION]
             row("but", "\n".join(lines), "red")
     else:

@@ -114,6 +114,18 @@ def test_a_retraction_makes_admission_less_hopeful(before: float) -> None:
     )
 
 
+def test_who_is_retracted_counts_too() -> None:
+    """A runs alone: what it has generated, and may generate, is all there is to learn from."""
+    scheduler = make_scheduler(20)
+    scheduler.new_token_ratio = 0.1
+    a = run(scheduler, "A", 7, output=30, computed=36, max_tokens=100)
+    scheduler._retract(a)
+    assert scheduler.new_token_ratio == pytest.approx(0.5), (
+        f"A has 30 of 100 tokens, and 20 more are expected: half. A counts, though it is the one "
+        f"that is retracted; the ratio is {scheduler.new_token_ratio}"
+    )
+
+
 def test_a_retraction_while_little_is_generated_does_not_lower_the_ratio() -> None:
     scheduler = make_scheduler(4)
     scheduler.new_token_ratio = 0.7

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,8 +13,36 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 
 from triton.runtime.errors import InterpreterError
 
-from m3_paged import attention, triton_ops
+from m3_paged import attention, kernels, triton_ops
 from milestones.paged_case import OUT_OF_RANGE, SCALE, PagedCase
+
+MARK = 12345.0
+OUTPUTS = {"partial": 5, "partial_lse": 6}  # of the kernel, and the places of these arguments
+
+
+class Guarded:
+    """Launches a kernel with memory behind its outputs: a store there is a failure, not a crash."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.beyond: list[str] = []  # names of the outputs that were left
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: int) -> None:
+        given, guards = [*arguments], {}
+        for name, place in OUTPUTS.items():
+            out = arguments[place]
+            behind = 2 * constants["ROWS"] * constants["BLOCK_V"] * out.shape[2]
+            memory = out.new_full((out.numel() + behind,), MARK)
+            given[place] = memory[: out.numel()].view(out.shape)
+            guards[name] = memory[out.numel() :]
+        self.kernel[grid](*given, **constants)
+        for name, place in OUTPUTS.items():
+            arguments[place].copy_(given[place])
+            if not (guards[name] == MARK).all():
+                self.beyond.append(name)
 
 
 class Decode:
@@ -45,14 +77,23 @@ class Decode:
 
     def got(self) -> torch.Tensor:
         """The kernel's, through its launcher. What the interpreter wraps is unwrapped."""
-        try:
-            return triton_ops.paged_decode(self.query, self.keys, self.values, self.meta, SCALE)
-        except InterpreterError as error:
-            raise (error.__cause__ or error) from None
+        guarded = Guarded(kernels.decode_kernel)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "decode_kernel", guarded)
+            try:
+                got = triton_ops.paged_decode(self.query, self.keys, self.values, self.meta, SCALE)
+            except InterpreterError as error:
+                raise (error.__cause__ or error) from None
+        assert guarded.beyond == [], (
+            f"stored beyond the end of {guarded.beyond}: that memory belongs to somebody else. A "
+            "store needs a mask, as a load does: the tile has more rows than there are heads, and "
+            "its blocks may be wider than VALUE_DIM"
+        )
+        return got
 
     def check(self) -> None:
         """Every head of every request, by itself."""
-        expected, got = self.expected(), self.got()
+        got, expected = self.got(), self.expected()
         for row, context in enumerate(self.contexts):
             for head in range(expected.shape[1]):
                 ours, theirs = got[row, head].double(), expected[row, head]
@@ -80,7 +121,7 @@ def test_contexts_around_a_split(context: int) -> None:
 
 
 def test_short_and_long_contexts_together() -> None:
-    """The grid is made for the longest: of the short one, all splits but the first have no work."""
+    """The grid is as wide as the page table: of the short one, only the first split has work."""
     Decode(2, 300, page_size=16).check()
 
 

@@ -1,0 +1,50 @@
+"""What a test calls, as source, for a student who does not look into the test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def called_by(expression: ast.expr, path: Path, line: int) -> str | None:
+    """An expression of a line; a variable as the call that it was last given, or None."""
+    if not isinstance(expression, ast.Name):
+        return ast.unparse(expression)
+    function = function_at(path, line)
+    given = [
+        value
+        for node in (ast.walk(function) if function else ())
+        if isinstance(node, ast.Assign) and node.lineno < line
+        for target in node.targets
+        if (value := value_for(expression.id, target, node.value)) is not None
+    ]
+    last = max(given, key=lambda value: value.lineno, default=None)
+    return ast.unparse(last) if last is not None and calls(last) else None
+
+
+def value_for(name: str, target: ast.expr, value: ast.expr) -> ast.expr | None:
+    """What a variable gets in an assignment; None if it is not assigned there."""
+    if isinstance(target, ast.Name):
+        return value if target.id == name else None
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return None
+    same = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+    parts = value.elts if same else [value] * len(target.elts)
+    found = (value_for(name, *pair) for pair in zip(target.elts, parts, strict=True))
+    return next((part for part in found if part is not None), None)
+
+
+def calls(node: ast.AST) -> bool:
+    """Whether there is a call in it."""
+    return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+
+
+def function_at(path: Path, line: int) -> ast.AST | None:
+    """The innermost function of a file that a line belongs to."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)

@@ -1,0 +1,100 @@
+"""What a student sees of a failure: pure functions on results and sources made up here."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from milestones.course.calls import called_by
+from milestones.course.check import Attempt
+from milestones.course.record import Exercise
+from milestones.course.results import Failure, Outcome, Result, Run
+from milestones.course.screen import show_attempts
+
+SAID = "I3: an item is lost"
+
+
+def result(outcome: Outcome, failure: Failure | None = None) -> Result:
+    return Result("test_shelf.py::test_it", outcome, failure=failure)
+
+
+def shown(*results: Result, error: str | None = None, symbol: str = "shelf.py:Shelf.put") -> str:
+    """The words on the screen, of an exercise with these results."""
+    exercise = Exercise("m2_mini", "m2.1", "Put it", 1, 1, "It.", (), (symbol,), ("t.py",), ())
+    stream = io.StringIO()
+    show_attempts(Console(file=stream, width=100), [Attempt(exercise, Run(results, error))])
+    return " ".join(stream.getvalue().split())
+
+
+def test_the_tests_that_fail_are_counted() -> None:
+    failed = result("failed", Failure("AssertionError"))
+    assert "failed 2 of 3 tests" in shown(failed, result("passed"), failed)
+    assert "passed 3 of 3 tests" in shown(*[result("passed")] * 3)
+
+
+def test_what_an_assert_says_is_enough() -> None:
+    """Pytest's own account, which may be a page of tensors, is for asserts that say nothing."""
+    account = "assert not tensor([nan, nan])"
+    assert f"but {account}" in shown(
+        result("failed", Failure("AssertionError", explanation=account))
+    )
+    words = shown(result("failed", Failure("AssertionError", SAID, explanation=account)))
+    assert f"says {SAID}" in words and "nan" not in words
+
+
+@pytest.mark.parametrize(
+    ("source", "row"),
+    [("shelf.put(5)", "called shelf.put(5)"), ("shelf.items", "value shelf.items")],
+)
+def test_only_a_call_was_called(source: str, row: str) -> None:
+    failure = Failure("AssertionError", SAID, called=source, returned="1", expected="2")
+    assert f"{row} came back 1 expected 2" in shown(result("failed", failure))
+
+
+def test_a_crash_is_shown_with_its_test() -> None:
+    crashed = result("crashed", Failure("crashed", "the process ended"))
+    words = shown(crashed, symbol="kernels.py:decode_kernel")
+    assert "test_it ended its process" in words and "look at the masks" in words
+    assert "masks" not in shown(crashed), "only a kernel has masks"
+    words = shown(crashed, error="no test has begun")
+    assert "no test has begun" in words and "test_it ended its process" in words
+
+
+TEST = """
+def test_it(shelf, items):
+    got = shelf.take()
+    one, got = 1, shelf.put(7)
+    left, right = shelf.halves()
+    size = shelf.size
+    for item in items:
+        LINE
+    got = shelf.clear()
+
+def test_other(shelf):
+    item = shelf.other()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("got", "shelf.put(7)"),
+        ("one", None),
+        ("right", "shelf.halves()"),
+        ("size", None),
+        ("item", None),
+        ("shelf.size", "shelf.size"),
+    ],
+)
+def test_a_variable_is_shown_as_the_call_it_was_given(
+    tmp_path: Path, name: str, call: str | None
+) -> None:
+    """The student does not look into the test."""
+    path = tmp_path / "test_shelf.py"
+    path.write_text(TEST.replace("LINE", f"assert {name} == 2"))
+    line = path.read_text().splitlines().index(f"        assert {name} == 2") + 1
+    assert called_by(ast.parse(name, mode="eval").body, path, line) == call

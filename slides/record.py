@@ -18,6 +18,7 @@ import torch
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.demo import chats, machine
+from common.model_passes.pack import choose
 from common.trace import Trace
 from common.trace_record import Frame, Span, State, TraceRecord
 from common.workload import Workload, WorkloadResult, run
@@ -108,10 +109,13 @@ def growth(_name: str) -> Json:
 
 
 def linears(_name: str) -> Json:
-    """Milliseconds of all linear layers of the embedded model by rows, weights packed by MKL."""
+    """Milliseconds of all linear layers of the embedded model by rows, weights packed."""
     model = load_model(EngineConfig(), plain=True).model
-    weights = [m.weight.detach() for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    packed = [torch.ops.mkl._mkl_reorder_linear_weight(w, 48) for w in weights]
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    packing = choose(max(layers, key=lambda layer: layer.weight.numel()))
+    assert packing is not None, "recorded where nothing packs weights"
+    weights = [layer.weight.detach() for layer in layers]
+    packed = [packing.pack(weight) for weight in weights]
 
     def milliseconds(rows: int) -> float:
         inputs = {w.shape[1]: torch.randn(rows, w.shape[1]) for w in weights}
@@ -119,10 +123,7 @@ def linears(_name: str) -> Json:
         for _ in range(7):
             started = time.perf_counter()
             for weight, pack in zip(weights, packed, strict=True):
-                if rows <= 48:
-                    torch.ops.mkl._mkl_linear(inputs[weight.shape[1]], pack, weight, None, rows)
-                else:
-                    torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+                packing.linear(inputs[weight.shape[1]], pack, weight, None)
             times.append(1000 * (time.perf_counter() - started))
         return min(times)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html import escape
 from typing import Any
@@ -136,7 +137,9 @@ def roofline(name: str = "linears") -> str:
     run: dict[str, Any] = data(name)
     rows, floor = run["rows"], run["weights_gb"] / run["gb_per_second"] * 1000
     slope = run["gflop_per_row"] / run["gflop_per_second"] * 1000
-    axes = Axes([0, 8, 16, 32, 48], [0, 25, 50, 75, 100], "rows in one forward", "ms")
+    step = 25 if max(run["ms"]) <= 100 else 50
+    ticks = [float(step * i) for i in range(math.ceil(max(run["ms"]) / step) + 1)]
+    axes = Axes([0, 8, 16, 32, 48], ticks, "rows in one forward", "ms")
     axes.curve([0, 48], [floor, floor], "plan", "read the weights", dots=False)
     axes.curve([0, 48], [0, 48 * slope], "prompt", "do the sums", dots=False)
     axes.curve(rows, run["ms"], "forward", "measured")

@@ -28,8 +28,9 @@ def value_for(name: str, target: ast.expr, value: ast.expr) -> ast.expr | None:
         return value if target.id == name else None
     if not isinstance(target, (ast.Tuple, ast.List)):
         return None
-    same = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
-    parts = value.elts if same else [value] * len(target.elts)
+    parts = value.elts if isinstance(value, ast.Tuple) else []
+    if len(parts) != len(target.elts):
+        parts = [value] * len(target.elts)
     found = (value_for(name, *pair) for pair in zip(target.elts, parts, strict=True))
     return next((part for part in found if part is not None), None)
 

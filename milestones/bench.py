@@ -104,6 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the Python of an environment that has vLLM, to measure it too",
     )  # fmt: skip
     parser.add_argument(
+        "--llama-python", type=Path, metavar="PATH",
+        help="likewise for llama.cpp: one that has xllamacpp and gguf",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path,
         help="write all measurements to this file; what it has of other workloads stays",
     )  # fmt: skip
@@ -116,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
     console = wide_console()
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
-    measured = contenders(args.model, args.vllm_python)
+    measured = contenders(args.model, args.vllm_python, args.llama_python)
     if args.engines:
         known = {contender.name: contender for contender in measured}
         engines = args.engines.split(",")

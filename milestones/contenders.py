@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from common.embedded import embedded_folder, is_embedded
+from common.embedded import embedded_folder, embedded_gguf, is_embedded
 from common.workload import Workload, WorkloadResult, percentile, run_module
 
 from .delta import ROOT
@@ -67,16 +68,18 @@ class Summary:
         )
 
 
-class VLLM(Contender):
-    """vLLM of another environment. Its process stays: it takes minutes to start."""
+class Peer(Contender):
+    """An engine of another environment. Its process stays: some take minutes to start."""
 
-    def __init__(self, python: Path, model: str) -> None:
-        super().__init__("vllm")
+    def __init__(self, name: str, python: Path, model: Callable[[], Path | str]) -> None:
+        """model: what `peer_NAME.py` is to serve, asked for at the first run."""
+        super().__init__(name)
         self.python, self.model = python, model
+        self.script = Path(__file__).with_name(f"peer_{name}.py")
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, workload: Workload) -> WorkloadResult:
-        """Serve the workload, warmed up. Raises `RuntimeError` where vLLM does not run."""
+        """Serve the workload, warmed up. Raises `RuntimeError` where the engine does not run."""
         self._ask(workload.warm_up())
         return self._ask(workload)
 
@@ -87,9 +90,8 @@ class VLLM(Contender):
 
     def _ask(self, workload: Workload) -> WorkloadResult:
         if self._process is None:
-            folder = embedded_folder() if is_embedded(self.model) else self.model
             self._process = subprocess.Popen(
-                [self.python, Path(__file__).with_name("peer_vllm.py"), str(folder)],
+                [self.python, self.script, str(self.model())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 text=True, cwd="/",
             )  # fmt: skip
@@ -102,18 +104,33 @@ class VLLM(Contender):
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise RuntimeError(
-                f"vLLM ended: try {self.python} {Path(__file__).with_name('peer_vllm.py')} MODEL"
-            )
+            raise RuntimeError(f"{self.name} ended: try {self.python} {self.script} MODEL")
         return WorkloadResult(**json.loads(answer))
 
 
-def contenders(model: str, vllm_python: Path | None = None) -> list[Contender]:
+def hugging_face_folder(model: str) -> Path | str:
+    """What vLLM reads."""
+    return embedded_folder() if is_embedded(model) else model
+
+
+def gguf_file(model: str) -> Path | str:
+    """What llama.cpp reads. Raises `ValueError` for a model that is no `.gguf` file."""
+    if not is_embedded(model) and not model.endswith(".gguf"):
+        raise ValueError(f"llama.cpp reads .gguf files, not {model!r}")
+    return embedded_gguf() if is_embedded(model) else model
+
+
+def contenders(
+    model: str, vllm_python: Path | None = None, llama_python: Path | None = None
+) -> list[Contender]:
     """Every rung that exists, then the peers."""
     rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
-    peers = ("hf-static", "hf-batch")
-    return [
+    found = [
         *(Contender(rung, ("common.workload", rung)) for rung in rungs),
-        *(Contender(peer, ("milestones.peers", peer)) for peer in peers),
-        *([VLLM(vllm_python, model)] if vllm_python else []),
+        *(Contender(peer, ("milestones.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
+    if vllm_python:
+        found.append(Peer("vllm", vllm_python, lambda: hugging_face_folder(model)))
+    if llama_python:
+        found.append(Peer("llama", llama_python, lambda: gguf_file(model)))
+    return found

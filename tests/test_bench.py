@@ -6,15 +6,17 @@ import argparse
 import json
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from common import EMBEDDED_MODEL
 from common.workload import Driver, Workload, WorkloadResult, run
-from milestones import bench, contenders, curves, workloads
-from milestones.contenders import VLLM, Contender, Summary
+from milestones import bench, contenders, curves, peer_llama, workloads
+from milestones.contenders import Contender, Peer, Summary
 from milestones.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
 
@@ -22,8 +24,8 @@ RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4
 
 
 def test_every_rung_and_the_peers_are_there() -> None:
-    names = [c.name for c in contenders.contenders("tiny-llama", Path("python"))]
-    assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm"]
+    names = [c.name for c in contenders.contenders("any", Path("p"), Path("p"))]
+    assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama"]
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
@@ -165,7 +167,7 @@ def test_the_floor_of_a_run() -> None:
     assert floor.seconds(result) == pytest.approx(1.0 + 10 * 0.1 + 0.1)
 
 
-def test_vllm_answers_line_by_line(tmp_path: Path) -> None:
+def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
     """A program that speaks the peer's protocol stands for it; one that ends is an error."""
     fake = tmp_path / "python"
     fake.write_text(
@@ -176,12 +178,45 @@ def test_vllm_answers_line_by_line(tmp_path: Path) -> None:
         "    print(json.dumps(answer), flush=True)\n"
     )
     fake.chmod(0o755)
-    vllm = VLLM(fake, "anywhere")
-    assert vllm.run(Workload([[1]], [4])).token_ids == [[7] * 4]
-    vllm.close()
-    gone = VLLM(Path("/bin/true"), "anywhere")
-    with pytest.raises(RuntimeError, match="vLLM ended"):
+    peer = Peer("vllm", fake, lambda: "anywhere")
+    assert peer.run(Workload([[1]], [4])).token_ids == [[7] * 4]
+    peer.close()
+    gone = Peer("llama", Path("/bin/true"), lambda: "anywhere")
+    with pytest.raises(RuntimeError, match=r"llama ended: try /bin/true .*peer_llama.py"):
         gone.run(Workload([[1]], [4]))
+
+
+def test_llama_cpp_reads_gguf_files() -> None:
+    assert str(contenders.gguf_file("some.gguf")) == "some.gguf"
+    assert str(contenders.gguf_file(EMBEDDED_MODEL)).endswith(".gguf")
+    with pytest.raises(ValueError, match="not 'tiny-llama'"):
+        contenders.gguf_file("tiny-llama")
+
+
+class FakeLlama:
+    """llama.cpp's server, as far as the peer speaks to it: one token a chunk, then the end.
+
+    Like the real one it says nothing of a token that ends within a character: here, each second.
+    """
+
+    def handle_completions(self, request: dict[str, Any], take: Any) -> None:
+        if not request["prompt"]:
+            take({"error": {"message": "an empty prompt"}})
+            return
+        count = request["n_predict"]
+        for number in range(1, count + 1, 2):
+            told = {"tokens": [len(request["prompt"])], "tokens_predicted": number, "stop": False}
+            take({"choices": [], "__verbose": told})
+        take({"choices": [], "__verbose": {"tokens": [], "tokens_predicted": count, "stop": True}})
+
+
+def test_what_llama_cpp_tells_is_counted() -> None:
+    work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [], [[[9]], []])
+    result = WorkloadResult(**peer_llama.serve(FakeLlama(), asdict(work)))
+    assert result.token_ids == [[3, 0, 3, 0], [8, 0, 8, 0], [1, 0, 1]], "turns follow one another"
+    assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
+    with pytest.raises(RuntimeError, match="an empty prompt"):
+        peer_llama.serve(FakeLlama(), asdict(Workload([[]], [1])))
 
 
 def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

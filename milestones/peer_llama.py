@@ -1,0 +1,137 @@
+"""llama.cpp on our workloads, in an environment of its own: `PYTHON peer_llama.py MODEL.gguf`.
+
+The environment needs `xllamacpp` (llama.cpp's own server in a Python module) and `gguf`. Uses
+nothing of this project. Reads a workload as a line of JSON from standard input and answers with a
+line of JSON, as long as there are lines. The model's weights are unpacked to float32 first, as all
+other engines compute with; llama.cpp is at home with quantized ones, which are another comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+MAX_MODEL_LEN, MAX_NUM_SEQS = 2048, 16
+
+
+class User(threading.Thread):
+    """Sends its requests, turn by turn, and notes when tokens come."""
+
+    def __init__(
+        self, server: Any, prompt: list[int], max_tokens: int, due: float, to_say: list[list[int]],
+        ignore_eos: bool, started: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.server, self.prompt, self.max_tokens, self.due = server, prompt, max_tokens, due
+        self.to_say, self.ignore_eos, self.started = to_say, ignore_eos, started
+        self.tokens: list[list[int]] = []  # of each turn
+        self.times: list[list[float]] = []
+        self.dues: list[float] = []
+        self.failure: str | None = None
+
+    def run(self) -> None:
+        time.sleep(max(0.0, self.started + self.due - time.perf_counter()))
+        prompt, due = self.prompt, self.due
+        for said in [*self.to_say, None]:
+            self.tokens.append([])
+            self.times.append([])
+            self.dues.append(due)
+            request = {
+                "prompt": prompt, "n_predict": self.max_tokens, "temperature": 0.0, "stream": True,
+                "ignore_eos": self.ignore_eos, "cache_prompt": True, "verbose": True,
+            }  # fmt: skip
+            self.server.handle_completions(request, self.take)
+            if self.failure is not None or said is None:
+                return
+            prompt, due = prompt + self.tokens[-1] + said, self.times[-1][-1]
+
+    def take(self, chunk: Any) -> None:
+        """A piece of an answer. Tokens that end within a character are counted, and not told."""
+        told = chunk.get("__verbose")
+        if told is None:
+            self.failure = json.dumps(chunk)
+            return
+        missing = told["tokens_predicted"] - len(self.tokens[-1])
+        new = told["tokens"][-missing:] if missing > 0 else []
+        now = time.perf_counter() - self.started
+        self.tokens[-1] += [0] * (missing - len(new)) + new
+        self.times[-1] += [now] * missing
+
+
+def serve(server: Any, workload: dict[str, Any]) -> dict[str, Any]:
+    """All users at once, a thread each. Raises `RuntimeError` for what llama.cpp refuses."""
+    count, started = len(workload["prompts"]), time.perf_counter()
+    users = [
+        User(server, prompt, max_tokens, due, to_say, workload["ignore_eos"], started)
+        for prompt, max_tokens, due, to_say in zip(
+            workload["prompts"],
+            workload["max_tokens"],
+            workload["arrivals"] or [0.0] * count,
+            workload["follow_ups"] or [[] for _ in range(count)],
+            strict=True,
+        )
+    ]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+    if failures := [user.failure for user in users if user.failure is not None]:
+        raise RuntimeError(failures[0])
+    turns = [turn for user in users for turn in zip(user.times, user.dues, strict=True)]
+    return {
+        "token_ids": [tokens for user in users for tokens in user.tokens],
+        "seconds": time.perf_counter() - started,
+        "first_token_seconds": [times[0] - due for times, due in turns],
+        "inter_token_seconds": [b - a for times, _ in turns for a, b in pairwise(times)],
+    }
+
+
+def unpacked(source: Path, target: Path) -> None:
+    """The same model with float32 weights."""
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize
+
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, entry in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        inner = entry.types[-1] if entry.types[0] == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, entry.contents(), entry.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        shape = [int(size) for size in reversed(tensor.shape)]
+        writer.add_tensor(tensor.name, weights.reshape(shape), raw_dtype=GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    """Start, then a line out for each line in."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # llama.cpp prints: not among our answers
+    import xllamacpp
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "float32.gguf"
+        unpacked(Path(sys.argv[1]), model)
+        params = xllamacpp.CommonParams()
+        params.model.path, params.verbosity = str(model), 0
+        params.n_parallel, params.n_ctx = MAX_NUM_SEQS, MAX_NUM_SEQS * MAX_MODEL_LEN
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count() or 1
+        server = xllamacpp.Server(params)
+        for line in sys.stdin:
+            answers.write(json.dumps(serve(server, json.loads(line))) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

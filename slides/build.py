@@ -33,12 +33,19 @@ def main(args: argparse.Namespace) -> int:
         return 1
 
 
+def chosen(names: Iterable[str]) -> list[Path]:
+    """The decks of these names, short (m2) or whole; all for none."""
+    wanted, decks = set(names), sorted(DECKS.glob("*.md"))
+    known = {name: path for path in decks for name in (path.stem, path.stem.split("_")[0])}
+    if unknown := sorted(wanted - known.keys()):
+        there = ", ".join(path.stem for path in decks)
+        raise BuildError(f"no such deck: {', '.join(unknown)}; there are {there}")
+    return [path for path in decks if not wanted or path in {known[name] for name in wanted}]
+
+
 def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
     """The HTML files, each with its deck."""
-    wanted = list(names)
-    paths = [p for p in sorted(DECKS.glob("*.md")) if not wanted or p.stem.split("_")[0] in wanted]
-    if not paths:
-        raise BuildError(f"there is no such deck in {DECKS}")
+    paths = chosen(names)
     OUTPUT.mkdir(exist_ok=True)
     built = {}
     for path in paths:

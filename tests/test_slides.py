@@ -40,6 +40,13 @@ def test_a_deck_for_each_milestone(decks: dict[str, Deck]) -> None:
         assert any("trap" in slide.classes for slide in deck.slides), deck.name
 
 
+def test_decks_are_chosen_by_name() -> None:
+    assert [path.stem for path in build.chosen(["m3_paged", "m2"])] == ["m2_continuous", "m3_paged"]
+    assert build.chosen([]) == DECKS
+    with pytest.raises(BuildError, match="no such deck: m9; there are 0_opening, m1_single"):
+        build.chosen(["m2", "m9"])
+
+
 def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
     text = page(decks["m2_continuous"])
     loads = r"<(?:link|img|iframe)\b|<script[^>]*\bsrc=|@import|url\((?!#|data:)"

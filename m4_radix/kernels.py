@@ -28,12 +28,11 @@ def tiles(group: int, block_dim: int, itemsize: int) -> dict[str, dict[str, int]
     if itemsize == 4:  # without tensor cores, products live in registers
         decode = {"ROWS": heads, "TILE": 32, "num_warps": 8, "num_stages": 2}
         return {"decode": decode, "prefill": decode}
-    wide = block_dim > 128
     return {
         "decode": {"ROWS": heads, "TILE": 64, "num_warps": 4, "num_stages": 3},
         "prefill": {
-            "ROWS": max(64, heads),
-            "TILE": 32 if wide else 64,
+            "ROWS": max(64 if block_dim <= 128 else 32, heads),
+            "TILE": 64,
             "num_warps": 4 if block_dim <= 64 else 8,
             "num_stages": 2,
         },

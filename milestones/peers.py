@@ -96,6 +96,7 @@ def main() -> None:
     words, sys.stdout = sys.stdout, sys.stderr  # a peer may talk
     run_peer(generate, loaded, workload.warm_up())
     words.write(json.dumps(asdict(run_peer(generate, loaded, workload))))
+    words.flush()  # nobody else does: it is not `sys.stdout` any more
 
 
 if __name__ == "__main__":

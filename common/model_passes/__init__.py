@@ -58,8 +58,12 @@ def parse_passes(names: str) -> list[str]:
 
 @torch.no_grad()
 def apply_passes(model: PreTrainedModel, names: str = "all") -> dict[str, int]:
-    """Apply passes in place, to a model that stays on its device and is not trained any more.
+    """Apply passes in place, to a model that stays on its device and is not trained any more: its
+    parameters take no gradients from now on.
 
     Returns how many modules each one changed.
     """
-    return {name: PASSES[name](model) for name in parse_passes(names)}
+    chosen = parse_passes(names)
+    if chosen:
+        model.requires_grad_(False)
+    return {name: PASSES[name](model) for name in chosen}

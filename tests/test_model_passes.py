@@ -175,6 +175,37 @@ def test_layers_of_another_kind_keep_their_own_forward() -> None:
     assert apply_passes(scaled, "merge,layer")["layer"] == 0
 
 
+def test_where_a_part_of_a_head_is_turned_a_layers_own_code_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model: Any = unchanged("llama")
+    own = type(model.model.layers[0])
+    assert apply_passes(model, "merge,layer")["layer"] == 2
+    monkeypatch.setattr(own, "forward", lambda *_, **__: "its own")
+    layer, x = model.model.layers[0], torch.randn(1, 3, 64)
+    whole, half = torch.randn(2, 1, 3, 16), torch.randn(2, 1, 3, 8)
+    with torch.no_grad():
+        assert layer(x, position_embeddings=tuple(half)) == "its own"
+        assert layer(x) == "its own", "without a rotary embedding too"
+        assert layer(x, position_embeddings=tuple(whole)).shape == x.shape
+
+
+@pytest.mark.parametrize("answer", [None, (torch.zeros(2, 5, 64),), RuntimeError("not so")])
+def test_a_layer_that_cannot_be_compared_keeps_its_own_forward(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = unchanged("llama")
+    merge_linears(model)
+
+    def forward(*_: Any, **__: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", forward)
+    assert apply_passes(model, "layer") == {"layer": 0}
+
+
 def test_a_joined_layer_asks_for_the_attention_of_each_forward() -> None:
     """Engines that share a model switch it for a forward of their own."""
     model: Any = unchanged("llama")

@@ -115,6 +115,11 @@ class _DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """hidden_states: [B, T, hidden]; returns the same shape. As Hugging Face calls a layer."""
         parts, x = self.parts, hidden_states
+        if position_embeddings is None or position_embeddings[0].shape[-1] != parts.head_dim:
+            return super().forward(  # no rotary embedding, or of a part of each head
+                hidden_states, attention_mask, position_ids, past_key_values, use_cache,
+                position_embeddings, **kwargs,
+            )  # fmt: skip
         batch, num_tokens, _ = x.shape
         forward = parts.forwards(position_embeddings)
         heads = parts.qkv(parts.input_norm(x)).view(batch, num_tokens, -1, parts.head_dim)
@@ -151,7 +156,12 @@ def _join(layer: Any, forwards: Forwards) -> bool:
     angle = probe(2, 5, parts.head_dim // 2, like=x).repeat(1, 1, 2)
     given = {"position_embeddings": (angle.cos(), angle.sin())}
     original: Any = type(layer)
-    theirs = layer(x, **given)
+    try:
+        theirs = layer(x, **given)
+    except Exception:  # it wants to be called in another way than Llama's
+        return False
+    if not isinstance(theirs, torch.Tensor):
+        return False
     layer.__class__ = subclass(_DecoderLayer, original)
     layer.__dict__["parts"] = parts
     largest = theirs.abs().max()

@@ -13,7 +13,7 @@ DEFAULT_MAX_MODEL_LEN = (
 )
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-BACKENDS = ("auto", "torch", "triton")
+BACKENDS = ("auto", "triton", "compiled", "torch")
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 
 
@@ -32,7 +32,8 @@ class EngineConfig:
         limit, at most `DEFAULT_MAX_MODEL_LEN`. The engine's own `config` carries the number.
     max_num_batched_tokens: most tokens computed in one step.
     page_size, num_pages: tokens a KV page holds, pages in the pool (None: from free memory).
-    attention_backend: `auto` (Triton on CUDA, torch elsewhere), `torch` or `triton`.
+    attention_backend: `triton` (on CUDA), `compiled` (C, for float32 on a CPU), `torch`
+        (anywhere), or `auto`: the first of them that can run.
     schedule_policy: the order in which waiting requests are admitted.
     enable_overlap: plan and process steps while the one between them is computed.
     cuda_graph, lazy_cuda_graphs: replay decode steps as CUDA graphs; capture each when it is first
@@ -51,7 +52,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     page_size: int = 16
     num_pages: int | None = None
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    attention_backend: Literal["auto", "triton", "compiled", "torch"] = "auto"
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random"] = "fcfs"
     enable_overlap: bool = True
     cuda_graph: bool = True

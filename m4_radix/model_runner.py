@@ -15,7 +15,7 @@ from common import EngineConfig
 from common.model_support import PROBE_TOKENS, require_full_attention, require_same_logits
 from common.sampler import SamplerOutput, SamplingMetadata, sample
 
-from . import attention
+from . import attention, cpu_ops
 from .attention import AttentionMetadata, PagedBatch, use_paged_attention
 from .kv_cache import PageTable
 from .kv_pool import KVPool
@@ -40,7 +40,7 @@ class ModelRunner:
         assert config.max_model_len is not None
         layers = require_full_attention(model, config.max_model_len)
         self.model = model
-        self.ops = select_ops(config.attention_backend, model.device)
+        self.ops = select_ops(config.attention_backend, model.device, model.dtype)
         # A few pages to try the model with, then the real pool.
         self.kv_pool = KVPool(layers, replace(config, num_pages=3), model.dtype, model.device)
         self._check_model()
@@ -137,13 +137,22 @@ class ModelRunner:
         )
 
 
-def select_ops(backend: str, device: torch.device) -> ModuleType:
-    """The module with the attention operations: torch's, or the Triton kernels.
+def select_ops(backend: str, device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """The module with the attention operations: torch's, the kernels in C, or the Triton kernels.
 
     Raises `RuntimeError` where kernels are asked for and cannot run.
     """
-    if backend == "torch" or (backend == "auto" and device.type != "cuda"):
+    compiled = cpu_ops.is_runnable(device, dtype)
+    if backend == "auto":
+        backend = "triton" if device.type == "cuda" else "compiled" if compiled else "torch"
+    if backend == "torch":
         return attention
+    if backend == "compiled":
+        if not compiled:
+            raise RuntimeError(
+                "attention_backend='compiled' needs a C compiler, and float32 on a CPU"
+            )
+        return cpu_ops
     try:
         from . import triton_ops
     except ImportError as error:

@@ -2,7 +2,8 @@
 
 The model runs on one flat batch `[1, T]`; which token belongs to whom, and where its past lies,
 comes along as `AttentionMetadata`. The functions here are plain torch: the reference for the
-functions of the same names and signatures in `triton_ops.py`, and the fast path on CPU.
+functions of the same names and signatures in `triton_ops.py` and `cpu_ops.py`, and what runs where
+neither of them can.
 
     tokens         | a | b | c | d0 d1 d2 d3 | e0 e1 |        a, b, c decode; d and e are chunks
     query_starts     0   1   2   3             7       9
@@ -111,7 +112,7 @@ class PagedBatch:
 
     pool: KVPool
     metadata: AttentionMetadata
-    ops: ModuleType  # with `store_kv`, `paged_decode`, `paged_prefill`: this one or `triton_ops`
+    ops: ModuleType  # with `store_kv`, `paged_decode`, `paged_prefill`
 
 
 def paged_attention(

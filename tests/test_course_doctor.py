@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from common import cpu_kernels
 from milestones.course import doctor
 from tests.conftest import ROOT
 
@@ -33,6 +35,19 @@ def test_a_kernel_is_run_and_its_numbers_compared() -> None:
 def test_an_interpreter_that_is_wrong(result: dict[str, object], said: str) -> None:
     found = doctor.kernel(result)
     assert not found.fine and said in found.said and "pip install" in found.mend
+
+
+def test_kernels_in_c_are_tried_and_a_compiler_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = doctor.compiler()
+    assert found.fine and ("agree with torch" in found.said or found.absent)
+    wrong = SimpleNamespace(pack=lambda w: w, linear=lambda x, _linear: torch.zeros(len(x), 96))
+    monkeypatch.setattr(cpu_kernels, "kernels", lambda: wrong)
+    monkeypatch.setattr(cpu_kernels.Linear, "of", lambda *_: None)
+    assert not doctor.compiler().fine and "CC=none" in doctor.compiler().mend
+    monkeypatch.setattr(cpu_kernels, "kernels", lambda: None)
+    assert doctor.compiler().fine and doctor.compiler().absent
 
 
 def test_a_gpu_is_not_needed_but_must_be_right() -> None:

@@ -31,6 +31,7 @@ def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> 
     engine = build_engine(
         milestone, FAKE, max_num_seqs=rows, max_num_batched_tokens=budget,
         page_size=chance.choice([1, 4, 16]), num_pages=chance.choice([None, 60]),
+        attention_backend=chance.choice(["auto", "torch"]),
     )  # fmt: skip
     expected: dict[str, list[int]] = {}
     finals: dict[str, list[int]] = {}

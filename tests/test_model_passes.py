@@ -93,27 +93,26 @@ def test_a_packed_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_weights_stay_plain_where_nothing_can_pack_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any) -> torch.Tensor:
+    def missing(*_: Any) -> pack.Product:
         raise RuntimeError("no such operator")
 
-    def wrong(_self: Any, x: torch.Tensor, _p: Any, weight: torch.Tensor, _b: Any) -> torch.Tensor:
-        return F.linear(x, weight) + 1
+    def wrong(weight: torch.Tensor, _bias: torch.Tensor | None) -> pack.Product:
+        return lambda x: F.linear(x, weight) + 1
 
-    monkeypatch.setattr(pack.OneDNN, "pack", missing)
-    monkeypatch.setattr(pack.MKL, "linear", wrong)
+    monkeypatch.setattr(pack, "PACKINGS", (missing, wrong))
     model: Any = unchanged("llama")
     assert apply_passes(model, "pack") == {"pack": 0}
     assert type(model.lm_head) is nn.Linear
 
 
-@pytest.mark.parametrize("packing", [pack.OneDNN(), pack.MKL()])
+@pytest.mark.parametrize("packing", pack.PACKINGS)
 @pytest.mark.parametrize("rows", [1, 5, 200])
-def test_both_packings_compute_a_linear_layer(packing: pack.Packing, rows: int) -> None:
+def test_all_packings_compute_a_linear_layer(packing: pack.Packing, rows: int) -> None:
     linear, x = nn.Linear(48, 80), torch.randn(2, rows, 48)
-    if not pack._is_right(packing, linear):
-        pytest.skip("not in this build of torch")
+    if not pack.is_right(packing, linear):
+        pytest.skip("not on this machine")
     with torch.no_grad():
-        ours = packing.linear(x, packing.pack(linear.weight), linear.weight, linear.bias)
+        ours = pack.pack(linear, packing)(x)
         torch.testing.assert_close(ours, linear(x), atol=1e-5, rtol=1e-5)
 
 

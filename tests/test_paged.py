@@ -127,7 +127,7 @@ def test_decode_reads_the_live_context_only(make_engine: EngineFactory, rung: Ru
         seen.extend(group.slots.shape for group in rest[2].decode_groups)
         return decode(query, *rest)
 
-    engine = make_engine(max_model_len=512, num_pages=2000)
+    engine = make_engine(max_model_len=512, num_pages=2000, attention_backend="torch")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "paged_decode", watched)
         engine.generate([[1] * 10, [2] * 3], greedy(5, ignore_eos=True))
@@ -152,7 +152,7 @@ def test_contexts_of_many_lengths_are_gathered_in_groups(
 
     monkeypatch.setattr(attention, "paged_decode", watched)
     monkeypatch.setattr(attention, "GATHER_SLOTS", most)
-    outputs = make_engine(page_size=4).generate(PROMPTS, greedy(6))
+    outputs = make_engine(page_size=4, attention_backend="torch").generate(PROMPTS, greedy(6))
     for output in outputs:
         assert_one_answer("tiny-llama", output, 6)
     assert all(size <= most for size in sizes) and bool(sizes) == (most > 1)

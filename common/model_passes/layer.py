@@ -2,30 +2,31 @@
 
 Between its products a layer does little, but what it does is spread over eleven modules and some
 fifty operations, and a call costs the same for one token as for a thousand. At one token a step the
-calls took half as long as the products. Here a layer of the usual kind (Llama's) calls the
-functions of its parts directly, and looks at q, k and v as they left their product:
+calls took half as long as the products. Here a layer of the usual kind (Llama's) is three calls:
 
-    x -> norm -> qkv -> turn q and k -> attention -> o, + x -> norm -> gate, up -> down, + x
+    x -> norm -> qkv -> turn q and k | attention | -> o, + x -> norm -> gate, up -> down, + x
 
-Hooks on the layer itself still run; on modules inside of it they do not.
+What is before attention and what is after it are compiled (`cpu_kernels/layer.c`) where the
+products are, and else a few operations of torch. Hooks on the layer itself still run; on modules
+inside of it they do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..cpu_kernels import Layer
 from .merge import SharedProduct
+from .pack import CompiledProduct
 from .replace import probe, same, subclass
 from .rotary import signed, turn
 
-Function = Callable[[torch.Tensor], torch.Tensor]
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}  # Qwen3 has them
@@ -34,7 +35,7 @@ HEAD_NORMS = {"q_norm", "k_norm"}  # Qwen3 has them
 class Forward(NamedTuple):
     """What is the same for all layers of a forward."""
 
-    embeddings: Any  # cos and sin, as the model computed them: [B, T, head_dim]
+    embeddings: Any  # cos and sin, as the model computed them: [B or 1, T, head_dim]
     cos: torch.Tensor  # [B, T, 1, head_dim]
     signed_sin: torch.Tensor  # [B, T, 1, head_dim]
     attend: Callable[..., Any]
@@ -49,53 +50,99 @@ class Forwards:
         self.eager_attention = eager_attention
         self._latest: Forward | None = None
 
-    def __call__(self, embeddings: Any) -> Forward:
+    def __call__(self, embeddings: Any, batch: int) -> Forward:
         latest = self._latest
-        if latest is None or latest.embeddings is not embeddings:
-            cos, sin = embeddings
+        if latest is None or latest.embeddings is not embeddings or len(latest.cos) != batch:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(
                 self.config._attn_implementation, self.eager_attention
             )
-            latest = Forward(embeddings, cos.unsqueeze(2), signed(sin).unsqueeze(2), attend)
-            self._latest = latest
+            cos, sin = (x.expand(batch, -1, -1).unsqueeze(2).contiguous() for x in embeddings)
+            latest = self._latest = Forward(embeddings, cos, signed(sin), attend)
         return latest
 
 
-@dataclass
-class Parts:
-    """What a layer is made of: functions of [B, T, ...], and sizes."""
+class Parts(Protocol):
+    """A layer but for its attention."""
 
-    input_norm: Function
-    qkv: Function
-    head_norms: tuple[Function, Function] | None  # of q and k, each head on its own
+    attention: Any  # the module: an attention function is told which it is for
     forwards: Forwards
-    attention: nn.Module  # an attention function is told which it is for
-    output: Function
-    mlp_norm: Function
-    gate_up: Function
-    activation: Function
-    down: Function
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    gate_up_sizes: list[int]
 
-    def turned(
-        self, heads: torch.Tensor, forward: Forward
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """heads: [B, T, q + k + v heads, head_dim]. Returns q, k, v: [B, heads, T, head_dim]."""
-        sizes = [self.num_heads, self.num_kv_heads]
-        cos, signed_sin = forward.cos, forward.signed_sin
-        if self.head_norms is None:  # q and k at once
-            both, v = heads.split([sum(sizes), self.num_kv_heads], dim=2)
-            q, k = turn(both, cos, signed_sin).transpose(1, 2).split(sizes, dim=1)
-            return q, k, v.transpose(1, 2)
-        q, k, v = heads.split([*sizes, self.num_kv_heads], dim=2)
+    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+        """x: [B, T, hidden]. Returns q, k, v: [B, T, heads, head_dim], q and k turned."""
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """attended: [B, T, heads, head_dim]; x, what the layer was given: [B, T, hidden].
+        Returns the layer's answer, of x's shape."""
+
+
+class TorchParts:
+    """A few operations of torch, and what other passes made of the layer's modules."""
+
+    def __init__(self, layer: Any, forwards: Forwards) -> None:
+        self.attention, self.forwards = layer.self_attn, forwards
+        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv, self.gate_up = products_of(layer)
+        self.output, self.down = self.attention.o_proj, layer.mlp.down_proj
+        self.activation = layer.mlp.act_fn
+        self.head_norms: list[Any]
+        self.head_norms = [getattr(self.attention, name, None) for name in ("q_norm", "k_norm")]
+        self.heads = [size // self.attention.head_dim for size in self.qkv.sizes]
+
+    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+        """As `Parts` says."""
+        qkv = self.qkv.linear.forward(self.input_norm.forward(x))
+        heads = qkv.view(*x.shape[:2], -1, self.attention.head_dim)
+        if self.head_norms[0] is None:  # q and k lie side by side, and are turned at once
+            both, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
+            turned = turn(both, forward.cos, forward.signed_sin)
+            return [*turned.split(self.heads[:2], dim=2), v]
+        *qk, v = heads.split(self.heads, dim=2)
         q, k = (
-            turn(norm(x), cos, signed_sin) for norm, x in zip(self.head_norms, (q, k), strict=True)
+            turn(norm.forward(x), forward.cos, forward.signed_sin)
+            for norm, x in zip(self.head_norms, qk, strict=True)
         )
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return [q, k, v]
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """As `Parts` says."""
+        x = self.output.forward(attended.flatten(2)).add_(x)
+        both = self.gate_up.linear.forward(self.mlp_norm.forward(x))
+        gate, up = both.split(self.gate_up.sizes, dim=-1)
+        return self.down.forward(self.activation.forward(gate).mul_(up)).add_(x)
+
+
+class CompiledParts:
+    """Two calls of C, for layers whose products are compiled, whose norms are RMSNorms and whose
+    activation is SiLU."""
+
+    def __init__(self, layer: Any, forwards: Forwards) -> None:
+        """Raises `AttributeError` or `TypeError` for another layer."""
+        attention = layer.self_attn
+        self.attention, self.forwards = attention, forwards
+        qkv, gate_up = products_of(layer)
+        linears = qkv.linear, attention.o_proj, gate_up.linear, layer.mlp.down_proj
+        packed = [linear.packed for linear in linears]
+        if not all(isinstance(product, CompiledProduct) for product in packed):
+            raise TypeError("its products are another library's")
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.tensors = [None if norm is None else norm.weight.detach() for norm in norms]
+        self.heads = [size // attention.head_dim for size in qkv.sizes]
+        self.kernels = packed[0].kernels
+        self.layer = Layer(
+            *(None if weight is None else weight.data_ptr() for weight in self.tensors),
+            norms[0].variance_epsilon, *self.heads[:2], attention.head_dim,
+            *(product.linear for product in packed),
+        )  # fmt: skip
+
+    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+        """As `Parts` says."""
+        heads = self.kernels.before_attention(self.layer, x, forward.cos, forward.signed_sin)
+        return list(heads.split(self.heads, dim=2))
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """As `Parts` says."""
+        return self.kernels.after_attention(self.layer, attended, x)
 
 
 class _DecoderLayer(nn.Module):
@@ -115,24 +162,21 @@ class _DecoderLayer(nn.Module):
     ) -> torch.Tensor:
         """hidden_states: [B, T, hidden]; returns the same shape. As Hugging Face calls a layer."""
         parts, x = self.parts, hidden_states
-        if position_embeddings is None or position_embeddings[0].shape[-1] != parts.head_dim:
+        attention = parts.attention
+        if position_embeddings is None or position_embeddings[0].shape[-1] != attention.head_dim:
             return super().forward(  # no rotary embedding, or of a part of each head
                 hidden_states, attention_mask, position_ids, past_key_values, use_cache,
                 position_embeddings, **kwargs,
             )  # fmt: skip
-        batch, num_tokens, _ = x.shape
-        forward = parts.forwards(position_embeddings)
-        heads = parts.qkv(parts.input_norm(x)).view(batch, num_tokens, -1, parts.head_dim)
-        q, k, v = parts.turned(heads, forward)
+        forward = parts.forwards(position_embeddings, len(x))
+        q, k, v = (heads.transpose(1, 2) for heads in parts.before(x, forward))
         if past_key_values is not None:
-            k, v = past_key_values.update(k, v, parts.attention.layer_idx)
+            k, v = past_key_values.update(k, v, attention.layer_idx)
         attended, _ = forward.attend(
-            parts.attention, q, k, v, attention_mask, dropout=0.0, scaling=parts.scale,
+            attention, q, k, v, attention_mask, dropout=0.0, scaling=attention.scaling,
             position_ids=position_ids, use_cache=use_cache, **kwargs,
         )  # fmt: skip
-        x = parts.output(attended.reshape(batch, num_tokens, -1)).add_(x)
-        gate, up = parts.gate_up(parts.mlp_norm(x)).split(parts.gate_up_sizes, dim=-1)
-        return parts.down(parts.activation(gate).mul_(up)).add_(x)
+        return parts.after(attended, x)
 
 
 def join_layers(model: nn.Module) -> int:
@@ -149,11 +193,10 @@ def join_layers(model: nn.Module) -> int:
 
 
 def _join(layer: Any, forwards: Forwards) -> bool:
-    parts = _parts(layer, forwards)
-    if parts is None:
+    if not _is_usual(layer):
         return False
     x = probe(2, 5, layer.input_layernorm.weight.numel(), like=layer.input_layernorm.weight)
-    angle = probe(2, 5, parts.head_dim // 2, like=x).repeat(1, 1, 2)
+    angle = probe(2, 5, layer.self_attn.head_dim // 2, like=x).repeat(1, 1, 2)
     given = {"position_embeddings": (angle.cos(), angle.sin())}
     original: Any = type(layer)
     try:
@@ -162,49 +205,35 @@ def _join(layer: Any, forwards: Forwards) -> bool:
         return False
     if not isinstance(theirs, torch.Tensor):
         return False
-    layer.__class__ = subclass(_DecoderLayer, original)
-    layer.__dict__["parts"] = parts
     largest = theirs.abs().max()
-    if not same(layer(x, **given) / largest, theirs / largest):
+    for kind in (CompiledParts, TorchParts):
+        try:
+            layer.__dict__["parts"] = kind(layer, forwards)
+        except (AttributeError, TypeError):
+            continue
+        layer.__class__ = subclass(_DecoderLayer, original)
+        if same(layer(x, **given) / largest, theirs / largest):
+            return True
         layer.__class__ = original
         del layer.__dict__["parts"]
+    return False
+
+
+def _is_usual(layer: Any) -> bool:
+    """Whether a layer looks as Llama's do, is on CPU, and has its products merged."""
+    names = {name for name, _ in layer.self_attn.named_children()}
+    if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS):
         return False
-    return True
+    windowed = getattr(layer.self_attn, "sliding_window", None) is not None
+    merged = products_of(layer)
+    return not windowed and all(p and p.linear.weight.device.type == "cpu" for p in merged)
 
 
-def _parts(layer: Any, forwards: Forwards) -> Parts | None:
-    """The parts of a layer that looks as Llama's do; None for another."""
-    attention, mlp = layer.self_attn, layer.mlp
-    names = {name for name, _ in attention.named_children()}
-    qkv, gate_up = _product(attention, "q_proj", 3), _product(mlp, "gate_proj", 2)
-    if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS) or qkv is None or gate_up is None:
-        return None
-    windowed = getattr(attention, "sliding_window", None) is not None
-    if windowed or qkv.linear.weight.device.type != "cpu":
-        return None
-    head_dim = attention.head_dim
-    num_heads, num_kv_heads = (size // head_dim for size in qkv.sizes[:2])
-    return Parts(
-        input_norm=layer.input_layernorm.forward,
-        qkv=qkv.linear.forward,
-        head_norms=(attention.q_norm.forward, attention.k_norm.forward)
-        if names > PROJECTIONS
-        else None,
-        forwards=forwards,
-        attention=attention,
-        output=attention.o_proj.forward,
-        mlp_norm=layer.post_attention_layernorm.forward,
-        gate_up=gate_up.linear.forward,
-        activation=mlp.act_fn.forward,
-        down=mlp.down_proj.forward,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        scale=attention.scaling,
-        gate_up_sizes=gate_up.sizes,
-    )
-
-
-def _product(module: nn.Module, first: str, count: int) -> SharedProduct | None:
-    product = getattr(getattr(module, first, None), "product", None)
-    return product if isinstance(product, SharedProduct) and len(product.sizes) == count else None
+def products_of(layer: Any) -> tuple[Any, Any]:
+    """The `SharedProduct`s of q, k, v and of gate, up; None for one that is not merged."""
+    found = []
+    for module, first, count in ((layer.self_attn, "q_proj", 3), (layer.mlp, "gate_proj", 2)):
+        product = getattr(getattr(module, first, None), "product", None)
+        merged = isinstance(product, SharedProduct) and len(product.sizes) == count
+        found.append(product if merged else None)
+    return found[0], found[1]

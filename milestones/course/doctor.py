@@ -1,5 +1,6 @@
 """Is this machine in order? Each thing is tried, not looked up: Python and packages, the embedded
-model, a Triton kernel whose numbers are compared, a GPU if there is one, disk space.
+model, disk space, the kernels in C and a Triton kernel, whose numbers are compared, a GPU if there
+is one.
 
 Exit status: 0 all is in order; 1 something is not, and the line says how to mend it.
 """
@@ -69,6 +70,7 @@ def findings(root: Path) -> Iterator[Finding]:
     yield from packages(root)
     yield embedded_model()
     yield disk(cache_folder())
+    yield compiler()
     yield kernel(probe("interpreted"))
     yield gpu(probe("compiled") if has_device() else {"gpu": None})
 
@@ -130,6 +132,27 @@ def disk(folder: Path) -> Finding:
     said = f"{free / 1e9:.1f} GB free for {folder}" + (" (model is there)" if converted else "")
     mend = f"free {MODEL_BYTES / 1e9:.1f} GB, or set LLM_LADDER_CACHE to a folder on another disk"
     return Finding("disk", converted or free >= MODEL_BYTES, said, mend)
+
+
+def compiler() -> Finding:
+    """What the kernels in C computed, against torch; a machine without a compiler does without."""
+    try:
+        import torch
+
+        from common.cpu_kernels import Linear, kernels
+    except ImportError as error:
+        return Finding("C", False, str(error), SET_UP)
+    if (found := kernels()) is None:
+        said = "no compiler that works: engines run on torch's operations, about half as fast"
+        return Finding("C", True, said, absent=True)
+    x, weight = torch.randn(5, 64), torch.randn(96, 64)
+    packed = found.pack(weight)
+    ours = found.linear(x, Linear.of(packed, None, len(weight)))
+    off = float((ours - x @ weight.T).abs().max())
+    if not off < 1e-3:
+        mend = "CC=none turns the kernels off; or name another compiler: CC=clang"
+        return Finding("C", False, f"compiled kernels compute wrong numbers: {off:.2g} off", mend)
+    return Finding("C", True, "kernels compiled on this machine: their numbers agree with torch's")
 
 
 def probe(how: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Hall:
         environment |= {**ENVIRONMENT, **ONE_THREAD, "HOME": str(scratch), "TMPDIR": str(scratch)}
         environment |= {
             "USER": "student", "HF_HUB_OFFLINE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "CC": "none",  # else each exam would compile the kernels in C, in a home of its own
             "PYTHONHASHSEED": "0", "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
         }  # fmt: skip
         self.said: Any = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)

@@ -1,0 +1,245 @@
+/* Attention that reads keys and values where they lie: page by page.
+
+   As on a GPU (Flash-Decoding): a context is cut into parts of fixed size, so that one long request
+   keeps all cores busy. Each part gives the sum of its values, weighted relative to its own largest
+   score; then the parts are put together. A token of a prompt is computed as a decoding one would
+   be: it gets the same bits in one piece or in chunks, alone or in any batch (I2). */
+#include "vector.h"
+
+#define SPLIT 256 /* tokens of a part */
+#define TILE 6    /* queries at once: a key or value that is loaded serves all of them */
+#define AHEAD 32  /* so many tokens before its turn a key is fetched from memory */
+#define BLOCK 64  /* tokens whose parts are held at the same time */
+
+/* The memory of a layer: keys [kv_heads, slots, key_dim], values likewise. */
+typedef struct {
+    float *keys, *values;
+    int64_t kv_heads, slots, page_size, key_dim, value_dim;
+} Memory;
+
+/* What a part of a context is to the whole, for one query. */
+typedef struct {
+    float largest, total; /* the largest score; the sum of all exp(score - largest) */
+} Softmax;
+
+/* One query, and where its answer from one part goes. */
+typedef struct {
+    const float *query; /* [key_dim] */
+    int64_t seen;       /* tokens of the part that come no later than itself */
+    float *part;        /* [value_dim] */
+    Softmax *softmax;
+} Row;
+
+int split_size(void) { return SPLIT; }
+
+int block_size(void) { return BLOCK; }
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The slots of `count` tokens from `start` on, of the request that has these pages. */
+static void find_slots(
+    const int32_t *pages, int64_t page_size, int64_t start, int64_t count, int64_t *slots)
+{
+    int64_t page = start / page_size, inside = start % page_size;
+    for (int64_t i = 0; i < count; i++) {
+        slots[i] = pages[page] * page_size + inside;
+        if (++inside == page_size)
+            page++, inside = 0;
+    }
+}
+
+static inline void fetch(const float *line, int64_t dim)
+{
+    for (int64_t d = 0; d < dim; d += 16)
+        __builtin_prefetch(line + d, 0, 2);
+}
+
+/* weights[rows][SPLIT] = scale * query[rows][dim] . keys[slots[count]][dim] */
+static inline __attribute__((always_inline)) void score(
+    int rows, const Row *row, const float *keys, int64_t dim, const int64_t *slots, int64_t count,
+    float scale, float *weights)
+{
+    const float *query[TILE];
+    for (int r = 0; r < rows; r++)
+        query[r] = row[r].query;
+    for (int64_t i = 0; i < count; i++) {
+        const float *key = keys + slots[i] * dim;
+        fetch(keys + slots[smaller(i + AHEAD, count - 1)] * dim, dim);
+        vec products[TILE] = {0};
+        float rest[TILE] = {0};
+        int64_t d = 0;
+        for (; d + LANES <= dim; d += LANES)
+            for (int r = 0; r < rows; r++)
+                products[r] += load(query[r] + d) * load(key + d);
+        for (; d < dim; d++)
+            for (int r = 0; r < rows; r++)
+                rest[r] += query[r][d] * key[d];
+        for (int r = 0; r < rows; r++)
+            weights[r * SPLIT + i] = scale * (sum(products[r]) + rest[r]);
+    }
+}
+
+/* Scores become weights, in place: of the first `seen` tokens. The others, up to `count`, weigh
+   nothing: they are for later queries of the tile. */
+static Softmax weigh(float *weights, int64_t seen, int64_t count)
+{
+    vec total = {0};
+    float largest = -INFINITY;
+    int64_t padded = (count + LANES - 1) / LANES * LANES;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < seen; i++)
+        largest = weights[i] > largest ? weights[i] : largest;
+    for (int64_t i = 0; i < seen; i++)
+        weights[i] = exponential(weights[i] - largest);
+    for (int64_t i = seen; i < padded; i++)
+        weights[i] = 0;
+    for (int64_t i = 0; i < padded; i += LANES)
+        total += load(weights + i);
+    return (Softmax){largest, sum(total)};
+}
+
+/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim] */
+static inline __attribute__((always_inline)) void mix(
+    int rows, const Row *row, const float *weights, const float *values, int64_t dim,
+    const int64_t *slots, int64_t count)
+{
+    int64_t d = 0;
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+        vec sums[TILE][2] = {0};
+        for (int64_t i = 0; i < count; i++) {
+            const float *value = values + slots[i] * dim + d;
+            vec left = load(value), right = load(value + LANES);
+            for (int r = 0; r < rows; r++) {
+                sums[r][0] += weights[r * SPLIT + i] * left;
+                sums[r][1] += weights[r * SPLIT + i] * right;
+            }
+        }
+        for (int r = 0; r < rows; r++) {
+            store(row[r].part + d, sums[r][0]);
+            store(row[r].part + d + LANES, sums[r][1]);
+        }
+    }
+    for (; d < dim; d++)
+        for (int r = 0; r < rows; r++) {
+            float total = 0;
+            for (int64_t i = 0; i < count; i++)
+                total += weights[r * SPLIT + i] * values[slots[i] * dim + d];
+            row[r].part[d] = total;
+        }
+}
+
+/* One part of a context for all queries that share a KV head, in tiles of about the same size. */
+static void attend(
+    const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
+    int64_t count, float scale)
+{
+    const float *keys = m->keys + kv_head * m->slots * m->key_dim;
+    const float *values = m->values + kv_head * m->slots * m->value_dim;
+    float weights[TILE * SPLIT];
+    for (int64_t i = 0; i < count; i++)
+        fetch(values + slots[i] * m->value_dim, m->value_dim);
+    for (int64_t tiles = (rows + TILE - 1) / TILE, n; rows > 0; rows -= n, row += n, tiles--) {
+        n = (rows + tiles - 1) / tiles;
+        switch (n) {
+#define SCORE(N) \
+    case N: score(N, row, keys, m->key_dim, slots, count, scale, weights); break;
+            SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6)
+        }
+        for (int64_t r = 0; r < n; r++)
+            *row[r].softmax = weigh(weights + r * SPLIT, row[r].seen, count);
+        switch (n) {
+#define MIX(N) \
+    case N: mix(N, row, weights, values, m->value_dim, slots, count); break;
+            MIX(1) MIX(2) MIX(3) MIX(4) MIX(5) MIX(6)
+        }
+    }
+}
+
+/* The parts [count, dim] of one query's answer put together: each weighs what its softmax is of
+   the whole. */
+static void combine(
+    const float *parts, const Softmax *softmax, int64_t count, int64_t dim, float *output)
+{
+    float largest = softmax[0].largest, total = 0;
+    for (int64_t s = 1; s < count; s++)
+        largest = softmax[s].largest > largest ? softmax[s].largest : largest;
+    for (int64_t s = 0; s < count; s++)
+        total += softmax[s].total * exponential(softmax[s].largest - largest);
+    memset(output, 0, dim * sizeof(float));
+    for (int64_t s = 0; s < count; s++) {
+        float weight = exponential(softmax[s].largest - largest) / total;
+        for (int64_t d = 0; d < dim; d++)
+            output[d] += weight * parts[s * dim + d];
+    }
+}
+
+/* The queries of some requests, one after the other; each sees its request up to itself.
+
+   query: [tokens, heads, key_dim]; page_table: [requests] rows, `width` apart; starts: [requests +
+   1] where each request's queries begin, counted from any first one; lengths: [requests], tokens
+   up to its last query; parts [BLOCK, heads, splits, value_dim] and softmax [BLOCK, heads,
+   splits], space, `splits` for the longest possible row; output: [tokens, heads, value_dim]. */
+void paged_attention(
+    const Memory *m, const float *query, const int32_t *page_table, const int32_t *starts,
+    const int32_t *lengths, float *parts, Softmax *softmax, float *output, int64_t requests,
+    int64_t heads, int64_t width, int64_t splits, float scale, int threads)
+{
+    int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
+    int64_t together = larger(1, TILE / group); /* tokens of a request in a tile */
+#pragma omp parallel num_threads(threads) firstprivate(request)
+    for (int64_t block = 0; block < tokens; block += BLOCK) {
+        int64_t count = smaller(BLOCK, tokens - block), tiles = 0;
+        int64_t rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* of a token: its request, its context */
+        for (int64_t t = 0; t < count; t++) {
+            while (starts[request + 1] - starts[0] <= block + t)
+                request++;
+            rows[t] = request;
+            seen[t] = lengths[request] - (starts[request + 1] - starts[0] - 1 - block - t);
+            if (t == 0 || rows[t] != rows[t - 1] || t - tile[tiles - 1] == together)
+                tile[tiles++] = t;
+        }
+        tile[tiles] = count;
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int64_t s = 0; s < splits; s++)
+            for (int64_t kv_head = 0; kv_head < m->kv_heads; kv_head++)
+                for (int64_t i = 0; i < tiles; i++) {
+                    int64_t last = tile[i + 1] - 1, start = s * SPLIT, slots[SPLIT], n = 0;
+                    int64_t length = smaller(SPLIT, seen[last] - start);
+                    if (length <= 0)
+                        continue;
+                    find_slots(page_table + rows[last] * width, m->page_size, start, length, slots);
+                    Row row[TILE + group];
+                    for (int64_t t = tile[i]; t <= last; t++)
+                        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++, n++) {
+                            int64_t line = t * heads + h, part = line * splits + s;
+                            row[n] = (Row){query + (block * heads + line) * m->key_dim,
+                                           larger(0, smaller(SPLIT, seen[t] - start)),
+                                           parts + part * m->value_dim, softmax + part};
+                        }
+                    attend(m, kv_head, row, n, slots, length, scale);
+                }
+#pragma omp for
+        for (int64_t i = 0; i < count * heads; i++)
+            combine(parts + i * splits * m->value_dim, softmax + i * splits,
+                    (seen[i / heads] + SPLIT - 1) / SPLIT, m->value_dim,
+                    output + (block * heads + i) * m->value_dim);
+    }
+}
+
+/* Write key [tokens, kv_heads, key_dim] and value to their slots. steps: between the tokens and
+   between the heads of key, then of value. */
+void store_kv(
+    const Memory *m, const float *key, const float *value, const int64_t *steps,
+    const int64_t *slots, int64_t tokens)
+{
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < m->kv_heads; h++) {
+            int64_t line = h * m->slots + slots[t];
+            memcpy(m->keys + line * m->key_dim, key + t * steps[0] + h * steps[1],
+                   m->key_dim * sizeof(float));
+            memcpy(m->values + line * m->value_dim, value + t * steps[2] + h * steps[3],
+                   m->value_dim * sizeof(float));
+        }
+}

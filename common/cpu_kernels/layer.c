@@ -1,0 +1,85 @@
+/* A decoder layer of Llama's kind, but for its attention: what comes before, and what comes after.
+
+       x -> norm -> q, k, v -> turn q and k | attention | -> o, + x -> norm -> gate, up -> down, + x
+
+   Each is one parallel region: its threads meet after each step, and go on with the next. */
+#include "linear.h"
+
+typedef struct {
+    const float *input_norm, *mlp_norm; /* [hidden] */
+    const float *q_norm, *k_norm;       /* [head_dim] or NULL: each head on its own (Qwen3) */
+    double epsilon;
+    int64_t heads, kv_heads, head_dim;
+    Linear qkv, output, gate_up, down;
+} Layer;
+
+/* to = from / sqrt(mean(from^2) + epsilon) * weight, n numbers. May be in place. */
+static void rms_norm(const float *from, const float *weight, double epsilon, int64_t n, float *to)
+{
+    float factor = 1.0f / sqrtf(dot(from, from, n) / n + (float)epsilon);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = from[i] * factor * weight[i];
+}
+
+/* A head's two halves are the coordinates of points in a plane: turn each by its angle.
+   sin: negative in its first half. */
+static void rotate(float *head, const float *cos, const float *sin, int64_t head_dim)
+{
+    int64_t half = head_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float a = head[i], b = head[i + half];
+        head[i] = a * cos[i] + b * sin[i];
+        head[i + half] = b * cos[i + half] + a * sin[i + half];
+    }
+}
+
+/* x: [rows, hidden]; cos, sin: [rows, head_dim]; space: [rows, hidden]; qkv: [rows, heads + 2 *
+   kv_heads, head_dim], what attention takes. */
+void before_attention(
+    const Layer *l, const float *x, const float *cos, const float *sin, float *space, float *qkv,
+    int64_t rows, int threads)
+{
+    int64_t hidden = l->qkv.in, dim = l->head_dim;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++)
+            rms_norm(x + r * hidden, l->input_norm, l->epsilon, hidden, space + r * hidden);
+        linear(&l->qkv, space, NULL, qkv, rows);
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t h = 0; h < l->heads + l->kv_heads; h++) {
+                float *head = qkv + r * l->qkv.out + h * dim;
+                const float *norm = h < l->heads ? l->q_norm : l->k_norm;
+                if (norm)
+                    rms_norm(head, norm, l->epsilon, dim, head);
+                rotate(head, cos + r * dim, sin + r * dim, dim);
+            }
+    }
+}
+
+/* attended: [rows, heads * head_dim]; x: [rows, hidden], what the layer was given; space: [rows,
+   gate_up.out]; out: [rows, hidden], what it returns. */
+void after_attention(
+    const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows,
+    int threads)
+{
+    int64_t hidden = l->output.out, width = l->down.in;
+    float *normed = space, *gated = space + rows * hidden, *both = gated + rows * width;
+#pragma omp parallel num_threads(threads)
+    {
+        linear(&l->output, attended, x, out, rows);
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++)
+            rms_norm(out + r * hidden, l->mlp_norm, l->epsilon, hidden, normed + r * hidden);
+        linear(&l->gate_up, normed, NULL, both, rows);
+#pragma omp for collapse(2)
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t block = 0; block < width; block += 64)
+                for (int64_t i = block; i < (width - block < 64 ? width : block + 64); i++) {
+                    float gate = both[2 * r * width + i], up = both[(2 * r + 1) * width + i];
+                    gated[r * width + i] = gate / (1.0f + exponential(-gate)) * up;
+                }
+        linear(&l->down, gated, out, out, rows);
+    }
+}

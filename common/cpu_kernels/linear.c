@@ -1,0 +1,105 @@
+/* The product of some rows and a weight that was laid out once, in the order in which it is read.
+
+   Few rows: the weight is read from memory once, and that is all the time it takes. Many rows: a
+   block of the weight stays in the core's first cache while all rows of a chunk are multiplied
+   with it. In between, the next block is fetched while this one is still multiplied.
+
+   Each output has a lane of its own and adds up its products one by one, in the order of the
+   inputs. So a row gets the same bits alone and among a thousand (I2). */
+#include "linear.h"
+
+#define TILE 6   /* rows at once: 6 * 2 sums, 2 weights and an input fill 16 registers */
+#define DEPTH 64 /* inputs of a block: 64 * PANEL floats are 4 kB, or 8 with AVX-512 */
+#define CHUNK 48 /* rows that share a block */
+
+/* sums[rows][2] += x[rows][depth] * block[depth][PANEL] */
+static inline __attribute__((always_inline)) void multiply(
+    int rows, const float *x, int64_t stride, const float *block, int64_t depth, int fetch,
+    vec (*sums)[2])
+{
+    vec s[TILE][2];
+    for (int r = 0; r < rows; r++)
+        s[r][0] = sums[r][0], s[r][1] = sums[r][1];
+    for (int64_t i = 0; i < depth; i++) {
+        const float *line = block + i * PANEL;
+        vec left = load(line), right = load(line + LANES);
+        if (fetch)
+            for (int byte = 0; byte < 4 * PANEL; byte += 64)
+                __builtin_prefetch((const char *)(line + DEPTH * PANEL) + byte);
+        for (int r = 0; r < rows; r++) {
+            s[r][0] += left * x[r * stride + i];
+            s[r][1] += right * x[r * stride + i];
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        sums[r][0] = s[r][0], sums[r][1] = s[r][1];
+}
+
+/* The same for any number of rows, in tiles of about the same size. */
+static void multiply_chunk(
+    int64_t rows, const float *x, int64_t stride, const float *block, int64_t depth,
+    vec (*sums)[2])
+{
+    for (int64_t r = 0, n; r < rows; r += n) {
+        int64_t left = rows - r, tiles = (left + TILE - 1) / TILE;
+        n = (left + tiles - 1) / tiles;
+        const float *from = x + r * stride;
+        int last = r + n == rows; /* of the chunk: the next block will be wanted soon */
+        switch (2 * n + last) {
+#define CASES(N) \
+    case 2 * N: multiply(N, from, stride, block, depth, 0, sums + r); break; \
+    case 2 * N + 1: multiply(N, from, stride, block, depth, 1, sums + r); break;
+            CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
+        }
+    }
+}
+
+/* What comes behind the sums of a row: the bias, what is added, and the way to memory. The last
+   panel of a weight may have fewer outputs than there are lanes. */
+static inline void finish(
+    const vec *sums, const float *bias, const float *add, float *out, int64_t count)
+{
+    vec left = sums[0], right = sums[1];
+    if (count >= PANEL) {
+        if (bias)
+            left += load(bias), right += load(bias + LANES);
+        if (add)
+            left += load(add), right += load(add + LANES);
+        store(out, left);
+        store(out + LANES, right);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        out[i] = ((const float *)sums)[i] + (bias ? bias[i] : 0.0f) + (add ? add[i] : 0.0f);
+}
+
+void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows)
+{
+    for (int64_t start = 0; start < rows; start += CHUNK) {
+        int64_t count = rows - start < CHUNK ? rows - start : CHUNK;
+#pragma omp for schedule(static) nowait
+        for (int64_t panel = 0; panel < (l->out + PANEL - 1) / PANEL; panel++) {
+            const float *weight = l->weight + panel * l->in * PANEL;
+            vec sums[CHUNK][2] = {0};
+            for (int64_t i = 0; i < l->in; i += DEPTH)
+                multiply_chunk(count, x + start * l->in + i, l->in, weight + i * PANEL,
+                               l->in - i < DEPTH ? l->in - i : DEPTH, sums);
+            int64_t first = panel * PANEL;
+            for (int64_t r = 0; r < count; r++) {
+                int64_t at = (start + r) * l->out + first;
+                finish(sums[r], l->bias ? l->bias + first : NULL, add ? add + at : NULL, out + at,
+                       l->out - first);
+            }
+        }
+    }
+#pragma omp barrier
+}
+
+int panel_size(void) { return PANEL; }
+
+/* The same as a function of its own. */
+void linear_alone(const Linear *l, const float *x, float *out, int64_t rows, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    linear(l, x, NULL, out, rows);
+}

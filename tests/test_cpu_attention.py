@@ -1,0 +1,125 @@
+"""Attention in C: against torch in float64, and the same bits in any batch and chunk (I2)."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from common.cpu_kernels import kernels
+from milestones.paged_case import PagedCase
+from tests.conftest import build_engine
+from tests.oracle import assert_one_answer, greedy
+
+pytestmark = [
+    pytest.mark.since("m3_paged"),
+    pytest.mark.only_of("attention.py", "cpu_ops.py"),
+    pytest.mark.skipif(kernels() is None, reason="no C compiler"),
+]
+
+
+@pytest.fixture
+def attention(milestone: str) -> ModuleType:
+    return importlib.import_module(f"{milestone}.attention")
+
+
+@pytest.fixture
+def ops(milestone: str) -> ModuleType:
+    return importlib.import_module(f"{milestone}.cpu_ops")
+
+
+EDGES = [  # contexts and new tokens of each, at the edges of pages, parts and blocks
+    ([1], [1]),
+    ([1, 3, 4, 5, 8], [1, 1, 1, 1, 1]),
+    ([4, 5, 3], [4, 5, 3]),
+    ([1, 255, 256, 257, 513], [1, 1, 1, 1, 1]),
+    ([7, 16, 70, 2, 65], [1, 1, 70, 2, 3]),
+    ([300, 5], [300, 5]),
+    ([63, 64, 65, 600], [63, 64, 65, 130]),
+]
+
+
+@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
+def test_attention_at_the_edges(
+    attention: ModuleType, ops: ModuleType, contexts: list[int], counts: list[int]
+) -> None:
+    case = PagedCase(attention, contexts, counts)
+    assert case.error(ops) < case.tolerance
+
+
+def test_attention_of_random_batches(attention: ModuleType, ops: ModuleType) -> None:
+    """All head ratios, head sizes that are no multiple of a register, any pages."""
+    chance = random.Random(0)
+    for _ in range(60):
+        counts = [1] * chance.randint(0, 5)
+        counts += [chance.randint(2, 80) for _ in range(chance.randint(0 if counts else 1, 4))]
+        contexts = [n + chance.choice([0, 0, 1, 7, 64, 300]) for n in counts]
+        kv_heads, group = chance.choice([1, 2, 3]), chance.randint(1, 9)
+        dim, page_size = chance.choice([1, 8, 16, 20, 31, 64, 80, 128]), chance.choice([1, 3, 16])
+        case = PagedCase(attention, contexts, counts, (group * kv_heads, kv_heads), dim, page_size)
+        assert case.error(ops) < case.tolerance, (contexts, counts, kv_heads, group, dim)
+
+
+def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
+    attention: ModuleType, ops: ModuleType
+) -> None:
+    """I2. Each token of a batch again, alone, as if it were decoding."""
+    case = PagedCase(attention, [700, 33, 290, 80], [1, 1, 100, 80], page_size=16)
+    meta, whole, at = case.meta, case.run(ops), 0
+    keys, values = case.keys.clone(), case.values.clone()
+    ops.store_kv(keys, values, case.key, case.value, meta)
+    for row, (context, count) in enumerate(zip(meta.contexts, meta.num_tokens, strict=True)):
+        for length in range(context - count + 1, context + 1):
+            alone = attention.AttentionMetadata(
+                slot_mapping=meta.slot_mapping[at : at + 1],
+                query_starts=torch.tensor([0, 1], dtype=torch.int32),
+                seq_lens=torch.tensor([length], dtype=torch.int32),
+                page_table=meta.page_table[row : row + 1, : -(-length // 16)],
+                page_size=16,
+                num_decodes=1,
+                num_tokens=[1],
+                contexts=[length],
+            )
+            got = ops.paged_decode(case.query[at : at + 1], keys, values, alone, 0.25)
+            assert torch.equal(got[0], whole[at]), f"request {row}, token {length - 1}"
+            at += 1
+
+
+def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
+    """Models hand over transposed heads; page tables are cut from wider ones."""
+    case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
+    expected = case.run(ops)
+    case.meta.page_table = F.pad(case.meta.page_table, (0, 5), value=1)[:, :-5]
+    for name in ("query", "key", "value"):
+        x = getattr(case, name).transpose(0, 1).contiguous().transpose(0, 1)
+        setattr(case, name, F.pad(x, (0, 3))[..., :-3] if name != "query" else x)
+    assert torch.equal(case.run(ops), expected)
+
+
+def test_who_asks_for_kernels_that_cannot_run_is_told(
+    milestone: str, attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    select = importlib.import_module(f"{milestone}.model_runner").select_ops
+    cpu = torch.device("cpu")
+    assert select("auto", cpu, torch.float32) is ops
+    assert select("auto", cpu, torch.bfloat16) is attention
+    with pytest.raises(RuntimeError, match="float32 on a CPU"):
+        select("compiled", cpu, torch.bfloat16)
+    monkeypatch.setattr(ops, "kernels", lambda: None)
+    with pytest.raises(RuntimeError, match="a C compiler"):
+        select("compiled", cpu, torch.float32)
+    assert select("auto", cpu, torch.float32) is attention
+
+
+@pytest.mark.parametrize("backend", ["torch", "compiled"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3"])
+def test_one_answer_on_both_backends(milestone: str, backend: str, architecture: str) -> None:
+    model = f"tiny-{architecture}"
+    engine = build_engine(milestone, model, attention_backend=backend, page_size=4,
+                          max_num_batched_tokens=11, max_num_seqs=3)  # fmt: skip
+    for output in engine.generate([[7], list(range(40, 57)), [1, 2], list(range(9))], greedy(8)):
+        assert_one_answer(model, output, 8)

@@ -64,11 +64,14 @@ def test_attention_of_random_batches(attention: ModuleType, ops: ModuleType) -> 
         assert case.error(ops) < case.tolerance, (contexts, counts, kv_heads, group, dim)
 
 
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (9, 3), (7, 1)])
+@pytest.mark.parametrize("dim", [16, 20, 24, 31, 32, 80])
 def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
-    attention: ModuleType, ops: ModuleType
+    attention: ModuleType, ops: ModuleType, heads: tuple[int, int], dim: int
 ) -> None:
-    """I2. Each token of a batch again, alone, as if it were decoding."""
-    case = PagedCase(attention, [700, 33, 290, 80], [1, 1, 100, 80], page_size=16)
+    """I2. Each token of a batch again, alone, as if it were decoding. All numbers of rows in a
+    tile: a compiler may round one copy of a loop in another way than the next."""
+    case = PagedCase(attention, [300, 33, 290, 40], [1, 1, 31, 40], heads, dim, page_size=16)
     meta, whole, at = case.meta, case.run(ops), 0
     keys, values = case.keys.clone(), case.values.clone()
     ops.store_kv(keys, values, case.key, case.value, meta)
@@ -89,6 +92,27 @@ def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
             at += 1
 
 
+def test_the_number_of_threads_changes_nothing(attention: ModuleType, ops: ModuleType) -> None:
+    case = PagedCase(attention, [700, 9, 70], [1, 1, 70])
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(case.run(ops))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], other) for other in results)
+
+
+def test_numbers_of_another_type_are_refused(attention: ModuleType, ops: ModuleType) -> None:
+    case = PagedCase(attention, [9], [1])
+    case.meta.seq_lens = case.meta.seq_lens.long()
+    with pytest.raises(TypeError, match="lens must be int32"):
+        case.run(ops)
+    with pytest.raises(TypeError, match="float32 on a CPU"):
+        PagedCase(attention, [9], [1]).run(ops, torch.bfloat16)
+
+
 def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
     """Models hand over transposed heads; page tables are cut from wider ones."""
     case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
@@ -96,7 +120,10 @@ def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
     case.meta.page_table = F.pad(case.meta.page_table, (0, 5), value=1)[:, :-5]
     for name in ("query", "key", "value"):
         x = getattr(case, name).transpose(0, 1).contiguous().transpose(0, 1)
-        setattr(case, name, F.pad(x, (0, 3))[..., :-3] if name != "query" else x)
+        setattr(case, name, x)
+    assert torch.equal(case.run(ops), expected)
+    for name in ("query", "key", "value"):  # not even a head's numbers lie side by side
+        setattr(case, name, getattr(case, name).transpose(0, 2).contiguous().transpose(0, 2))
     assert torch.equal(case.run(ops), expected)
 
 

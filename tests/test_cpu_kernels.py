@@ -6,29 +6,40 @@ There is nothing to test where no compiler is; that everything works without one
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from common.cpu_kernels import Kernels, Linear, build, kernels
-from tests.conftest import ROOT
+from common import EngineConfig, load_model
+from common.cpu_kernels import Kernels, Linear, bind, build, kernels
+from common.model_passes import apply_passes, pack
+from common.model_passes.layer import CompiledParts, TorchParts
+from tests.conftest import ROOT, plain_model
+
+NATIVE = "the lanes of this CPU"
 
 
-@pytest.fixture(scope="session")
-def compiled() -> Kernels:
-    found = kernels()
-    if found is None:
+@pytest.fixture(scope="session", params=[NATIVE, "-DLANES=16", "-DLANES=4"])
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """Also for registers of other widths than this CPU's: the compiler makes do with what it has.
+    They have no fused product, which is tested so too."""
+    if kernels() is None:
         pytest.skip("no C compiler")
-    return found
+    path = tmp_path_factory.mktemp("compiled") / "kernels.so"
+    flags = [] if request.param == NATIVE else [request.param]
+    build.compile_library([*build.compilers()[0], *flags], path)
+    return bind(ctypes.CDLL(str(path)))
 
 
-def test_this_machine_has_the_kernels() -> None:
-    """They may be missing only where a compiler is."""
-    assert (kernels() is None) == (build._compiler() is None)
+@pytest.mark.skipif(sys.platform != "linux", reason="compilers for it take these flags")
+def test_a_machine_with_gcc_has_the_kernels() -> None:
+    assert kernels() is not None or not shutil.which("gcc")
 
 
 SIZES = [(1, 1), (7, 3), (16, 16), (64, 48), (65, 33), (576, 960), (130, 1001)]
@@ -65,6 +76,68 @@ def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None
     assert all(torch.equal(results[0], other) for other in results)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_whole_model(
+    compiled: Kernels, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with biases, and with norms of heads; the same bits alone and in a batch."""
+    monkeypatch.setattr(pack, "kernels", lambda: compiled)
+    name = f"tiny-{architecture}"
+    model = load_model(EngineConfig(model=name, device="cpu"), plain=True).model
+    assert apply_passes(model)["layer"] == 2
+    layer: Any = model.model.layers[0]
+    assert type(layer.parts) is CompiledParts
+    tokens = torch.arange(60).view(3, 20)
+    with torch.inference_mode():
+        ours, theirs = model(tokens).logits, plain_model(name).model(tokens).logits
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        parts, x = layer.parts, torch.randn(3, 20, 64)
+        half = layer.self_attn.head_dim // 2
+        angles = torch.randn(1, 20, half).repeat(1, 1, 2)  # one set for all rows of the batch
+        embeddings = angles.cos(), angles.sin()
+        together = parts.before(x, parts.forwards(embeddings, x.shape[:2]))
+        attended = torch.randn_like(together[0])
+        answers = parts.after(attended, x)
+        for row in range(3):
+            one = slice(row, row + 1)
+            alone = parts.before(x[one], parts.forwards(embeddings, x[one].shape[:2]))
+            assert all(torch.equal(a, b[one]) for a, b in zip(alone, together, strict=True))
+            assert torch.equal(parts.after(attended[one], x[one]), answers[one])
+
+
+def test_what_c_would_misread_is_refused(compiled: Kernels) -> None:
+    packed = compiled.pack(torch.randn(8, 5))
+    linear = Linear.of(packed, None, 8)
+    with pytest.raises(TypeError, match="float32 on a CPU, got torch.float16"):
+        compiled.linear(torch.zeros(2, 5, dtype=torch.float16), linear)
+    with pytest.raises(ValueError, match="must be 5, got 6"):
+        compiled.linear(torch.zeros(2, 6), linear)
+
+
+def test_passes_may_be_applied_again() -> None:
+    """What a compiled layer reads stays where it is."""
+    model: Any = load_model(EngineConfig(model="tiny-llama", device="cpu"), plain=True).model
+    apply_passes(model)
+    tokens = torch.arange(20)[None]
+    with torch.inference_mode():
+        before = model(tokens).logits
+        assert apply_passes(model, "merge,pack") == {"merge": 0, "pack": 0}
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_a_layer_of_other_arithmetic_is_not_compiled() -> None:
+    """Another activation, or products of another library: torch's operations, the same answer."""
+    model: Any = load_model(EngineConfig(model="tiny-llama", device="cpu"), plain=True).model
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.GELU()
+    tokens = torch.arange(20)[None]
+    with torch.inference_mode():
+        before = model(tokens).logits
+        assert apply_passes(model)["layer"] == 2
+        assert type(model.model.layers[0].parts) is TorchParts
+        torch.testing.assert_close(model(tokens).logits, before, atol=1e-4, rtol=1e-4)
+
+
 def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
     """Torch's packed products and attention, and the reference's answer."""
     program = """
@@ -89,20 +162,19 @@ print("all right")
     assert "all right" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("compiler", ["false", "true"])
+@pytest.mark.parametrize("compiler", ["false", "true", "no-such-compiler", " ", "'"])
 def test_a_compiler_that_fails_is_none(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may refuse a flag, or write nothing."""
+    """It may refuse a flag, write nothing, or be no command at all."""
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path))
     assert build.load_library.__wrapped__() is None
     assert not list(tmp_path.glob("*.so"))
 
 
-def test_a_library_is_compiled_once(
-    compiled: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.skipif(kernels() is None, reason="no C compiler")
+def test_a_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path))
     assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL)
     (library,) = tmp_path.iterdir()
@@ -110,14 +182,29 @@ def test_a_library_is_compiled_once(
     def fail(*_: object) -> None:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(build, "_compile", fail)
-    assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "compile_library", fail)
+        assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL)
     assert list(tmp_path.iterdir()) == [library]
+    library.unlink()
+    library.write_bytes(b"half a library")
+    assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL), "not compiled again"
 
 
-def test_c_compiles_without_a_warning(compiled: Kernels) -> None:
-    compiler = build._compiler()
-    assert compiler is not None
+def test_the_next_compiler_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cc` may be one that torch's OpenMP does not go with."""
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "COMPILERS", ("false", "gcc"))
+    assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL)
+
+
+def test_c_compiles_without_a_warning() -> None:
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    compiler = build.compilers()[0]
     for source in sorted(Path(build.__file__).parent.glob("*.c")):
         done = subprocess.run(
             [*compiler, *build.FLAGS, "-Wall", "-Wextra", "-fsyntax-only", str(source)],

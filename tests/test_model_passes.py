@@ -205,6 +205,35 @@ def test_a_layer_that_cannot_be_compared_keeps_its_own_forward(
     assert apply_passes(model, "layer") == {"layer": 0}
 
 
+def test_attention_that_does_more_than_llamas_keeps_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OLMo clips large numbers: a trial may have none."""
+    model: Any = unchanged("llama")
+    merge_linears(model)
+    own = type(model.model.layers[0].self_attn).forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.config.hidden_size > 1e6:
+            self.clip_qkv()
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", forward)
+    assert apply_passes(model, "layer") == {"layer": 0}
+
+
+def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm without a weight; a part that fails when it is called."""
+    model: Any = unchanged("llama")
+    merge_linears(model)
+    for layer in model.model.layers:
+        layer.input_layernorm = nn.LayerNorm(64, elementwise_affine=False)
+    monkeypatch.setattr("common.model_passes.layer.TorchParts.after", lambda *_: 1 / 0)
+    assert apply_passes(model, "layer") == {"layer": 0}
+    with torch.no_grad():
+        assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
 def test_a_joined_layer_asks_for_the_attention_of_each_forward() -> None:
     """Engines that share a model switch it for a forward of their own."""
     model: Any = unchanged("llama")

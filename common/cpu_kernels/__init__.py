@@ -1,7 +1,7 @@
 """Kernels in C for float32 on a CPU, compiled on the machine they run on.
 
 `kernels()` gives them, or None where there is no C compiler; torch's operations do the same then.
-Tensors are contiguous float32 on the CPU, their shapes are the caller's business, as in C.
+C takes addresses for what they are said to be: whatever comes from outside is checked before.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Kernels:
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """x: [..., in]. Returns [..., out]: each row the same bits, however many there are."""
-        x = x.contiguous()
+        x = _ready(x, linear.in_features)
         out = x.new_empty((*x.shape[:-1], linear.out))
         self.library.linear_alone(
             ctypes.byref(linear), x.data_ptr(), out.data_ptr(), out.numel() // linear.out,
@@ -92,8 +92,12 @@ class Kernels:
         x: [B, T, hidden]; cos, signed_sin (negative in the first half): [B, T, 1, head_dim].
         Returns [B, T, heads + 2 * kv_heads, head_dim].
         """
-        x = x.contiguous()
+        x = _ready(x, layer.qkv.in_features)
         batch, num_tokens, _ = x.shape
+        angles = batch, num_tokens, 1, layer.head_dim
+        if cos.shape != angles or signed_sin.shape != angles:
+            raise ValueError(f"cos and sin must be {angles}, got {tuple(cos.shape)}")
+        cos, signed_sin = _ready(cos, layer.head_dim), _ready(signed_sin, layer.head_dim)
         heads = x.new_empty((batch, num_tokens, layer.heads + 2 * layer.kv_heads, layer.head_dim))
         space = torch.empty_like(x)
         self.library.before_attention(
@@ -110,8 +114,13 @@ class Kernels:
 
         attended: [B, T, heads, head_dim]; x: [B, T, hidden], what the layer was given.
         """
-        x, attended, out = x.contiguous(), attended.contiguous(), torch.empty_like(x)
-        rows = x.numel() // x.shape[-1]
+        x, attended = (
+            _ready(x, layer.output.out),
+            _ready(attended.flatten(2), layer.output.in_features),
+        )
+        if attended.shape[:2] != x.shape[:2]:
+            raise ValueError(f"{tuple(attended.shape)} does not belong to {tuple(x.shape)}")
+        out, rows = torch.empty_like(x), x.numel() // x.shape[-1]
         space = x.new_empty((rows, x.shape[-1] + layer.down.in_features + layer.gate_up.out))
         self.library.after_attention(
             ctypes.byref(layer), attended.data_ptr(), x.data_ptr(), space.data_ptr(),
@@ -129,9 +138,12 @@ class Kernels:
     ) -> None:
         """Write key, value [T, kv_heads, head_dim] to the slots [T] int64 of a layer's memory.
 
-        keys, values: [kv_heads, pages, page_size, head_dim]. Of key and value, only the numbers of
-        a head must lie side by side.
+        keys, values: [kv_heads, pages, page_size, head_dim].
         """
+        if slots.dtype != torch.int64:
+            raise TypeError(f"slots must be int64, got {slots.dtype}")
+        key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+        key, value = _checked(key, keys.shape[-1]), _checked(value, values.shape[-1])
         steps = (SIZE * 4)(*key.stride()[:2], *value.stride()[:2])
         self.library.store_kv(
             ctypes.byref(Memory.of(keys, values)), key.data_ptr(), value.data_ptr(), steps,
@@ -151,10 +163,13 @@ class Kernels:
         """The queries of B requests, one after the other: each sees its request up to itself.
 
         query: [T, heads, head_dim]; keys, values: [kv_heads, pages, page_size, head_dim];
-        page_table: [B, P] int32; query_starts: [B + 1] int32, differences count; seq_lens: [B]
-        int32, up to the last query. Returns [T, heads, head_dim].
+        page_table: [B, P] int32; query_starts: [B + 1] int32, of which only differences matter;
+        seq_lens: [B] int32, up to the last query. Returns [T, heads, head_dim].
         """
-        query = query.contiguous()
+        query = _ready(query, keys.shape[-1])
+        for name, x in (("table", page_table), ("starts", query_starts), ("lens", seq_lens)):
+            if x.dtype != torch.int32 or x.stride(-1) != 1:
+                raise TypeError(f"{name} must be int32, side by side, got {x.dtype}")
         tokens, heads, _ = query.shape
         value_dim = values.shape[-1]
         splits = -(-page_table.shape[1] * keys.shape[2] // self.split_size)
@@ -170,14 +185,31 @@ class Kernels:
         return output
 
 
+def _checked(x: torch.Tensor, width: int) -> torch.Tensor:
+    """X [..., width]. Raises `TypeError` or `ValueError` for what C would misread."""
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise TypeError(f"the kernels are for float32 on a CPU, got {x.dtype} on {x.device}")
+    if x.shape[-1] != width:
+        raise ValueError(f"the last dimension must be {width}, got {x.shape[-1]}")
+    return x
+
+
+def _ready(x: torch.Tensor, width: int) -> torch.Tensor:
+    """`_checked`, with its numbers one after the other."""
+    return _checked(x, width).contiguous()
+
+
 @functools.cache
 def kernels() -> Kernels | None:
     """The kernels of this machine; None where they cannot be compiled."""
     library = load_library()
-    if library is None:
-        return None
+    return None if library is None else bind(library)
+
+
+def bind(library: ctypes.CDLL) -> Kernels:
+    """The functions of a compiled library."""
     signatures: dict[str, tuple[Any, ...]] = {
-        "linear_alone": (POINTER, POINTER, POINTER, SIZE, ctypes.c_int),
+        "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 6, SIZE, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
         "store_kv": (*[POINTER] * 5, SIZE),

@@ -34,10 +34,6 @@ int split_size(void) { return SPLIT; }
 
 int block_size(void) { return BLOCK; }
 
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* The slots of `count` tokens from `start` on, of the request that has these pages. */
 static void find_slots(
     const int32_t *pages, int64_t page_size, int64_t start, int64_t count, int64_t *slots)
@@ -72,7 +68,7 @@ static inline __attribute__((always_inline)) void score(
         int64_t d = 0;
         for (; d + LANES <= dim; d += LANES)
             for (int r = 0; r < rows; r++)
-                products[r] += load(query[r] + d) * load(key + d);
+                products[r] = multiply_add(load(query[r] + d), load(key + d), products[r]);
         for (; d < dim; d++)
             for (int r = 0; r < rows; r++)
                 rest[r] += query[r][d] * key[d];
@@ -100,27 +96,35 @@ static Softmax weigh(float *weights, int64_t seen, int64_t count)
     return (Softmax){largest, sum(total)};
 }
 
-/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim] */
+/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim], from column d on, as many
+   columns as `vecs` vectors have. */
+static inline __attribute__((always_inline)) void mix_columns(
+    int rows, int vecs, const Row *row, const float *weights, const float *values, int64_t dim,
+    const int64_t *slots, int64_t count, int64_t d)
+{
+    vec sums[TILE][2] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        const float *value = values + slots[i] * dim + d;
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vecs; v++)
+                sums[r][v] = multiply_add(
+                    repeat(weights[r * SPLIT + i]), load(value + v * LANES), sums[r][v]);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vecs; v++)
+            store(row[r].part + d + v * LANES, sums[r][v]);
+}
+
+/* The same for all columns. */
 static inline __attribute__((always_inline)) void mix(
     int rows, const Row *row, const float *weights, const float *values, int64_t dim,
     const int64_t *slots, int64_t count)
 {
     int64_t d = 0;
-    for (; d + 2 * LANES <= dim; d += 2 * LANES) {
-        vec sums[TILE][2] = {0};
-        for (int64_t i = 0; i < count; i++) {
-            const float *value = values + slots[i] * dim + d;
-            vec left = load(value), right = load(value + LANES);
-            for (int r = 0; r < rows; r++) {
-                sums[r][0] += weights[r * SPLIT + i] * left;
-                sums[r][1] += weights[r * SPLIT + i] * right;
-            }
-        }
-        for (int r = 0; r < rows; r++) {
-            store(row[r].part + d, sums[r][0]);
-            store(row[r].part + d + LANES, sums[r][1]);
-        }
-    }
+    for (; d + 2 * LANES <= dim; d += 2 * LANES)
+        mix_columns(rows, 2, row, weights, values, dim, slots, count, d);
+    for (; d + LANES <= dim; d += LANES)
+        mix_columns(rows, 1, row, weights, values, dim, slots, count, d);
     for (; d < dim; d++)
         for (int r = 0; r < rows; r++) {
             float total = 0;
@@ -168,11 +172,8 @@ static void combine(
     for (int64_t s = 0; s < count; s++)
         total += softmax[s].total * exponential(softmax[s].largest - largest);
     memset(output, 0, dim * sizeof(float));
-    for (int64_t s = 0; s < count; s++) {
-        float weight = exponential(softmax[s].largest - largest) / total;
-        for (int64_t d = 0; d < dim; d++)
-            output[d] += weight * parts[s * dim + d];
-    }
+    for (int64_t s = 0; s < count; s++)
+        add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
 /* The queries of some requests, one after the other; each sees its request up to itself.

@@ -1,7 +1,7 @@
 """Compile the C files of this folder for this very CPU, once, and load them.
 
 Triton compiles kernels for a GPU when they are first called; here it is this machine's C compiler
-that does it, in about a second. The library is kept in the cache folder, under a name that changes
+that does it, in two seconds. The library is kept in the cache folder, under a name that changes
 with the sources, the compiler and the CPU.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -21,36 +22,49 @@ from pathlib import Path
 from ..embedded import cache_folder
 
 HERE = Path(__file__).parent
+COMPILERS = ("cc", "gcc", "clang")
 # The loops' threads are those of the OpenMP that torch has loaded: we compile for it and do not
 # link another one, whose threads would compete for the same cores.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
-FLAGS += ["-fopenmp", "-fPIC"]
+FLAGS += ["-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi"]
+FAILURES = (OSError, ValueError, RuntimeError, subprocess.SubprocessError)
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there is no compiler, or one that cannot do it."""
-    compiler = _compiler()
-    if compiler is None:
-        return None
+    """The compiled kernels; None where there is no compiler, or none that can do it."""
+    for compiler in compilers():
+        try:
+            path = cache_folder() / f"cpu_kernels-{_fingerprint(compiler)}.so"
+            if path.exists():
+                try:
+                    return ctypes.CDLL(str(path))
+                except OSError:  # not whole, or another system's, in a folder that both see
+                    logger.info("%s cannot be loaded and is compiled again", path)
+            compile_library(compiler, path)
+            return ctypes.CDLL(str(path))
+        except FAILURES as error:
+            said = getattr(error, "stderr", None) or str(error)
+            logger.info("%s does not compile the CPU kernels: %s", shlex.join(compiler), said)
+    return None
+
+
+def compilers() -> list[list[str]]:
+    """`$CC`, or what machines call their C compilers: those there are, with their arguments."""
+    names = [os.environ["CC"]] if os.environ.get("CC") else list(COMPILERS)
     try:
-        path = cache_folder() / f"cpu_kernels-{_fingerprint(compiler)}.so"
-        if not path.exists():
-            _compile(compiler, path)
-        return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
-        return None
+        commands = [shlex.split(name) for name in names]
+    except ValueError:  # an open quote
+        return []
+    return [command for command in commands if command and shutil.which(command[0])]
 
 
-def _compiler() -> list[str] | None:
-    """`$CC`, or what this machine calls its C compiler: the command and its arguments."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
-    commands = [shlex.split(name) for name in names]
-    return next((command for command in commands if shutil.which(command[0])), None)
+def compile_library(compiler: list[str], path: Path) -> None:
+    """Write the library to `path`, whole or not at all: several processes may do it at once.
 
-
-def _compile(compiler: list[str], path: Path) -> None:
-    """Write the library to `path`, whole or not at all: several processes may do it at once."""
+    Raises `OSError` or `subprocess.SubprocessError` where that fails.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         sources = [str(source) for source in sorted(HERE.glob("*.c"))]
@@ -58,7 +72,9 @@ def _compile(compiler: list[str], path: Path) -> None:
             [*compiler, *FLAGS, "-c", *sources],
             [*compiler, "-shared", "-o", path.name, *(f"{Path(s).stem}.o" for s in sources)],
         ):
-            subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+            subprocess.run(
+                command, cwd=folder, check=True, capture_output=True, text=True, timeout=120
+            )
         os.replace(Path(folder, path.name), path)
 
 

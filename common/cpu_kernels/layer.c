@@ -5,6 +5,7 @@
    Each is one parallel region: its threads meet after each step, and go on with the next. */
 #include "linear.h"
 
+#define BLOCK 64 /* numbers that are activated together: so one row keeps all threads busy */
 typedef struct {
     const float *input_norm, *mlp_norm; /* [hidden] */
     const float *q_norm, *k_norm;       /* [head_dim] or NULL: each head on its own (Qwen3) */
@@ -33,6 +34,13 @@ static void rotate(float *head, const float *cos, const float *sin, int64_t head
     }
 }
 
+/* gated = silu(gate) * up, n numbers. */
+static void activate(const float *gate, const float *up, float *gated, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        gated[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
 /* x: [rows, hidden]; cos, sin: [rows, head_dim]; space: [rows, hidden]; qkv: [rows, heads + 2 *
    kv_heads, head_dim], what attention takes. */
 void before_attention(
@@ -58,8 +66,8 @@ void before_attention(
     }
 }
 
-/* attended: [rows, heads * head_dim]; x: [rows, hidden], what the layer was given; space: [rows,
-   gate_up.out]; out: [rows, hidden], what it returns. */
+/* attended: [rows, heads * head_dim]; x: [rows, hidden], what the layer was given; space: as much
+   as [rows, hidden + down.in + gate_up.out]; out: [rows, hidden], what it returns. */
 void after_attention(
     const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows,
     int threads)
@@ -75,11 +83,10 @@ void after_attention(
         linear(&l->gate_up, normed, NULL, both, rows);
 #pragma omp for collapse(2)
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t block = 0; block < width; block += 64)
-                for (int64_t i = block; i < (width - block < 64 ? width : block + 64); i++) {
-                    float gate = both[2 * r * width + i], up = both[(2 * r + 1) * width + i];
-                    gated[r * width + i] = gate / (1.0f + exponential(-gate)) * up;
-                }
+            for (int64_t i = 0; i < width; i += BLOCK) {
+                const float *gate = both + 2 * r * width + i;
+                activate(gate, gate + width, gated + r * width + i, smaller(BLOCK, width - i));
+            }
         linear(&l->down, gated, out, out, rows);
     }
 }

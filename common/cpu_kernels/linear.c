@@ -5,14 +5,15 @@
    with it. In between, the next block is fetched while this one is still multiplied.
 
    Each output has a lane of its own and adds up its products one by one, in the order of the
-   inputs. So a row gets the same bits alone and among a thousand (I2). */
+   inputs, each rounded in the same way. So a row gets the same bits alone and among a thousand
+   (I2). */
 #include "linear.h"
 
 #define TILE 6   /* rows at once: 6 * 2 sums, 2 weights and an input fill 16 registers */
 #define DEPTH 64 /* inputs of a block: 64 * PANEL floats are 4 kB, or 8 with AVX-512 */
 #define CHUNK 48 /* rows that share a block */
 
-/* sums[rows][2] += x[rows][depth] * block[depth][PANEL] */
+/* sums[rows][2] += x[rows][depth] * block[depth][PANEL], rows of x being `stride` apart. */
 static inline __attribute__((always_inline)) void multiply(
     int rows, const float *x, int64_t stride, const float *block, int64_t depth, int fetch,
     vec (*sums)[2])
@@ -27,8 +28,9 @@ static inline __attribute__((always_inline)) void multiply(
             for (int byte = 0; byte < 4 * PANEL; byte += 64)
                 __builtin_prefetch((const char *)(line + DEPTH * PANEL) + byte);
         for (int r = 0; r < rows; r++) {
-            s[r][0] += left * x[r * stride + i];
-            s[r][1] += right * x[r * stride + i];
+            vec input = repeat(x[r * stride + i]);
+            s[r][0] = multiply_add(input, left, s[r][0]);
+            s[r][1] = multiply_add(input, right, s[r][1]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -76,14 +78,14 @@ static inline void finish(
 void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows)
 {
     for (int64_t start = 0; start < rows; start += CHUNK) {
-        int64_t count = rows - start < CHUNK ? rows - start : CHUNK;
+        int64_t count = smaller(CHUNK, rows - start);
 #pragma omp for schedule(static) nowait
         for (int64_t panel = 0; panel < (l->out + PANEL - 1) / PANEL; panel++) {
             const float *weight = l->weight + panel * l->in * PANEL;
             vec sums[CHUNK][2] = {0};
             for (int64_t i = 0; i < l->in; i += DEPTH)
                 multiply_chunk(count, x + start * l->in + i, l->in, weight + i * PANEL,
-                               l->in - i < DEPTH ? l->in - i : DEPTH, sums);
+                               smaller(DEPTH, l->in - i), sums);
             int64_t first = panel * PANEL;
             for (int64_t r = 0; r < count; r++) {
                 int64_t at = (start + r) * l->out + first;

@@ -6,10 +6,17 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512F__
+#ifndef LANES
+#if defined(__AVX512F__)
 #define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
 #else
-#define LANES 8 /* a register of AVX2, or two of an older x86 or of an ARM */
+#define LANES 4 /* an older x86, or an ARM */
+#endif
+#endif
+#ifdef __FMA__
+#include <immintrin.h>
 #endif
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -18,13 +25,39 @@ static inline vec load(const float *from) { return *(const vec *)from; }
 
 static inline void store(float *to, vec v) { *(vec *)to = v; }
 
-/* The sum of all lanes, halves first: always in the same order. */
+/* a * b + c, rounded once where the CPU can. The compiler is told not to choose (-ffp-contract=off):
+   it would fuse in one copy of a loop and not in another, and a row's bits would depend on how many
+   rows are computed with it. */
+static inline vec multiply_add(vec a, vec b, vec c)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8 && defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* The same number in all lanes. */
+static inline vec repeat(float x) { return x - (vec){0}; }
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The sum of all lanes, always in the same order. */
 static inline float sum(vec v)
 {
-    v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
-    v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
-    v += __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
-    return v[0];
+    typedef float four __attribute__((vector_size(16)));
+    union {
+        vec whole;
+        four quarters[LANES / 4];
+    } lanes = {v};
+    four s = lanes.quarters[0];
+    for (int i = 1; i < LANES / 4; i++)
+        s += lanes.quarters[i];
+    return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
 /* The product of two rows of n numbers. */
@@ -34,7 +67,7 @@ static inline float dot(const float *a, const float *b, int64_t n)
     float rest = 0;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        products += load(a + i) * load(b + i);
+        products = multiply_add(load(a + i), load(b + i), products);
     for (; i < n; i++)
         rest += a[i] * b[i];
     return sum(products) + rest;
@@ -47,8 +80,9 @@ static inline void add_scaled(float *to, const float *from, float factor, int64_
         to[i] += factor * from[i];
 }
 
-/* e^x to the last bit or two, in operations that a compiler turns into vectors: 2^n times a
-   polynomial of what is left (the coefficients are those of the Cephes library). */
+/* e^x to the last bit or two, for x from -87 to 88 (beyond them, as at them), in operations that a
+   compiler turns into vectors: 2^n times a polynomial of what is left (the coefficients are those
+   of the Cephes library). */
 static inline float exponential(float x)
 {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;

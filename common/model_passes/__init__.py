@@ -8,11 +8,12 @@ layout), the module keeps its own.
 
     pass      what it does                                                         where
     merge     q/k/v, and gate/up, read one input: one product instead of three     everywhere
-    pack      weights laid out anew, once, in the order the CPU's kernels read     CPU, float32
+    pack      weights laid out anew, once, for kernels that read them in order     CPU, float32
     norm      RMSNorm in four operations instead of seven; on a GPU in one         float32; CUDA
     rotary    q and k turned together in three operations; on a GPU in one         everywhere
     gate      activation(gate) * up in one kernel                                  CUDA
-    layer     a decoder layer, of merged products, as one function                 CPU
+    layer     a decoder layer, of merged products, as one function: where `pack`   CPU
+              found a compiler, in C
 """
 
 from __future__ import annotations

@@ -20,6 +20,10 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.mistral.modeling_mistral import MistralAttention
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from ..cpu_kernels import Layer
 from .merge import SharedProduct
@@ -30,12 +34,17 @@ from .rotary import signed, turn
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}  # Qwen3 has them
+KNOWN_NAMES = {  # what the code of attention uses, in the models that a joined layer stands for
+    name
+    for attention in (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
+    for name in attention.forward.__code__.co_names
+}
 
 
 class Forward(NamedTuple):
     """What is the same for all layers of a forward."""
 
-    embeddings: Any  # cos and sin, as the model computed them: [B or 1, T, head_dim]
+    embeddings: Any  # cos and sin, as the model computed them: [B or 1, T or 1, head_dim]
     cos: torch.Tensor  # [B, T, 1, head_dim]
     signed_sin: torch.Tensor  # [B, T, 1, head_dim]
     attend: Callable[..., Any]
@@ -50,13 +59,14 @@ class Forwards:
         self.eager_attention = eager_attention
         self._latest: Forward | None = None
 
-    def __call__(self, embeddings: Any, batch: int) -> Forward:
+    def __call__(self, embeddings: Any, shape: torch.Size) -> Forward:
+        """shape: [B, T]."""
         latest = self._latest
-        if latest is None or latest.embeddings is not embeddings or len(latest.cos) != batch:
+        if latest is None or latest.embeddings is not embeddings or latest.cos.shape[:2] != shape:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(
                 self.config._attn_implementation, self.eager_attention
             )
-            cos, sin = (x.expand(batch, -1, -1).unsqueeze(2).contiguous() for x in embeddings)
+            cos, sin = (x.expand(*shape, -1).unsqueeze(2).contiguous() for x in embeddings)
             latest = self._latest = Forward(embeddings, cos, signed(sin), attend)
         return latest
 
@@ -121,18 +131,35 @@ class CompiledParts:
         self.attention, self.forwards = attention, forwards
         qkv, gate_up = products_of(layer)
         linears = qkv.linear, attention.o_proj, gate_up.linear, layer.mlp.down_proj
-        packed = [linear.packed for linear in linears]
-        if not all(isinstance(product, CompiledProduct) for product in packed):
+        self.products = [linear.packed for linear in linears]
+        if not all(isinstance(product, CompiledProduct) for product in self.products):
             raise TypeError("its products are another library's")
+        hidden, dim = qkv.linear.in_features, attention.head_dim
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        self.tensors = [None if norm is None else norm.weight.detach() for norm in norms]
-        self.heads = [size // attention.head_dim for size in qkv.sizes]
-        self.kernels = packed[0].kernels
+        present = [norm for norm in norms if norm is not None]
+        self.weights = [None if norm is None else norm.weight.detach() for norm in norms]
+        shapes = [
+            *qkv.sizes[1:], attention.o_proj.in_features, *gate_up.sizes,
+            *(weight.numel() for weight in self.weights if weight is not None),
+        ]  # fmt: skip
+        usual = [
+            qkv.sizes[2], qkv.sizes[1], qkv.sizes[0], *[layer.mlp.down_proj.in_features] * 2,
+            hidden, hidden, *[dim] * (len(present) - 2),
+        ]  # fmt: skip
+        if (
+            shapes != usual
+            or any(size % dim for size in qkv.sizes)
+            or len({norm.variance_epsilon for norm in present}) > 1
+            or any(norm.weight.dtype != torch.float32 for norm in present)
+        ):
+            raise TypeError("its parts are not of the usual shapes")
+        self.heads = [size // dim for size in qkv.sizes]
+        self.kernels = self.products[0].kernels
         self.layer = Layer(
-            *(None if weight is None else weight.data_ptr() for weight in self.tensors),
-            norms[0].variance_epsilon, *self.heads[:2], attention.head_dim,
-            *(product.linear for product in packed),
+            *(None if weight is None else weight.data_ptr() for weight in self.weights),
+            norms[0].variance_epsilon, *self.heads[:2], dim,
+            *(product.linear for product in self.products),
         )  # fmt: skip
 
     def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
@@ -165,10 +192,11 @@ class _DecoderLayer(nn.Module):
         attention = parts.attention
         if position_embeddings is None or position_embeddings[0].shape[-1] != attention.head_dim:
             return super().forward(  # no rotary embedding, or of a part of each head
-                hidden_states, attention_mask, position_ids, past_key_values, use_cache,
-                position_embeddings, **kwargs,
+                hidden_states, attention_mask=attention_mask, position_ids=position_ids,
+                past_key_values=past_key_values, use_cache=use_cache,
+                position_embeddings=position_embeddings, **kwargs,
             )  # fmt: skip
-        forward = parts.forwards(position_embeddings, len(x))
+        forward = parts.forwards(position_embeddings, x.shape[:2])
         q, k, v = (heads.transpose(1, 2) for heads in parts.before(x, forward))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, attention.layer_idx)
@@ -195,27 +223,24 @@ def join_layers(model: nn.Module) -> int:
 def _join(layer: Any, forwards: Forwards) -> bool:
     if not _is_usual(layer):
         return False
-    x = probe(2, 5, layer.input_layernorm.weight.numel(), like=layer.input_layernorm.weight)
+    original: Any = type(layer)
+    qkv, _ = products_of(layer)
+    # Small numbers: the residual must not hide what the rest of the layer makes of them.
+    x = 0.05 * probe(2, 5, qkv.linear.in_features, like=qkv.linear.weight)
     angle = probe(2, 5, layer.self_attn.head_dim // 2, like=x).repeat(1, 1, 2)
     given = {"position_embeddings": (angle.cos(), angle.sin())}
-    original: Any = type(layer)
-    try:
-        theirs = layer(x, **given)
-    except Exception:  # it wants to be called in another way than Llama's
-        return False
-    if not isinstance(theirs, torch.Tensor):
-        return False
-    largest = theirs.abs().max()
     for kind in (CompiledParts, TorchParts):
-        try:
+        try:  # a layer may want to be called, or to be made, in another way than Llama's
+            theirs = layer(x, **given)
             layer.__dict__["parts"] = kind(layer, forwards)
-        except (AttributeError, TypeError):
-            continue
-        layer.__class__ = subclass(_DecoderLayer, original)
-        if same(layer(x, **given) / largest, theirs / largest):
-            return True
+            layer.__class__ = subclass(_DecoderLayer, original)
+            largest = theirs.abs().max()
+            if same(layer(x, **given) / largest, theirs / largest):
+                return True
+        except Exception:
+            pass
         layer.__class__ = original
-        del layer.__dict__["parts"]
+        layer.__dict__.pop("parts", None)
     return False
 
 
@@ -223,6 +248,9 @@ def _is_usual(layer: Any) -> bool:
     """Whether a layer looks as Llama's do, is on CPU, and has its products merged."""
     names = {name for name, _ in layer.self_attn.named_children()}
     if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS):
+        return False
+    # What a short trial would not show, say a clip of large numbers, has a name in the code.
+    if not set(type(layer.self_attn).forward.__code__.co_names) <= KNOWN_NAMES:
         return False
     windowed = getattr(layer.self_attn, "sliding_window", None) is not None
     merged = products_of(layer)

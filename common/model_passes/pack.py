@@ -5,16 +5,17 @@ than the product. Three kernels take a weight that was laid out once: our own, c
 machine, and those of oneDNN and MKL, which torch's own compiler calls the same way. All linears of
 SmolLM2-135M in ms on two cores:
 
-    rows                                   1     4     8    16    32    64   704
+    rows                                   1     4     8    16    32    64
     AMD EPYC (AVX2)         F.linear      41    76   129    95   111   168
                             MKL           39    80    85   110   150   220
                             oneDNN        34    39    45    62    95   150
-                            our own
+                            our own       22    22    28    40    69   100
     Intel Xeon (AVX-512)    F.linear      31    72    87   135   187
                             MKL           27    29    33    40    55
 
-All give a row bitwise the result that it has alone (I2), however many are computed with it. The
-packed weights are held beside the plain ones, which the state dict and the embedding still need.
+All give a row bitwise the result that it has alone (I2), however many are computed with it; MKL's
+below 128 rows. The packed weights are held beside the plain ones, which the state dict and the
+embedding still need.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class _Packed(nn.Linear):
 def pack_linears(model: nn.Module) -> int:
     """Pack the linear layers of a float32 model on CPU; how many there were."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    linears += [product.linear for product in products(model)]
+    merged = (product.linear for product in products(model))
+    linears += [linear for linear in merged if type(linear) is nn.Linear]
     linears = [
         linear
         for linear in linears

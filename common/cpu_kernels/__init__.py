@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,23 @@ class Memory(ctypes.Structure):
         )  # fmt: skip
 
 
+class Space(threading.local):
+    """Memory for what a kernel computes on the way, one for each thread, kept from call to call:
+    new memory comes page by page from the system, zeroed, which takes longer than using it."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0)
+
+    def take(self, count: int) -> int:
+        """The address of `count` float32 numbers, good until the thread's next call."""
+        if len(self.memory) < count:
+            self.memory = torch.empty(count)
+        return self.memory.data_ptr()
+
+
+SPACE = Space()
+
+
 @dataclass(frozen=True)
 class Kernels:
     """The compiled functions."""
@@ -99,11 +117,9 @@ class Kernels:
             raise ValueError(f"cos and sin must be {angles}, got {tuple(cos.shape)}")
         cos, signed_sin = _ready(cos, layer.head_dim), _ready(signed_sin, layer.head_dim)
         heads = x.new_empty((batch, num_tokens, layer.heads + 2 * layer.kv_heads, layer.head_dim))
-        space = torch.empty_like(x)
         self.library.before_attention(
             ctypes.byref(layer), x.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(),
-            space.data_ptr(), heads.data_ptr(), batch * num_tokens,
-            torch.get_num_threads(),
+            SPACE.take(x.numel()), heads.data_ptr(), batch * num_tokens, torch.get_num_threads(),
         )  # fmt: skip
         return heads
 
@@ -114,17 +130,15 @@ class Kernels:
 
         attended: [B, T, heads, head_dim]; x: [B, T, hidden], what the layer was given.
         """
-        x, attended = (
-            _ready(x, layer.output.out),
-            _ready(attended.flatten(2), layer.output.in_features),
-        )
+        x = _ready(x, layer.output.out)
+        attended = _ready(attended.flatten(2), layer.output.in_features)
         if attended.shape[:2] != x.shape[:2]:
             raise ValueError(f"{tuple(attended.shape)} does not belong to {tuple(x.shape)}")
         out, rows = torch.empty_like(x), x.numel() // x.shape[-1]
-        space = x.new_empty((rows, x.shape[-1] + layer.down.in_features + layer.gate_up.out))
+        space = SPACE.take(rows * (x.shape[-1] + layer.down.in_features + layer.gate_up.out))
         self.library.after_attention(
-            ctypes.byref(layer), attended.data_ptr(), x.data_ptr(), space.data_ptr(),
-            out.data_ptr(), rows, torch.get_num_threads(),
+            ctypes.byref(layer), attended.data_ptr(), x.data_ptr(), space, out.data_ptr(), rows,
+            torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -174,19 +188,19 @@ class Kernels:
         value_dim = values.shape[-1]
         splits = -(-page_table.shape[1] * keys.shape[2] // self.split_size)
         lines = min(tokens, self.block_size) * heads * splits
-        parts, softmax = query.new_empty(lines * value_dim), query.new_empty(lines * 2)
+        parts = SPACE.take(lines * (value_dim + 2))
+        softmax = parts + 4 * lines * value_dim
         output = query.new_empty((tokens, heads, value_dim))
         self.library.paged_attention(
             ctypes.byref(Memory.of(keys, values)), query.data_ptr(), page_table.data_ptr(),
-            query_starts.data_ptr(), seq_lens.data_ptr(), parts.data_ptr(), softmax.data_ptr(),
-            output.data_ptr(), len(page_table), heads, page_table.stride(0), splits,
-            scale, torch.get_num_threads(),
+            query_starts.data_ptr(), seq_lens.data_ptr(), parts, softmax, output.data_ptr(),
+            len(page_table), heads, page_table.stride(0), splits, scale, torch.get_num_threads(),
         )  # fmt: skip
         return output
 
 
 def _checked(x: torch.Tensor, width: int) -> torch.Tensor:
-    """X [..., width]. Raises `TypeError` or `ValueError` for what C would misread."""
+    """The tensor, [..., width]. Raises `TypeError` or `ValueError` for what C would misread."""
     if x.dtype != torch.float32 or x.device.type != "cpu":
         raise TypeError(f"the kernels are for float32 on a CPU, got {x.dtype} on {x.device}")
     if x.shape[-1] != width:

@@ -134,31 +134,20 @@ class CompiledParts:
         self.products = [linear.packed for linear in linears]
         if not all(isinstance(product, CompiledProduct) for product in self.products):
             raise TypeError("its products are another library's")
-        hidden, dim = qkv.linear.in_features, attention.head_dim
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        present = [norm for norm in norms if norm is not None]
         self.weights = [None if norm is None else norm.weight.detach() for norm in norms]
-        shapes = [
-            *qkv.sizes[1:], attention.o_proj.in_features, *gate_up.sizes,
-            *(weight.numel() for weight in self.weights if weight is not None),
-        ]  # fmt: skip
-        usual = [
-            qkv.sizes[2], qkv.sizes[1], qkv.sizes[0], *[layer.mlp.down_proj.in_features] * 2,
-            hidden, hidden, *[dim] * (len(present) - 2),
-        ]  # fmt: skip
-        if (
-            shapes != usual
-            or any(size % dim for size in qkv.sizes)
-            or len({norm.variance_epsilon for norm in present}) > 1
-            or any(norm.weight.dtype != torch.float32 for norm in present)
-        ):
+        if not _fits(layer, self.weights):
             raise TypeError("its parts are not of the usual shapes")
+        epsilons = {norm.variance_epsilon for norm in norms if norm is not None}
+        if len(epsilons) > 1:
+            raise TypeError("its norms differ")
+        dim = attention.head_dim
         self.heads = [size // dim for size in qkv.sizes]
         self.kernels = self.products[0].kernels
         self.layer = Layer(
             *(None if weight is None else weight.data_ptr() for weight in self.weights),
-            norms[0].variance_epsilon, *self.heads[:2], dim,
+            *epsilons, *self.heads[:2], dim,
             *(product.linear for product in self.products),
         )  # fmt: skip
 
@@ -170,6 +159,27 @@ class CompiledParts:
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """As `Parts` says."""
         return self.kernels.after_attention(self.layer, attended, x)
+
+
+def _fits(layer: Any, norms: list[torch.Tensor | None]) -> bool:
+    """Whether all shapes are as `layer.c` takes for granted. norms: of the input, of what attention
+    gave, of q's and of k's heads."""
+    attention, mlp, (qkv, gate_up) = layer.self_attn, layer.mlp, products_of(layer)
+    hidden, width, dim = qkv.linear.in_features, mlp.down_proj.in_features, attention.head_dim
+    q, k, v = qkv.sizes
+    sizes = (hidden, hidden, dim, dim)
+    return (
+        k == v
+        and q % k == q % dim == k % dim == 0
+        and attention.o_proj.weight.shape == (hidden, q)
+        and gate_up.linear.weight.shape == (2 * width, hidden)
+        and gate_up.sizes == [width, width]
+        and mlp.down_proj.weight.shape == (hidden, width)
+        and all(
+            norm is None or (norm.shape == (size,) and norm.dtype == torch.float32)
+            for norm, size in zip(norms, sizes, strict=True)
+        )
+    )
 
 
 class _DecoderLayer(nn.Module):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from common import EngineConfig, load_model
 from common.cpu_kernels import Kernels, Linear, bind, build, kernels
 from common.model_passes import apply_passes, pack
-from common.model_passes.layer import CompiledParts, TorchParts
+from common.model_passes.layer_parts import CompiledParts, TorchParts
 from tests.conftest import ROOT, plain_model
 
 NATIVE = "the lanes of this CPU"

@@ -228,7 +228,7 @@ def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.Mo
     merge_linears(model)
     for layer in model.model.layers:
         layer.input_layernorm = nn.LayerNorm(64, elementwise_affine=False)
-    monkeypatch.setattr("common.model_passes.layer.TorchParts.after", lambda *_: 1 / 0)
+    monkeypatch.setattr("common.model_passes.layer_parts.TorchParts.after", lambda *_: 1 / 0)
     assert apply_passes(model, "layer") == {"layer": 0}
     with torch.no_grad():
         assert model(torch.arange(5)[None]).logits.isfinite().all()

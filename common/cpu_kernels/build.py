@@ -1,7 +1,7 @@
 """Compile the C files of this folder for this very CPU, once, and load them.
 
 Triton compiles kernels for a GPU when they are first called; here it is this machine's C compiler
-that does it, in two seconds. The library is kept in the cache folder, under a name that changes
+that does it, in a few seconds. The library is kept in the cache folder, under a name that changes
 with the sources, the compiler and the CPU.
 """
 

@@ -1,0 +1,134 @@
+"""A decoder layer of Llama's kind, what is before its attention and after it: torch, or C."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from ..cpu_kernels import Layer
+from .forwards import Forward, Forwards
+from .merge import SharedProduct
+from .pack import CompiledProduct
+from .rotary import turn
+
+
+class Parts(Protocol):
+    """A layer but for its attention."""
+
+    attention: Any  # the module: an attention function is told which it is for
+    forwards: Forwards
+
+    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+        """x: [B, T, hidden]. Returns q, k, v: [B, T, heads, head_dim], q and k turned."""
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """attended: [B, T, heads, head_dim]; x, what the layer was given: [B, T, hidden].
+        Returns the layer's answer, of x's shape."""
+
+
+class TorchParts:
+    """A few operations of torch, and what other passes made of the layer's modules."""
+
+    def __init__(self, layer: Any, forwards: Forwards) -> None:
+        self.attention, self.forwards = layer.self_attn, forwards
+        self.input_norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        self.qkv, self.gate_up = products_of(layer)
+        self.output, self.down = self.attention.o_proj, layer.mlp.down_proj
+        self.activation = layer.mlp.act_fn
+        self.head_norms: list[Any]
+        self.head_norms = [getattr(self.attention, name, None) for name in ("q_norm", "k_norm")]
+        self.heads = [size // self.attention.head_dim for size in self.qkv.sizes]
+
+    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+        """As `Parts` says."""
+        qkv = self.qkv.linear.forward(self.input_norm.forward(x))
+        heads = qkv.view(*x.shape[:2], -1, self.attention.head_dim)
+        if self.head_norms[0] is None:  # q and k lie side by side, and are turned at once
+            both, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
+            turned = turn(both, forward.cos, forward.signed_sin)
+            return [*turned.split(self.heads[:2], dim=2), v]
+        *qk, v = heads.split(self.heads, dim=2)
+        q, k = (
+            turn(norm.forward(x), forward.cos, forward.signed_sin)
+            for norm, x in zip(self.head_norms, qk, strict=True)
+        )
+        return [q, k, v]
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """As `Parts` says."""
+        x = self.output.forward(attended.flatten(2)).add_(x)
+        both = self.gate_up.linear.forward(self.mlp_norm.forward(x))
+        gate, up = both.split(self.gate_up.sizes, dim=-1)
+        return self.down.forward(self.activation.forward(gate).mul_(up)).add_(x)
+
+
+class CompiledParts:
+    """Two calls of C, for layers whose products are compiled, whose norms are RMSNorms and whose
+    activation is SiLU."""
+
+    def __init__(self, layer: Any, forwards: Forwards) -> None:
+        """Raises `AttributeError` or `TypeError` for another layer."""
+        attention = layer.self_attn
+        self.attention, self.forwards = attention, forwards
+        qkv, gate_up = products_of(layer)
+        linears = qkv.linear, attention.o_proj, gate_up.linear, layer.mlp.down_proj
+        self.products = [linear.packed for linear in linears]
+        if not all(isinstance(product, CompiledProduct) for product in self.products):
+            raise TypeError("its products are another library's")
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.weights = [None if norm is None else norm.weight.detach() for norm in norms]
+        if not _fits(layer, self.weights):
+            raise TypeError("its parts are not of the usual shapes")
+        epsilons = {norm.variance_epsilon for norm in norms if norm is not None}
+        if len(epsilons) > 1:
+            raise TypeError("its norms differ")
+        dim = attention.head_dim
+        self.heads = [size // dim for size in qkv.sizes]
+        self.kernels = self.products[0].kernels
+        self.layer = Layer(
+            *(None if weight is None else weight.data_ptr() for weight in self.weights),
+            *epsilons, *self.heads[:2], dim,
+            *(product.linear for product in self.products),
+        )  # fmt: skip
+
+    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+        """As `Parts` says."""
+        heads = self.kernels.before_attention(self.layer, x, forward.cos, forward.signed_sin)
+        return list(heads.split(self.heads, dim=2))
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """As `Parts` says."""
+        return self.kernels.after_attention(self.layer, attended, x)
+
+
+def _fits(layer: Any, norms: list[torch.Tensor | None]) -> bool:
+    """Whether all shapes are as `layer.c` takes for granted. norms: of the input, of what attention
+    gave, of q's and of k's heads."""
+    attention, mlp, (qkv, gate_up) = layer.self_attn, layer.mlp, products_of(layer)
+    hidden, width, dim = qkv.linear.in_features, mlp.down_proj.in_features, attention.head_dim
+    q, k, v = qkv.sizes
+    sizes = (hidden, hidden, dim, dim)
+    return (
+        k == v
+        and q % k == q % dim == k % dim == 0
+        and attention.o_proj.weight.shape == (hidden, q)
+        and gate_up.linear.weight.shape == (2 * width, hidden)
+        and gate_up.sizes == [width, width]
+        and mlp.down_proj.weight.shape == (hidden, width)
+        and all(
+            norm is None or (norm.shape == (size,) and norm.dtype == torch.float32)
+            for norm, size in zip(norms, sizes, strict=True)
+        )
+    )
+
+
+def products_of(layer: Any) -> tuple[Any, Any]:
+    """The `SharedProduct`s of q, k, v and of gate, up; None for one that is not merged."""
+    found = []
+    for module, first, count in ((layer.self_attn, "q_proj", 3), (layer.mlp, "gate_proj", 2)):
+        product = getattr(getattr(module, first, None), "product", None)
+        merged = isinstance(product, SharedProduct) and len(product.sizes) == count
+        found.append(product if merged else None)
+    return found[0], found[1]

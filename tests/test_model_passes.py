@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -220,6 +221,8 @@ def test_attention_that_does_more_than_llamas_keeps_its_own(
 
     monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", forward)
     assert apply_passes(model, "layer") == {"layer": 0}
+    monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", functools.partial(own))
+    assert apply_passes(model, "layer") == {"layer": 0}, "code that cannot be looked at"
 
 
 def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

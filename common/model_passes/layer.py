@@ -114,7 +114,8 @@ def _is_usual(layer: Any) -> bool:
     if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS):
         return False
     # What a short trial would not show, say a clip of large numbers, has a name in the code.
-    if not set(type(layer.self_attn).forward.__code__.co_names) <= KNOWN_NAMES:
+    code = getattr(type(layer.self_attn).forward, "__code__", None)
+    if code is None or not set(code.co_names) <= KNOWN_NAMES:
         return False
     windowed = getattr(layer.self_attn, "sliding_window", None) is not None
     merged = products_of(layer)

@@ -1,15 +1,18 @@
 """What a process must know of its C libraries to compute a model on a CPU. Elsewhere: nothing.
 
-Both are measured facts of Linux's usual ones, GNU's OpenMP and glibc's malloc.
+All are measured facts of Linux's usual ones, GNU's OpenMP and glibc's malloc, and of its kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import platform
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 PAUSE_HARD = 2  # omp_pause_hard: the threads go; they are made again when they are needed
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt
@@ -40,6 +43,23 @@ def keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_IN_HEAP)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_TOP_PAD, LARGEST_IN_HEAP)
+
+
+def in_huge_pages(memory: torch.Tensor) -> torch.Tensor:
+    """The same tensor, which nobody has written to yet; on a CPU its memory will come in pages of
+    2 MB where the system has them.
+
+    A core remembers where some thousand pages lie. KV pages are read here and there among more
+    memory than that many pages of 4 kB are: 12 GB/s on two cores, in huge ones 17.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux
+    if memory.is_cpu and advice is not None:
+        start = memory.data_ptr()
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if (size := start + memory.nbytes - first) > 0:
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)  # it may refuse
+    return memory
 
 
 @functools.cache

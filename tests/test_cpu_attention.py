@@ -107,7 +107,7 @@ def test_the_number_of_threads_changes_nothing(attention: ModuleType, ops: Modul
 def test_numbers_of_another_type_are_refused(attention: ModuleType, ops: ModuleType) -> None:
     case = PagedCase(attention, [9], [1])
     case.meta.seq_lens = case.meta.seq_lens.long()
-    with pytest.raises(TypeError, match="lens must be int32"):
+    with pytest.raises(TypeError, match="lengths must be int32"):
         case.run(ops)
     with pytest.raises(TypeError, match="float32 on a CPU"):
         PagedCase(attention, [9], [1]).run(ops, torch.bfloat16)

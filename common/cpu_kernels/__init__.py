@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..cpu_runtime import in_huge_pages
 from .build import load_library
 
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
@@ -89,8 +90,9 @@ class Kernels:
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """weight: [out, in]. Returns [panels, in, panel_size], filled up with zeros."""
         padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % self.panel_size))
-        panels = padded.view(-1, self.panel_size, weight.shape[1])
-        return panels.transpose(1, 2).contiguous()
+        panels = padded.view(-1, self.panel_size, weight.shape[1]).transpose(1, 2)
+        packed = torch.empty(panels.shape, dtype=panels.dtype)
+        return in_huge_pages(packed).copy_(panels)
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """x: [..., in]. Returns [..., out]: each row the same bits, however many there are."""
@@ -156,12 +158,15 @@ class Kernels:
         """
         if slots.dtype != torch.int64:
             raise TypeError(f"slots must be int64, got {slots.dtype}")
-        key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
-        key, value = _checked(key, keys.shape[-1]), _checked(value, values.shape[-1])
-        steps = (SIZE * 4)(*key.stride()[:2], *value.stride()[:2])
+        memory = Memory.of(keys, values)
+        key, value = _checked(key, memory.key_dim), _checked(value, memory.value_dim)
+        if key.stride(-1) != 1 or value.stride(-1) != 1:
+            key, value = key.contiguous(), value.contiguous()
+        key_token, key_head, _ = key.stride()
+        value_token, value_head, _ = value.stride()
         self.library.store_kv(
-            ctypes.byref(Memory.of(keys, values)), key.data_ptr(), value.data_ptr(), steps,
-            slots.data_ptr(), len(slots),
+            ctypes.byref(memory), key.data_ptr(), key_token, key_head, value.data_ptr(),
+            value_token, value_head, slots.data_ptr(), len(slots),
         )  # fmt: skip
 
     def paged_attention(
@@ -180,28 +185,31 @@ class Kernels:
         page_table: [B, P] int32; query_starts: [B + 1] int32, of which only differences matter;
         seq_lens: [B] int32, up to the last query. Returns [T, heads, head_dim].
         """
-        query = _ready(query, keys.shape[-1])
-        for name, x in (("table", page_table), ("starts", query_starts), ("lens", seq_lens)):
-            if x.dtype != torch.int32 or x.stride(-1) != 1:
-                raise TypeError(f"{name} must be int32, side by side, got {x.dtype}")
+        memory = Memory.of(keys, values)
+        query = _ready(query, memory.key_dim)
+        if not page_table.dtype == query_starts.dtype == seq_lens.dtype == torch.int32:
+            raise TypeError("the page table, starts and lengths must be int32")
+        requests, pages = page_table.shape
+        width, inside = page_table.stride()
+        if inside != 1 or not (query_starts.is_contiguous() and seq_lens.is_contiguous()):
+            raise ValueError("the page table's rows, starts and lengths must lie side by side")
         tokens, heads, _ = query.shape
-        value_dim = values.shape[-1]
-        splits = -(-page_table.shape[1] * keys.shape[2] // self.split_size)
+        splits = -(-pages * memory.page_size // self.split_size)
         lines = min(tokens, self.block_size) * heads * splits
-        parts = SPACE.take(lines * (value_dim + 2))
-        softmax = parts + 4 * lines * value_dim
-        output = query.new_empty((tokens, heads, value_dim))
+        parts = SPACE.take(lines * (memory.value_dim + 2))
+        softmax = parts + 4 * lines * memory.value_dim
+        output = query.new_empty((tokens, heads, memory.value_dim))
         self.library.paged_attention(
-            ctypes.byref(Memory.of(keys, values)), query.data_ptr(), page_table.data_ptr(),
+            ctypes.byref(memory), query.data_ptr(), page_table.data_ptr(),
             query_starts.data_ptr(), seq_lens.data_ptr(), parts, softmax, output.data_ptr(),
-            len(page_table), heads, page_table.stride(0), splits, scale, torch.get_num_threads(),
+            requests, heads, width, splits, scale, torch.get_num_threads(),
         )  # fmt: skip
         return output
 
 
 def _checked(x: torch.Tensor, width: int) -> torch.Tensor:
     """The tensor, [..., width]. Raises `TypeError` or `ValueError` for what C would misread."""
-    if x.dtype != torch.float32 or x.device.type != "cpu":
+    if x.dtype != torch.float32 or not x.is_cpu:
         raise TypeError(f"the kernels are for float32 on a CPU, got {x.dtype} on {x.device}")
     if x.shape[-1] != width:
         raise ValueError(f"the last dimension must be {width}, got {x.shape[-1]}")
@@ -226,7 +234,7 @@ def bind(library: ctypes.CDLL) -> Kernels:
         "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 6, SIZE, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
-        "store_kv": (*[POINTER] * 5, SIZE),
+        "store_kv": (*[POINTER] * 2, *[SIZE] * 2, POINTER, *[SIZE] * 2, POINTER, SIZE),
         "paged_attention": (*[POINTER] * 8, *[SIZE] * 4, ctypes.c_float, ctypes.c_int),
     }
     for name, arguments in signatures.items():

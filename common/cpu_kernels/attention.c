@@ -52,17 +52,22 @@ static inline void fetch(const float *line, int64_t dim)
         __builtin_prefetch(line + d, 0, 2);
 }
 
-/* weights[rows][SPLIT] = scale * query[rows][dim] . keys[slots[count]][dim] */
+/* weights[rows][SPLIT] = scale * query[rows][dim] . keys[slots[count]][dim]
+
+   Meanwhile the values are fetched, a line for each key: the memory is never idle, and never asked
+   for so much at once that the core has to wait before it can compute. */
 static inline __attribute__((always_inline)) void score(
-    int rows, const Row *row, const float *keys, int64_t dim, const int64_t *slots, int64_t count,
-    float scale, float *weights)
+    int rows, const Row *row, const Memory *m, const float *keys, const float *values,
+    const int64_t *slots, int64_t count, float scale, float *weights)
 {
+    const int64_t dim = m->key_dim;
     const float *query[TILE];
     for (int r = 0; r < rows; r++)
         query[r] = row[r].query;
     for (int64_t i = 0; i < count; i++) {
         const float *key = keys + slots[i] * dim;
         fetch(keys + slots[smaller(i + AHEAD, count - 1)] * dim, dim);
+        fetch(values + slots[i] * m->value_dim, m->value_dim);
         vec products[TILE] = {0};
         float rest[TILE] = {0};
         int64_t d = 0;
@@ -142,13 +147,13 @@ static void attend(
     const float *keys = m->keys + kv_head * m->slots * m->key_dim;
     const float *values = m->values + kv_head * m->slots * m->value_dim;
     float weights[TILE * SPLIT];
-    for (int64_t i = 0; i < count; i++)
-        fetch(values + slots[i] * m->value_dim, m->value_dim);
+    for (int64_t i = 0; i < smaller(AHEAD, count); i++)
+        fetch(keys + slots[i] * m->key_dim, m->key_dim);
     for (int64_t tiles = (rows + TILE - 1) / TILE, n; rows > 0; rows -= n, row += n, tiles--) {
         n = (rows + tiles - 1) / tiles;
         switch (n) {
 #define SCORE(N) \
-    case N: score(N, row, keys, m->key_dim, slots, count, scale, weights); break;
+    case N: score(N, row, m, keys, values, slots, count, scale, weights); break;
             SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6)
         }
         for (int64_t r = 0; r < n; r++)
@@ -229,18 +234,18 @@ void paged_attention(
     }
 }
 
-/* Write key [tokens, kv_heads, key_dim] and value to their slots. steps: between the tokens and
-   between the heads of key, then of value. */
+/* Write key [tokens, kv_heads, key_dim] and value to their slots. _token, _head: how far apart the
+   tokens and the heads of each lie. */
 void store_kv(
-    const Memory *m, const float *key, const float *value, const int64_t *steps,
-    const int64_t *slots, int64_t tokens)
+    const Memory *m, const float *key, int64_t key_token, int64_t key_head, const float *value,
+    int64_t value_token, int64_t value_head, const int64_t *slots, int64_t tokens)
 {
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t h = 0; h < m->kv_heads; h++) {
             int64_t line = h * m->slots + slots[t];
-            memcpy(m->keys + line * m->key_dim, key + t * steps[0] + h * steps[1],
+            memcpy(m->keys + line * m->key_dim, key + t * key_token + h * key_head,
                    m->key_dim * sizeof(float));
-            memcpy(m->values + line * m->value_dim, value + t * steps[2] + h * steps[3],
+            memcpy(m->values + line * m->value_dim, value + t * value_token + h * value_head,
                    m->value_dim * sizeof(float));
         }
 }

@@ -46,7 +46,9 @@ static void multiply_chunk(
         int64_t left = rows - r, tiles = (left + TILE - 1) / TILE;
         n = (left + tiles - 1) / tiles;
         const float *from = x + r * stride;
-        int last = r + n == rows; /* of the chunk: the next block will be wanted soon */
+        /* Last of the chunk: the next block will be wanted soon. One row or two go through a
+           weight as fast as it arrives, and the CPU itself foresees what they read. */
+        int last = r + n == rows && rows > 2;
         switch (2 * n + last) {
 #define CASES(N) \
     case 2 * N: multiply(N, from, stride, block, depth, 0, sums + r); break; \

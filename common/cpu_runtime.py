@@ -49,8 +49,8 @@ def in_huge_pages(memory: torch.Tensor) -> torch.Tensor:
     """The same tensor, which nobody has written to yet; on a CPU its memory will come in pages of
     2 MB where the system has them.
 
-    A core remembers where some thousand pages lie. KV pages are read here and there among more
-    memory than that many pages of 4 kB are: 12 GB/s on two cores, in huge ones 17.
+    For what is filled at once and read in every step: the weights. The first touch of such a page
+    clears it, which can take milliseconds; of a KV pool much would be cleared that is not used yet.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux
     if memory.is_cpu and advice is not None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from common import EngineConfig
-from common.cpu_runtime import in_huge_pages
 from common.model_support import LayerKV
 
 FREE_MEMORY_SHARE = 0.8  # of a GPU; the rest is for activations. Of main memory, half as much
@@ -31,7 +30,7 @@ class KVPool:
 
         def pages(num_heads: int, head_dim: int) -> torch.Tensor:
             shape = (num_heads, 1 + self.num_pages, config.page_size, head_dim)
-            return in_huge_pages(torch.empty(shape, dtype=dtype, device=device))
+            return torch.empty(shape, dtype=dtype, device=device)
 
         try:
             self.keys = [pages(layer.num_kv_heads, layer.key_dim) for layer in layers]

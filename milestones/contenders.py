@@ -69,17 +69,26 @@ class Summary:
 
 
 class Peer(Contender):
-    """An engine of another environment. Its process stays: some take minutes to start."""
+    """An engine of another environment.
 
-    def __init__(self, name: str, python: Path, model: Callable[[], Path | str]) -> None:
-        """model: what `peer_NAME.py` is to serve, asked for at the first run."""
+    It must know nothing of the round before, which had the same prompts: its process forgets them,
+    or is another one for each measurement.
+    """
+
+    def __init__(
+        self, name: str, python: Path, model: Callable[[], Path | str], *, forgets: bool
+    ) -> None:
+        """model: what `peer_NAME.py` is to serve, asked for when a process starts. forgets: its
+        cache is empty after each workload, so the process may stay (some take minutes to start)."""
         super().__init__(name)
-        self.python, self.model = python, model
+        self.python, self.model, self.forgets = python, model, forgets
         self.script = Path(__file__).with_name(f"peer_{name}.py")
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, workload: Workload) -> WorkloadResult:
         """Serve the workload, warmed up. Raises `RuntimeError` where the engine does not run."""
+        if not self.forgets:
+            self.close()
         self._ask(workload.warm_up())
         return self._ask(workload)
 
@@ -87,6 +96,7 @@ class Peer(Contender):
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._process = None
 
     def _ask(self, workload: Workload) -> WorkloadResult:
         if self._process is None:
@@ -130,7 +140,7 @@ def contenders(
         *(Contender(peer, ("milestones.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
     if vllm_python:
-        found.append(Peer("vllm", vllm_python, lambda: hugging_face_folder(model)))
+        found.append(Peer("vllm", vllm_python, lambda: hugging_face_folder(model), forgets=True))
     if llama_python:
-        found.append(Peer("llama", llama_python, lambda: gguf_file(model)))
+        found.append(Peer("llama", llama_python, lambda: gguf_file(model), forgets=False))
     return found

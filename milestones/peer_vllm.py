@@ -78,6 +78,7 @@ def main() -> None:
         workload = json.loads(line)
         answers.write(json.dumps(serve(llm.llm_engine, workload)) + "\n")
         answers.flush()
+        llm.reset_prefix_cache()  # the next round has the same prompts
 
 
 if __name__ == "__main__":

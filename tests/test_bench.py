@@ -168,20 +168,23 @@ def test_the_floor_of_a_run() -> None:
 
 
 def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
-    """A program that speaks the peer's protocol stands for it; one that ends is an error."""
+    """A program that speaks the peer's protocol stands for it; one that ends is an error. Its
+    tokens say how many workloads it had before: one that does not forget had the warm-up only."""
     fake = tmp_path / "python"
     fake.write_text(
-        f"#!{sys.executable}\nimport json, sys\nfor line in sys.stdin:\n"
+        f"#!{sys.executable}\nimport json, sys\nfor before, line in enumerate(sys.stdin):\n"
         "    w = json.loads(line)\n"
-        "    tokens = [[7] * n for n in w['max_tokens']]\n"
+        "    tokens = [[before] * n for n in w['max_tokens']]\n"
         "    answer = {'token_ids': tokens, 'seconds': 1.0, 'first_token_seconds': [0.1]}\n"
         "    print(json.dumps(answer), flush=True)\n"
     )
     fake.chmod(0o755)
-    peer = Peer("vllm", fake, lambda: "anywhere")
-    assert peer.run(Workload([[1]], [4])).token_ids == [[7] * 4]
-    peer.close()
-    gone = Peer("llama", Path("/bin/true"), lambda: "anywhere")
+    for forgets, second in ((True, 3), (False, 1)):
+        peer = Peer("vllm", fake, lambda: "anywhere", forgets=forgets)
+        assert peer.run(Workload([[1]], [4])).token_ids == [[1] * 4]
+        assert peer.run(Workload([[1]], [4])).token_ids == [[second] * 4]
+        peer.close()
+    gone = Peer("llama", Path("/bin/true"), lambda: "anywhere", forgets=False)
     with pytest.raises(RuntimeError, match=r"llama ended: try /bin/true .*peer_llama.py"):
         gone.run(Workload([[1]], [4]))
 

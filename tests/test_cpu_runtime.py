@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 
 import pytest
@@ -20,11 +21,26 @@ def test_huge_pages_are_only_advice(count: int, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(numbers, expected)
 
 
-def test_a_view_within_a_tensor_is_advised_within_its_bounds() -> None:
-    whole = torch.ones(5 << 20)
+def test_a_view_within_a_tensor_is_advised_within_its_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the first whole page on, to the view's last byte."""
+    whole, advised = torch.ones(5 << 20), []
+
+    class Library:
+        @staticmethod
+        def madvise(start: ctypes.c_void_p, size: ctypes.c_size_t, _advice: int) -> None:
+            advised.append((start.value or 0, size.value))
+
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Library)
     inside = in_huge_pages(whole[1001:-1001])
     inside.fill_(2)
     assert whole.sum().item() == 2 * whole.numel() - 2002
+    ((start, size),) = advised
+    assert start % mmap.PAGESIZE == 0
+    assert 0 <= start - inside.data_ptr() < mmap.PAGESIZE
+    assert start + size == inside.data_ptr() + inside.nbytes
 
 
 def test_memory_of_another_device_is_left_alone() -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from .argmax import argmax
 from .request import Request
 
 Logprobs = dict[int, float]  # token id -> log probability
@@ -152,7 +153,7 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
     logits: [B, V], any floating type. Greedy rows take the exact argmax of what they are given,
     whatever their neighbours do.
     """
-    token_ids = logits.argmax(dim=-1)  # [B]
+    token_ids = argmax(logits)  # [B]
     if not metadata.all_greedy:
         drawn = draw(scale_and_filter(logits, metadata), metadata.seeds, metadata.positions)
         token_ids = torch.where(metadata.greedy, token_ids, drawn)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from common.cpu_kernels import Kernels, kernels
+from common.cpu_kernels import Kernels, Requests, kernels
+from common.latest import Latest
 
 from .attention import AttentionMetadata
 
@@ -25,7 +26,7 @@ def store_kv(
     meta: AttentionMetadata,
 ) -> None:
     """Write key and value [T, kv_heads, head_dim] to their slots of a layer's memory."""
-    _kernels().store_kv(keys, values, key, value, meta.slot_mapping)
+    _kernels().store_kv(keys, values, key, value, _requests(meta))
 
 
 def paged_decode(
@@ -36,8 +37,8 @@ def paged_decode(
     scale: float,
 ) -> torch.Tensor:
     """One query for each decoding request: [decodes, heads, head_dim], returns the same shape."""
-    table, starts = meta.page_table[: meta.num_decodes], meta.query_starts
-    return _kernels().paged_attention(query, keys, values, table, starts, meta.seq_lens, scale)
+    count = meta.num_decodes
+    return _kernels().paged_attention(query, keys, values, _requests(meta), 0, count, scale)
 
 
 def paged_prefill(
@@ -48,9 +49,14 @@ def paged_prefill(
     scale: float,
 ) -> torch.Tensor:
     """The queries of all chunks, [tokens, heads, head_dim]: each sees its request up to itself."""
-    first = meta.num_decodes
-    table, starts, lens = meta.page_table[first:], meta.query_starts[first:], meta.seq_lens[first:]
-    return _kernels().paged_attention(query, keys, values, table, starts, lens, scale)
+    first, count = meta.num_decodes, len(meta.contexts) - meta.num_decodes
+    return _kernels().paged_attention(query, keys, values, _requests(meta), first, count, scale)
+
+
+@Latest
+def _requests(meta: AttentionMetadata) -> Requests:
+    """The same for all layers of a forward."""
+    return Requests.of(meta.page_table, meta.query_starts, meta.seq_lens, meta.slot_mapping)
 
 
 def _kernels() -> Kernels:

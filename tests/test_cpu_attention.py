@@ -113,6 +113,22 @@ def test_numbers_of_another_type_are_refused(attention: ModuleType, ops: ModuleT
         PagedCase(attention, [9], [1]).run(ops, torch.bfloat16)
 
 
+def test_what_does_not_fit_together_is_refused(attention: ModuleType, ops: ModuleType) -> None:
+    case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
+    case.meta.seq_lens = case.meta.seq_lens[:2]
+    with pytest.raises(ValueError, match="for each request"):
+        case.run(ops)
+    for name in ("key", "value"):
+        case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
+        setattr(case, name, getattr(case, name)[:-1])
+        with pytest.raises(ValueError, match=f"are not the {name}s of 14 tokens"):
+            case.run(ops)
+    case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
+    case.query = case.query[..., :-1]
+    with pytest.raises(ValueError, match="queries"):
+        case.run(ops)
+
+
 def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
     """Models hand over transposed heads; page tables are cut from wider ones."""
     case = PagedCase(attention, [9, 30, 12], [1, 1, 12])

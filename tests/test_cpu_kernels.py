@@ -79,15 +79,11 @@ def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_a_whole_model(
-    compiled: Kernels, architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_model(compiled: Kernels, architecture: str) -> None:
     """Layers with biases, and with norms of heads; the same bits alone and in a batch."""
-    monkeypatch.setattr(pack, "kernels", lambda: compiled)
     name = f"tiny-{architecture}"
-    model = load_model(EngineConfig(model=name, device="cpu"), plain=True).model
-    assert apply_passes(model)["layer"] == 2
-    layer: Any = model.model.layers[0]
+    model = with_passes(name, compiled)
+    layer = model.model.layers[0]
     assert type(layer.parts) is CompiledParts
     tokens = torch.arange(60).view(3, 20)
     with torch.inference_mode():
@@ -98,7 +94,7 @@ def test_a_whole_model(
         angles = torch.randn(1, 20, half).repeat(1, 1, 2)  # one set for all rows of the batch
         embeddings = angles.cos(), angles.sin()
         together = parts.before(x, parts.forwards(embeddings, x.shape[:2]))
-        attended = torch.randn_like(together[0])
+        attended = torch.randn_like(together[0].transpose(1, 2))
         answers = parts.after(attended, x)
         for row in range(3):
             one = slice(row, row + 1)
@@ -114,6 +110,60 @@ def test_what_c_would_misread_is_refused(compiled: Kernels) -> None:
         compiled.linear(torch.zeros(2, 5, dtype=torch.float16), linear)
     with pytest.raises(ValueError, match="must be 5, got 6"):
         compiled.linear(torch.zeros(2, 6), linear)
+
+
+def test_a_layer_that_is_given_what_is_not_its_own_refuses(compiled: Kernels) -> None:
+    model = with_passes("tiny-llama", compiled)
+    parts, x = model.model.layers[0].parts, torch.zeros(2, 3, 64)
+    angles = torch.zeros(1, 3, model.model.layers[0].self_attn.head_dim)
+    forward = parts.forwards((angles, angles), x.shape[:2])
+    attended = parts.before(x, forward)[0].transpose(1, 2)
+    assert parts.after(attended, x).shape == x.shape
+    for wrong in (x[:1], x[:, :2], x[..., :32]):
+        with pytest.raises(ValueError, match="is not what"):
+            parts.before(wrong, forward)
+        with pytest.raises(ValueError, match="does not belong to"):
+            parts.after(attended, wrong)
+    for kind in (torch.float16, torch.float64):
+        with pytest.raises(TypeError, match="float32 on a CPU"):
+            parts.before(x.to(kind), forward)
+        with pytest.raises(TypeError, match="float32 on a CPU"):
+            parts.forwards((angles.to(kind), angles.to(kind)), x.shape[:2]).heads((4, 2, 2))
+
+
+def test_a_cache_may_keep_what_it_is_given(compiled: Kernels) -> None:
+    """All layers of a forward have their q, k and v in the same memory, one after the other."""
+
+    class Keeping:
+        def __init__(self) -> None:
+            self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def update(self, k: torch.Tensor, v: torch.Tensor, layer: int, *_: Any) -> Any:
+            self.kept[layer] = k, v
+            return k, v
+
+    cache, x = Keeping(), torch.randn(1, 5, 64)
+    layers = with_passes("tiny-llama", compiled).model.layers
+    angles = torch.randn(1, 5, layers[0].self_attn.head_dim // 2).repeat(1, 1, 2)
+    given: Any = {"position_embeddings": (angles.cos(), angles.sin())}
+    with torch.inference_mode():
+        for layer in layers:
+            x = layer(x, past_key_values=cache, **given)
+        again = {i: torch.cat(kept, dim=-1).clone() for i, kept in cache.kept.items()}
+        assert not torch.equal(again[0], again[1])
+        alone = Keeping()
+        layers[0](torch.randn(1, 5, 64), past_key_values=alone, **given)
+        layers[1](torch.randn(1, 5, 64), past_key_values=alone, **given)
+    assert all(torch.equal(torch.cat(kept, dim=-1), again[i]) for i, kept in cache.kept.items())
+
+
+def with_passes(name: str, compiled: Kernels) -> Any:
+    """A model of two layers, of width 64, computed by these kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "kernels", lambda: compiled)
+        model = load_model(EngineConfig(model=name, device="cpu"), plain=True).model
+        assert apply_passes(model)["layer"] == 2
+    return model
 
 
 def test_passes_may_be_applied_again() -> None:

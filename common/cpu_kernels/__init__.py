@@ -1,7 +1,8 @@
 """Kernels in C for float32 on a CPU, compiled on the machine they run on.
 
 `kernels()` gives them, or None where there is no C compiler; torch's operations do the same then.
-C takes addresses for what they are said to be: whatever comes from outside is checked before.
+What is the same in all layers of a forward is checked once and given as a structure (`structs.py`):
+around a layer's few C calls, the calls themselves are what takes time.
 """
 
 from __future__ import annotations
@@ -17,48 +18,9 @@ from torch.nn import functional as F
 
 from ..cpu_runtime import in_huge_pages
 from .build import load_library
+from .structs import POINTER, SIZE, Heads, Layer, Linear, Memory, Requests, checked
 
-POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
-
-
-class Linear(ctypes.Structure):
-    """A weight as `linear.c` reads it. Whoever makes one keeps the tensors."""
-
-    _fields_ = (("weight", POINTER), ("bias", POINTER), ("in_features", SIZE), ("out", SIZE))
-
-    @classmethod
-    def of(cls, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> Linear:
-        """packed: [panels, in, panel_size], from `Kernels.pack`; bias: [out]."""
-        pointer = None if bias is None else bias.data_ptr()
-        return cls(packed.data_ptr(), pointer, packed.shape[1], out_features)
-
-
-class Layer(ctypes.Structure):
-    """What `layer.c` knows of a decoder layer."""
-
-    _fields_ = (
-        ("input_norm", POINTER), ("mlp_norm", POINTER), ("q_norm", POINTER), ("k_norm", POINTER),
-        ("epsilon", ctypes.c_double), ("heads", SIZE), ("kv_heads", SIZE), ("head_dim", SIZE),
-        ("qkv", Linear), ("output", Linear), ("gate_up", Linear), ("down", Linear),
-    )  # fmt: skip
-
-
-class Memory(ctypes.Structure):
-    """Keys and values of a layer, as `attention.c` knows them."""
-
-    _fields_ = (
-        ("keys", POINTER), ("values", POINTER), ("kv_heads", SIZE), ("slots", SIZE),
-        ("page_size", SIZE), ("key_dim", SIZE), ("value_dim", SIZE),
-    )  # fmt: skip
-
-    @classmethod
-    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> Memory:
-        """keys, values: [kv_heads, pages, page_size, head_dim]."""
-        kv_heads, pages, page_size, key_dim = keys.shape
-        return cls(
-            keys.data_ptr(), values.data_ptr(), kv_heads, pages * page_size, page_size, key_dim,
-            values.shape[-1],
-        )  # fmt: skip
+__all__ = ["Heads", "Kernels", "Layer", "Linear", "Requests", "bind", "kernels"]
 
 
 class Space(threading.local):
@@ -67,12 +29,14 @@ class Space(threading.local):
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
+        self.size, self.address = 0, 0
 
     def take(self, count: int) -> int:
         """The address of `count` float32 numbers, good until the thread's next call."""
-        if len(self.memory) < count:
+        if self.size < count:
             self.memory = torch.empty(count)
-        return self.memory.data_ptr()
+            self.size, self.address = count, self.memory.data_ptr()
+        return self.address
 
 
 SPACE = Space()
@@ -96,7 +60,9 @@ class Kernels:
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """x: [..., in]. Returns [..., out]: each row the same bits, however many there are."""
-        x = _ready(x, linear.in_features)
+        x = checked(x).contiguous()
+        if x.shape[-1] != linear.in_features:
+            raise ValueError(f"the last dimension must be {linear.in_features}, got {x.shape[-1]}")
         out = x.new_empty((*x.shape[:-1], linear.out))
         self.library.linear_alone(
             ctypes.byref(linear), x.data_ptr(), out.data_ptr(), out.numel() // linear.out,
@@ -104,26 +70,15 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def before_attention(
-        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor
-    ) -> torch.Tensor:
-        """q, k and v of a layer, q and k turned.
-
-        x: [B, T, hidden]; cos, signed_sin (negative in the first half): [B, T, 1, head_dim].
-        Returns [B, T, heads + 2 * kv_heads, head_dim].
-        """
-        x = _ready(x, layer.qkv.in_features)
-        batch, num_tokens, _ = x.shape
-        angles = batch, num_tokens, 1, layer.head_dim
-        if cos.shape != angles or signed_sin.shape != angles:
-            raise ValueError(f"cos and sin must be {angles}, got {tuple(cos.shape)}")
-        cos, signed_sin = _ready(cos, layer.head_dim), _ready(signed_sin, layer.head_dim)
-        heads = x.new_empty((batch, num_tokens, layer.heads + 2 * layer.kv_heads, layer.head_dim))
+    def before_attention(self, layer: Layer, x: torch.Tensor, heads: Heads) -> None:
+        """q, k and v of a layer, into `heads`. x: [B, T, hidden]."""
+        x = checked(x).contiguous()
+        if x.shape != (*heads.tokens, layer.hidden) or heads.sizes != layer.sizes:
+            raise ValueError(f"{tuple(x.shape)} is not what {tuple(heads.tokens)} tokens have here")
         self.library.before_attention(
-            ctypes.byref(layer), x.data_ptr(), cos.data_ptr(), signed_sin.data_ptr(),
-            SPACE.take(x.numel()), heads.data_ptr(), batch * num_tokens, torch.get_num_threads(),
+            layer.address, heads.address, x.data_ptr(), SPACE.take(x.numel()),
+            torch.get_num_threads(),
         )  # fmt: skip
-        return heads
 
     def after_attention(
         self, layer: Layer, attended: torch.Tensor, x: torch.Tensor
@@ -132,15 +87,15 @@ class Kernels:
 
         attended: [B, T, heads, head_dim]; x: [B, T, hidden], what the layer was given.
         """
-        x = _ready(x, layer.output.out)
-        attended = _ready(attended.flatten(2), layer.output.in_features)
-        if attended.shape[:2] != x.shape[:2]:
+        x, attended = checked(x).contiguous(), checked(attended).contiguous()
+        batch, num_tokens, hidden = x.shape
+        rows = batch * num_tokens
+        if hidden != layer.hidden or attended.numel() != rows * layer.attended:
             raise ValueError(f"{tuple(attended.shape)} does not belong to {tuple(x.shape)}")
-        out, rows = torch.empty_like(x), x.numel() // x.shape[-1]
-        space = SPACE.take(rows * (x.shape[-1] + layer.down.in_features + layer.gate_up.out))
+        out = x.new_empty(x.shape)
         self.library.after_attention(
-            ctypes.byref(layer), attended.data_ptr(), x.data_ptr(), space, out.data_ptr(), rows,
-            torch.get_num_threads(),
+            layer.address, attended.data_ptr(), x.data_ptr(), SPACE.take(rows * layer.space),
+            out.data_ptr(), rows, torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -150,23 +105,24 @@ class Kernels:
         values: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        slots: torch.Tensor,
+        requests: Requests,
     ) -> None:
-        """Write key, value [T, kv_heads, head_dim] to the slots [T] int64 of a layer's memory.
+        """Write key, value [T, kv_heads, head_dim] to their slots of a layer's memory.
 
         keys, values: [kv_heads, pages, page_size, head_dim].
         """
-        if slots.dtype != torch.int64:
-            raise TypeError(f"slots must be int64, got {slots.dtype}")
         memory = Memory.of(keys, values)
-        key, value = _checked(key, memory.key_dim), _checked(value, memory.value_dim)
-        if key.stride(-1) != 1 or value.stride(-1) != 1:
-            key, value = key.contiguous(), value.contiguous()
+        tokens, kv_heads = requests.tokens, memory.kv_heads
+        if key.shape != (tokens, kv_heads, memory.key_dim):
+            raise ValueError(f"{tuple(key.shape)} are not the keys of {tokens} tokens")
+        if value.shape != (tokens, kv_heads, memory.value_dim):
+            raise ValueError(f"{tuple(value.shape)} are not the values of {tokens} tokens")
+        key, value = _heads_of(key), _heads_of(value)
         key_token, key_head, _ = key.stride()
         value_token, value_head, _ = value.stride()
         self.library.store_kv(
             ctypes.byref(memory), key.data_ptr(), key_token, key_head, value.data_ptr(),
-            value_token, value_head, slots.data_ptr(), len(slots),
+            value_token, value_head, requests.slots, tokens,
         )  # fmt: skip
 
     def paged_attention(
@@ -174,51 +130,42 @@ class Kernels:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        page_table: torch.Tensor,
-        query_starts: torch.Tensor,
-        seq_lens: torch.Tensor,
+        requests: Requests,
+        first: int,
+        count: int,
         scale: float,
     ) -> torch.Tensor:
-        """The queries of B requests, one after the other: each sees its request up to itself.
+        """The queries of `count` requests from the `first` one on, one after the other: each sees
+        its request up to itself.
 
-        query: [T, heads, head_dim]; keys, values: [kv_heads, pages, page_size, head_dim];
-        page_table: [B, P] int32; query_starts: [B + 1] int32, of which only differences matter;
-        seq_lens: [B] int32, up to the last query. Returns [T, heads, head_dim].
+        query: [T, heads, head_dim]; keys, values: [kv_heads, pages, page_size, head_dim].
+        Returns [T, heads, head_dim].
         """
         memory = Memory.of(keys, values)
-        query = _ready(query, memory.key_dim)
-        if not page_table.dtype == query_starts.dtype == seq_lens.dtype == torch.int32:
-            raise TypeError("the page table, starts and lengths must be int32")
-        requests, pages = page_table.shape
-        width, inside = page_table.stride()
-        if inside != 1 or not (query_starts.is_contiguous() and seq_lens.is_contiguous()):
-            raise ValueError("the page table's rows, starts and lengths must lie side by side")
-        tokens, heads, _ = query.shape
-        splits = -(-pages * memory.page_size // self.split_size)
+        tokens, heads, dim = query.shape
+        if dim != memory.key_dim or not 0 <= first <= first + count <= requests.count:
+            raise ValueError(
+                f"queries {tuple(query.shape)} of {count} requests from {first} on, for keys of "
+                f"{memory.key_dim} and {requests.count} requests"
+            )
+        query = _heads_of(query)
+        query_token, query_head, _ = query.stride()
+        splits = -(-requests.pages * memory.page_size // self.split_size)
         lines = min(tokens, self.block_size) * heads * splits
         parts = SPACE.take(lines * (memory.value_dim + 2))
         softmax = parts + 4 * lines * memory.value_dim
         output = query.new_empty((tokens, heads, memory.value_dim))
         self.library.paged_attention(
-            ctypes.byref(memory), query.data_ptr(), page_table.data_ptr(),
-            query_starts.data_ptr(), seq_lens.data_ptr(), parts, softmax, output.data_ptr(),
-            requests, heads, width, splits, scale, torch.get_num_threads(),
+            ctypes.byref(memory), requests.address, first, count, query.data_ptr(), query_token,
+            query_head, parts, softmax, output.data_ptr(), heads, splits, scale,
+            torch.get_num_threads(),
         )  # fmt: skip
         return output
 
 
-def _checked(x: torch.Tensor, width: int) -> torch.Tensor:
-    """The tensor, [..., width]. Raises `TypeError` or `ValueError` for what C would misread."""
-    if x.dtype != torch.float32 or not x.is_cpu:
-        raise TypeError(f"the kernels are for float32 on a CPU, got {x.dtype} on {x.device}")
-    if x.shape[-1] != width:
-        raise ValueError(f"the last dimension must be {width}, got {x.shape[-1]}")
-    return x
-
-
-def _ready(x: torch.Tensor, width: int) -> torch.Tensor:
-    """`_checked`, with its numbers one after the other."""
-    return _checked(x, width).contiguous()
+def _heads_of(x: torch.Tensor) -> torch.Tensor:
+    """x: [T, heads, head_dim]. The same, the numbers of each head side by side."""
+    return x if checked(x).stride(-1) == 1 else x.contiguous()
 
 
 @functools.cache
@@ -232,10 +179,19 @@ def bind(library: ctypes.CDLL) -> Kernels:
     """The functions of a compiled library."""
     signatures: dict[str, tuple[Any, ...]] = {
         "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
-        "before_attention": (*[POINTER] * 6, SIZE, ctypes.c_int),
+        "before_attention": (*[POINTER] * 4, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
         "store_kv": (*[POINTER] * 2, *[SIZE] * 2, POINTER, *[SIZE] * 2, POINTER, SIZE),
-        "paged_attention": (*[POINTER] * 8, *[SIZE] * 4, ctypes.c_float, ctypes.c_int),
+        "paged_attention": (
+            *[POINTER] * 2,
+            *[SIZE] * 2,
+            POINTER,
+            *[SIZE] * 2,
+            *[POINTER] * 3,
+            *[SIZE] * 2,
+            ctypes.c_float,
+            ctypes.c_int,
+        ),
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)

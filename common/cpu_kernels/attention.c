@@ -17,6 +17,15 @@ typedef struct {
     int64_t kv_heads, slots, page_size, key_dim, value_dim;
 } Memory;
 
+/* Whose the tokens of a forward are: page_table, rows `width` apart; starts, where each request's
+   queries begin, and behind the last where they end; lengths, tokens up to its last query; slots,
+   where each token's key and value go. */
+typedef struct {
+    const int32_t *page_table, *starts, *lengths;
+    const int64_t *slots;
+    int64_t width;
+} Requests;
+
 /* What a part of a context is to the whole, for one query. */
 typedef struct {
     float largest, total; /* the largest score; the sum of all exp(score - largest) */
@@ -181,17 +190,18 @@ static void combine(
         add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
-/* The queries of some requests, one after the other; each sees its request up to itself.
+/* The queries of some requests from the `first` one on, one after the other; each sees its request up
+   to itself.
 
-   query: [tokens, heads, key_dim]; page_table: [requests] rows, `width` apart; starts: [requests +
-   1] where each request's queries begin, counted from any first one; lengths: [requests], tokens
-   up to its last query; parts [BLOCK, heads, splits, value_dim] and softmax [BLOCK, heads,
-   splits], space, `splits` for the longest possible row; output: [tokens, heads, value_dim]. */
+   query: [tokens, heads, key_dim]; _token, _head: how far apart they lie; parts [BLOCK, heads, splits, value_dim] and softmax [BLOCK,
+   heads, splits], space, `splits` for the longest possible row; output: [tokens, heads, value_dim]. */
 void paged_attention(
-    const Memory *m, const float *query, const int32_t *page_table, const int32_t *starts,
-    const int32_t *lengths, float *parts, Softmax *softmax, float *output, int64_t requests,
-    int64_t heads, int64_t width, int64_t splits, float scale, int threads)
+    const Memory *m, const Requests *all, int64_t first, int64_t requests,
+    const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
+    float *output, int64_t heads, int64_t splits, float scale, int threads)
 {
+    const int32_t *page_table = all->page_table + first * all->width;
+    const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
     int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
     int64_t together = larger(1, TILE / group); /* tokens of a request in a tile */
 #pragma omp parallel num_threads(threads) firstprivate(request)
@@ -215,12 +225,13 @@ void paged_attention(
                     int64_t length = smaller(SPLIT, seen[last] - start);
                     if (length <= 0)
                         continue;
-                    find_slots(page_table + rows[last] * width, m->page_size, start, length, slots);
+                    const int32_t *pages = page_table + rows[last] * all->width;
+                    find_slots(pages, m->page_size, start, length, slots);
                     Row row[TILE + group];
                     for (int64_t t = tile[i]; t <= last; t++)
                         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++, n++) {
                             int64_t line = t * heads + h, part = line * splits + s;
-                            row[n] = (Row){query + (block * heads + line) * m->key_dim,
+                            row[n] = (Row){query + (block + t) * query_token + h * query_head,
                                            larger(0, smaller(SPLIT, seen[t] - start)),
                                            parts + part * m->value_dim, softmax + part};
                         }

@@ -14,6 +14,14 @@ typedef struct {
     Linear qkv, output, gate_up, down;
 } Layer;
 
+/* qkv: [rows, heads + 2 * kv_heads, head_dim], what attention takes; cos, sin: [rows, head_dim], by
+   what q and k are turned. */
+typedef struct {
+    const float *cos, *sin;
+    float *qkv;
+    int64_t rows;
+} Heads;
+
 /* to = from / sqrt(mean(from^2) + epsilon) * weight, n numbers. May be in place. */
 static void rms_norm(const float *from, const float *weight, double epsilon, int64_t n, float *to)
 {
@@ -41,27 +49,25 @@ static void activate(const float *gate, const float *up, float *gated, int64_t n
         gated[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
-/* x: [rows, hidden]; cos, sin: [rows, head_dim]; space: [rows, hidden]; qkv: [rows, heads + 2 *
-   kv_heads, head_dim], what attention takes. */
+/* x: [rows, hidden]; space: [rows, hidden]. */
 void before_attention(
-    const Layer *l, const float *x, const float *cos, const float *sin, float *space, float *qkv,
-    int64_t rows, int threads)
+    const Layer *l, const Heads *h, const float *x, float *space, int threads)
 {
-    int64_t hidden = l->qkv.in, dim = l->head_dim;
+    int64_t hidden = l->qkv.in, dim = l->head_dim, rows = h->rows;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for
         for (int64_t r = 0; r < rows; r++)
             rms_norm(x + r * hidden, l->input_norm, l->epsilon, hidden, space + r * hidden);
-        linear(&l->qkv, space, NULL, qkv, rows);
+        linear(&l->qkv, space, NULL, h->qkv, rows);
 #pragma omp for
         for (int64_t r = 0; r < rows; r++)
-            for (int64_t h = 0; h < l->heads + l->kv_heads; h++) {
-                float *head = qkv + r * l->qkv.out + h * dim;
-                const float *norm = h < l->heads ? l->q_norm : l->k_norm;
+            for (int64_t i = 0; i < l->heads + l->kv_heads; i++) {
+                float *head = h->qkv + r * l->qkv.out + i * dim;
+                const float *norm = i < l->heads ? l->q_norm : l->k_norm;
                 if (norm)
                     rms_norm(head, norm, l->epsilon, dim, head);
-                rotate(head, cos + r * dim, sin + r * dim, dim);
+                rotate(head, h->cos + r * dim, h->sin + r * dim, dim);
             }
     }
 }

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..cpu_kernels import Heads
 from .rotary import signed
 
 
-class Forward(NamedTuple):
+@dataclass(frozen=True)
+class Forward:
     """What is the same for all layers of a forward."""
 
     embeddings: Any  # cos and sin, as the model computed them: [B or 1, T or 1, head_dim]
+    shape: torch.Size  # [B, T]
     cos: torch.Tensor  # [B, T, 1, head_dim]
     signed_sin: torch.Tensor  # [B, T, 1, head_dim]
     attend: Callable[..., Any]
+    made: dict[tuple[int, ...], Heads] = field(default_factory=dict)
+
+    def heads(self, sizes: tuple[int, ...]) -> Heads:
+        """Memory for a layer's q, k and v: the same for all layers with so many heads of each."""
+        heads = self.made.get(sizes)
+        if heads is None:
+            heads = self.made[sizes] = Heads.of(self.cos, self.signed_sin, sizes)
+        return heads
 
 
 class Forwards:
@@ -33,10 +45,10 @@ class Forwards:
     def __call__(self, embeddings: Any, shape: torch.Size) -> Forward:
         """shape: [B, T]."""
         latest = self._latest
-        if latest is None or latest.embeddings is not embeddings or latest.cos.shape[:2] != shape:
+        if latest is None or latest.embeddings is not embeddings or latest.shape != shape:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(
                 self.config._attn_implementation, self.eager_attention
             )
             cos, sin = (x.expand(*shape, -1).unsqueeze(2).contiguous() for x in embeddings)
-            latest = self._latest = Forward(embeddings, cos, signed(sin), attend)
+            latest = self._latest = Forward(embeddings, shape, cos, signed(sin), attend)
         return latest

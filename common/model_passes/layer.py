@@ -61,9 +61,9 @@ class _DecoderLayer(nn.Module):
                 position_embeddings=position_embeddings, **kwargs,
             )  # fmt: skip
         forward = parts.forwards(position_embeddings, x.shape[:2])
-        q, k, v = (heads.transpose(1, 2) for heads in parts.before(x, forward))
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, attention.layer_idx)
+        q, k, v = parts.before(x, forward)
+        if past_key_values is not None:  # it may keep what it is given
+            k, v = past_key_values.update(k.clone(), v.clone(), attention.layer_idx)
         attended, _ = forward.attend(
             attention, q, k, v, attention_mask, dropout=0.0, scaling=attention.scaling,
             position_ids=position_ids, use_cache=use_cache, **kwargs,

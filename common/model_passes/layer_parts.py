@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +20,9 @@ class Parts(Protocol):
     attention: Any  # the module: an attention function is told which it is for
     forwards: Forwards
 
-    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
-        """x: [B, T, hidden]. Returns q, k, v: [B, T, heads, head_dim], q and k turned."""
+    def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
+        """x: [B, T, hidden]. Returns q, k, v: [B, heads, T, head_dim], q and k turned, until the
+        next layer of the forward writes over them."""
 
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """attended: [B, T, heads, head_dim]; x, what the layer was given: [B, T, hidden].
@@ -40,20 +42,21 @@ class TorchParts:
         self.head_norms = [getattr(self.attention, name, None) for name in ("q_norm", "k_norm")]
         self.heads = [size // self.attention.head_dim for size in self.qkv.sizes]
 
-    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+    def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
         """As `Parts` says."""
         qkv = self.qkv.linear.forward(self.input_norm.forward(x))
         heads = qkv.view(*x.shape[:2], -1, self.attention.head_dim)
         if self.head_norms[0] is None:  # q and k lie side by side, and are turned at once
             both, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
             turned = turn(both, forward.cos, forward.signed_sin)
-            return [*turned.split(self.heads[:2], dim=2), v]
+            q, k = turned.split(self.heads[:2], dim=2)
+            return [heads.transpose(1, 2) for heads in (q, k, v)]
         *qk, v = heads.split(self.heads, dim=2)
         q, k = (
             turn(norm.forward(x), forward.cos, forward.signed_sin)
             for norm, x in zip(self.head_norms, qk, strict=True)
         )
-        return [q, k, v]
+        return [heads.transpose(1, 2) for heads in (q, k, v)]
 
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """As `Parts` says."""
@@ -85,7 +88,7 @@ class CompiledParts:
         if len(epsilons) > 1:
             raise TypeError("its norms differ")
         dim = attention.head_dim
-        self.heads = [size // dim for size in qkv.sizes]
+        self.heads = tuple(size // dim for size in qkv.sizes)
         self.kernels = self.products[0].kernels
         self.layer = Layer(
             *(None if weight is None else weight.data_ptr() for weight in self.weights),
@@ -93,10 +96,11 @@ class CompiledParts:
             *(product.linear for product in self.products),
         )  # fmt: skip
 
-    def before(self, x: torch.Tensor, forward: Forward) -> list[torch.Tensor]:
+    def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
         """As `Parts` says."""
-        heads = self.kernels.before_attention(self.layer, x, forward.cos, forward.signed_sin)
-        return list(heads.split(self.heads, dim=2))
+        heads = forward.heads(self.heads)
+        self.kernels.before_attention(self.layer, x, heads)
+        return heads.views
 
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """As `Parts` says."""

@@ -18,24 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..latest import Latest
 from .replace import probe, same
 
 NAME = "apply_rotary_pos_emb"  # what modeling files call it
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-class SignedSine:
-    """[-sin, sin] of the latest sine: all layers of a forward are given the same tensor."""
-
-    def __init__(self) -> None:
-        self._latest: Pair | None = None
-
-    def __call__(self, sin: torch.Tensor) -> torch.Tensor:
-        """sin: [..., head_dim]; returns the same shape."""
-        latest = self._latest  # one read: another thread may write
-        if latest is None or latest[0] is not sin:
-            latest = self._latest = sin, signed(sin)
-        return latest[1]
 
 
 def signed(sin: torch.Tensor) -> torch.Tensor:
@@ -49,7 +36,7 @@ class Rotary:
 
     def __init__(self, original: Callable[..., Pair]) -> None:
         self.original = original
-        self.signed_sine = SignedSine()
+        self.signed_sine = Latest(signed)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any

@@ -1,0 +1,143 @@
+"""What the kernels in C know of weights, layers, memory and requests: addresses and sizes.
+
+C takes addresses for what they are said to be. So whoever makes one of these checks what it is made
+of, and keeps the tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
+
+
+class Linear(ctypes.Structure):
+    """A weight as `linear.c` reads it."""
+
+    _fields_ = (("weight", POINTER), ("bias", POINTER), ("in_features", SIZE), ("out", SIZE))
+
+    @classmethod
+    def of(cls, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> Linear:
+        """packed: [panels, in, panel_size], from `Kernels.pack`; bias: [out]."""
+        pointer = None if bias is None else bias.data_ptr()
+        return cls(packed.data_ptr(), pointer, packed.shape[1], out_features)
+
+
+class Layer(ctypes.Structure):
+    """What `layer.c` knows of a decoder layer."""
+
+    _fields_ = (
+        ("input_norm", POINTER), ("mlp_norm", POINTER), ("q_norm", POINTER), ("k_norm", POINTER),
+        ("epsilon", ctypes.c_double), ("heads", SIZE), ("kv_heads", SIZE), ("head_dim", SIZE),
+        ("qkv", Linear), ("output", Linear), ("gate_up", Linear), ("down", Linear),
+    )  # fmt: skip
+
+    def __init__(self, *fields: Any) -> None:
+        super().__init__(*fields)
+        # As Python's own numbers, what each call asks for: to read a field takes longer.
+        self.address = ctypes.addressof(self)
+        self.hidden: int = self.qkv.in_features
+        self.attended: int = self.output.in_features
+        self.sizes = self.heads, self.kv_heads, self.kv_heads, self.head_dim
+        self.space: int = self.hidden + self.down.in_features + self.gate_up.out  # for each token
+
+
+class Heads(ctypes.Structure):
+    """q, k and v of a forward's tokens, the same memory for each layer in turn, and by what q and k
+    are turned."""
+
+    _fields_ = (("cos", POINTER), ("sin", POINTER), ("memory", POINTER), ("rows", SIZE))
+    kept: tuple[torch.Tensor, ...]
+    address: int
+    sizes: tuple[int, ...]  # heads of q, k and v, head_dim
+    tokens: torch.Size  # [B, T]
+    views: tuple[torch.Tensor, ...]  # q, k, v: [B, heads, T, head_dim]
+
+    @classmethod
+    def of(cls, cos: torch.Tensor, signed_sin: torch.Tensor, sizes: tuple[int, ...]) -> Heads:
+        """cos, signed_sin (negative in the first half): [B, T, 1, head_dim]; sizes: heads of q, of
+        k, of v.
+
+        Raises `TypeError` or `ValueError` for what C would misread.
+        """
+        if cos.shape != signed_sin.shape:
+            raise ValueError(f"cos is {tuple(cos.shape)}, and sin {tuple(signed_sin.shape)}")
+        batch, num_tokens, _, head_dim = cos.shape
+        memory = checked(cos).new_empty((batch, num_tokens, sum(sizes), head_dim))
+        kept = cos.contiguous(), checked(signed_sin).contiguous(), memory
+        heads = cls(*(x.data_ptr() for x in kept), batch * num_tokens)
+        heads.kept, heads.address = kept, ctypes.addressof(heads)
+        heads.sizes, heads.tokens = (*sizes, head_dim), cos.shape[:2]
+        heads.views = memory.transpose(1, 2).split(sizes, dim=1)
+        return heads
+
+
+class Memory(ctypes.Structure):
+    """Keys and values of a layer, as `attention.c` knows them."""
+
+    _fields_ = (
+        ("keys", POINTER), ("values", POINTER), ("kv_heads", SIZE), ("slots", SIZE),
+        ("page_size", SIZE), ("key_dim", SIZE), ("value_dim", SIZE),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> Memory:
+        """keys, values: [kv_heads, pages, page_size, head_dim]."""
+        kv_heads, pages, page_size, key_dim = keys.shape
+        return cls(
+            keys.data_ptr(), values.data_ptr(), kv_heads, pages * page_size, page_size, key_dim,
+            values.shape[-1],
+        )  # fmt: skip
+
+
+class Requests(ctypes.Structure):
+    """Whose the tokens of a forward are, and where their pasts lie: the same in all layers."""
+
+    _fields_ = (
+        ("page_table", POINTER), ("starts", POINTER), ("lengths", POINTER), ("slots", POINTER),
+        ("width", SIZE),
+    )  # fmt: skip
+    kept: tuple[torch.Tensor, ...]
+    address: int
+    count: int
+    pages: int  # in the widest row
+    tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        page_table: torch.Tensor,
+        query_starts: torch.Tensor,
+        seq_lens: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> Requests:
+        """page_table: [B, P] int32; query_starts: [B + 1] int32; seq_lens: [B] int32, tokens up to
+        the last query; slots: [T] int64, where each token's key and value go.
+
+        Raises `TypeError` or `ValueError` for what C would misread.
+        """
+        kept = page_table, query_starts, seq_lens, slots
+        if not all(x.is_cpu for x in kept):
+            raise TypeError(f"the kernels are for a CPU, got {[str(x.device) for x in kept]}")
+        if [x.dtype for x in kept] != [torch.int32] * 3 + [torch.int64]:
+            raise TypeError("the page table, starts and lengths must be int32, slots int64")
+        if not len(page_table) == len(query_starts) - 1 == len(seq_lens):
+            raise ValueError("there must be a row of pages, a length and a start for each request")
+        width, inside = page_table.stride()
+        if inside != 1 or not all(x.is_contiguous() for x in kept[1:]):
+            raise ValueError("the page table's rows, starts, lengths, slots must lie side by side")
+        requests = cls(*(x.data_ptr() for x in kept), width)
+        requests.kept, requests.address = kept, ctypes.addressof(requests)
+        requests.count, requests.pages = page_table.shape
+        requests.tokens = len(slots)
+        return requests
+
+
+def checked(x: torch.Tensor) -> torch.Tensor:
+    """The same. Raises `TypeError` where C would misread its numbers."""
+    if x.dtype != torch.float32 or not x.is_cpu:
+        raise TypeError(f"the kernels are for float32 on a CPU, got {x.dtype} on {x.device}")
+    return x

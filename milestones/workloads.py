@@ -64,7 +64,7 @@ def turns(tokens: Tokens, on_gpu: bool) -> Workload:
 
 
 def nano(tokens: Tokens, on_gpu: bool) -> Workload:
-    """The benchmark of nano-vllm and mini-sglang: 256 requests, 100 to 1,024 tokens in and out."""
+    """nano-vllm's own: 256 requests, 100 to 1,024 tokens in and out; on a CPU an eighth of each."""
     scale = 1 if on_gpu else CPU_SCALE
     prompts = [tokens.drawn(tokens.between(100, 1024) // scale) for _ in range(256 // scale)]
     return Workload(prompts, [tokens.between(100, 1024) // scale for _ in prompts])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from common import cpu_kernels
 from common.cpu_kernels import kernels
 from milestones.paged_case import PagedCase
 from tests.conftest import build_engine
@@ -127,6 +128,30 @@ def test_what_does_not_fit_together_is_refused(attention: ModuleType, ops: Modul
     case.query = case.query[..., :-1]
     with pytest.raises(ValueError, match="queries"):
         case.run(ops)
+    case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
+    case.meta.page_table = case.meta.page_table[:, :1].contiguous()
+    with pytest.raises(ValueError, match="30 tokens are not in 1 pages"):
+        case.run(ops)
+
+
+def test_pages_that_nobody_has_yet_cost_nothing(
+    attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table as wide as the longest request could ever be: the work is that of those there are."""
+    case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
+    taken: list[int] = []
+    take = cpu_kernels.SPACE.take
+
+    def noted(count: int) -> int:
+        taken.append(count)
+        return take(count)
+
+    monkeypatch.setattr(cpu_kernels.SPACE, "take", noted)
+    expected, narrow = case.run(ops), taken.copy()
+    taken.clear()
+    case.meta.page_table = F.pad(case.meta.page_table, (0, 5000))
+    assert torch.equal(case.run(ops), expected)
+    assert taken == narrow and len(narrow) == 2
 
 
 def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:

@@ -150,7 +150,9 @@ class Kernels:
             )
         query = _heads_of(query)
         query_token, query_head, _ = query.stride()
-        splits = -(-requests.pages * memory.page_size // self.split_size)
+        if requests.longest > requests.pages * memory.page_size:
+            raise ValueError(f"{requests.longest} tokens are not in {requests.pages} pages")
+        splits = -(-requests.longest // self.split_size)
         lines = min(tokens, self.block_size) * heads * splits
         parts = SPACE.take(lines * (memory.value_dim + 2))
         softmax = parts + 4 * lines * memory.value_dim

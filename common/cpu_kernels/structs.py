@@ -105,6 +105,7 @@ class Requests(ctypes.Structure):
     count: int
     pages: int  # in the widest row
     tokens: int
+    longest: int  # tokens of the longest context
 
     @classmethod
     def of(
@@ -132,7 +133,7 @@ class Requests(ctypes.Structure):
         requests = cls(*(x.data_ptr() for x in kept), width)
         requests.kept, requests.address = kept, ctypes.addressof(requests)
         requests.count, requests.pages = page_table.shape
-        requests.tokens = len(slots)
+        requests.tokens, requests.longest = len(slots), int(seq_lens.max())
         return requests
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.tiny_models import ARCHITECTURES
-from tests.conftest import EngineFactory, plain_model, shared_model
+from tests.conftest import EngineFactory, build_engine, plain_model, shared_model
 from tests.oracle import assert_one_answer, assert_same_tokens, drain, generate, greedy, reference
 
 PROMPTS = [[7], [1, 2], list(range(40, 57)), list(range(200, 160, -1)), [9, 9, 9], [72, 105]]
@@ -170,3 +170,10 @@ def test_the_cache_saves_quadratic_work(make_engine: EngineFactory, milestone: s
     stats = without.stats()
     computed = stats.prefill_tokens + stats.decode_tokens
     assert computed == sum(len(prompt) + i for i in range(n))
+
+
+def test_a_context_grows_beyond_what_is_read_at_once(milestone: str) -> None:
+    """Kernels read contexts in parts of 256, and remember what the layers of a step share."""
+    engine = build_engine(milestone, "tiny-llama")
+    (output,) = engine.generate([[i % 90 + 5 for i in range(250)]], greedy(40))
+    assert_one_answer("tiny-llama", output, 40)

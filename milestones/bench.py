@@ -34,6 +34,7 @@ from .workloads import WORKLOADS, workload
 
 README_MARKS = ("<!-- ladder -->", "<!-- /ladder -->")
 DEFAULT_WORKLOADS = ("alone", "batch")
+FAILURES = (OSError, RuntimeError, ValueError)  # of one contender: the others go on
 
 
 def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
@@ -116,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and report. Cut short by Ctrl-C, it reports what it has."""
+    """Measure and report. Cut short by Ctrl-C, it reports what it has; who fails is left out."""
     console = wide_console()
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
@@ -131,16 +132,22 @@ def main(args: argparse.Namespace) -> int:
     loaded = load_model(EngineConfig(model=args.model), plain=True)
     floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
     vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
+    failed: list[Contender] = []
     del loaded
     try:
         for number in range(1, args.rounds + 1):
             for name in names:
                 work = workload(name, args.model, vocab_size, on_gpu)
-                for contender in measured:
+                for contender in (c for c in measured if c not in failed):
                     console.print(
                         f"round {number} of {args.rounds}: {name}, {contender.name}", style="dim"
                     )
-                    result = contender.run(work)
+                    try:
+                        result = contender.run(work)
+                    except FAILURES as error:
+                        console.print(f"{contender.name} is left out from here on: {error}")
+                        failed.append(contender)
+                        continue
                     contender.results.setdefault(name, []).append(result)
                     if args.json:
                         _write(args.json, _document(measured, floor, earlier))
@@ -162,7 +169,7 @@ def main(args: argparse.Namespace) -> int:
         args.svg.write_text(bars(document), encoding="utf-8")
     if args.readme:
         refresh_readme(document)
-    return 0 if names else 1
+    return 0 if names and not failed else 1
 
 
 def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]) -> dict[str, Any]:

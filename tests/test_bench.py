@@ -123,6 +123,29 @@ def test_what_is_cut_short_is_kept(
     assert "cut short" in capsys.readouterr().out
 
 
+def test_who_fails_is_left_out_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, calls = tmp_path / "bench.json", list[str]()
+
+    class Quick(Contender):
+        def run(self, workload: Workload) -> WorkloadResult:
+            calls.append(self.name)
+            if calls.count("a") == 2 and self.name == "a":
+                raise ValueError("a reads other models")
+            return RESULT
+
+    gone = Peer("llama", tmp_path / "no such python", lambda: "anywhere", forgets=False)
+    monkeypatch.setattr(bench, "contenders", lambda *_: [Quick("a"), gone, Quick("b")])
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    arguments = ["--model", "tiny-llama", "--json", str(file), "--rounds", "2"]
+    assert bench.main(parser.parse_args(arguments)) == 1
+    engines, shown = json.loads(file.read_text())["engines"], capsys.readouterr().out
+    assert set(engines["a"]) == {"alone"} and set(engines["b"]) == {"alone", "batch"}
+    assert calls.count("b") == 4 and "a reads other models" in shown and "no such python" in shown
+
+
 def test_another_workload_stands_beside_what_was_measured_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

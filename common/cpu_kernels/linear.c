@@ -2,21 +2,27 @@
 
    Few rows: the weight is read from memory once, and that is all the time it takes. Many rows: a
    block of the weight stays in the core's first cache while all rows of a chunk are multiplied
-   with it. In between, the next block is fetched while this one is still multiplied.
+   with it, a tile of them after the other, and each tile fetches its part of the next block: the
+   memory is asked evenly and never waits.
 
    Each output has a lane of its own and adds up its products one by one, in the order of the
    inputs, each rounded in the same way. So a row gets the same bits alone and among a thousand
    (I2). */
 #include "linear.h"
 
-#define TILE 6   /* rows at once: 6 * 2 sums, 2 weights and an input fill 16 registers */
+#if LANES == 16 || defined(__aarch64__)
+#define TILE 12 /* rows at once: 12 * 2 sums, 2 weights and an input, of 32 registers */
+#else
+#define TILE 6 /* rows at once: 6 * 2 sums, 2 weights and an input fill 16 registers */
+#endif
 #define DEPTH 64 /* inputs of a block: 64 * PANEL floats are 4 kB, or 8 with AVX-512 */
 #define CHUNK 48 /* rows that share a block */
 
-/* sums[rows][2] += x[rows][depth] * block[depth][PANEL], rows of x being `stride` apart. */
+/* sums[rows][2] += x[rows][depth] * block[depth][PANEL], rows of x being `stride` apart. For each
+   input, memory is asked for what lies `step` bytes further on from `next`. */
 static inline __attribute__((always_inline)) void multiply(
-    int rows, const float *x, int64_t stride, const float *block, int64_t depth, int fetch,
-    vec (*sums)[2])
+    int rows, const float *x, int64_t stride, const float *block, int64_t depth, const char *next,
+    int64_t step, vec (*sums)[2])
 {
     vec s[TILE][2];
     for (int r = 0; r < rows; r++)
@@ -24,9 +30,8 @@ static inline __attribute__((always_inline)) void multiply(
     for (int64_t i = 0; i < depth; i++) {
         const float *line = block + i * PANEL;
         vec left = load(line), right = load(line + LANES);
-        if (fetch)
-            for (int byte = 0; byte < 4 * PANEL; byte += 64)
-                __builtin_prefetch((const char *)(line + DEPTH * PANEL) + byte);
+        for (int64_t byte = 0; byte < step; byte += 64)
+            __builtin_prefetch(next + i * step + byte);
         for (int r = 0; r < rows; r++) {
             vec input = repeat(x[r * stride + i]);
             s[r][0] = multiply_add(input, left, s[r][0]);
@@ -42,18 +47,17 @@ static void multiply_chunk(
     int64_t rows, const float *x, int64_t stride, const float *block, int64_t depth,
     vec (*sums)[2])
 {
-    for (int64_t r = 0, n; r < rows; r += n) {
-        int64_t left = rows - r, tiles = (left + TILE - 1) / TILE;
-        n = (left + tiles - 1) / tiles;
+    int64_t tiles = (rows + TILE - 1) / TILE, step = (4 * PANEL + tiles - 1) / tiles;
+    const char *next = (const char *)(block + depth * PANEL);
+    for (int64_t r = 0, n; r < rows; r += n, tiles--, next += depth * step) {
+        n = (rows - r + tiles - 1) / tiles;
         const float *from = x + r * stride;
-        /* Last of the chunk: the next block will be wanted soon. One row or two go through a
-           weight as fast as it arrives, and the CPU itself foresees what they read. */
-        int last = r + n == rows && rows > 2;
-        switch (2 * n + last) {
-#define CASES(N) \
-    case 2 * N: multiply(N, from, stride, block, depth, 0, sums + r); break; \
-    case 2 * N + 1: multiply(N, from, stride, block, depth, 1, sums + r); break;
-            CASES(1) CASES(2) CASES(3) CASES(4) CASES(5) CASES(6)
+        switch (n) {
+#define CASE(N) case N: multiply(N, from, stride, block, depth, next, step, sums + r); break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if TILE > 6
+            CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
         }
     }
 }

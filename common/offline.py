@@ -64,6 +64,11 @@ class OfflineEngine(ABC):
     def check_invariants(self) -> None:
         """Raise `AssertionError`, naming the invariant, if the engine's state is broken."""
 
+    def reset_prefix_cache(self) -> int:
+        """Forget what is kept of requests that have ended; the pages that are free by that. Most
+        rungs keep nothing."""
+        return 0
+
     def has_unfinished_requests(self) -> bool:
         """True until every final output has been returned."""
         return bool(self.output_processor.requests or self.output_processor.outbox)

@@ -213,8 +213,10 @@ def serve(milestone: str) -> None:
     """The other side of `run_rung`: read a workload, run it, write the result."""
     workload = Workload(**json.load(sys.stdin))
     engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
-    # The first forwards of a process, and the first touch of its memory, are slow everywhere.
+    # The first forwards of a process, and the first touch of its memory, are slow everywhere. What
+    # is cached of the warm-up would keep the memory that was touched.
     run(engine, workload.warm_up())
+    engine.reset_prefix_cache()
     sys.stdout.write(json.dumps(asdict(run(engine, workload))))
 
 

@@ -88,6 +88,13 @@ class LLMEngine(OfflineEngine):
         """I3: give back all that a request holds, whether it waits or runs."""
         self.scheduler.remove_request(request)
 
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix that no request is using; how many pages are free by that."""
+        kv_cache = self.scheduler.kv_cache
+        pages = kv_cache.radix_cache.evict(kv_cache.radix_cache.evictable_size)
+        kv_cache.allocator.free(pages)
+        return len(pages)
+
     def stats(self) -> EngineStats:
         kv_cache = self.scheduler.kv_cache
         return EngineStats(

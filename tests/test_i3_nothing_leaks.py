@@ -109,6 +109,30 @@ def test_a_finished_request_is_forgotten(make_engine: EngineFactory) -> None:
     assert alive() is None, "I3: something still holds the request"
 
 
+def test_what_is_cached_can_be_forgotten(make_engine: EngineFactory) -> None:
+    """But not under a request that is reading it, nor under one whose step is in flight."""
+    engine = make_engine()
+    prompt, params = list(range(60)), greedy(6, ignore_eos=True)
+    expected = engine.generate(prompt, params)[0].outputs[0].token_ids
+    cached = engine.stats().kv_pages_cached
+    assert engine.reset_prefix_cache() == cached
+    stats = engine.stats()
+    assert stats.kv_pages_cached == 0 and stats.kv_pages_free == stats.kv_pages_total
+    for name in "abc":
+        engine.add_request(prompt, params, name)
+    answers = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            answers[output.request_id] = output.outputs[0].token_ids
+        engine.reset_prefix_cache()
+        engine.check_invariants()
+    assert answers == dict.fromkeys("abc", expected)
+    assert_idle(engine)
+    cached_before = engine.stats().cached_prompt_tokens
+    engine.generate(prompt, params)
+    assert engine.stats().cached_prompt_tokens == cached_before, "it was forgotten"
+
+
 @pytest.mark.parametrize("nth", [1, 2, 3, 7])
 def test_a_failed_forward_changes_nothing(
     make_engine: EngineFactory, break_forward: Any, nth: int

@@ -7,7 +7,6 @@
 #include "vector.h"
 
 #define SPLIT 256 /* tokens of a part */
-#define TILE 6    /* queries at once: a key or value that is loaded serves all of them */
 #define AHEAD 32  /* so many tokens before its turn a key is fetched from memory */
 #define BLOCK 64  /* tokens whose parts are held at the same time */
 
@@ -148,7 +147,8 @@ static inline __attribute__((always_inline)) void mix(
         }
 }
 
-/* One part of a context for all queries that share a KV head, in tiles of about the same size. */
+/* One part of a context for all queries that share a KV head, in tiles of about the same size: a key
+   or value that is loaded serves all of a tile. */
 static void attend(
     const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
     int64_t count, float scale)
@@ -164,6 +164,9 @@ static void attend(
 #define SCORE(N) \
     case N: score(N, row, m, keys, values, slots, count, scale, weights); break;
             SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6)
+#if TILE > 6
+            SCORE(7) SCORE(8) SCORE(9) SCORE(10) SCORE(11) SCORE(12)
+#endif
         }
         for (int64_t r = 0; r < n; r++)
             *row[r].softmax = weigh(weights + r * SPLIT, row[r].seen, count);
@@ -171,6 +174,9 @@ static void attend(
 #define MIX(N) \
     case N: mix(N, row, weights, values, m->value_dim, slots, count); break;
             MIX(1) MIX(2) MIX(3) MIX(4) MIX(5) MIX(6)
+#if TILE > 6
+            MIX(7) MIX(8) MIX(9) MIX(10) MIX(11) MIX(12)
+#endif
         }
     }
 }

@@ -10,11 +10,6 @@
    (I2). */
 #include "linear.h"
 
-#if LANES == 16 || defined(__aarch64__)
-#define TILE 12 /* rows at once: 12 * 2 sums, 2 weights and an input, of 32 registers */
-#else
-#define TILE 6 /* rows at once: 6 * 2 sums, 2 weights and an input fill 16 registers */
-#endif
 #define DEPTH 64 /* inputs of a block: 64 * PANEL floats are 4 kB, or 8 with AVX-512 */
 #define CHUNK 48 /* rows that share a block */
 

@@ -19,6 +19,13 @@
 #include <immintrin.h>
 #endif
 
+/* Rows at once, whose sums (two registers each, or one) leave room for what is added to them. */
+#if LANES == 16 || defined(__aarch64__)
+#define TILE 12 /* of 32 registers */
+#else
+#define TILE 6 /* of 16 */
+#endif
+
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline vec load(const float *from) { return *(const vec *)from; }

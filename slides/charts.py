@@ -87,6 +87,7 @@ class Axes:
     ) -> None:
         self.left, self.top, self.right, self.bottom = 76.0, 16.0, 980.0, height - 58
         self.x_max, self.y_max, self.height = xs[-1], ys[-1], height
+        self.names = list[tuple[float, float, str, str]]()  # x, y, words, ink: of the curves
         self.parts = [line(self.left, self.bottom, self.right, self.bottom)]
         for x in xs:
             self.parts.append(text(self.x(x), self.bottom + 26, f"{x:g}", "soft", 21, "middle"))
@@ -105,18 +106,21 @@ class Axes:
     def curve(
         self, xs: list[float], ys: list[float], kind: str, name: str, dots: bool = True
     ) -> None:
-        """A line through points; its name stands at its end."""
+        """A line through points; its name stands at its end, or below that of another curve."""
         points = [(self.x(a), self.y(b)) for a, b in zip(xs, ys, strict=True)]
         self.parts.append(path(points, f"curve {kind}-line"))
         if dots:
             for a, b in points:
                 shape = rect(a - 5, b - 5, 10, 10, kind, 5 if kind != "forward" else 0)
                 self.parts.append(shape)
-        self.parts.append(
-            text(points[-1][0] + 12, points[-1][1] + 6, name, f"{kind}-ink strong", 22)
-        )
+        x, y = points[-1]
+        self.names.append((x + 12, y + 6, name, f"{kind}-ink strong"))
 
     def picture(self, label: str) -> str:
+        free = 0.0  # no name begins above it
+        for x, y, name, ink in sorted(self.names, key=lambda name: name[1]):
+            self.parts.append(text(x, max(y, free), name, ink, 22))
+            free = max(y, free) + 26
         return picture(WIDTH, self.height, self.parts, label)
 
 

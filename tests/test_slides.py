@@ -9,12 +9,13 @@ import json
 import os
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slides import build, facts, record, sources, workloads
+from slides import build, charts, facts, record, sources, workloads
 from slides.browser import MISSING, Browser, find
 from slides.deck import Deck, Reader, exists
 from slides.page import page
@@ -173,3 +174,16 @@ def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> 
 @pytest.fixture(scope="module")
 def real_model() -> Any:
     return shared_model(record.EngineConfig().model)
+
+
+def test_names_of_curves_that_end_together_stand_apart() -> None:
+    axes = charts.Axes([0, 10], [0, 10], "x", "y")
+    for name, end in (("low", 1.0), ("same", 5.0), ("again", 5.0), ("near", 5.2)):
+        axes.curve([0, 10], [0, end], "plan", name, dots=False)
+    drawn = axes.picture("some curves")
+    places = {
+        name: float(y) for y, name in re.findall(r'y="([\d.]+)"[^>]*>(low|same|again|near)<', drawn)
+    }
+    by_height = sorted(places.values())
+    assert len(by_height) == 4 and all(b - a >= 22 for a, b in pairwise(by_height))
+    assert places["near"] < places["same"] < places["again"] < places["low"]

@@ -114,7 +114,9 @@ def machine() -> str:
     """The machine in words: numbers of different ones are not to be compared."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    return f"{_cpu_name()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    # Many kinds of CPU share one name; how wide their registers are tells most of them apart.
+    kind = f"{_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
+    return f"{kind}, {os.cpu_count()} cores, torch {torch.__version__}"
 
 
 def _cpu_name() -> str:

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from common import EMBEDDED_MODEL
+from common.demo import machine
 from common.workload import Driver, Workload, WorkloadResult, run
 from milestones import bench, contenders, curves, peer_llama, workloads
 from milestones.contenders import Contender, Peer, Summary
@@ -171,6 +173,16 @@ def test_another_workload_stands_beside_what_was_measured_before(
     document = json.loads(file.read_text()) | {"machine": "another one"}
     file.write_text(json.dumps(document))
     assert measure("b", workload="alone") == {"b": {"alone"}}, "another machine's are dropped"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is told by its name")
+def test_cpus_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cloud's machines may all be called "AMD EPYC", and one be twice as fast as another."""
+    kinds = set()
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=capability: kind)
+        kinds.add(machine())
+    assert len(kinds) == 2
 
 
 def test_a_summary_is_the_median_round() -> None:

@@ -65,7 +65,7 @@ class OfflineEngine(ABC):
         """Raise `AssertionError`, naming the invariant, if the engine's state is broken."""
 
     def reset_prefix_cache(self) -> int:
-        """Forget what is kept of requests that have ended; the pages that are free by that. Most
+        """Forget what is kept of requests that have ended; how many pages are free by that. Most
         rungs keep nothing."""
         return 0
 

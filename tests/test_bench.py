@@ -25,6 +25,13 @@ from tests.conftest import MILESTONES, ROOT, EngineFactory
 RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4)
 
 
+def run_bench(*arguments: object) -> int:
+    """`python -m milestones bench`, with these arguments; its exit status."""
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.main(parser.parse_args([str(argument) for argument in arguments]))
+
+
 def test_every_rung_and_the_peers_are_there() -> None:
     names = [c.name for c in contenders.contenders("any", Path("p"), Path("p"))]
     assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama"]
@@ -82,11 +89,8 @@ def test_bench_measures(
         return Workload([[1, 2], [3]], [3, 3], True, config, follow_ups=[[[4]], [[5]]])
 
     monkeypatch.setattr(bench, "workload", small)
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    arguments = ["--model", "tiny-llama", "--engines", ",".join(names), "--rounds", "1"]
-    arguments += ["--workload", "turns", "--json", str(file), "--svg", str(picture)]
-    assert bench.main(parser.parse_args(arguments)) == 0
+    arguments = ["--model", "tiny-llama", "--engines", ",".join(names), "--rounds", 1]
+    assert run_bench(*arguments, "--workload", "turns", "--json", file, "--svg", picture) == 0
     measured, shown = json.loads(file.read_text()), capsys.readouterr().out
     assert list(measured["engines"]) == names and measured["machine"]
     assert measured["roofline"]["bytes_per_second"] > 0
@@ -97,9 +101,7 @@ def test_bench_measures(
 
 
 def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    assert bench.main(parser.parse_args(["--engines", "m9_magic"])) == 2
+    assert run_bench("--engines", "m9_magic") == 2
     assert "m9_magic" in capsys.readouterr().out
 
 
@@ -116,10 +118,7 @@ def test_what_is_cut_short_is_kept(
             return RESULT
 
     monkeypatch.setattr(bench, "contenders", lambda *_: [Interrupted("a"), Interrupted("b")])
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    options = parser.parse_args(["--model", "tiny-llama", "--json", str(file)])
-    assert bench.main(options) == 0
+    assert run_bench("--model", "tiny-llama", "--json", file) == 0
     engines = json.loads(file.read_text())["engines"]
     assert set(engines["a"]) == {"alone", "batch"} and set(engines["b"]) == {"alone"}
     assert "cut short" in capsys.readouterr().out
@@ -139,10 +138,7 @@ def test_who_fails_is_left_out_and_the_others_go_on(
 
     gone = Peer("llama", tmp_path / "no such python", lambda: "anywhere", forgets=False)
     monkeypatch.setattr(bench, "contenders", lambda *_: [Quick("a"), gone, Quick("b")])
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    arguments = ["--model", "tiny-llama", "--json", str(file), "--rounds", "2"]
-    assert bench.main(parser.parse_args(arguments)) == 1
+    assert run_bench("--model", "tiny-llama", "--json", file, "--rounds", 2) == 1
     engines, shown = json.loads(file.read_text())["engines"], capsys.readouterr().out
     assert set(engines["a"]) == {"alone"} and set(engines["b"]) == {"alone", "batch"}
     assert calls.count("b") == 4 and "a reads other models" in shown and "no such python" in shown
@@ -159,10 +155,8 @@ def test_another_workload_stands_beside_what_was_measured_before(
 
     def measure(*names: str, workload: str) -> Any:
         monkeypatch.setattr(bench, "contenders", lambda *_: [Quick(name) for name in names])
-        parser = argparse.ArgumentParser()
-        bench.add_arguments(parser)
-        arguments = ["--model", "tiny-llama", "--rounds", "1", "--workload", workload]
-        assert bench.main(parser.parse_args([*arguments, "--json", str(file)])) == 0
+        arguments = ["--model", "tiny-llama", "--rounds", 1, "--workload", workload]
+        assert run_bench(*arguments, "--json", file) == 0
         document = json.loads(file.read_text())
         return {name: set(found) for name, found in document["engines"].items()}
 

@@ -163,20 +163,14 @@ static void attend(
         switch (n) {
 #define SCORE(N) \
     case N: score(N, row, m, keys, values, slots, count, scale, weights); break;
-            SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6)
-#if TILE > 6
-            SCORE(7) SCORE(8) SCORE(9) SCORE(10) SCORE(11) SCORE(12)
-#endif
+            EACH(SCORE)
         }
         for (int64_t r = 0; r < n; r++)
             *row[r].softmax = weigh(weights + r * SPLIT, row[r].seen, count);
         switch (n) {
 #define MIX(N) \
     case N: mix(N, row, weights, values, m->value_dim, slots, count); break;
-            MIX(1) MIX(2) MIX(3) MIX(4) MIX(5) MIX(6)
-#if TILE > 6
-            MIX(7) MIX(8) MIX(9) MIX(10) MIX(11) MIX(12)
-#endif
+            EACH(MIX)
         }
     }
 }
@@ -196,11 +190,12 @@ static void combine(
         add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
-/* The queries of some requests from the `first` one on, one after the other; each sees its request up
-   to itself.
+/* The queries of some requests from the `first` one on, one after the other; each sees its request
+   up to itself.
 
-   query: [tokens, heads, key_dim]; _token, _head: how far apart they lie; parts [BLOCK, heads, splits, value_dim] and softmax [BLOCK,
-   heads, splits], space, `splits` for the longest possible row; output: [tokens, heads, value_dim]. */
+   query: [tokens, heads, key_dim]; _token, _head: how far apart they lie; parts [BLOCK, heads,
+   splits, value_dim] and softmax [BLOCK, heads, splits], space, `splits` for the longest context;
+   output: [tokens, heads, value_dim]. */
 void paged_attention(
     const Memory *m, const Requests *all, int64_t first, int64_t requests,
     const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,

@@ -49,10 +49,7 @@ static void multiply_chunk(
         const float *from = x + r * stride;
         switch (n) {
 #define CASE(N) case N: multiply(N, from, stride, block, depth, next, step, sums + r); break;
-            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if TILE > 6
-            CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
+            EACH(CASE)
         }
     }
 }

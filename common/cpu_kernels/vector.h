@@ -19,11 +19,16 @@
 #include <immintrin.h>
 #endif
 
-/* Rows at once, whose sums (two registers each, or one) leave room for what is added to them. */
+/* Rows at once, whose sums (two registers each, or one) leave room for what is added to them; and
+   CASE for each number of rows that a tile may have: the compiler must know it. */
 #if LANES == 16 || defined(__aarch64__)
 #define TILE 12 /* of 32 registers */
+#define EACH(CASE) \
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) \
+    CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #else
 #define TILE 6 /* of 16 */
+#define EACH(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #endif
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

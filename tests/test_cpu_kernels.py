@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import EngineConfig, load_model
 from common.cpu_kernels import Kernels, Linear, bind, build, kernels
@@ -76,6 +77,44 @@ def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_halves_by_turns_are_the_same_layer(compiled: Kernels, biased: bool) -> None:
+    size = compiled.panel_size
+    linear, x = torch.nn.Linear(20, 6 * size, bias=biased), torch.randn(2, 5, 20)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(pack, "kernels", lambda: compiled)
+        product: Any = pack.pack(linear, pack.CompiledProduct)
+        before, kept = product(x), product.tensors[0].clone()
+        for _ in range(2):
+            product.lay_by_turns()
+            assert torch.equal(product(x), before)
+        assert torch.equal(product.tensors[0][:4], kept[[0, 3, 1, 4]])
+        odd: Any = pack.pack(torch.nn.Linear(20, 3 * size, bias=biased), pack.CompiledProduct)
+        with pytest.raises(TypeError, match="not two halves"):
+            odd.lay_by_turns()
+
+
+@pytest.mark.parametrize("width", [64, 96, 100])
+def test_gates_of_any_width_and_with_biases(compiled: Kernels, width: int) -> None:
+    """A width that is not so many whole panels is left to torch's operations."""
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=64, intermediate_size=width, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, mlp_bias=True, attention_bias=True,
+    )  # fmt: skip
+    model: Any = LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    tokens = torch.arange(50)[None]
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(pack, "kernels", lambda: compiled)
+        plain = model(tokens).logits
+        assert apply_passes(model)["layer"] == 1
+        whole = width % compiled.panel_size == 0
+        assert type(model.model.layers[0].parts) is (CompiledParts if whole else TorchParts)
+        torch.testing.assert_close(model(tokens).logits, plain, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

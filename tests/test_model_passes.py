@@ -27,7 +27,7 @@ from common.model_passes.rotary import Rotary
 from common.tiny_models import ARCHITECTURES
 from tests.conftest import plain_model
 
-ON_CPU = "merge", "pack", "norm", "rotary", "merge,layer"
+ON_CPU = "merge", "pack", "norm", "rotary", "merge,layer", "merge,layer,last"
 
 
 def unchanged(architecture: str) -> PreTrainedModel:
@@ -52,6 +52,7 @@ def test_each_pass_finds_its_modules() -> None:
         "rotary": 2,
         "gate": 0,  # on CUDA only
         "layer": 2,
+        "last": 1,
     }
 
 
@@ -255,6 +256,62 @@ def test_a_joined_layer_asks_for_the_attention_of_each_forward() -> None:
         model.config._attn_implementation = "sdpa"
         assert torch.equal(model(tokens).logits, before)
     assert calls == [0, 1]
+
+
+WANTED = [0, 1, 3, 6, 9, torch.tensor([2]), torch.tensor([5, 0]), torch.tensor([0, 1, 2, 3, 4, 5])]
+
+
+@pytest.mark.parametrize("wanted", WANTED, ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_last_layer_leaves_out_what_the_head_leaves_out(
+    wanted: int | torch.Tensor, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit what it computes without the pass, for all tokens; as few as are wanted."""
+    full, trimmed = unchanged("llama"), unchanged("llama")
+    apply_passes(full, "merge,pack,norm,rotary,layer")
+    assert apply_passes(trimmed)["last"] == 1
+    prompt, computed = torch.arange(6 * batch).view(batch, 6), list[int]()
+    parts = trimmed.model.layers[1].parts
+    after = parts.after
+
+    def counted(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        computed.append(x.shape[1])
+        return after(attended, x)
+
+    monkeypatch.setattr(parts, "after", counted)
+    with torch.inference_mode():
+        ours = trimmed(input_ids=prompt, logits_to_keep=wanted).logits
+        theirs = full(input_ids=prompt, logits_to_keep=wanted).logits
+        assert torch.equal(ours, theirs)
+    assert computed == [theirs.shape[1]]
+
+
+def test_whoever_wants_the_hidden_states_gets_them_whole() -> None:
+    model, prompt = unchanged("llama"), torch.arange(6)[None]
+    assert apply_passes(model)["last"] == 1
+    with torch.inference_mode():
+        answer = model(input_ids=prompt, logits_to_keep=1, output_hidden_states=True)
+        assert [x.shape[1] for x in answer.hidden_states] == [6, 6, 6]
+        assert answer.logits.shape[1] == 1
+        again = model(prompt, logits_to_keep=1)  # not named: as it was
+        assert torch.equal(again.logits, answer.logits)
+
+
+def test_a_last_layer_that_others_read_is_not_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that mixes what its layers made of its tokens, or does not tell its layers."""
+    mixing: Any = unchanged("llama")
+    norm = mixing.model.norm.forward
+    mixing.model.norm.forward = lambda x: norm(x - x.mean(dim=1, keepdim=True))
+    assert apply_passes(mixing)["last"] == 0
+    assert not mixing._forward_pre_hooks
+    deaf: Any = unchanged("llama")
+    forward = deaf.model.forward
+    monkeypatch.setattr(
+        deaf.model, "forward", lambda tokens_to_keep=None, **kwargs: forward(**kwargs)
+    )
+    assert apply_passes(deaf)["last"] == 0
+    with torch.inference_mode():
+        assert deaf(input_ids=torch.arange(6)[None], logits_to_keep=2).logits.shape[1] == 2
 
 
 def test_passes_can_be_turned_off_and_chosen() -> None:

@@ -5,7 +5,6 @@
    Each is one parallel region: its threads meet after each step, and go on with the next. */
 #include "linear.h"
 
-#define BLOCK 64 /* numbers that are activated together: so one row keeps all threads busy */
 typedef struct {
     const float *input_norm, *mlp_norm; /* [hidden] */
     const float *q_norm, *k_norm;       /* [head_dim] or NULL: each head on its own (Qwen3) */
@@ -42,13 +41,6 @@ static void rotate(float *head, const float *cos, const float *sin, int64_t head
     }
 }
 
-/* gated = silu(gate) * up, n numbers. */
-static void activate(const float *gate, const float *up, float *gated, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        gated[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
-}
-
 /* x: [rows, hidden]; space: [rows, hidden]. */
 void before_attention(
     const Layer *l, const Heads *h, const float *x, float *space, int threads)
@@ -73,26 +65,20 @@ void before_attention(
 }
 
 /* attended: [rows, heads * head_dim]; x: [rows, hidden], what the layer was given; space: as much
-   as [rows, hidden + down.in + gate_up.out]; out: [rows, hidden], what it returns. */
+   as [rows, hidden + down.in]; out: [rows, hidden], what it returns. */
 void after_attention(
     const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows,
     int threads)
 {
-    int64_t hidden = l->output.out, width = l->down.in;
-    float *normed = space, *gated = space + rows * hidden, *both = gated + rows * width;
+    int64_t hidden = l->output.out;
+    float *normed = space, *gated = space + rows * hidden;
 #pragma omp parallel num_threads(threads)
     {
         linear(&l->output, attended, x, out, rows);
 #pragma omp for
         for (int64_t r = 0; r < rows; r++)
             rms_norm(out + r * hidden, l->mlp_norm, l->epsilon, hidden, normed + r * hidden);
-        linear(&l->gate_up, normed, NULL, both, rows);
-#pragma omp for collapse(2)
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = 0; i < width; i += BLOCK) {
-                const float *gate = both + 2 * r * width + i;
-                activate(gate, gate + width, gated + r * width + i, smaller(BLOCK, width - i));
-            }
+        gated_linear(&l->gate_up, normed, gated, rows);
         linear(&l->down, gated, out, out, rows);
     }
 }

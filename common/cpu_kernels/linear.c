@@ -73,23 +73,62 @@ static inline void finish(
         out[i] = ((const float *)sums)[i] + (bias ? bias[i] : 0.0f) + (add ? add[i] : 0.0f);
 }
 
+/* What `count` rows of x and a panel of the weight add up to. */
+static void multiply_panel(
+    const Linear *l, int64_t panel, const float *x, int64_t count, vec (*sums)[2])
+{
+    const float *weight = l->weight + panel * l->in * PANEL;
+    for (int64_t r = 0; r < count; r++)
+        sums[r][0] = sums[r][1] = (vec){0};
+    for (int64_t i = 0; i < l->in; i += DEPTH)
+        multiply_chunk(
+            count, x + i, l->in, weight + i * PANEL, smaller(DEPTH, l->in - i), sums);
+}
+
 void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows)
 {
     for (int64_t start = 0; start < rows; start += CHUNK) {
         int64_t count = smaller(CHUNK, rows - start);
 #pragma omp for schedule(static) nowait
         for (int64_t panel = 0; panel < (l->out + PANEL - 1) / PANEL; panel++) {
-            const float *weight = l->weight + panel * l->in * PANEL;
-            vec sums[CHUNK][2] = {0};
-            for (int64_t i = 0; i < l->in; i += DEPTH)
-                multiply_chunk(count, x + start * l->in + i, l->in, weight + i * PANEL,
-                               smaller(DEPTH, l->in - i), sums);
+            vec sums[CHUNK][2];
+            multiply_panel(l, panel, x + start * l->in, count, sums);
             int64_t first = panel * PANEL;
             for (int64_t r = 0; r < count; r++) {
                 int64_t at = (start + r) * l->out + first;
                 finish(sums[r], l->bias ? l->bias + first : NULL, add ? add + at : NULL, out + at,
                        l->out - first);
             }
+        }
+    }
+#pragma omp barrier
+}
+
+/* gated = silu(gate) * up, a panel's row of each. */
+static void activate(const float *gate, const float *up, float *gated)
+{
+    for (int64_t i = 0; i < PANEL; i++)
+        gated[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+}
+
+void gated_linear(const Linear *l, const float *x, float *out, int64_t rows)
+{
+    int64_t width = l->out / 2;
+    for (int64_t start = 0; start < rows; start += CHUNK) {
+        int64_t count = smaller(CHUNK, rows - start);
+#pragma omp for schedule(static) nowait
+        for (int64_t pair = 0; pair < width / PANEL; pair++) {
+            vec sums[2][CHUNK][2];
+            for (int64_t i = 0, panel = 2 * pair; i < 2; i++, panel++) {
+                multiply_panel(l, panel, x + start * l->in, count, sums[i]);
+                for (int64_t r = 0; l->bias && r < count; r++) {
+                    float *sum = (float *)sums[i][r];
+                    finish(sums[i][r], l->bias + panel * PANEL, NULL, sum, PANEL);
+                }
+            }
+            for (int64_t r = 0; r < count; r++)
+                activate((float *)sums[0][r], (float *)sums[1][r],
+                         out + (start + r) * width + pair * PANEL);
         }
     }
 #pragma omp barrier

@@ -42,7 +42,7 @@ class Layer(ctypes.Structure):
         self.hidden: int = self.qkv.in_features
         self.attended: int = self.output.in_features
         self.sizes = self.heads, self.kv_heads, self.kv_heads, self.head_dim
-        self.space: int = self.hidden + self.down.in_features + self.gate_up.out  # for each token
+        self.space: int = self.hidden + self.down.in_features  # for each token
 
 
 class Heads(ctypes.Structure):

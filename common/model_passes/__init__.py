@@ -14,6 +14,8 @@ layout), the module keeps its own.
     gate      activation(gate) * up in one kernel                                  CUDA
     layer     a decoder layer, of merged products, as one function: where `pack`   CPU
               found a compiler, in C
+    last      the last layer: behind its attention only tokens whose logits are    CPU
+              wanted
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .gate import fuse_gates
+from .last import trim_last_layer
 from .layer import join_layers
 from .merge import merge_linears
 from .norm import speed_up_norms
@@ -38,6 +41,7 @@ PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
     "rotary": speed_up_rotary,
     "gate": fuse_gates,
     "layer": join_layers,
+    "last": trim_last_layer,
 }
 
 

@@ -40,6 +40,7 @@ class _DecoderLayer(nn.Module):
     """Mixed into a decoder layer."""
 
     parts: Parts
+    may_trim = False  # whether nobody but the head reads what it returns (`last.py`)
 
     def forward(
         self,
@@ -49,9 +50,11 @@ class _DecoderLayer(nn.Module):
         past_key_values: Any = None,
         use_cache: bool | None = False,
         position_embeddings: Any = None,
+        tokens_to_keep: torch.Tensor | slice | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """hidden_states: [B, T, hidden]; returns the same shape. As Hugging Face calls a layer."""
+        """hidden_states: [B, T, hidden]; returns the same shape, or, where it may trim, that of the
+        tokens to keep. As Hugging Face calls a layer."""
         parts, x = self.parts, hidden_states
         attention = parts.attention
         if position_embeddings is None or position_embeddings[0].shape[-1] != attention.head_dim:
@@ -68,7 +71,14 @@ class _DecoderLayer(nn.Module):
             attention, q, k, v, attention_mask, dropout=0.0, scaling=attention.scaling,
             position_ids=position_ids, use_cache=use_cache, **kwargs,
         )  # fmt: skip
+        if self.may_trim and tokens_to_keep is not None:
+            attended, x = attended[:, tokens_to_keep], x[:, tokens_to_keep]
         return parts.after(attended, x)
+
+
+def joined_layers(model: nn.Module) -> list[Any]:
+    """The decoder layers that are one function, in their order."""
+    return [module for module in model.modules() if isinstance(module, _DecoderLayer)]
 
 
 def join_layers(model: nn.Module) -> int:

@@ -53,9 +53,35 @@ class CompiledProduct:
         self.kernels = found
         self.tensors = found.pack(weight), bias  # kept: C knows only where they lie
         self.linear = Linear.of(*self.tensors, out_features=len(weight))
+        self.by_turns = False
+
+    def lay_by_turns(self) -> None:
+        """Outputs of two halves, a gate and what it is for: from now on a panel of the one lies
+        before its panel of the other, as a kernel reads them that activates what it computes.
+
+        Raises `TypeError` where the halves are not of whole panels.
+        """
+        if self.by_turns:
+            return
+        size, (weight, bias) = self.kernels.panel_size, self.tensors
+        if self.linear.out % (2 * size):
+            raise TypeError(f"{self.linear.out} outputs are not two halves of panels of {size}")
+        weight.copy_(_by_turns(weight))
+        if bias is not None:
+            bias = _by_turns(bias.view(-1, size)).flatten()
+        self.tensors, self.by_turns = (weight, bias), True
+        self.linear = Linear.of(*self.tensors, out_features=self.linear.out)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.kernels.linear(x, self.linear)
+        out = self.kernels.linear(x, self.linear)
+        if self.by_turns:
+            out = out.unflatten(-1, (-1, 2, self.kernels.panel_size)).transpose(-3, -2).flatten(-3)
+        return out
+
+
+def _by_turns(panels: torch.Tensor) -> torch.Tensor:
+    """panels: [2 * n, ...]. A copy: the first of each half, the second of each, and so on."""
+    return panels.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:

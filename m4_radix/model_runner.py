@@ -98,7 +98,7 @@ class ModelRunner:
         """The tensors of a flat batch, on the model's device."""
         page_size = self.kv_pool.page_size
         ends = torch.tensor(counts).cumsum(0)  # [B]
-        owner = torch.repeat_interleave(torch.tensor(counts))  # [T] which request
+        owner = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)])  # [T] whose it is
         # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
         # are widened first: times the page size they may exceed 32 bits.
         pages = page_table[owner, positions // page_size].long()

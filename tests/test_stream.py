@@ -8,18 +8,22 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from common import EngineConfig, SamplingParams
+from common.cpu_runtime import release_threads
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, Rung, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 from tests.streams import LateStream
 
 pytestmark = pytest.mark.since("m5_overlap")
+
+THREADS = Path("/proc/self/task")
 
 
 def test_work_runs_in_order_on_another_thread(rung: Rung) -> None:
@@ -154,6 +158,39 @@ def test_a_step_returns_while_the_next_one_runs(make_engine: EngineFactory, rung
     engine.step()
     assert launches == 8 == engine.stats().num_steps, "the end was known: no step too many"
     assert engine.stats().padding_tokens == 0
+
+
+@pytest.mark.skipif(not THREADS.exists(), reason="Linux lists a process's threads")
+def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
+    """Torch splits some operations for OpenMP, however small: on the host's thread they would start
+    a second pool, beside the forward's, and both would have to share the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine: Any = make_engine(num_pages=200, max_num_seqs=20, enable_overlap=True)
+        runner, sizes, started = engine.runner, list[int](), list[int]()
+        prepare = runner._prepare
+
+        def counted(batch: Any) -> Any:
+            threads = {path.name for path in THREADS.iterdir()}
+            inputs = prepare(batch)
+            if len(sizes) > 2:  # the forward's own pool is there
+                started.append(len({path.name for path in THREADS.iterdir()} - threads))
+            sizes.append(len(batch.requests))
+            return inputs
+
+        runner._prepare = counted
+        release_threads()  # those of tests before
+        for arrivals in (10, 6):
+            for i in range(arrivals):
+                engine.add_request([i] * 30, greedy(12, ignore_eos=True))
+            for _ in range(5):
+                engine.step()
+        drain(engine)
+    finally:
+        torch.set_num_threads(before)
+    assert 10 in sizes and 16 in sizes
+    assert set(started) == {0}, f"threads that were started by planning a step: {started}"
 
 
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: EngineFactory) -> None:

@@ -12,8 +12,9 @@ few that were shown, and what those alone decode to is taken off:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet one
 MAX_MISSING = 3  # a character has at most 4 bytes, and a token at least 1
@@ -28,7 +29,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
-        self.tokenizer = tokenizer
+        self.decode = decoder_of(tokenizer)
         self.skipped = special_token_ids(tokenizer) if skip_special_tokens else frozenset()
         self.window: list[int] = []
         self.num_context = 0  # tokens of the window whose text is shown, kept as context
@@ -40,7 +41,7 @@ class IncrementalDetokenizer:
         if token_id in self.skipped:
             return ""
         self.window.append(token_id)
-        self.text = self._decode(self.window)
+        self.text = self.decode(self.window)
         if not self.text.endswith(REPLACEMENT):
             piece = self.text[self.shown :]
             self._start_window(self.window[self.num_context :])
@@ -66,7 +67,7 @@ class IncrementalDetokenizer:
 
     def _start_window(self, context: list[int]) -> None:
         """All is shown, up to the end of a character: keep the last piece's tokens as context."""
-        text = self._decode(context)
+        text = self.decode(context)
         if text or len(self.window) >= MAX_WINDOW:
             self.window, self.text, self.shown = context, text, len(text)
         else:
@@ -76,20 +77,34 @@ class IncrementalDetokenizer:
     def _cut_window(self) -> None:
         """Among endless invalid bytes: cut where the two sides decode to the same apart."""
         for keep in range(MAX_MISSING, 2 * MAX_MISSING + 1):
-            head, tail = self._decode(self.window[:-keep]), self._decode(self.window[-keep:])
+            head, tail = self.decode(self.window[:-keep]), self.decode(self.window[-keep:])
             if head + tail == self.text and len(head) <= self.shown:
                 self.window, self.text = self.window[-keep:], tail
                 self.shown -= len(head)
                 self.num_context = 0
                 return
 
-    def _decode(self, token_ids: list[int]) -> str:
-        text = self.tokenizer.decode(
-            token_ids,
-            clean_up_tokenization_spaces=False,  # cleaning rewrites text that was already shown
-        )
+
+@functools.lru_cache(maxsize=8)
+def decoder_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
+    """Token ids to text, special tokens too, without the cleaning that rewrites text which was
+    already shown.
+
+    Hugging Face's `decode` first looks what it is given: a number, lists of lists, an array. That
+    takes three times as long as to decode, so its library is asked directly where it is all that
+    the tokenizer's class would ask.
+    """
+    own = [getattr(type(tokenizer), name) for name in ("decode", "_decode")]
+    usual = [PreTrainedTokenizerFast.decode, PreTrainedTokenizerFast._decode]
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and own == usual:
+        return functools.partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+
+    def decode(token_ids: list[int]) -> str:
+        text = tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
+
+    return decode
 
 
 @functools.lru_cache(maxsize=8)

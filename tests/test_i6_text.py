@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -143,6 +144,24 @@ def test_tokenizers_that_write_spaces_between_tokens() -> None:
     assert text == "the quicker€ the." + " the quicker€ the." * 8
 
 
+def test_a_tokenizer_with_a_decode_of_its_own_is_asked() -> None:
+    """Not the library behind it: that knows nothing of it."""
+
+    class Shouting(PreTrainedTokenizerFast):
+        def _decode(self, *args: Any, **kwargs: Any) -> str:
+            return super()._decode(*args, **kwargs).upper()
+
+    class Hidden(PreTrainedTokenizerFast):
+        def decode(self, *args: Any, **kwargs: Any) -> Any:
+            return str(super().decode(*args, **kwargs)).replace("b", "*")
+
+    token_ids = token_ids_of(b"abc")
+    for kind, expected in ((Shouting, "ABC"), (Hidden, "a*c"), (PreTrainedTokenizerFast, "abc")):
+        tokenizer = kind(tokenizer_object=TOKENIZER.backend_tokenizer)
+        detokenizer = IncrementalDetokenizer(tokenizer, True)
+        assert "".join(map(detokenizer.append, token_ids)) == expected
+
+
 words = st.text(alphabet="ab", min_size=1, max_size=4)
 
 
@@ -219,16 +238,15 @@ def test_special_tokens_are_skipped_or_shown() -> None:
 def test_long_outputs_take_linear_time() -> None:
     """Decoder calls are counted, not timed: constant per token however long the output is."""
     calls = 0
-    decode = IncrementalDetokenizer._decode
+    detokenizer = IncrementalDetokenizer(TOKENIZER, True)
+    decode = detokenizer.decode
 
-    def counted(self: IncrementalDetokenizer, token_ids: list[int]) -> str:
+    def counted(token_ids: list[int]) -> str:
         nonlocal calls
         calls += len(token_ids)
-        return decode(self, token_ids)
+        return decode(token_ids)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IncrementalDetokenizer, "_decode", counted)
-        detokenizer = IncrementalDetokenizer(TOKENIZER, True)
-        for token_id in token_ids_of(b"\xff" * 3000):
-            detokenizer.append(token_id)
+    detokenizer.decode = counted
+    for token_id in token_ids_of(b"\xff" * 3000):
+        detokenizer.append(token_id)
     assert calls < 3000 * 40, "tokens decoded again grow with the output"

@@ -298,7 +298,8 @@ def test_whoever_wants_the_hidden_states_gets_them_whole() -> None:
 
 
 def test_a_last_layer_that_others_read_is_not_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that mixes what its layers made of its tokens, or does not tell its layers."""
+    """A model that mixes what its layers made of its tokens, does not tell its layers, or cannot be
+    asked for some logits."""
     mixing: Any = unchanged("llama")
     norm = mixing.model.norm.forward
     mixing.model.norm.forward = lambda x: norm(x - x.mean(dim=1, keepdim=True))
@@ -312,6 +313,9 @@ def test_a_last_layer_that_others_read_is_not_trimmed(monkeypatch: pytest.Monkey
     assert apply_passes(deaf)["last"] == 0
     with torch.inference_mode():
         assert deaf(input_ids=torch.arange(6)[None], logits_to_keep=2).logits.shape[1] == 2
+    whole: Any = unchanged("llama")
+    monkeypatch.setattr(whole, "forward", lambda input_ids, use_cache: None)
+    assert apply_passes(whole)["last"] == 0
 
 
 def test_passes_can_be_turned_off_and_chosen() -> None:

@@ -81,8 +81,7 @@ static void multiply_panel(
     for (int64_t r = 0; r < count; r++)
         sums[r][0] = sums[r][1] = (vec){0};
     for (int64_t i = 0; i < l->in; i += DEPTH)
-        multiply_chunk(
-            count, x + i, l->in, weight + i * PANEL, smaller(DEPTH, l->in - i), sums);
+        multiply_chunk(count, x + i, l->in, weight + i * PANEL, smaller(DEPTH, l->in - i), sums);
 }
 
 void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows)

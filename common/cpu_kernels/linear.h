@@ -14,6 +14,6 @@ typedef struct {
    Called by all threads of a parallel region; on return all of them are done. */
 void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows);
 
-/* out [rows, width] = silu(gate) * up, of a product whose panels are gate's and up's by turns: l->out
-   is 2 * width, and width so many whole panels. */
+/* out [rows, width] = silu(gate) * up, of a product whose panels are gate's and up's by turns:
+   l->out is 2 * width, and width so many whole panels. */
 void gated_linear(const Linear *l, const float *x, float *out, int64_t rows);

@@ -87,7 +87,7 @@ class CompiledParts:
         epsilons = {norm.variance_epsilon for norm in norms if norm is not None}
         if len(epsilons) > 1:
             raise TypeError("its norms differ")
-        self.products[2].lay_by_turns()
+        self.products[2].lay_by_turns()  # gate and up: activated while they are computed
         dim = attention.head_dim
         self.heads = tuple(size // dim for size in qkv.sizes)
         self.kernels = self.products[0].kernels

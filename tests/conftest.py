@@ -24,12 +24,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from common import EngineConfig, LoadedModel, OfflineEngine, RequestOutput, load_model
-from tests.streams import EarlyStream, LateStream
+from common import EngineConfig, LoadedModel, OfflineEngine, load_model
+from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
 
 ROOT = Path(__file__).resolve().parent.parent
-MODES = ("overlap", "serial", "early", "late")  # how the engines with a forward stream use it
-STREAMS = {"early": EarlyStream, "late": LateStream}
 MODE = "overlap"
 MILESTONES = sorted(p.name for p in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", p.name))
 
@@ -111,56 +109,13 @@ def plain_model(name: str) -> LoadedModel:
     return load_model(EngineConfig(model=name, device="cpu"), plain=True)
 
 
-@functools.cache
-def checked_engine_class(milestone: str) -> type[OfflineEngine]:
-    """A milestone's engine, audited after every step."""
-    engine_class = importlib.import_module(milestone).LLMEngine
-
-    class CheckedEngine(engine_class):  # type: ignore[misc, valid-type]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            if hasattr(self.runner, "stream"):
-                self.runner.stream = STREAMS[MODE]() if MODE in STREAMS else self.runner.stream
-                # A ladder with gaps, which ends before the largest batches: padding and eager too.
-                self.runner.graphs.sizes = [s for s in (2, 3, 5, 12) if self.runner.graphs.sizes]
-            poison_free_pages(self)
-
-        def step(self) -> list[RequestOutput]:
-            outputs = super().step()
-            self.check_invariants()
-            poison_free_pages(self)
-            return outputs
-
-    return CheckedEngine
-
-
-def poison_free_pages(engine: OfflineEngine) -> None:
-    """From the paged rungs on: NaN in all memory that nobody owns, the padding page included.
-
-    Where forwards have a stream of their own, this is work like theirs: what is in flight may still
-    read a page that has become free, what comes later may not.
-    """
-    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)  # type: ignore[attr-defined]
-    allocator = getattr(kv_cache, "allocator", None)
-    if allocator is None:
-        return
-    runner: Any = engine.runner  # type: ignore[attr-defined]
-    memories, pages = (*runner.kv_pool.keys, *runner.kv_pool.values), [0, *allocator.free_pages]
-
-    def poison() -> None:
-        for memory in memories:
-            memory[:, pages] = torch.nan
-
-    runner.stream.launch(poison) if hasattr(runner, "stream") else poison()
-
-
 def build_engine(
     milestone: str, model: str | LoadedModel = "tiny-llama", **config: Any
 ) -> OfflineEngine:
     """An audited engine on a shared model."""
     loaded = shared_model(model) if isinstance(model, str) else model
     config = {"enable_overlap": MODE != "serial", **config}
-    return checked_engine_class(milestone)(
+    return audited_engine_class(milestone, MODE)(
         EngineConfig(model=loaded.name, device="cpu", **config), loaded
     )
 
@@ -170,16 +125,6 @@ def tokens_in_flight(engine: OfflineEngine) -> int:
     in_flight = getattr(engine.scheduler, "in_flight", None)  # type: ignore[attr-defined]
     batches = in_flight.batches if in_flight else ()
     return sum(sum(batch.num_scheduled_tokens) for batch in batches)
-
-
-def assert_idle(engine: OfflineEngine) -> None:
-    """I3: an engine without requests holds nothing."""
-    engine.check_invariants()
-    stats = engine.stats()
-    assert not engine.has_unfinished_requests(), "I3: a request is held"
-    assert (stats.num_waiting, stats.num_running) == (0, 0), f"I3: a request is held: {stats}"
-    assert (stats.kv_tokens_reserved, stats.kv_tokens_used) == (0, 0), f"I3: KV is held: {stats}"
-    assert stats.kv_pages_free + stats.kv_pages_cached == stats.kv_pages_total, f"I3: {stats}"
 
 
 EngineFactory = Callable[..., OfflineEngine]

@@ -11,11 +11,11 @@ from types import ModuleType
 from typing import Any
 
 from common import EngineConfig, LoadedModel
-from tests.fake_model import fake_model
+from milestones.instruments.hash_model import hash_model
+from milestones.instruments.streams import HandEvent, LateStream
 from tests.fake_paged import expected_tokens, kv_of, next_token
-from tests.streams import HandEvent, LateStream
 
-FAKE: LoadedModel = fake_model()
+FAKE: LoadedModel = hash_model()
 PADDING_PAGE = 0
 
 

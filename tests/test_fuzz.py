@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import assert_idle, build_engine
-from tests.fake_model import expected_tokens, fake_model
+from milestones.instruments.audit import assert_idle
+from milestones.instruments.hash_model import expected_tokens, hash_model
+from tests.conftest import build_engine
 from tests.oracle import greedy
 
-FAKE = fake_model()
+FAKE = hash_model()
 STEMS: tuple[list[int], ...] = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts begin alike, or do not
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from common import SamplingParams
 from common.sampler import SamplerOutput
-from tests.conftest import EngineFactory, assert_idle, build_engine, shared_model
+from milestones.instruments.audit import assert_idle
+from tests.conftest import EngineFactory, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], [1, 2, 3], list(range(20)), [9, 8], list(range(60, 90))]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Rung, assert_idle
+from milestones.instruments.audit import assert_idle
+from milestones.instruments.streams import EarlyStream, LateStream
+from tests.conftest import Rung
 from tests.fake_overlap import expected_output, hash_engine, text_of
 from tests.oracle import greedy
-from tests.streams import EarlyStream, LateStream
 
 pytestmark = pytest.mark.since("m5_overlap")
 

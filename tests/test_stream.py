@@ -16,10 +16,10 @@ import torch
 
 from common import EngineConfig, SamplingParams
 from common.cpu_runtime import release_threads
+from milestones.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, Rung, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
-from tests.streams import LateStream
 
 pytestmark = pytest.mark.since("m5_overlap")
 

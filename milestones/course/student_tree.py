@@ -128,7 +128,9 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
     todo += [f"{name}.py" for name in COMMANDS] + [f"course/{name}.py" for name in COMMANDS]
     for name, data in files.items():
         if name.startswith("tests/"):
-            todo += [f"{module}.py" for module in re.findall(r"milestones\.(\w+)", data.decode())]
+            for module in re.findall(r"milestones\.(\w[\w.]*\w)", data.decode()):
+                path = module.replace(".", "/")
+                todo += [f"{path}.py", f"{posixpath.dirname(path) or path}/__init__.py"]
     while todo:
         name = posixpath.normpath(todo.pop())
         path = root / "milestones" / name

@@ -8,7 +8,8 @@ import pytest
 
 from common import SamplingParams
 from m1_single.scheduler import ScheduleBatch
-from tests.conftest import assert_idle, build_engine
+from milestones.instruments.audit import assert_idle
+from tests.conftest import build_engine
 from tests.exercises.by_hand import make_request, names
 from tests.oracle import assert_one_answer, drain, greedy
 

@@ -10,8 +10,8 @@ import torch
 from common import EngineConfig, Request
 from m2_continuous.model_runner import ModelInput, ModelRunner
 from m2_continuous.scheduler import ScheduleBatch
+from milestones.instruments.hash_model import VOCAB_SIZE, HashModel
 from tests.exercises.by_hand import make_request
-from tests.fake_model import VOCAB_SIZE, HashModel
 
 
 @functools.cache

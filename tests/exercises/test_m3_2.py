@@ -9,8 +9,8 @@ from common import EngineConfig
 from m3_paged.kv_cache import PageTable
 from m3_paged.model_runner import ModelInput, ModelRunner
 from m3_paged.scheduler import ScheduleBatch
+from milestones.instruments.hash_model import HashModel, expected_tokens
 from tests.exercises.by_hand import make_request
-from tests.fake_model import HashModel, expected_tokens
 
 PAGES = ([7, 2, 9, 4, 12], [5, 11, 3, 8, 1], [6, 10, 13, 14, 15])  # of rows 0, 1 and 2
 

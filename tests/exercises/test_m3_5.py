@@ -10,7 +10,8 @@ import pytest
 
 from m3_paged import scheduler as scheduler_module
 from m3_paged.scheduler import RATIO_DECAY
-from tests.conftest import assert_idle, build_engine
+from milestones.instruments.audit import assert_idle
+from tests.conftest import build_engine
 from tests.exercises.by_hand import names, scheduled
 from tests.exercises.paged_states import make_scheduler, run, show, wait
 from tests.fake_paged import FakePagedEngine, expected_tokens

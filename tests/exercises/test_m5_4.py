@@ -10,7 +10,7 @@ import torch
 from common.sampler import SamplerOutput
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.model_runner import StepResult
-from tests.streams import LateStream
+from milestones.instruments.streams import LateStream
 
 CPU = torch.device("cpu")
 

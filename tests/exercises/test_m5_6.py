@@ -10,12 +10,13 @@ import pytest
 from common import EngineConfig, SamplingParams
 from m5_overlap import engine as engine_module
 from m5_overlap.scheduler import ScheduleBatch, Scheduler
-from tests.conftest import assert_idle, build_engine
+from milestones.instruments.audit import assert_idle
+from milestones.instruments.streams import EarlyStream, LateStream
+from tests.conftest import build_engine
 from tests.exercises.requests import request_of
 from tests.fake_overlap import hash_engine
 from tests.fake_paged import expected_tokens
 from tests.oracle import assert_one_answer, drain, greedy
-from tests.streams import EarlyStream, LateStream
 from tests.test_overlap import fuzz
 
 

@@ -1,8 +1,8 @@
-"""Streams at the two ends of what a forward stream may do: as early and as late as events allow.
+"""Two forward streams that run their work as early, and as late, as events allow.
 
-What is right on both, and on a thread in between, does not depend on when a forward runs. Races
-become deterministic: who writes what a step in flight still reads is seen on the late one, and who
-reads what it has not written yet on the early one.
+An engine that is right on both does not depend on when a forward runs. They make races
+deterministic. The late stream shows a write to memory that a step in flight still reads. The early
+stream shows a read of memory that is not written yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Work = Callable[[], None]
 
 
 class HandEvent:
-    """An event that is done when its stream has come so far."""
+    """An event that is done when its stream has run the work before it."""
 
     def __init__(self, stream: LateStream) -> None:
         self.stream = stream
@@ -24,6 +24,7 @@ class HandEvent:
         self.failure: BaseException | None = None
 
     def wait(self) -> None:
+        """Let the stream run up to here. Raises what the work raised."""
         self.stream.num_waits += 1
         self.stream.run_until(self)
         if self.failure is not None:
@@ -31,7 +32,7 @@ class HandEvent:
 
 
 class LateStream:
-    """Runs nothing before somebody waits for it, and then no more than that takes."""
+    """Runs work only when its event is waited for, and then no more than that."""
 
     def __init__(self) -> None:
         self.spans: deque[tuple[float, float]] = deque()
@@ -45,6 +46,7 @@ class LateStream:
         return event
 
     def run_until(self, event: HandEvent) -> None:
+        """Run the pending work, oldest first, until this event is done."""
         while not event.is_done:
             work, done = self.pending.popleft()
             begin = time.perf_counter()
@@ -70,7 +72,7 @@ class LateStream:
 
 
 class EarlyStream(LateStream):
-    """Runs everything the moment it is launched."""
+    """Runs work at the moment it is launched."""
 
     def launch(self, work: Work) -> HandEvent:
         event = super().launch(work)

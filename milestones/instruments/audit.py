@@ -1,0 +1,79 @@
+"""Audited engines: each step checks the invariants and fills free memory with NaN."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+
+from common import OfflineEngine, RequestOutput
+
+from .streams import EarlyStream, LateStream
+
+STREAMS = {"early": EarlyStream, "late": LateStream}
+MODES = ("overlap", "serial", *STREAMS)  # how the engines with a forward stream use it
+
+
+@functools.cache
+def audited_engine_class(milestone: str, mode: str) -> type[OfflineEngine]:
+    """Return the engine of a milestone, with an audit after every step.
+
+    mode: one of `MODES`. `early` and `late` replace the forward stream. `overlap` and `serial` are
+    chosen by `EngineConfig.enable_overlap`. An engine without a forward stream ignores the mode.
+    """
+    engine_class = importlib.import_module(milestone).LLMEngine
+
+    class AuditedEngine(engine_class):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            if hasattr(self.runner, "stream"):
+                self.runner.stream = STREAMS[mode]() if mode in STREAMS else self.runner.stream
+                # Sizes with gaps that end below the largest batch: this covers padding and batches
+                # without a graph.
+                self.runner.graphs.sizes = [s for s in (2, 3, 5, 12) if self.runner.graphs.sizes]
+            poison_free_pages(self)
+
+        def step(self) -> list[RequestOutput]:
+            outputs = super().step()
+            audit(self)
+            return outputs
+
+    return AuditedEngine
+
+
+def audit(engine: OfflineEngine) -> None:
+    """Check the invariants, then fill all free pages with NaN."""
+    engine.check_invariants()
+    poison_free_pages(engine)
+
+
+def poison_free_pages(engine: OfflineEngine) -> None:
+    """Fill the pages that no request and no tree owns, and the padding page, with NaN.
+
+    An engine without pages is left as it is. On a forward stream this is queued like a forward: a
+    step in flight may still read a page that has become free, and a later step may not.
+    """
+    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)  # type: ignore[attr-defined]
+    allocator = getattr(kv_cache, "allocator", None)
+    if allocator is None:
+        return
+    runner: Any = engine.runner  # type: ignore[attr-defined]
+    memories, pages = (*runner.kv_pool.keys, *runner.kv_pool.values), [0, *allocator.free_pages]
+
+    def poison() -> None:
+        for memory in memories:
+            memory[:, pages] = torch.nan
+
+    runner.stream.launch(poison) if hasattr(runner, "stream") else poison()
+
+
+def assert_idle(engine: OfflineEngine) -> None:
+    """Check that an engine without requests holds nothing (I3)."""
+    engine.check_invariants()
+    stats = engine.stats()
+    assert not engine.has_unfinished_requests(), "I3: a request is held"
+    assert (stats.num_waiting, stats.num_running) == (0, 0), f"I3: a request is held: {stats}"
+    assert (stats.kv_tokens_reserved, stats.kv_tokens_used) == (0, 0), f"I3: KV is held: {stats}"
+    assert stats.kv_pages_free + stats.kv_pages_cached == stats.kv_pages_total, f"I3: {stats}"

@@ -1,0 +1,171 @@
+"""A model without floating point: its keys and values are hashes.
+
+Layer 0 stores a hash of (token, position). Layer 1 stores a hash of the sum of all that its query
+may see in layer 0. The next token is a hash of the sum of all that the last query may see in layer
+1. Any wrong slot, stale row, wrong mask or wrong position in the past changes the answer.
+
+Engines run it like a Hugging Face model. `expected_tokens` computes the answer from the token list
+alone, in plain Python.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LlamaConfig
+
+from common import LoadedModel
+from common.tiny_models import byte_tokenizer
+
+PRIME = 2**31 - 1
+VOCAB_SIZE = 259
+LAYERS = 2
+LOGIT = 9.0  # of the next token; the logits of all other tokens are 0
+
+
+def mix(value: Any, salt: int) -> Any:
+    """Return a hash of integers below PRIME, for Python ints and int64 tensors alike."""
+    value = (value * 48271 + salt * 69621 + 12345) % PRIME
+    value = (value * (value % 65521 + 1)) % PRIME
+    return (value * 16807 + salt) % PRIME
+
+
+class HashChain:
+    """The state of the model behind a list of tokens, in plain Python: constant work per token."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.num_tokens = 0
+        self.sums = [0] * LAYERS  # of what each layer has stored, modulo PRIME
+        for token in tokens:
+            self.feed(token)
+
+    def feed(self, token: int) -> None:
+        """Add a token behind the others."""
+        position, self.num_tokens = self.num_tokens, self.num_tokens + 1
+        self.sums[0] = (self.sums[0] + mix(token * 1009 + position, 1)) % PRIME
+        for layer in range(1, LAYERS):
+            stored = mix(self.sums[layer - 1] + position, 2)
+            self.sums[layer] = (self.sums[layer] + stored) % PRIME
+
+    def next_token(self) -> int:
+        """Return the most likely next token."""
+        token: int = mix(self.sums[-1], 3) % VOCAB_SIZE
+        return token
+
+
+def expected_tokens(prompt: list[int], max_tokens: int, eos: int | None = None) -> list[int]:
+    """Return the greedy continuation of a prompt, computed from the token list alone."""
+    chain, output = HashChain(prompt), list[int]()
+    while len(output) < max_tokens and (not output or output[-1] != eos):
+        output.append(chain.next_token())
+        chain.feed(output[-1])
+    return output
+
+
+class HashLayer(torch.nn.Module):
+    """Stores what it is given, and returns the sum of all that each query may see."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: Any,
+        paged: Any,
+    ) -> torch.Tensor:
+        """Return the sums modulo PRIME, [B, T] like `hidden`."""
+        if self.index > 0:
+            hidden = mix(hidden + position_ids, 2)
+        if paged is not None:
+            return self._through_pages(hidden, position_ids, paged)
+        return self._through_cache(hidden, mask, cache)
+
+    def _through_cache(
+        self, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any
+    ) -> torch.Tensor:
+        """Use `past_key_values`, and the mask that the engine made."""
+        stored = hidden.double()[:, None, :, None]  # [B, 1, T, 1]
+        if cache is not None:
+            keys, values = cache.update(stored, stored, self.index)
+            assert torch.equal(keys, values), "I1: keys and values come from different slots"
+            stored = values
+        num_slots, num_tokens = stored.shape[2], hidden.shape[1]
+        if mask is None:
+            visible = torch.ones(num_tokens, num_slots, dtype=torch.bool)
+            visible = visible.tril(num_slots - num_tokens)[None, None]
+        else:
+            visible = mask == 0  # [B or 1, 1, T, S]
+        seen = stored[:, 0, None, :, 0].long() * visible[:, 0].long()  # [B, T, S]
+        return seen.sum(dim=-1) % PRIME
+
+    def _through_pages(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor, paged: Any
+    ) -> torch.Tensor:
+        """Store in pages, and read back through the page table."""
+        meta = paged.metadata
+        keys, values = paged.pool.keys[self.index], paged.pool.values[self.index]
+        stored = hidden[0].double()[:, None, None]  # [T, 1, 1]
+        paged.ops.store_kv(keys, values, stored, stored, meta)
+        positions = torch.arange(max(meta.contexts))  # [S]
+        pages = meta.page_table[:, positions // meta.page_size].long()  # [B, S]
+        slots = pages * meta.page_size + positions % meta.page_size
+        is_past = positions < torch.tensor(meta.contexts)[:, None]  # [B, S]
+        past = values.view(-1)[slots].where(is_past, 0)
+        past_keys = keys.view(-1)[slots].where(is_past, 0)
+        assert not past.isnan().any(), "I1: the forward reads a slot that was never written"
+        assert torch.equal(past, past_keys), "I1: keys and values come from different slots"
+        owner = torch.arange(len(meta.contexts)).repeat_interleave(torch.tensor(meta.num_tokens))
+        visible = positions <= position_ids[0, :, None]  # [T, S]
+        return ((past.long()[owner] * visible).sum(dim=-1) % PRIME)[None]
+
+
+class HashModel(torch.nn.Module):
+    """What the engines use of a `PreTrainedModel`."""
+
+    dtype = torch.float64  # holds the hashes exactly
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = LlamaConfig(
+            num_hidden_layers=LAYERS, max_position_embeddings=512, vocab_size=VOCAB_SIZE
+        )
+        self.generation_config = GenerationConfig()
+        self.embedding = torch.nn.Embedding(VOCAB_SIZE, 1)
+        self.layers = torch.nn.ModuleList(HashLayer(index) for index in range(LAYERS))
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embedding
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = True,
+        logits_to_keep: int | torch.Tensor = 0,
+        paged: Any = None,
+    ) -> SimpleNamespace:
+        """Return `.logits`, [B, kept, VOCAB_SIZE]."""
+        batch, num_tokens = input_ids.shape
+        if position_ids is None:
+            position_ids = torch.arange(num_tokens).expand(batch, -1)
+        hidden = mix(input_ids * 1009 + position_ids, 1)  # [B, T]
+        for layer in self.layers:
+            hidden = layer(hidden, position_ids, attention_mask, past_key_values, paged)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        tokens = mix(hidden[:, keep], 3) % VOCAB_SIZE
+        logits = torch.zeros(*tokens.shape, VOCAB_SIZE, dtype=self.dtype)
+        return SimpleNamespace(logits=logits.scatter_(-1, tokens[..., None], LOGIT))
+
+
+def hash_model() -> LoadedModel:
+    """Return the hash model behind the loader's interface, with the byte tokenizer."""
+    return LoadedModel("hash-model", HashModel().eval(), byte_tokenizer())  # type: ignore[arg-type]

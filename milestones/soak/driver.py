@@ -1,0 +1,258 @@
+"""`Driver`: runs one plan on one engine, and checks all that the engine promises."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from common import EngineConfig, RequestOutput
+
+from ..instruments.audit import assert_idle, audit, audited_engine_class
+from .answers import Source
+from .bad_input import BAD_CALLS
+from .checker import Checker
+from .faults import Faults
+from .interrupts import Interrupter
+from .plan import Arrival, Plan, PlannedRequest
+from .progress import Progress
+from .tally import Problem, Tally
+
+LEAST_BUDGET = 24  # of the rung that computes a prompt in one step: it must hold most prompts
+WHOLE_PROMPTS = "m2_continuous"
+
+Value = TypeVar("Value")
+
+
+class Driver:
+    """One schedule. `run` raises `Problem` at the first broken promise."""
+
+    def __init__(
+        self, milestone: str, mode: str, plan: Plan, source: Source,
+        tally: Tally, interrupter: Interrupter,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.source = source
+        self.tally = tally
+        self.interrupter = interrupter
+        self.num_threads = threading.active_count()
+        self.chance = random.Random(f"{plan.seed}/{plan.number}/interrupts")
+        self.faults = Faults(plan)
+        self.checker = Checker(source, tally)
+        self.computes_whole_prompts = milestone == WHOLE_PROMPTS
+        self.engine = self._build(milestone, mode)
+        self.progress = Progress(self.engine)
+        self.streams: dict[str, Iterator[RequestOutput]] = {}
+        self.num_outputs: dict[str, int] = {}  # of each stream
+        self.aborts: list[tuple[int, str]] = []  # (tick, request id)
+
+    def run(self) -> None:
+        """Run the plan to its end, close the engine, and see that nothing is left."""
+        try:
+            with self.faults.on(self.source.loaded.model):
+                self._run_plan()
+            self._check_idle()
+        finally:
+            self.engine.close()
+            self.tally.failures += self.faults.num_injected
+            self.tally.steps += self.progress.num_steps
+        if threading.active_count() > self.num_threads:
+            raise Problem("wrong", f"I3: a thread is left: {threading.enumerate()}")
+
+    def _build(self, milestone: str, mode: str) -> Any:
+        config = dict(self.plan.config)
+        if self.computes_whole_prompts:
+            budget = config["max_num_batched_tokens"]
+            config["max_num_batched_tokens"] = max(LEAST_BUDGET, budget)
+        loaded = self.source.loaded
+        overlaps = mode != "serial"
+        engine: Any = audited_engine_class(milestone, mode)(
+            EngineConfig(model=loaded.name, device="cpu", enable_overlap=overlaps, **config), loaded
+        )
+        if hasattr(engine.scheduler, "retract_every"):
+            engine.scheduler.retract_every = self.plan.retract_every
+        audited_step = engine.step
+
+        def watched_step() -> list[RequestOutput]:
+            outputs: list[RequestOutput] = audited_step()
+            self.progress.check(outputs)
+            return outputs
+
+        engine.step = watched_step  # `generate` and `stream` call it too
+        return engine
+
+    def _run_plan(self) -> None:
+        to_come, tick = list(self.plan.arrivals), 0
+        while to_come or self.streams or self.engine.has_unfinished_requests():
+            while to_come and to_come[0].tick <= tick:
+                self._arrive(to_come.pop(0), tick)
+            for when, name in [a for a in self.aborts if a[0] <= tick]:
+                self.aborts.remove((when, name))
+                self._abort(name)
+            if self.plan.reset_every and tick % self.plan.reset_every == 0:
+                self._call(self.engine.reset_prefix_cache)
+            for name in list(self.streams):
+                self._follow(name)
+            self._take(self._call(self.engine.step)[0] or [])
+            audit(self.engine)
+            self._check_held()
+            tick += 1
+
+    def _call(self, function: Callable[[], Value]) -> tuple[Value | None, bool]:
+        """Call into the engine, sometimes with an interrupt. Return its value, and whether it hit."""
+        if self.plan.interrupt_chance and self.chance.random() < self.plan.interrupt_chance:
+            return self.interrupter.call(self.chance, function)
+        return function(), False
+
+    def _take(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self.checker.take(output)
+
+    def _arrive(self, arrival: Arrival, tick: int) -> None:
+        if arrival.how == "refused":
+            self._refuse(arrival.bad)
+        elif not all(self._fits(request) for request in arrival.requests):
+            self._refuse_too_long(arrival)
+        elif arrival.how == "generate":
+            self._generate(arrival.requests)
+        elif arrival.how == "stream":
+            self._open_stream(arrival.requests[0])
+        else:
+            self._add(arrival.requests[0], tick)
+
+    def _fits(self, request: PlannedRequest) -> bool:
+        """Whether the engine must admit a request, rather than refuse it by `ValueError`."""
+        length, config = len(request.prompt), self.engine.config
+        if self.computes_whole_prompts and length > config.max_num_batched_tokens:
+            return False
+        return self.progress.pool_tokens is None or length <= self.progress.pool_tokens
+
+    def _most_tokens(self, request: PlannedRequest) -> int:
+        limits = [len(request.prompt) + request.params.max_tokens, self.engine.config.max_model_len]
+        if self.progress.pool_tokens is not None:
+            limits.append(self.progress.pool_tokens + 1)
+        return min(limits)
+
+    def _expect(self, request_id: str, request: PlannedRequest) -> None:
+        self.checker.add(request_id, request, self._most_tokens(request))
+        self.progress.expect(request_id)
+
+    def _add(self, request: PlannedRequest, tick: int) -> None:
+        """Add a request. An interrupted call must not have added it: then add it again."""
+        name = request.name
+        hit = True
+        while hit:
+            _, hit = self._call(
+                lambda: self.engine.add_request(request.prompt, request.params, name)
+            )
+            if hit and self._held() - self.checker.live.keys():
+                raise Problem("wrong", f"an interrupted add_request has added {name}")
+        self._expect(name, request)
+        if request.fault is not None and request.fault.kind == "text":
+            nth = request.fault.position - len(request.prompt) + 1
+            self.faults.break_text(self.engine, name, nth)
+        if request.abort_after is not None:
+            self.aborts.append((tick + request.abort_after, name))
+
+    def _abort(self, name: str) -> None:
+        live = self.checker.live.get(name)
+        ended, hit = self._call(lambda: self.engine.abort_request(name))
+        if hit:  # it has happened, or it has not
+            self.engine.abort_request(name)
+        if live is not None:
+            live.may_be_aborted, live.must_be_aborted = bool(ended) or hit, bool(ended)
+        elif ended:
+            raise Problem("wrong", f"abort_request({name!r}) has ended a request that had ended")
+
+    def _generate(self, requests: list[PlannedRequest]) -> None:
+        """Call `generate`, and check each answer. Interrupted, it must leave nothing behind."""
+        outputs, hit = self._call(
+            lambda: self.engine.generate(
+                [r.prompt for r in requests], [r.params for r in requests], progress=False
+            )
+        )
+        if hit or outputs is None:
+            return
+        if [o.prompt_token_ids for o in outputs] != [r.prompt for r in requests]:
+            raise Problem("lost", "generate returns other prompts than it was given")
+        for output, request in zip(outputs, requests, strict=True):
+            self._expect(output.request_id, request)
+            self.checker.take(output)
+            if output.request_id in self.checker.live:
+                raise Problem("lost", f"generate returns before {output.request_id} has ended")
+
+    def _open_stream(self, request: PlannedRequest) -> None:
+        stream, hit = self._call(lambda: self.engine.stream(request.prompt, request.params))
+        if hit or stream is None:
+            return
+        (name,) = self._held() - self.checker.live.keys()
+        self._expect(name, request)
+        self.streams[name], self.num_outputs[name] = stream, 0
+
+    def _follow(self, name: str) -> None:
+        """Take one output of a stream; leave the stream where the plan says so."""
+        stream = self.streams[name]
+        if name not in self.checker.live:  # its last output came from another call
+            del self.streams[name]
+            return
+        leave_after = self.checker.live[name].planned.leave_after
+        output, hit = self._call(lambda: next(stream, None))
+        if output is not None:
+            self.num_outputs[name] += 1
+            self.checker.take(output)
+        is_left = leave_after is not None and self.num_outputs[name] >= leave_after
+        if (hit or is_left) and name in self.checker.live:
+            stream.close()  # type: ignore[attr-defined]
+            self.checker.forget(name)
+            self.tally.aborts += 1
+        if name not in self.checker.live:
+            del self.streams[name]
+
+    def _refuse(self, bad: int) -> None:
+        call = BAD_CALLS[bad % len(BAD_CALLS)]
+        in_flight = next(iter(self.checker.live), None)
+        if in_flight is None:
+            in_flight, call = "", BAD_CALLS[0]
+        self._must_refuse(lambda: call(self.engine, in_flight))
+
+    def _refuse_too_long(self, arrival: Arrival) -> None:
+        """A prompt that could never be computed; `generate` refuses its neighbours with it."""
+        prompts = [r.prompt for r in arrival.requests]
+        params = [r.params for r in arrival.requests]
+        if arrival.how == "generate":
+            self._must_refuse(lambda: self.engine.generate(prompts, params, progress=False))
+        else:
+            add = self.engine.stream if arrival.how == "stream" else self.engine.add_request
+            self._must_refuse(lambda: add(prompts[0], params[0]))
+
+    def _must_refuse(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ValueError:
+            self.tally.refusals += 1
+        else:
+            raise Problem("wrong", "I4: a bad request was not refused")
+        self._check_held()
+
+    def _held(self) -> set[str]:
+        """The ids of all requests that the engine has or has outputs of."""
+        processor = self.engine.output_processor
+        return {*processor.requests, *processor.outbox}
+
+    def _check_held(self) -> None:
+        """The engine has the requests that are not done, and no other."""
+        held, expected = self._held(), self.checker.live.keys()
+        if unknown := held - expected:
+            raise Problem("wrong", f"I3: {sorted(unknown)} should not be there")
+        if not self.engine.has_unfinished_requests() and expected:
+            raise Problem("lost", f"{sorted(expected)} never ended")
+
+    def _check_idle(self) -> None:
+        self._check_held()
+        assert_idle(self.engine)
+        self.engine.reset_prefix_cache()
+        stats = self.engine.stats()
+        if stats.kv_pages_free != stats.kv_pages_total:
+            raise Problem("wrong", f"I3: pages are held by nothing: {stats}")
+        self.tally.retractions += stats.num_retractions

@@ -1,0 +1,102 @@
+"""Runs schedules on all lanes in turns, and counts."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..delta import ROOT
+from ..instruments.audit import MODES
+from .answers import HashSource, Source, TinySource
+from .driver import Driver
+from .faults import quiet_logs
+from .interrupts import Interrupter
+from .plan import Plan, make_plan
+from .tally import Failed, Problem, Results, Tally
+
+WARM_UP_SCHEDULES = 20  # of a lane, before its memory is measured for the first time
+MOST_GROWTH_MB = 200.0  # of the process in one run: a leak in every schedule takes far more
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_mb() -> float:
+    """Memory of this process in MB, after a garbage collection."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * PAGE_BYTES / 1e6
+
+
+class Soak:
+    """A run with one seed. Schedule K of a milestone with a forward stream has mode K modulo 4."""
+
+    def __init__(self, seed: int, milestones: list[str], interrupts: bool = True) -> None:
+        self.seed = seed
+        self.milestones = milestones
+        self.interrupts = interrupts
+        self.interrupter = Interrupter()
+        self.results = Results()
+        self.sources: dict[str, Source] = {
+            "hash": HashSource(),
+            "tiny-llama": TinySource("tiny-llama"),
+            "tiny-qwen3": TinySource("tiny-qwen3"),
+        }
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a person pressed Ctrl-C."""
+        return self.interrupter.stop_requested
+
+    def run(self, numbers: Iterator[int]) -> Iterator[int]:
+        """Run these schedules on each milestone in turn; yield the number of each when it is done."""
+        with self.interrupter.handling(), quiet_logs():
+            for number in numbers:
+                plan = make_plan(self.seed, number, self.sources)
+                if not self.interrupts:
+                    plan.interrupt_chance = 0.0
+                for milestone in self.milestones:
+                    self.run_plan(milestone, plan)
+                if self.stop_requested:
+                    return
+                yield number
+
+    def run_plan(self, milestone: str, plan: Plan) -> None:
+        """Run one schedule on one milestone, and count what happened."""
+        mode = MODES[plan.number % len(MODES)] if has_stream(milestone) else ""
+        tally = self.results.lanes.setdefault(f"{milestone} {mode}".strip(), Tally())
+        started, interrupts = time.perf_counter(), self.interrupter.delivered
+        try:
+            source = self.sources[plan.model]
+            Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter).run()
+        except Problem as problem:
+            self._failed(plan, milestone, mode, tally, problem)
+        except (Exception, KeyboardInterrupt) as error:
+            unexpected = Problem("wrong", f"{type(error).__name__}: {error}")
+            self._failed(plan, milestone, mode, tally, unexpected)
+        tally.schedules += 1
+        tally.seconds += time.perf_counter() - started
+        tally.interrupts += self.interrupter.delivered - interrupts
+        if tally.schedules == WARM_UP_SCHEDULES:
+            tally.memory_start_mb = resident_mb()
+
+    def measure_memory(self) -> None:
+        """Note the memory at the end of the run."""
+        now = resident_mb()
+        for tally in self.results.lanes.values():
+            tally.memory_start_mb = tally.memory_start_mb or now
+            tally.memory_end_mb = now
+
+    def _failed(
+        self, plan: Plan, milestone: str, mode: str, tally: Tally, problem: Problem
+    ) -> None:
+        setattr(tally, problem.kind, getattr(tally, problem.kind) + 1)
+        self.results.failed.append(
+            Failed(plan.seed, plan.number, milestone, mode, str(problem))
+        )
+
+
+def has_stream(milestone: str) -> bool:
+    """Whether the forwards of a milestone run on a stream of their own."""
+    return (ROOT / milestone / "stream.py").exists()

@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": ("bench", "the ladder, measured on this machine"),
     "curves": ("curves", "what a step costs against requests, context, and what is cached"),
     "host-time": ("host_time", "what a step costs beside its forward"),
+    "soak": ("soak", "attack all engines with random schedules, failures and interrupts"),
     "gpu-check": ("gpu_check", "kernels, engines and bandwidth on a GPU"),
 }
 

@@ -26,7 +26,10 @@ from ..instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain, hash_model
 
 MASK = 2**64 - 1
 EDGE = 1e-4  # of the distance to the next token: nearer than that, rounding may decide
-NOISE, NUM_NOISY = 1e-3, 12  # a token of a tiny model is certain if no noise of this size changes it
+NOISE, NUM_NOISY = (
+    1e-3,
+    12,
+)  # a token of a tiny model is certain if no noise of this size changes it
 
 
 @dataclass(frozen=True)
@@ -158,9 +161,7 @@ class TinySource(Source):
         return self.known[key]
 
     @torch.inference_mode()
-    def _compute(
-        self, prompt: list[int], params: SamplingParams, max_tokens: int
-    ) -> Continuation:
+    def _compute(self, prompt: list[int], params: SamplingParams, max_tokens: int) -> Continuation:
         cache = DynamicCache(config=self.plain.config)
         noise = torch.randn(
             NUM_NOISY, self.loaded.vocab_size, generator=torch.Generator().manual_seed(0)

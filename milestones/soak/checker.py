@@ -10,7 +10,7 @@ from common.outputs import CompletionOutput
 
 from .answers import Ending, Source
 from .plan import PlannedRequest
-from .tally import Problem, Tally
+from .tally import SoakError, Tally
 
 LOGPROB_ERROR = 1e-3  # rounding may differ between engines
 
@@ -47,10 +47,10 @@ class Checker:
         del self.live[request_id]
 
     def take(self, output: RequestOutput) -> None:
-        """Check one output. Raises `Problem`."""
+        """Check one output. Raises `SoakError`."""
         live = self.live.get(output.request_id)
         if live is None:
-            raise Problem("lost", f"{output.request_id} has an output after its end")
+            raise SoakError("lost", f"{output.request_id} has an output after its end")
         completion = output.outputs[0]
         self._check_so_far(live, output.request_id, completion)
         if output.finished:
@@ -62,16 +62,16 @@ class Checker:
         """I1, I6: tokens are the first ones of the answer, and the text is only extended."""
         answer, count = live.planned.answer, len(got.token_ids)
         if got.token_ids != answer.token_ids[:count]:
-            raise Problem("wrong", f"I1: {name} has {got.token_ids}, not {answer.token_ids}")
+            raise SoakError("wrong", f"I1: {name} has {got.token_ids}, not {answer.token_ids}")
         if count < live.num_tokens or not got.text.startswith(live.text):
-            raise Problem("wrong", f"I6: {name} takes back what it said: {live.text!r}, {got}")
+            raise SoakError("wrong", f"I6: {name} takes back what it said: {live.text!r}, {got}")
         live.num_tokens, live.text = count, got.text
         if live.planned.params.logprobs is None:
             return
         chosen = [row[token] for row, token in zip(got.logprobs or [], got.token_ids, strict=True)]
         for ours, expected in zip(chosen, answer.logprobs, strict=False):
             if not math.isclose(ours, expected, abs_tol=LOGPROB_ERROR, rel_tol=LOGPROB_ERROR):
-                raise Problem("wrong", f"{name} has log probability {ours}, not {expected}")
+                raise SoakError("wrong", f"{name} has log probability {ours}, not {expected}")
 
     def _check_final(self, live: Live, name: str, got: CompletionOutput) -> None:
         if got.finish_reason == "error":
@@ -83,28 +83,28 @@ class Checker:
 
     def _check_abort(self, live: Live, name: str, got: CompletionOutput) -> None:
         if got.finish_reason != "abort" or not live.may_be_aborted:
-            raise Problem("wrong", f"{name} ends by {got.finish_reason}, aborted or not: {live}")
+            raise SoakError("wrong", f"{name} ends by {got.finish_reason}, aborted or not: {live}")
         if got.text != self.source.text_of(got.token_ids, live.planned.params):
-            raise Problem("wrong", f"I6: {name} was aborted with the text {got.text!r}")
+            raise SoakError("wrong", f"I6: {name} was aborted with the text {got.text!r}")
         self.tally.aborts += 1
 
     def _check_error(self, live: Live, name: str, got: CompletionOutput) -> None:
         """A request ends by `error` at the token with its fault, and only there."""
         fault, count = live.planned.fault, len(got.token_ids)
         if fault is None:
-            raise Problem("wrong", f"{name} ends by error without a fault of its own: {got}")
+            raise SoakError("wrong", f"{name} ends by error without a fault of its own: {got}")
         before = max(0, fault.position - len(live.planned.prompt) + 1)
         allowed = {before - 1, before} if fault.kind == "text" else {before}
         if count not in allowed:
-            raise Problem("wrong", f"{name} fails behind {count} tokens, not {before}: {fault}")
+            raise SoakError("wrong", f"{name} fails behind {count} tokens, not {before}: {fault}")
         if not getattr(got, "error", None):
-            raise Problem("wrong", f"{name} ends by error without a message")
+            raise SoakError("wrong", f"{name} ends by error without a message")
         self.tally.errors += 1
 
     def _check_ending(self, live: Live, name: str, got: CompletionOutput) -> None:
         planned, ending = live.planned, live.ending
         fault, most = planned.fault, len(planned.prompt) + len(ending.token_ids)
         if fault is not None and fault.position <= most - 2:
-            raise Problem("wrong", f"{name} ends by {got.finish_reason}, in spite of {fault}")
+            raise SoakError("wrong", f"{name} ends by {got.finish_reason}, in spite of {fault}")
         if Ending(got.token_ids, got.text, str(got.finish_reason)) != ending:
-            raise Problem("wrong", f"I1: {name} ends as {got}, not as {ending}")
+            raise SoakError("wrong", f"I1: {name} ends as {got}, not as {ending}")

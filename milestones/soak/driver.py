@@ -17,7 +17,7 @@ from .faults import Faults
 from .interrupts import Interrupter
 from .plan import Arrival, Plan, PlannedRequest
 from .progress import Progress
-from .tally import Problem, Tally
+from .tally import SoakError, Tally
 
 LEAST_BUDGET = 24  # of the rung that computes a prompt in one step: it must hold most prompts
 WHOLE_PROMPTS = "m2_continuous"
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class Driver:
-    """One schedule. `run` raises `Problem` at the first broken promise."""
+    """One schedule. `run` raises `SoakError` at the first broken promise."""
 
     def __init__(
         self, milestone: str, mode: str, plan: Plan, source: Source,
@@ -58,7 +58,7 @@ class Driver:
             self.tally.failures += self.faults.num_injected
             self.tally.steps += self.progress.num_steps
         if threading.active_count() > self.num_threads:
-            raise Problem("wrong", f"I3: a thread is left: {threading.enumerate()}")
+            raise SoakError("wrong", f"I3: a thread is left: {threading.enumerate()}")
 
     def _build(self, milestone: str, mode: str) -> Any:
         config = dict(self.plan.config)
@@ -94,13 +94,15 @@ class Driver:
                 self._call(self.engine.reset_prefix_cache)
             for name in list(self.streams):
                 self._follow(name)
-            self._take(self._call(self.engine.step)[0] or [])
-            audit(self.engine)
+            outputs, hit = self._call(self.engine.step)
+            if hit:
+                audit(self.engine)
+            self._take(outputs or [])
             self._check_held()
             tick += 1
 
     def _call(self, function: Callable[[], Value]) -> tuple[Value | None, bool]:
-        """Call into the engine, sometimes with an interrupt. Return its value, and whether it hit."""
+        """Call into the engine, sometimes with an interrupt. Return its value and if it hit."""
         if self.plan.interrupt_chance and self.chance.random() < self.plan.interrupt_chance:
             return self.interrupter.call(self.chance, function)
         return function(), False
@@ -147,7 +149,7 @@ class Driver:
                 lambda: self.engine.add_request(request.prompt, request.params, name)
             )
             if hit and self._held() - self.checker.live.keys():
-                raise Problem("wrong", f"an interrupted add_request has added {name}")
+                raise SoakError("wrong", f"an interrupted add_request has added {name}")
         self._expect(name, request)
         if request.fault is not None and request.fault.kind == "text":
             nth = request.fault.position - len(request.prompt) + 1
@@ -163,7 +165,7 @@ class Driver:
         if live is not None:
             live.may_be_aborted, live.must_be_aborted = bool(ended) or hit, bool(ended)
         elif ended:
-            raise Problem("wrong", f"abort_request({name!r}) has ended a request that had ended")
+            raise SoakError("wrong", f"abort_request({name!r}) has ended a request that had ended")
 
     def _generate(self, requests: list[PlannedRequest]) -> None:
         """Call `generate`, and check each answer. Interrupted, it must leave nothing behind."""
@@ -175,12 +177,12 @@ class Driver:
         if hit or outputs is None:
             return
         if [o.prompt_token_ids for o in outputs] != [r.prompt for r in requests]:
-            raise Problem("lost", "generate returns other prompts than it was given")
+            raise SoakError("lost", "generate returns other prompts than it was given")
         for output, request in zip(outputs, requests, strict=True):
             self._expect(output.request_id, request)
             self.checker.take(output)
             if output.request_id in self.checker.live:
-                raise Problem("lost", f"generate returns before {output.request_id} has ended")
+                raise SoakError("lost", f"generate returns before {output.request_id} has ended")
 
     def _open_stream(self, request: PlannedRequest) -> None:
         stream, hit = self._call(lambda: self.engine.stream(request.prompt, request.params))
@@ -232,7 +234,7 @@ class Driver:
         except ValueError:
             self.tally.refusals += 1
         else:
-            raise Problem("wrong", "I4: a bad request was not refused")
+            raise SoakError("wrong", "I4: a bad request was not refused")
         self._check_held()
 
     def _held(self) -> set[str]:
@@ -244,9 +246,9 @@ class Driver:
         """The engine has the requests that are not done, and no other."""
         held, expected = self._held(), self.checker.live.keys()
         if unknown := held - expected:
-            raise Problem("wrong", f"I3: {sorted(unknown)} should not be there")
+            raise SoakError("wrong", f"I3: {sorted(unknown)} should not be there")
         if not self.engine.has_unfinished_requests() and expected:
-            raise Problem("lost", f"{sorted(expected)} never ended")
+            raise SoakError("lost", f"{sorted(expected)} never ended")
 
     def _check_idle(self) -> None:
         self._check_held()
@@ -254,5 +256,5 @@ class Driver:
         self.engine.reset_prefix_cache()
         stats = self.engine.stats()
         if stats.kv_pages_free != stats.kv_pages_total:
-            raise Problem("wrong", f"I3: pages are held by nothing: {stats}")
+            raise SoakError("wrong", f"I3: pages are held by nothing: {stats}")
         self.tally.retractions += stats.num_retractions

@@ -26,7 +26,7 @@ TIMER_SECONDS = (2e-5, 5e-3)
 Value = TypeVar("Value")
 
 
-class TimerInterrupt(Exception):
+class TimerError(Exception):
     """What the handler of the interval timer raises."""
 
 
@@ -58,7 +58,7 @@ class Interrupter:
         arm(chance)
         try:
             return function(), False
-        except (KeyboardInterrupt, TimerInterrupt):
+        except (KeyboardInterrupt, TimerError):
             if self.delivered == before:
                 raise
             return None, True
@@ -93,7 +93,7 @@ class Interrupter:
         if self.armed and _is_in_engine(frame):
             self.armed = False
             self.delivered += 1
-            raise KeyboardInterrupt if number == signal.SIGINT else TimerInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else TimerError
 
 
 def _is_in_engine(frame: FrameType | None) -> bool:

@@ -33,6 +33,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 TINY_SAMPLING = (*SAMPLING, {"temperature": 0.9, "seed": 4, "top_p": 0.8})
 
 How = Literal["add", "generate", "stream", "refused"]
+HOW: tuple[How, ...] = ("add",) * 12 + ("generate", "stream", "refused")
 FaultKind = Literal["forward", "logits", "text"]
 
 
@@ -92,6 +93,13 @@ class Plan:
     reset_every: int | None = None  # steps between two calls of `reset_prefix_cache`
     interrupt_chance: float = 0.0  # of each call
 
+    def remove_failures(self) -> None:
+        """Leave out all injected failures."""
+        self.failing_forwards = []
+        for arrival in self.arrivals:
+            for request in arrival.requests:
+                request.fault = None
+
 
 def make_plan(seed: int, number: int, sources: dict[str, Source]) -> Plan:
     """Draw schedule `number` of a run with this seed."""
@@ -120,7 +128,7 @@ def _config(chance: random.Random) -> dict[str, Any]:
     pages = [None, whole // 2, whole, whole + 1, 2 * whole, 4 * whole]
     return {
         "max_num_seqs": chance.randint(1, 8),
-        "max_num_batched_tokens": chance.choice([1, 3, 8, 24, 50, 2048]),
+        "max_num_batched_tokens": chance.choice([1, 3, 8, 24, 24, 50, 50, 2048, 2048]),
         "max_model_len": MAX_MODEL_LEN,
         "page_size": page_size,
         "num_pages": chance.choice(pages),
@@ -137,11 +145,9 @@ def _arrivals(chance: random.Random, source: Source, model: str) -> list[Arrival
     to_come = chance.randint(1, MAX_REQUESTS)
     while to_come > 0:
         tick += chance.choice([0, 0, 0, 1, 1, 2, 5, 12])
-        how: How = chance.choices(["add", "generate", "stream", "refused"], [12, 1, 1, 1])[0]
+        how: How = chance.choice(HOW)
         count = chance.randint(1, min(3, to_come)) if how == "generate" else how != "refused"
-        requests = [
-            _request(chance, source, model, f"{to_come - i}", how) for i in range(count)
-        ]
+        requests = [_request(chance, source, model, f"{to_come - i}", how) for i in range(count)]
         to_come -= max(1, count)
         arrivals.append(Arrival(tick, how, requests, bad=chance.randrange(1000)))
     return arrivals
@@ -152,7 +158,8 @@ def _request(
 ) -> PlannedRequest:
     """Draw a request until its answer has a certain first token."""
     while True:
-        prompt = _prompt(chance if model == "hash" else random.Random(chance.randrange(NUM_TINY_PROMPTS)))
+        drawn = chance if model == "hash" else random.Random(chance.randrange(NUM_TINY_PROMPTS))
+        prompt = _prompt(drawn)
         max_tokens = chance.choice(MAX_TOKENS)
         sampling = dict(chance.choice(SAMPLING if model == "hash" else TINY_SAMPLING))
         if model == "hash" and "seed" in sampling:
@@ -204,9 +211,7 @@ def _add_faults(chance: random.Random, plan: Plan) -> None:
         start = 0 if kind == "forward" else len(request.prompt) - 1
         tokens = request.all_tokens
         # Padding is token 0: a fault must not be at such a token.
-        places = [
-            p for p in range(start, len(tokens) - 1) if tokens[p] and fed[p, tokens[p]] == 1
-        ]
+        places = [p for p in range(start, len(tokens) - 1) if tokens[p] and fed[p, tokens[p]] == 1]
         if kind == "text":
             places = list(range(len(request.prompt), len(tokens)))
         if places:

@@ -6,14 +6,14 @@ from typing import Any
 
 from common import RequestOutput
 
-from .tally import Problem
+from .tally import SoakError
 
 MOST_IDLE_STEPS = 30  # in a row: no token is computed and no output comes
 MOST_STEPS_WITHOUT_OUTPUT = 3000  # of one request
 
 
 class Progress:
-    """Looks at every step of an engine. Raises `Problem` when nothing, or a request, is stuck."""
+    """Looks at every step of an engine. Raises `SoakError` when nothing, or a request, is stuck."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -43,7 +43,9 @@ class Progress:
             if name not in held:
                 del self.moved[name]
             elif self.num_steps - last > MOST_STEPS_WITHOUT_OUTPUT:
-                raise Problem("stuck", f"I5: {name} has no output for {self.num_steps - last} steps")
+                raise SoakError(
+                    "stuck", f"I5: {name} has no output for {self.num_steps - last} steps"
+                )
 
     def _check_engine(self, has_outputs: bool) -> None:
         stats = self.engine.stats()
@@ -53,4 +55,4 @@ class Progress:
         unfinished = self.engine.has_unfinished_requests()
         self.idle_steps = self.idle_steps + 1 if is_idle and unfinished else 0
         if self.idle_steps > MOST_IDLE_STEPS:
-            raise Problem("stuck", f"I5: {self.idle_steps} steps computed nothing: {stats}")
+            raise SoakError("stuck", f"I5: {self.idle_steps} steps computed nothing: {stats}")

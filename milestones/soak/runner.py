@@ -15,7 +15,7 @@ from .driver import Driver
 from .faults import quiet_logs
 from .interrupts import Interrupter
 from .plan import Plan, make_plan
-from .tally import Failed, Problem, Results, Tally
+from .tally import Failed, Results, SoakError, Tally
 
 WARM_UP_SCHEDULES = 20  # of a lane, before its memory is measured for the first time
 MOST_GROWTH_MB = 200.0  # of the process in one run: a leak in every schedule takes far more
@@ -32,10 +32,18 @@ def resident_mb() -> float:
 class Soak:
     """A run with one seed. Schedule K of a milestone with a forward stream has mode K modulo 4."""
 
-    def __init__(self, seed: int, milestones: list[str], interrupts: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        milestones: list[str],
+        *,
+        interrupts: bool = True,
+        failures: bool = True,
+    ) -> None:
         self.seed = seed
         self.milestones = milestones
         self.interrupts = interrupts
+        self.failures = failures
         self.interrupter = Interrupter()
         self.results = Results()
         self.sources: dict[str, Source] = {
@@ -50,17 +58,24 @@ class Soak:
         return self.interrupter.stop_requested
 
     def run(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Run these schedules on each milestone in turn; yield the number of each when it is done."""
+        """Run these schedules on each milestone in turn; yield each number when it is done."""
         with self.interrupter.handling(), quiet_logs():
             for number in numbers:
-                plan = make_plan(self.seed, number, self.sources)
-                if not self.interrupts:
-                    plan.interrupt_chance = 0.0
+                plan = self.plan(number)
                 for milestone in self.milestones:
                     self.run_plan(milestone, plan)
                 if self.stop_requested:
                     return
                 yield number
+
+    def plan(self, number: int) -> Plan:
+        """Make a schedule, without what this run leaves out."""
+        plan = make_plan(self.seed, number, self.sources)
+        if not self.interrupts:
+            plan.interrupt_chance = 0.0
+        if not self.failures:
+            plan.remove_failures()
+        return plan
 
     def run_plan(self, milestone: str, plan: Plan) -> None:
         """Run one schedule on one milestone, and count what happened."""
@@ -70,10 +85,10 @@ class Soak:
         try:
             source = self.sources[plan.model]
             Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter).run()
-        except Problem as problem:
+        except SoakError as problem:
             self._failed(plan, milestone, mode, tally, problem)
         except (Exception, KeyboardInterrupt) as error:
-            unexpected = Problem("wrong", f"{type(error).__name__}: {error}")
+            unexpected = SoakError("wrong", f"{type(error).__name__}: {error}")
             self._failed(plan, milestone, mode, tally, unexpected)
         tally.schedules += 1
         tally.seconds += time.perf_counter() - started
@@ -82,19 +97,22 @@ class Soak:
             tally.memory_start_mb = resident_mb()
 
     def measure_memory(self) -> None:
-        """Note the memory at the end of the run."""
+        """Note the memory at the end of the run, and whether it has grown too far."""
         now = resident_mb()
-        for tally in self.results.lanes.values():
-            tally.memory_start_mb = tally.memory_start_mb or now
+        for lane, tally in self.results.lanes.items():
+            start = tally.memory_start_mb = tally.memory_start_mb or now
             tally.memory_end_mb = now
+            if now - start > MOST_GROWTH_MB:
+                self.results.leaks.append(
+                    f"memory has grown from {start:.0f} to {now:.0f} MB since the first schedules "
+                    f"of {lane}; the limit is {MOST_GROWTH_MB:.0f} MB more"
+                )
 
     def _failed(
-        self, plan: Plan, milestone: str, mode: str, tally: Tally, problem: Problem
+        self, plan: Plan, milestone: str, mode: str, tally: Tally, problem: SoakError
     ) -> None:
         setattr(tally, problem.kind, getattr(tally, problem.kind) + 1)
-        self.results.failed.append(
-            Failed(plan.seed, plan.number, milestone, mode, str(problem))
-        )
+        self.results.failed.append(Failed(plan.seed, plan.number, milestone, mode, str(problem)))
 
 
 def has_stream(milestone: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 Kind = Literal["wrong", "stuck", "lost"]
 
 
-class Problem(Exception):
+class SoakError(Exception):
     """An engine broke a promise.
 
     wrong: an answer, an invariant or an exception that should not be.
@@ -68,10 +68,21 @@ class Failed:
 
 @dataclass
 class Results:
-    """All figures of a run, by lane, and the schedules that failed."""
+    """All figures of a run, by lane, and what was found.
+
+    A lane is a milestone, or a milestone and a mode of its forward stream: `m5_overlap late`.
+    """
 
     lanes: dict[str, Tally] = field(default_factory=dict)
     failed: list[Failed] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)  # of memory, in words
+
+    def merge(self, other: Results) -> None:
+        """Add what another process has found."""
+        for lane, tally in other.lanes.items():
+            self.lanes[lane] = added(self.lanes[lane], tally) if lane in self.lanes else tally
+        self.failed += other.failed
+        self.leaks += other.leaks
 
     def milestones(self) -> dict[str, Tally]:
         """The figures by milestone: the modes of one are added up."""

@@ -1,0 +1,141 @@
+"""The command line of the soak, and its processes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..course.console import wide_console
+from ..course.record import RecordError, find_milestone, milestones
+from ..delta import ROOT
+from . import report
+from .runner import Soak
+from .tally import Results
+
+EXAMPLE = "python -m milestones soak --minutes 10 --milestone m3"
+MOST_FAILED_SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `python -m milestones soak`."""
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
+    parser.add_argument(
+        "--schedules", type=int, metavar="N", help="so many schedules a milestone, however long"
+    )
+    parser.add_argument(
+        "--milestone", action="append", help="m3 or m3_paged; may be given more than once"
+    )
+    parser.add_argument("--seed", type=int, help="of all schedules (default: drawn and printed)")
+    parser.add_argument("--schedule", type=int, metavar="K", help="run schedule K of a seed alone")
+    parser.add_argument(
+        "--no-interrupts", action="store_true", help="exactly the same run for the same seed"
+    )
+    parser.add_argument("--no-failures", action="store_true", help="nothing is made to fail")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that share the schedules (default: 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the figures between the marks of a page"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run, print the figures, and say how to run each schedule that failed again."""
+    console = wide_console()
+    try:
+        names = [find_milestone(name) for name in args.milestone or milestones(ROOT)]
+    except RecordError as error:
+        console.print(str(error), style="red")
+        return 2
+    if args.schedule is not None and args.seed is None:
+        console.print("--schedule needs the --seed that it belongs to", style="red")
+        return 2
+    seed = secrets.randbelow(10**6) if args.seed is None else args.seed
+    console.print(f"seed {seed}: {', '.join(names)}", style="dim")
+    started = time.monotonic()
+    results = _run(args, names, seed, console)
+    minutes = (time.monotonic() - started) / 60
+    console.print(report.table(results, f"soak, seed {seed}, {minutes:.1f} minutes"))
+    for failed in results.failed[:MOST_FAILED_SHOWN]:
+        where = f"{failed.milestone} {failed.mode}".strip()
+        console.print(f"{where}: {failed.message}\n    {failed.command}")
+    if len(results.failed) > MOST_FAILED_SHOWN:
+        console.print(f"and {len(results.failed) - MOST_FAILED_SHOWN} more")
+    for leak in results.leaks:
+        console.print(leak)
+    document = report.document(results, seed, args.jobs, minutes)
+    if args.json:
+        report.write_json(args.json, document)
+    if args.report:
+        report.write_page(args.report, document)
+    return 1 if results.failed or results.leaks else 0
+
+
+def _run(args: argparse.Namespace, names: list[str], seed: int, console: Console) -> Results:
+    """Run in this process, or in some that share the schedules."""
+    wanted = Wanted(names, seed, not args.no_interrupts, not args.no_failures)
+    seconds = None if args.schedules else 60 * args.minutes
+    if args.schedule is not None:
+        return share(wanted, [args.schedule], None, console)
+    numbers = [
+        range(job, args.schedules, args.jobs) if args.schedules else itertools.count(job, args.jobs)
+        for job in range(args.jobs)
+    ]
+    if args.jobs == 1:
+        return share(wanted, numbers[0], seconds, console)
+    results = Results()
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(share, wanted, n, seconds) for n in numbers]:
+            results.merge(done.result())
+    return results
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What each process of a run is told."""
+
+    milestones: list[str]
+    seed: int
+    interrupts: bool
+    failures: bool
+
+
+def share(
+    wanted: Wanted,
+    numbers: Iterable[int],
+    seconds: float | None,
+    console: Console | None = None,
+) -> Results:
+    """Run these schedules, at most so many seconds, and return what was counted."""
+    torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
+    soak = Soak(
+        wanted.seed, wanted.milestones, interrupts=wanted.interrupts, failures=wanted.failures
+    )
+    with (console or Console(quiet=True)).status("starting") as status:
+        for number in soak.run(_within(numbers, seconds)):
+            requests = sum(tally.requests for tally in soak.results.lanes.values())
+            status.update(
+                f"schedule {number}: {requests:,} requests, {len(soak.results.failed)} failed"
+            )
+    soak.measure_memory()
+    return soak.results
+
+
+def _within(numbers: Iterable[int], seconds: float | None) -> Iterator[int]:
+    """These numbers, until the time is over."""
+    end = None if seconds is None else time.monotonic() + seconds
+    for number in numbers:
+        if end is not None and time.monotonic() > end:
+            return
+        yield number

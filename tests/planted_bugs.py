@@ -1,0 +1,188 @@
+"""Bugs to plant into engines, one at a time: the soak must find each."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from common.output_processor import OutputProcessor
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug, and the schedules that are enough to find it."""
+
+    plant: Plant
+    milestone: str
+    kind: str  # how the soak calls it
+    schedules: range
+    interrupts: bool
+    failures: bool
+    seed: int = 0
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def bug(
+    milestone: str,
+    kind: str = "wrong",
+    *,
+    at: int = 0,
+    interrupts: bool = False,
+    failures: bool = False,
+) -> Any:
+    """Register a bug under the name of its function. `at`: the first schedule that finds it.
+
+    interrupts, failures: whether the bug needs them to show itself.
+    """
+
+    def register(plant: Plant) -> Plant:
+        schedules = range(at, at + 100) if interrupts else range(at, at + 1)
+        BUGS[plant.__name__] = Bug(plant, milestone, kind, schedules, interrupts, failures)
+        return plant
+
+    return register
+
+
+def of(milestone: str, module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"{milestone}.{module}"), name)
+
+
+@bug("m2_continuous")
+def a_row_moved_one_token_short(patch: pytest.MonkeyPatch) -> None:
+    pool = of("m2_continuous", "kv_pool", "KVPool")
+    move = pool.move
+    patch.setattr(pool, "move", lambda self, m: move(self, m._replace(num_tokens=m.num_tokens - 1)))
+
+
+@bug("m3_paged")
+def a_page_freed_twice(patch: pytest.MonkeyPatch) -> None:
+    """Whenever a request of more than one page is retracted or ends."""
+    manager = of("m3_paged", "kv_cache", "KVCacheManager")
+    free = manager.free
+
+    def twice(self: Any, request: Any) -> None:
+        pages = list(self.pages_of(request))[1:2]
+        free(self, request)
+        self.allocator.free(pages)
+
+    patch.setattr(manager, "free", twice)
+
+
+@bug("m3_paged")
+def a_retracted_request_keeps_its_count(patch: pytest.MonkeyPatch) -> None:
+    scheduler = of("m3_paged", "scheduler", "Scheduler")
+    back = scheduler._back_to_waiting
+
+    def keeping(self: Any, request: Any) -> None:
+        before = request.num_computed_tokens
+        back(self, request)
+        request.num_computed_tokens = before
+
+    patch.setattr(scheduler, "_back_to_waiting", keeping)
+
+
+@bug("m4_radix")
+def a_lock_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The prefix that a request finds is not locked when the request is admitted."""
+    manager, cache = (
+        of("m4_radix", "kv_cache", "KVCacheManager"),
+        of("m4_radix", "radix_cache", "RadixCache"),
+    )
+    allocate, lock = manager.allocate, cache.lock
+
+    def without_lock(self: Any, request: Any) -> None:
+        cache.lock = lambda *_: None
+        try:
+            allocate(self, request)
+        finally:
+            cache.lock = lock
+
+    patch.setattr(manager, "allocate", without_lock)
+
+
+@bug("m5_overlap")
+def one_buffer_for_two_steps(patch: pytest.MonkeyPatch) -> None:
+    """The inputs of a step are written over those that the step in flight still reads."""
+    runner, buffers = (
+        of("m5_overlap", "model_runner", "ModelRunner"),
+        of("m5_overlap", "buffers", "StepBuffers"),
+    )
+    init = runner.__init__
+
+    def with_one(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self.buffers.pop()
+
+    patch.setattr(runner, "__init__", with_one)
+    patch.setattr(buffers, "begin", lambda self: setattr(self, "used", 0))
+
+
+@bug("m5_overlap", at=4)
+def a_stale_page_table(patch: pytest.MonkeyPatch) -> None:
+    """The forward gets the pages of a row as they were when the row last grew."""
+    table = of("m5_overlap", "kv_cache", "PageTable")
+
+    def quietly(self: Any, row: int, pages: Any) -> list[int]:
+        replaced = [old for old, new in zip(self.rows[row], pages, strict=False) if old != new]
+        self.rows[row][: len(pages)] = pages
+        return replaced
+
+    patch.setattr(table, "replace", quietly)
+
+
+@bug("m3_paged", "lost")
+def an_aborted_request_without_its_output(patch: pytest.MonkeyPatch) -> None:
+    abort = OutputProcessor.abort
+
+    def silently(self: OutputProcessor, request: Any) -> None:
+        abort(self, request)
+        del self.outbox[request.request_id]
+
+    patch.setattr(OutputProcessor, "abort", silently)
+
+
+@bug("m4_radix", at=1)
+def a_page_cached_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
+    """The tree counts the token that the next step is going to write."""
+    manager = of("m4_radix", "kv_cache", "KVCacheManager")
+    insert = manager.insert
+
+    def early(self: Any, request: Any) -> None:
+        request.num_computed_tokens += 1
+        try:
+            insert(self, request)
+        finally:
+            request.num_computed_tokens -= 1
+
+    patch.setattr(manager, "insert", early)
+
+
+@bug("m1_single")
+def a_draw_that_depends_on_the_step(patch: pytest.MonkeyPatch) -> None:
+    """I2: the random number of a token is taken at the wrong position."""
+    module = importlib.import_module("common.sampler")
+    uniform = module.uniform
+    patch.setattr(module, "uniform", lambda seeds, positions: uniform(seeds, positions - 1))
+
+
+@bug("m3_paged", "stuck", at=29)
+def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """I5: a request is not admitted while its whole future does not fit, even if none runs."""
+    scheduler = of("m3_paged", "scheduler", "Scheduler")
+    can_admit = scheduler._can_admit
+
+    def cautious(self: Any, batch: Any) -> bool:
+        fits = (
+            not self.waiting or self._expected_pages(self.waiting[0]) < self.kv_cache.num_free_pages
+        )
+        return fits and can_admit(self, batch)
+
+    patch.setattr(scheduler, "_can_admit", cautious)

@@ -138,7 +138,6 @@ class Driver:
 
     def _expect(self, request_id: str, request: PlannedRequest) -> None:
         self.checker.add(request_id, request, self._most_tokens(request))
-        self.progress.expect(request_id)
 
     def _add(self, request: PlannedRequest, tick: int) -> None:
         """Add a request. An interrupted call must not have added it: then add it again."""

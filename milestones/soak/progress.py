@@ -8,12 +8,16 @@ from common import RequestOutput
 
 from .tally import SoakError
 
-MOST_IDLE_STEPS = 30  # in a row: no token is computed and no output comes
+MOST_IDLE_STEPS = 30  # in a row: no token is computed and no new output comes
 MOST_STEPS_WITHOUT_OUTPUT = 3000  # of one request
 
 
 class Progress:
-    """Looks at every step of an engine. Raises `SoakError` when nothing, or a request, is stuck."""
+    """Looks at every step of an engine. Raises `SoakError` when the engine or a request is stuck.
+
+    An output counts once. While `generate` runs, the outputs of other requests are kept for later,
+    so every step returns them again.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -23,34 +27,30 @@ class Progress:
         self.num_steps = 0
         self.idle_steps = 0
         self.counted = 0  # tokens computed when the last step ended
-        self.moved: dict[str, int] = {}  # the step of the last output of each request
-
-    def expect(self, request_id: str) -> None:
-        """From this step on, a request should get outputs."""
-        self.moved[request_id] = self.num_steps
+        self.moved: dict[str, int] = {}  # the step of the last new output of each request
+        self.seen: dict[str, tuple[int, bool]] = {}  # tokens of that output, and if it was final
 
     def check(self, outputs: list[RequestOutput]) -> None:
         """Note what a step has moved."""
         self.num_steps += 1
-        for output in outputs:
-            if output.finished:
-                self.moved.pop(output.request_id, None)
-            elif output.request_id in self.moved:
-                self.moved[output.request_id] = self.num_steps
-        self._check_engine(bool(outputs))
         held = self.engine.output_processor.requests
-        for name, last in list(self.moved.items()):
-            if name not in held:
-                del self.moved[name]
-            elif self.num_steps - last > MOST_STEPS_WITHOUT_OUTPUT:
-                raise SoakError(
-                    "stuck", f"I5: {name} has no output for {self.num_steps - last} steps"
-                )
+        is_new = False
+        for output in outputs:
+            state = (len(output.outputs[0].token_ids), output.finished)
+            if self.seen.get(output.request_id) != state:
+                is_new = True
+                self.seen[output.request_id] = state
+                self.moved[output.request_id] = self.num_steps
+        for name in held:
+            waited = self.num_steps - self.moved.setdefault(name, self.num_steps)
+            if waited > MOST_STEPS_WITHOUT_OUTPUT:
+                raise SoakError("stuck", f"I5: {name} has had no output for {waited} steps")
+        self._check_engine(is_new)
 
-    def _check_engine(self, has_outputs: bool) -> None:
+    def _check_engine(self, has_new_outputs: bool) -> None:
         stats = self.engine.stats()
         counted = stats.prefill_tokens + stats.decode_tokens + stats.padding_tokens
-        is_idle = not has_outputs and counted == self.counted
+        is_idle = not has_new_outputs and counted == self.counted
         self.counted = counted
         unfinished = self.engine.has_unfinished_requests()
         self.idle_steps = self.idle_steps + 1 if is_idle and unfinished else 0

@@ -16,6 +16,7 @@ from .faults import quiet_logs
 from .interrupts import Interrupter
 from .plan import Plan, make_plan
 from .tally import Failed, Results, SoakError, Tally
+from .watchdog import Watchdog
 
 WARM_UP_SCHEDULES = 20  # of a lane, before its memory is measured for the first time
 MOST_GROWTH_MB = 200.0  # of the process in one run: a leak in every schedule takes far more
@@ -45,6 +46,7 @@ class Soak:
         self.interrupts = interrupts
         self.failures = failures
         self.interrupter = Interrupter()
+        self.watchdog = Watchdog()
         self.results = Results()
         self.sources: dict[str, Source] = {
             "hash": HashSource(),
@@ -59,7 +61,7 @@ class Soak:
 
     def run(self, numbers: Iterator[int]) -> Iterator[int]:
         """Run these schedules on each milestone in turn; yield each number when it is done."""
-        with self.interrupter.handling(), quiet_logs():
+        with self.interrupter.handling(), quiet_logs(), self.watchdog.watching():
             for number in numbers:
                 plan = self.plan(number)
                 for milestone in self.milestones:
@@ -82,6 +84,7 @@ class Soak:
         mode = MODES[plan.number % len(MODES)] if has_stream(milestone) else ""
         tally = self.results.lanes.setdefault(f"{milestone} {mode}".strip(), Tally())
         started, interrupts = time.perf_counter(), self.interrupter.delivered
+        self.watchdog.tell(Failed(plan.seed, plan.number, milestone, mode, "").command)
         try:
             source = self.sources[plan.model]
             Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter).run()
@@ -90,6 +93,7 @@ class Soak:
         except (Exception, KeyboardInterrupt) as error:
             unexpected = SoakError("wrong", f"{type(error).__name__}: {error}")
             self._failed(plan, milestone, mode, tally, unexpected)
+        self.watchdog.tell(None)
         tally.schedules += 1
         tally.seconds += time.perf_counter() - started
         tally.interrupts += self.interrupter.delivered - interrupts

@@ -237,7 +237,11 @@ class Driver:
         self._check_held()
 
     def _held(self) -> set[str]:
-        """The ids of all requests that the engine has or has outputs of."""
+        """The ids of all requests that the engine has or has outputs of.
+
+        An engine may undo what an interrupted call has done when it is called the next time.
+        """
+        self.engine.has_unfinished_requests()
         processor = self.engine.output_processor
         return {*processor.requests, *processor.outbox}
 

@@ -46,7 +46,6 @@ class Soak:
         self.interrupts = interrupts
         self.failures = failures
         self.interrupter = Interrupter()
-        self.watchdog = Watchdog()
         self.results = Results()
         self.sources: dict[str, Source] = {
             "hash": HashSource(),
@@ -61,6 +60,7 @@ class Soak:
 
     def run(self, numbers: Iterator[int]) -> Iterator[int]:
         """Run these schedules on each milestone in turn; yield each number when it is done."""
+        self.watchdog = Watchdog()  # a thread starts once
         with self.interrupter.handling(), quiet_logs(), self.watchdog.watching():
             for number in numbers:
                 plan = self.plan(number)

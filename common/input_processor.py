@@ -39,7 +39,7 @@ class InputProcessor:
         self.max_model_len = config.max_model_len
         self.in_flight = in_flight
         self.closed = False
-        self._ids = (f"request-{number}" for number in itertools.count())
+        self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
 
     def make_request(
@@ -126,7 +126,8 @@ class InputProcessor:
 
     def _check_request_id(self, request_id: str | None) -> str:
         if request_id is None:
-            return next(name for name in self._ids if not self.in_flight(name))
+            names = (f"request-{number}" for number in self._numbers)
+            return next(name for name in names if not self.in_flight(name))
         if not isinstance(request_id, str):
             raise ValueError(f"request_id must be a string, got {request_id!r}")
         if self.in_flight(request_id):

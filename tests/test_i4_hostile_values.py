@@ -35,6 +35,12 @@ class Failing:
     __index__ = __int__ = __float__ = __str__ = __lt__ = __gt__ = fail
 
 
+def list_of_itself() -> list[Any]:
+    values: list[Any] = []
+    values.append(values)
+    return values
+
+
 MESSAGE = {"role": "user", "content": "hi"}
 MAKERS: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -93,6 +99,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "TokensPrompt from a number": lambda: TokensPrompt([1], 5),  # type: ignore[arg-type]
     "range(10**12)": lambda: range(10**12),
     "range(2**100)": lambda: range(2**100),
+    "list of itself": list_of_itself,
     "generator": lambda: (i for i in range(3)),
     "iterator": lambda: iter([[1], [2]]),
     "array of bools": lambda: np.array([True, False]),

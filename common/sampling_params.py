@@ -13,13 +13,12 @@ from .validation import (
     require_float,
     require_int,
     require_list,
-    require_unicode,
-    shown,
+    require_text,
 )
 
 # Each limit bounds the time that one request takes from the others.
-MAX_STOP_STRINGS = 20_000  # checking and sorting so many takes some 10 ms, once
-MAX_STOP_CHARACTERS = 1_000_000  # of all stop strings of a request together
+MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes some 10 ms, once
+MAX_STOP_LENGTH = 1000  # characters; a search tries each length that a stop string has
 MAX_STOP_TOKEN_IDS = 1_000_000  # more than any vocabulary has
 MAX_LOGPROBS = 1000  # per token: a larger number takes longer than the forward of a small model
 
@@ -35,7 +34,7 @@ class SamplingParams:
     min_p: then keep those at least min_p times as likely as the most likely one.
     seed: same seed, same logits, same position: same token, on any engine (I2). None: random.
     stop: strings that end the output when they appear in it; the text ends before them (I6). At
-        most `MAX_STOP_STRINGS` of at most `MAX_STOP_CHARACTERS` together. None: no strings.
+        most `MAX_STOP_STRINGS`, each of at most `MAX_STOP_LENGTH` characters. None: no strings.
     stop_token_ids: tokens that end the output, in addition to the model's own end-of-sequence
         tokens. The token that ends the output is in `token_ids` and not in the text. None: none.
     ignore_eos: do not end at the model's own end-of-sequence tokens.
@@ -97,15 +96,7 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     require_list("stop", strings, "strings, or one string", most=MAX_STOP_STRINGS)
     for string in (strings := tuple(strings)):
-        if not isinstance(string, str) or not string:
-            raise ValueError(f"stop must hold non-empty strings, got {shown(string)}")
-    if (size := sum(map(len, strings))) > MAX_STOP_CHARACTERS:
-        raise ValueError(
-            f"stop must have at most {MAX_STOP_CHARACTERS} characters in all its strings together, "
-            f"got {size}"
-        )
-    for string in strings:
-        require_unicode("stop", string)
+        require_text("stop", string, longest=MAX_STOP_LENGTH)
     return strings
 
 

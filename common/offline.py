@@ -14,6 +14,7 @@ from .input_processor import Message, Prompt, TokensPrompt
 from .interrupts import interrupts_held
 from .outputs import RequestOutput
 from .sampling_params import SamplingParams
+from .validation import require_choice, require_list, size_of
 
 
 class OfflineEngine(EngineBase):
@@ -36,13 +37,11 @@ class OfflineEngine(EngineBase):
         A prompt that is refused (`ValueError`) leaves none of the others behind.
         """
         batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(batch)
-        if len(params) != len(batch):
-            raise ValueError(f"params has {len(params)} entries for {len(batch)} prompts")
+        batch_params = _one_for_each(params, len(batch))
+        require_choice("progress", progress, (None, True, False))
         ids: list[str] = []
         try:
-            for prompt, prompt_params in zip(batch, params, strict=True):
+            for prompt, prompt_params in zip(batch, batch_params, strict=True):
                 ids.append(self.add_request(prompt, prompt_params))
                 interrupts_held().deliver()
             return self._run(ids, progress)
@@ -58,6 +57,7 @@ class OfflineEngine(EngineBase):
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
+        require_list("messages", messages, "messages, or of lists of messages")
         if not messages:
             raise ValueError("messages must not be empty")
         conversations: Any = [messages] if isinstance(messages[0], dict) else messages
@@ -109,11 +109,20 @@ class OfflineEngine(EngineBase):
 
 
 def _is_one_prompt(prompts: Any) -> bool:
-    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
-        raise ValueError(f"prompts must be a string, token ids or a list of those: {prompts!r}")
     if isinstance(prompts, (str, TokensPrompt)):
         return True
-    return len(prompts) > 0 and all(hasattr(token, "__index__") for token in prompts)
+    require_list("prompts", prompts, "prompts or token ids, or a string")
+    return bool(prompts) and hasattr(prompts[0], "__index__")
+
+
+def _one_for_each(params: Any, num_prompts: int) -> list[SamplingParams]:
+    """`params` as a list of as many as there are prompts. Raises `ValueError` for other numbers."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    require_list("params", params, "SamplingParams, or SamplingParams")
+    if size_of(params) != num_prompts:
+        raise ValueError(f"params has {size_of(params)} entries for {num_prompts} prompts")
+    return list(params)
 
 
 def _progress_bar(show: bool) -> Progress:

@@ -1,6 +1,8 @@
 """What all milestones share and no lesson changes: configuration, sampling, text, models."""
 
 from .config import EMBEDDED_MODEL, EngineConfig
+from .engine_call import EngineDeadError
+from .failure_isolation import FailureIsolation
 from .input_processor import Message, Prompt, TokensPrompt
 from .model_loader import LoadedModel, load_model
 from .model_support import UnsupportedModelError
@@ -13,7 +15,9 @@ __all__ = [
     "EMBEDDED_MODEL",
     "CompletionOutput",
     "EngineConfig",
+    "EngineDeadError",
     "EngineStats",
+    "FailureIsolation",
     "FinishReason",
     "LoadedModel",
     "Message",

@@ -132,7 +132,7 @@ class Lane:
         end, reason = self.request.end, self.request.finish_reason
         yield from self._turn("", self.record.frames[-1].end if end is None else end)
         if reason is not None and end is not None:
-            name = "abort" if reason == "abort" else f"finish ({reason})"
+            name = reason if reason in ("abort", "error") else f"finish ({reason})"
             yield self._instant(name, end)
 
     def _turn(self, phase: str, at: float) -> Iterator[Event]:

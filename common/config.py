@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from .validation import require_choice, require_float, require_int
+import torch
+
+from .validation import (
+    LARGEST_INT,
+    require_choice,
+    require_float,
+    require_int,
+    require_text,
+    shown,
+)
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_MAX_MODEL_LEN = (
     2048  # tokens; used where max_model_len is not given and the model allows it
 )
+
+LARGEST_COUNT = 2**31 - 1  # page tables and lengths of sequences are int32
+MAX_NUM_SEQS = 2**16  # a row for each is allocated when the engine starts
+LONGEST_NAME = 4096  # characters; file systems allow no longer path
+LONGEST_FORWARD_MS = 60_000
+DEVICE = re.compile(r"auto|cpu(?::0)?|cuda(?::(0|[1-9][0-9]{0,2}))?")
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BACKENDS = ("auto", "triton", "compiled", "torch")
@@ -19,11 +35,11 @@ POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine is built from. Wrong values raise `ValueError` naming the field and its limit.
+    """The settings of an engine. A wrong value raises `ValueError` naming the field and its limit.
 
     model: the embedded model's name, a Hugging Face id, a local folder, a `.gguf` file, or
         `tiny-<architecture>` for a random model made on the fly.
-    device: `auto` (CUDA where there is one, else CPU) or anything `torch.device` accepts.
+    device: `auto` (CUDA where there is one, else CPU), `cpu`, `cuda`, or `cuda:<number>`.
     dtype: `auto` (float32 on CPU, the checkpoint's own on CUDA) or the name of a floating type.
     model_passes: what makes the model's modules faster: `all`, `none`, or some of the names in
         `common/model_passes`, with commas between them.
@@ -40,7 +56,7 @@ class EngineConfig:
         needed, not all at the start.
     emulated_forward_ms: on a CPU, let each forward of the overlap engine take at least so long,
         asleep, as if another processor computed it. 0: it takes what it takes.
-    seed: makes the seeds of requests that bring none reproducible. None: drawn at random.
+    seed: makes the seeds of requests without one reproducible. None: drawn at random.
     """
 
     model: str = EMBEDDED_MODEL
@@ -62,20 +78,37 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for field in ("model", "device", "model_passes"):
-            if not isinstance(getattr(self, field), str) or not getattr(self, field):
-                raise ValueError(
-                    f"{field} must be a non-empty string, got {getattr(self, field)!r}"
-                )
+            require_text(field, getattr(self, field), longest=LONGEST_NAME)
+        if "\0" in self.model:
+            raise ValueError(f"model must not contain a null character, got {shown(self.model)}")
+        _require_device(self.device)
         require_choice("dtype", self.dtype, DTYPES)
-        require_int("max_num_seqs", self.max_num_seqs, low=1)
-        require_int("max_model_len", self.max_model_len, low=2, optional=True)
-        require_int("max_num_batched_tokens", self.max_num_batched_tokens, low=1)
-        require_int("page_size", self.page_size, low=1)
-        require_int("num_pages", self.num_pages, low=1, optional=True)
+        require_int("max_num_seqs", self.max_num_seqs, low=1, high=MAX_NUM_SEQS)
+        for field, low in (("max_num_batched_tokens", 1), ("page_size", 1)):
+            require_int(field, getattr(self, field), low=low, high=LARGEST_COUNT)
+        for field, low in (("max_model_len", 2), ("num_pages", 1)):
+            require_int(field, getattr(self, field), low=low, high=LARGEST_COUNT, optional=True)
         require_choice("attention_backend", self.attention_backend, BACKENDS)
         require_choice("schedule_policy", self.schedule_policy, POLICIES)
-        require_choice("enable_overlap", self.enable_overlap, (True, False))
-        require_choice("cuda_graph", self.cuda_graph, (True, False))
-        require_choice("lazy_cuda_graphs", self.lazy_cuda_graphs, (True, False))
-        require_float("emulated_forward_ms", self.emulated_forward_ms, low=0.0)
-        require_int("seed", self.seed, low=-(2**63), high=2**63 - 1, optional=True)
+        for field in ("enable_overlap", "cuda_graph", "lazy_cuda_graphs"):
+            require_choice(field, getattr(self, field), (True, False))
+        require_float(
+            "emulated_forward_ms", self.emulated_forward_ms, low=0.0, high=LONGEST_FORWARD_MS
+        )
+        require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
+
+
+def _require_device(device: str) -> None:
+    """Raise `ValueError` for a device that no engine can use, or that this machine does not have.
+
+    Whether the machine has CUDA at all is checked when the model is loaded.
+    """
+    if (match := DEVICE.fullmatch(device)) is None:
+        raise ValueError(
+            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got {shown(device)}"
+        )
+    if (number := match[1]) and 0 < (count := torch.cuda.device_count()) <= int(number):
+        raise ValueError(
+            f"device must be 'cuda:<number>' with a number below {count}, the number of CUDA "
+            f"devices here, got {device!r}"
+        )

@@ -28,6 +28,7 @@ STATE_STYLES = {
     "running": "bold cyan",
     "done": "green",
     "abort": "red",
+    "error": "bold red",
     "free": "dim",
 }
 REFRESH_SECONDS = 0.1
@@ -130,7 +131,8 @@ class Dashboard:
         if first:
             self._line(f"{output.request_id} joins, prompt of {entry.num_prompt_tokens} tokens")
         if output.finished:
-            entry.state = "abort" if completion.finish_reason == "abort" else "done"
+            reason = completion.finish_reason
+            entry.state = reason if reason in ("abort", "error") else "done"
             text = " ".join(entry.text.split())
             self._line(
                 f"{output.request_id} ends ({completion.finish_reason}) with "
@@ -181,7 +183,7 @@ class Dashboard:
     def _visible(self) -> list[tuple[str, Entry]]:
         """As many requests as the screen holds; the first to be left out are those long done."""
         room = max(4, self.console.height - 4 - self.panel_lines)
-        ended = [name for name, e in self.entries.items() if e.state in ("done", "abort")]
+        ended = [name for name, e in self.entries.items() if e.state in ("done", "abort", "error")]
         hidden = set(ended[: max(0, len(self.entries) - room)])
         return [(name, e) for name, e in self.entries.items() if name not in hidden][:room]
 

@@ -87,12 +87,13 @@ class IncrementalDetokenizer:
 
 @functools.lru_cache(maxsize=8)
 def decoder_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]:
-    """Token ids to text, special tokens too, without the cleaning that rewrites text which was
-    already shown.
+    """Return a function from token ids to text. The text of special tokens is in it, and it is not
+    cleaned up: that would change text that was already shown. Ids unknown to the tokenizer have no
+    text.
 
-    Hugging Face's `decode` first looks what it is given: a number, lists of lists, an array. That
-    takes three times as long as to decode, so its library is asked directly where it is all that
-    the tokenizer's class would ask.
+    Hugging Face's `decode` first examines the type of its argument, which takes three times as long
+    as decoding. If the class of the tokenizer would do nothing else, this function calls the
+    library below it directly.
     """
     own = [getattr(type(tokenizer), name) for name in ("decode", "_decode")]
     usual = [PreTrainedTokenizerFast.decode, PreTrainedTokenizerFast._decode]
@@ -100,11 +101,21 @@ def decoder_of(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[int]], str]
         return functools.partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
 
     def decode(token_ids: list[int]) -> str:
-        text = tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        try:
+            text = tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        except Exception:  # tokenizers in Python may fail at an id that is not in their vocabulary
+            known = [token_id for token_id in token_ids if token_id in vocabulary(tokenizer)]
+            text = tokenizer.decode(known, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
     return decode
+
+
+@functools.lru_cache(maxsize=8)
+def vocabulary(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The token ids that the tokenizer knows. A model may have more."""
+    return frozenset(tokenizer.get_vocab().values())
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
-"""`InputProcessor`: what a user hands in becomes a `Request`, or is refused by name (I4)."""
+"""`InputProcessor`: turns what a user passes in into a `Request`, or refuses it by name (I4)."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import random
@@ -9,15 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
 from .config import EngineConfig
 from .model_loader import LoadedModel
 from .output_text import OutputText
 from .request import Request
 from .sampling_params import SamplingParams
+from .validation import require_list, require_text, require_unicode, shown, size_of
+
+LONGEST_ID = 1000  # characters of a request id
+# Text of so many characters is always tokenized, in some 50 ms: a message can then say how many
+# tokens it has.
+TOKENIZED_CHARACTERS = 2**16
 
 
 class TokensPrompt(NamedTuple):
-    """A prompt that is tokenized already, with the text it came from."""
+    """A prompt that is already tokenized, with the text that it came from."""
 
     prompt_token_ids: list[int]
     prompt: str | None = None
@@ -39,7 +48,7 @@ class InputProcessor:
         self.max_model_len = config.max_model_len
         self.in_flight = in_flight
         self.closed = False
-        self._ids = (f"request-{number}" for number in itertools.count())
+        self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
 
     def make_request(
@@ -63,46 +72,77 @@ class InputProcessor:
         )
 
     def apply_chat_template(self, messages: Sequence[Message]) -> TokensPrompt:
-        """Messages of `{"role": ..., "content": ...}` as the model's own chat format."""
+        """Render messages of `{"role": ..., "content": ...}` with the chat template of the model.
+
+        Raises `ValueError` if there is no template, or if the template refuses the messages.
+        """
         if not self.tokenizer.chat_template:
             raise ValueError(
                 "messages: this model's tokenizer has no chat template; use generate()"
             )
-        if not messages:
-            raise ValueError("messages must not be empty")
-        for message in messages:
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise ValueError(f"messages must be dicts with 'role' and 'content': {message!r}")
-        text = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
-        )
+        check_messages(messages)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program that came with the model
+            raise ValueError(
+                f"messages: the chat template of this model refuses them: {str(error)[:300]}"
+            ) from error
         assert isinstance(text, str)
+        if not text:
+            raise ValueError("messages: the chat template of this model makes no text of them")
         # The template has written the special tokens already.
-        return TokensPrompt(self.tokenizer.encode(text, add_special_tokens=False), text)
+        return TokensPrompt(self._encode("messages", text, add_special_tokens=False), text)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             if not prompt:
                 raise ValueError("prompt must not be empty")
-            return prompt, list(self.tokenizer.encode(prompt))
-        if isinstance(prompt, TokensPrompt):
-            return prompt.prompt, [_as_token_id(token) for token in prompt.prompt_token_ids]
-        if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
-            return None, [_as_token_id(token) for token in prompt]
-        raise ValueError(f"prompt must be a string or a list of token ids, got {prompt!r}")
+            return prompt, self._encode("prompt", prompt)
+        token_ids, text = prompt if isinstance(prompt, TokensPrompt) else (prompt, None)
+        if text is not None:
+            require_text("prompt", text)
+        require_list("prompt", token_ids, "token ids, or a string")
+        self._check_num_tokens(size_of(token_ids))
+        return text, [_as_token_id(token) for token in token_ids]
+
+    def _encode(self, field: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self._check_length(field, len(text))
+        require_unicode(field, text)
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        except Exception as error:  # its vocabulary may lack a character, and a token for unknowns
+            raise ValueError(
+                f"{field}: this model's tokenizer cannot encode {shown(text)}: {str(error)[:300]}"
+            ) from error
+
+    def _check_length(self, field: str, num_characters: int) -> None:
+        """Refuse text that is too long by its length alone: tokenizing it would take seconds."""
+        if num_characters <= TOKENIZED_CHARACTERS:
+            return
+        most = max(TOKENIZED_CHARACTERS, self.max_model_len * longest_token(self.tokenizer))
+        if num_characters > most:
+            raise ValueError(
+                f"{field} must have at most {most} characters: no longer text fits into "
+                f"max_model_len={self.max_model_len} tokens, got {num_characters}"
+            )
 
     def _check_tokens(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise ValueError("prompt must not be empty: it has no tokens")
+        self._check_num_tokens(len(token_ids))
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise ValueError(
-                    f"prompt holds token id {token_id}, outside the vocabulary "
+                    f"prompt holds token id {shown(token_id)}, outside the vocabulary "
                     f"[0, {self.vocab_size})"
                 )
-        if len(token_ids) + 1 > self.max_model_len:
+
+    def _check_num_tokens(self, num_tokens: int) -> None:
+        if num_tokens + 1 > self.max_model_len:
             raise ValueError(
-                f"prompt has {len(token_ids)} tokens; with one output token that is more than "
+                f"prompt has {num_tokens} tokens; with one output token that is more than "
                 f"max_model_len={self.max_model_len}"
             )
 
@@ -110,13 +150,11 @@ class InputProcessor:
         if params is None:
             return SamplingParams()
         if not isinstance(params, SamplingParams):
-            raise ValueError(f"params must be SamplingParams, got {params!r}")
-        for token_id in params.stop_token_ids:
-            if token_id >= self.vocab_size:
-                raise ValueError(
-                    f"stop_token_ids holds {token_id}, outside the vocabulary "
-                    f"[0, {self.vocab_size})"
-                )
+            raise ValueError(f"params must be SamplingParams, got {shown(params)}")
+        if (token_id := max(params.stop_token_ids, default=0)) >= self.vocab_size:
+            raise ValueError(
+                f"stop_token_ids holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
+            )
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ValueError(
                 f"logprobs must be at most the vocabulary's size {self.vocab_size}, "
@@ -126,18 +164,39 @@ class InputProcessor:
 
     def _check_request_id(self, request_id: str | None) -> str:
         if request_id is None:
-            return next(name for name in self._ids if not self.in_flight(name))
-        if not isinstance(request_id, str):
-            raise ValueError(f"request_id must be a string, got {request_id!r}")
+            names = (f"request-{number}" for number in self._numbers)
+            return next(name for name in names if not self.in_flight(name))
+        require_text("request_id", request_id, longest=LONGEST_ID)
         if self.in_flight(request_id):
             raise ValueError(f"request_id {request_id!r} belongs to a request not yet finished")
         return request_id
 
 
+def check_messages(messages: Any) -> None:
+    """Raise `ValueError` unless `messages` is one conversation: a list of messages."""
+    require_list("messages", messages, "messages")
+    if not messages:
+        raise ValueError("messages must not be empty")
+    for message in messages:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise ValueError(
+                f"messages must be dicts with 'role' and 'content', got {shown(message)}"
+            )
+        require_text("messages: role", message["role"])
+        if not isinstance(message["content"], str):
+            raise ValueError(f"messages: content must be a string, got {shown(message['content'])}")
+
+
+@functools.lru_cache(maxsize=8)
+def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of characters of the longest token in the vocabulary."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
+
+
 def _as_token_id(token: Any) -> int:
-    if isinstance(token, bool):
-        raise ValueError(f"prompt must hold token ids, got {token!r}")
-    try:
-        return operator.index(token)
-    except TypeError:
-        raise ValueError(f"prompt must hold token ids, got {token!r}") from None
+    if not isinstance(token, bool):
+        try:
+            return operator.index(token)
+        except Exception:  # arrays and tensors raise various errors of their own
+            pass
+    raise ValueError(f"prompt must hold token ids, got {shown(token)}")

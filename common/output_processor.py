@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
 from .outputs import FinishReason, RequestOutput
 from .request import Request
+
+logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
@@ -28,10 +31,21 @@ class OutputProcessor:
     def in_flight(self, request_id: str) -> bool:
         return request_id in self.requests or request_id in self.outbox
 
+    def find(self, request_id: str) -> Request | None:
+        """Return a live request; None for any other id, also for one that is not a string."""
+        return self.requests.get(request_id) if isinstance(request_id, str) else None
+
     def append_token(
-        self, request: Request, token_id: int, logprobs: dict[int, float] | None = None
+        self, request: Request, token_id: int | None, logprobs: dict[int, float] | None = None
     ) -> bool:
-        """Give a request its next token; return True if that ends it."""
+        """Give a request its next token; return True if that ends it.
+
+        `token_id` is None if the logits were no distribution. That ends the request, and so does an
+        exception in the processing of its text: one request must not stop the others.
+        """
+        if token_id is None:
+            self.fail(request, "the model's logits for the next token are not finite")
+            return True
         request.token_ids.append(token_id)
         if request.logprobs is not None:
             assert logprobs is not None, (
@@ -40,7 +54,11 @@ class OutputProcessor:
             request.logprobs.append(logprobs)
         if request.first_token_time is None:
             request.first_token_time = time.perf_counter()
-        reason = self._finish_reason(request, token_id)
+        try:
+            reason = self._finish_reason(request, token_id)
+        except Exception as error:
+            self.fail(request, "its text could not be processed", error)
+            return True
         if reason is not None:
             self._finish(request, reason)
             return True
@@ -49,8 +67,17 @@ class OutputProcessor:
 
     def abort(self, request: Request) -> None:
         """End a request that was not done."""
-        request.text.finish()
+        try:
+            request.text.finish()
+        except Exception:
+            logger.exception("%s was aborted, and the end of its text is missing", request)
         self._finish(request, "abort")
+
+    def fail(self, request: Request, reason: str, cause: BaseException | None = None) -> None:
+        """End a request that cannot be computed. Its tokens and text so far are kept."""
+        request.error = reason if cause is None else f"{reason} ({type(cause).__name__}: {cause})"
+        logger.error("%s ends: %s", request, request.error, exc_info=cause)
+        self._finish(request, "error")
 
     def drain(self) -> list[RequestOutput]:
         """Take the outputs: the newest one of every request that has moved since the last call."""

@@ -1,4 +1,4 @@
-"""The text of a request's output: detokenized, and watched for stop strings (I6)."""
+"""The text of a request's output: detokenized, and searched for stop strings (I6)."""
 
 from __future__ import annotations
 
@@ -9,59 +9,46 @@ from .sampling_params import SamplingParams
 
 
 class OutputText:
-    """Grows token by token. `visible` is safe to show: it is only ever extended.
+    """Grows token by token. `visible` is safe to show: later tokens only extend it.
 
         decoded  "The answer is 42\\nQu"        stop = ["\\nQuestion:"]
         visible  "The answer is 42"            held back: it may become the stop string
 
-    The stop string that is complete first ends the text, wherever token boundaries lie; of two
-    complete at the same character the longer one counts.
+    The stop string that is complete first ends the text, wherever token boundaries lie. Of two
+    stop strings that are complete at the same character, the longer one counts.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> None:
         self.detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
-        self.stop: tuple[str, ...] = tuple(params.stop)
+        self.stop = params.stop_strings
+        self.held = ""  # the longest end of `decoded` that begins a stop string
         self.decoded = ""
         self.visible = ""
 
     def append(self, token_id: int) -> bool:
         """Add a token; return True if it completed a stop string, which then ends the text."""
-        piece = self.detokenizer.append(token_id)
-        searched = len(self.decoded)
-        self.decoded += piece
-        if not self.stop:
-            self.visible = self.decoded
-            return False
-        if (end := self._find_stop(searched)) is not None:
-            self.visible = self.decoded = self.decoded[:end]
+        if self._add(self.detokenizer.append(token_id)):
             return True
-        self.visible = self.decoded[: len(self.decoded) - self._held_back()]
+        self.visible = self.decoded[: len(self.decoded) - len(self.held)]
         return False
 
     def finish(self) -> bool:
-        """No more tokens: show what was held back for a character or a stop string to complete.
+        """Show the text that was held back: no more tokens come.
 
         Returns True if a stop string was in it, which then ends the text.
         """
-        searched = len(self.decoded)
-        self.decoded += self.detokenizer.flush()
-        end = self._find_stop(searched)
-        self.visible = self.decoded = self.decoded[:end]
-        return end is not None
+        if self._add(self.detokenizer.flush()):
+            return True
+        self.visible = self.decoded
+        return False
 
-    def _find_stop(self, searched: int) -> int | None:
-        """Where the text ends, if a stop string ends after character `searched`."""
-        found = []
-        for stop in self.stop:
-            start = self.decoded.find(stop, max(0, searched - len(stop) + 1))
-            if start >= 0:
-                found.append((start + len(stop), start))
-        return min(found)[1] if found else None
-
-    def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = min(max(map(len, self.stop)) - 1, len(self.decoded))
-        for length in range(longest, 0, -1):
-            if any(stop.startswith(self.decoded[-length:]) for stop in self.stop):
-                return length
-        return 0
+    def _add(self, piece: str) -> bool:
+        """Add decoded text. If a stop string is complete, end the text before it; return True."""
+        before = len(self.decoded)
+        self.decoded += piece
+        if self.stop is None:
+            return False
+        self.held, place = self.stop.find(self.held, piece)
+        if place is not None:
+            self.visible = self.decoded = self.decoded[: before + place]
+        return place is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(slots=True)
@@ -15,14 +15,17 @@ class CompletionOutput:
     text: the decoded output; it never holds half a character or the start of a stop string (I6).
     token_ids: the output tokens, the one that ended the request included.
     finish_reason: `stop` (end-of-sequence, a stop token or stop string), `length` (`max_tokens` or
-        `max_model_len` reached), `abort`; None while the request lives.
+        `max_model_len` reached), `abort`, `error` (the request could not be computed); None while
+        the request lives.
     logprobs: for each output token, token id -> log probability; None where not asked for.
+    error: what went wrong, in a sentence, if the finish reason is `error`.
     """
 
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     logprobs: list[dict[int, float]] | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)

@@ -47,6 +47,7 @@ class Request:
         self.num_cached_tokens: int | None = None
         self.row: int | None = None  # its row in the batch state, while it runs
         self.finish_reason: FinishReason | None = None
+        self.error: str | None = None  # why it ended, if the finish reason is "error"
 
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
@@ -75,6 +76,7 @@ class Request:
             token_ids=self.output_token_ids,
             finish_reason=self.finish_reason,
             logprobs=None if self.logprobs is None else list(self.logprobs),
+            error=self.error,
         )
         metrics = RequestMetrics(
             self.arrival_time,

@@ -11,7 +11,6 @@ tensor operations, the same on CPU and GPU.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
@@ -20,22 +19,28 @@ import torch
 
 from .argmax import argmax
 from .request import Request
+from .sampling_filters import Filters, apply_filters
 
 Logprobs = dict[int, float]  # token id -> log probability
-SampledToken = tuple[int, Logprobs | None]
+# A token, or None for a row of logits that is no distribution, and log probabilities if asked for.
+SampledToken = tuple[int | None, Logprobs | None]
 
 
 @dataclass
 class SamplerOutput:
     """One token for each row, still on the device.
 
-    token_ids: [B] int64.
+    token_ids: [B] int64, always in the vocabulary: the next step may begin with them before the
+        host has looked at `is_valid`.
+    is_valid: [B] bool. False where the logits hold NaN or inf, or nothing but -inf: they are no
+        distribution, and the token means nothing.
     logprobs, logprob_ids: [B, 1 + n] float32 and int64, the chosen token first, then the n most
         likely; n is the largest number a row asks for. None where no row asks.
     num_logprobs: what each row asks for.
     """
 
     token_ids: torch.Tensor
+    is_valid: torch.Tensor
     logprobs: torch.Tensor | None
     logprob_ids: torch.Tensor | None
     num_logprobs: list[int | None]
@@ -43,11 +48,13 @@ class SamplerOutput:
     @classmethod
     def empty(cls) -> SamplerOutput:
         """The result of a step without work."""
-        return cls(torch.empty(0, dtype=torch.int64), None, None, [])
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(none, none.bool(), None, None, [])
 
     def rows(self) -> Iterator[SampledToken]:
         """Wait for the device and yield (token id, log probabilities) row by row."""
-        token_ids = self.token_ids.tolist()
+        rows = zip(self.token_ids.tolist(), self.is_valid.tolist(), strict=True)
+        token_ids = [token_id if is_valid else None for token_id, is_valid in rows]
         if self.logprobs is None or self.logprob_ids is None:
             yield from ((token_id, None) for token_id in token_ids)
             return
@@ -92,46 +99,6 @@ class SamplingMetadata:
         )
 
 
-@dataclass
-class Filters:
-    """Top-k, top-p and min-p of the n rows that use any; the other rows are not touched."""
-
-    rows: torch.Tensor  # [n] int64: their places in the batch
-    top_k: torch.Tensor  # [n, 1] int64; the largest int64 where off
-    top_p: torch.Tensor  # [n, 1] float64; infinite where off
-    log_min_p: torch.Tensor  # [n, 1] float32
-    max_top_k: int | None  # the largest top_k; None if a row needs the whole vocabulary sorted
-
-    @classmethod
-    def from_requests(
-        cls, requests: Sequence[Request], device: torch.device | str
-    ) -> Filters | None:
-        rows = [i for i, request in enumerate(requests) if _is_filtered(request)]
-        if not rows:
-            return None
-        params = [requests[i].params for i in rows]
-        sorts = [p for p in params if p.top_k or p.top_p < 1]
-        whole = any(not p.top_k for p in sorts)
-        off = torch.iinfo(torch.int64).max
-        log_min_p = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
-        return cls(
-            rows=torch.tensor(rows, device=device),
-            top_k=torch.tensor([[p.top_k or off] for p in params], device=device),
-            top_p=torch.tensor(
-                [[p.top_p if p.top_p < 1 else math.inf] for p in params],
-                dtype=torch.float64,
-                device=device,
-            ),
-            log_min_p=torch.tensor([[x] for x in log_min_p], dtype=torch.float32, device=device),
-            max_top_k=None if whole else max((p.top_k for p in sorts), default=0),
-        )
-
-
-def _is_filtered(request: Request) -> bool:
-    p = request.params
-    return not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
-
-
 Record = TypeVar("Record")
 
 
@@ -153,12 +120,13 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
     logits: [B, V], any floating type. Greedy rows take the exact argmax of what they are given,
     whatever their neighbours do.
     """
-    token_ids = argmax(logits)  # [B]
+    token_ids = argmax(logits)  # [B]; of a row with NaN, the place of a NaN
+    is_valid = logits.gather(-1, token_ids[:, None]).squeeze(-1).isfinite()  # [B]
     if not metadata.all_greedy:
         drawn = draw(scale_and_filter(logits, metadata), metadata.seeds, metadata.positions)
-        token_ids = torch.where(metadata.greedy, token_ids, drawn)
+        token_ids = torch.where(metadata.greedy | ~is_valid, token_ids, drawn)
     logprobs, logprob_ids = _logprobs(logits, token_ids, metadata.num_logprobs)
-    return SamplerOutput(token_ids, logprobs, logprob_ids, metadata.num_logprobs)
+    return SamplerOutput(token_ids, is_valid, logprobs, logprob_ids, metadata.num_logprobs)
 
 
 def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -169,41 +137,6 @@ def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.
     if (filters := metadata.filters) is not None:
         logits[filters.rows] = apply_filters(logits[filters.rows], filters)
     return logits
-
-
-def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Top-k, then top-p of what is left, then min-p (the order of Hugging Face).
-
-    logits: [n, V] float32, the largest of a row 0. Top-k and top-p both keep the most likely
-    tokens; the last of them is found by sorting, and of equally likely ones the lower id is kept.
-    """
-    vocab_size = logits.shape[-1]
-    width = vocab_size if filters.max_top_k is None else min(filters.max_top_k, vocab_size)
-    keep = logits >= filters.log_min_p  # relative to the most likely, whose logit is 0
-    if width > 0:
-        top = logits.topk(width, dim=-1).values  # [n, width], descending
-        rank = torch.arange(width, device=logits.device)
-        top = top.masked_fill(rank >= filters.top_k, -torch.inf)
-        probs = top.double().softmax(dim=-1)
-        before = probs.cumsum(dim=-1) - probs  # probability of all more likely tokens
-        in_nucleus = (before < filters.top_p) & (rank < filters.top_k)
-        # Rows that filter by min-p alone keep all, though others' top_k cut their sorting short.
-        count = in_nucleus.sum(dim=-1, keepdim=True).clamp(min=1)  # [n, 1] tokens kept
-        keep &= _largest(logits, top.gather(-1, count - 1), count) | _keeps_all(filters)
-    return logits.masked_fill(~keep, -torch.inf)
-
-
-def _keeps_all(filters: Filters) -> torch.Tensor:
-    """[n, 1] bool: rows with neither top-k nor top-p."""
-    return (filters.top_k == torch.iinfo(torch.int64).max) & filters.top_p.isinf()
-
-
-def _largest(logits: torch.Tensor, smallest: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """[n, V] bool: the `count` largest of each row, the last of which equals `smallest`."""
-    above = logits > smallest
-    ties = logits == smallest
-    room = count - above.sum(dim=-1, keepdim=True)
-    return above | (ties & (ties.cumsum(dim=-1) <= room))
 
 
 def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,26 @@
-"""`SamplingParams`: how one request wants its tokens chosen and when it wants to stop."""
+"""`SamplingParams`: how the tokens of a request are chosen, and what ends its output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from .validation import require_choice, require_float, require_int
+from .stop_strings import StopStrings
+from .validation import (
+    LARGEST_INT,
+    require_choice,
+    require_float,
+    require_int,
+    require_list,
+    require_text,
+)
+
+# Each limit bounds the time that one request takes from the others.
+MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes some 10 ms, once
+MAX_STOP_LENGTH = 1000  # characters; a search tries each length that a stop string has
+MAX_STOP_TOKEN_IDS = 1_000_000  # more than any vocabulary has
+MAX_LOGPROBS = 1000  # per token: a larger number takes longer than the forward of a small model
 
 
 @dataclass(frozen=True)
@@ -18,12 +33,13 @@ class SamplingParams:
     top_p: then keep the smallest set of them whose probability reaches top_p.
     min_p: then keep those at least min_p times as likely as the most likely one.
     seed: same seed, same logits, same position: same token, on any engine (I2). None: random.
-    stop: strings that end the output when they appear in it; the text ends before them (I6).
-    stop_token_ids: tokens that end the output, beside the model's own end-of-sequence tokens. The
-        token that ends it stays in `token_ids` and out of the text.
+    stop: strings that end the output when they appear in it; the text ends before them (I6). At
+        most `MAX_STOP_STRINGS`, each of at most `MAX_STOP_LENGTH` characters. None: no strings.
+    stop_token_ids: tokens that end the output, in addition to the model's own end-of-sequence
+        tokens. The token that ends the output is in `token_ids` and not in the text. None: none.
     ignore_eos: do not end at the model's own end-of-sequence tokens.
-    logprobs: report log probabilities of this many most likely tokens, and of the chosen one. They
-        are the model's own: before temperature and filters. None: none.
+    logprobs: report log probabilities of this many most likely tokens, at most `MAX_LOGPROBS`, and
+        of the chosen token. They are the model's own: before temperature and filters. None: none.
     skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -42,12 +58,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, low=1)
         require_float("temperature", self.temperature, low=0.0)
-        require_int("top_k", self.top_k, low=0, high=2**63 - 2)
+        require_int("top_k", self.top_k, low=0, high=LARGEST_INT - 1)
         require_float("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         require_float("min_p", self.min_p, low=0.0, high=1.0)
-        require_int("seed", self.seed, low=-(2**63), high=2**63 - 1, optional=True)
+        require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
         require_choice("ignore_eos", self.ignore_eos, (True, False))
-        require_int("logprobs", self.logprobs, low=0, optional=True)
+        require_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS, optional=True)
         require_choice("skip_special_tokens", self.skip_special_tokens, (True, False))
         # Normalised to tuples: a caller who changes a list later does not change the request.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -57,21 +73,39 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
+    @cached_property
+    def stop_strings(self) -> StopStrings | None:
+        """`stop`, prepared for the search: once, however many requests have these parameters."""
+        return StopStrings(tuple(self.stop)) if self.stop else None
+
+
+class TokenIds(tuple[int, ...]):
+    """A tuple of token ids with a fast `in`, which each sampled token asks for."""
+
+    @cached_property
+    def _as_set(self) -> frozenset[int]:
+        return frozenset(self)
+
+    def __contains__(self, token_id: object) -> bool:
+        return token_id in self._as_set
+
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    if not isinstance(stop, (str, Sequence, type(None))):
-        raise ValueError(f"stop must be a string or a list of them, got {stop!r}")
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise ValueError(f"stop must hold non-empty strings, got {string!r}")
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else stop
+    require_list("stop", strings, "strings, or one string", most=MAX_STOP_STRINGS)
+    for string in (strings := tuple(strings)):
+        require_text("stop", string, longest=MAX_STOP_LENGTH)
     return strings
 
 
-def _stop_token_ids(token_ids: Sequence[int] | None) -> tuple[int, ...]:
-    if isinstance(token_ids, str) or not isinstance(token_ids, (Sequence, type(None))):
-        raise ValueError(f"stop_token_ids must be a list of integers, got {token_ids!r}")
-    ids = tuple(token_ids or ())
+def _stop_token_ids(token_ids: Sequence[int] | None) -> TokenIds:
+    if token_ids is None:
+        return TokenIds()
+    require_list("stop_token_ids", token_ids, "integers", most=MAX_STOP_TOKEN_IDS)
+    ids = TokenIds(token_ids)
     for token_id in ids:
-        require_int("stop_token_ids", token_id, low=0)
+        if type(token_id) is not int or not 0 <= token_id <= LARGEST_INT:
+            require_int("stop_token_ids", token_id, low=0)
     return ids

@@ -46,6 +46,7 @@ class Trace:
         self._in_step = False
         self._batches: list[dict[int, int]] = []  # of this step, both
         self._retracted: list[int] = []
+        self._failure: str | None = None  # what the step, or its forward, raised
         self._scheduled: deque[int] = deque()  # the step of each batch without a forward yet
 
     def __enter__(self) -> Self:
@@ -62,6 +63,7 @@ class Trace:
                 self._wrap(undo, engine.scheduler, "_retract", self._around_retract)
             if hasattr(engine, "cancel"):
                 self._wrap(undo, engine, "cancel", self._around_cancel)
+            self._wrap(undo, engine, "recover", self._around_recover)
             for name in TIMED:
                 if hasattr(engine, name):
                     self._wrap(undo, engine, name, functools.partial(self._timed, name))
@@ -140,31 +142,42 @@ class Trace:
 
         return cancel
 
+    def _around_recover(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward failed, and the step goes on without its tokens."""
+
+        def recover(requests: Any, error: BaseException) -> Any:
+            self._failure = type(error).__name__
+            return method(requests, error)
+
+        return recover
+
     def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         timed = self._timed("step", method)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             self._step += 1
             self._in_step = True
-            self._batches, self._retracted = [], []
-            started, failure = time.perf_counter(), None
+            self._batches, self._retracted, self._failure = [], [], None
+            started = time.perf_counter()
             try:
                 return timed(*args, **kwargs)
             except BaseException as error:
-                failure = type(error).__name__
+                self._failure = type(error).__name__
                 raise
             finally:
                 self._in_step = False
-                self._after_step(started, failure)
+                self._after_step(started)
 
         return step
 
-    def _after_step(self, started: float, failure: str | None) -> None:
+    def _after_step(self, started: float) -> None:
         ended = time.perf_counter()
         self._take_forwards()
-        if failure is not None:
+        if self._failure is not None:
             self._scheduled.clear()  # a batch may have failed before its forward began
-        frame = Frame(self._step, started, ended, self._batches, self._retracted, error=failure)
+        frame = Frame(
+            self._step, started, ended, self._batches, self._retracted, error=self._failure
+        )
         self.record.frames.append(self._observer.look(frame))
         self._add_span("trace", ended)
 

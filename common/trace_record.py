@@ -50,13 +50,13 @@ class Frame:
         pipeline.
     retracted: who lost its memory, in order; it may be back in the same step.
     waiting: the queue in order, None where it is as before.
-    requests: the fields that changed: `state` (waiting, prefill, decode, stop, length, abort),
-        `row`, `tokens`, `computed`, `cached`; and `text`, what was added to it.
+    requests: the fields that changed: `state` (waiting, prefill, decode, stop, length, abort,
+        error), `row`, `tokens`, `computed`, `cached`; and `text`, what was added to it.
     pages: the new owner of each page that changed hands.
     nodes: of the radix tree, the fields that changed: `parent` (0: the root), `pages`, `locks`,
         `hits`, `text` (of the first tokens); None: the node is gone.
     stats: the counters of `EngineStats` that changed.
-    error: what the step raised.
+    error: what the step, or its forward, raised.
     """
 
     step: int

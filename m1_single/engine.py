@@ -21,6 +21,7 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
+from common.engine_call import isolating_failures
 from common.outputs import StepCounters
 from common.sampler import SampledToken
 
@@ -57,6 +58,7 @@ class LLMEngine(OfflineEngine):
         result = self.run(batch)
         return self.process(batch, result)
 
+    @isolating_failures
     def run(self, batch: ScheduleBatch) -> list[SampledToken]:
         """One forward. If it fails, the request starts anew, and may go on."""
         try:
@@ -80,7 +82,7 @@ class LLMEngine(OfflineEngine):
         return self.output_processor.drain()
 
     def abort_request(self, request_id: str) -> bool:
-        request = self.output_processor.requests.get(request_id)
+        request = self.output_processor.find(request_id)
         if request is None:
             return False
         self.release(request)
@@ -103,10 +105,6 @@ class LLMEngine(OfflineEngine):
         )
 
     def check_invariants(self) -> None:
-        queued = [*self.scheduler.waiting, *self.scheduler.running]
-        live = list(self.output_processor.requests.values())
-        assert len(queued) == len(live) and set(queued) == set(live), (
-            f"I3: every live request waits or runs, once: {queued} are queued, {live} are live"
-        )
+        self.check_requests()
         self.scheduler.check_invariants()
         self.runner.check_invariants(self.scheduler.running)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from common import Request
+from common import FailureIsolation, Request
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.isolation = FailureIsolation()
 
     def add_request(self, request: Request) -> None:
         self.waiting.append(request)
@@ -43,6 +44,7 @@ class Scheduler:
 
     def remove_request(self, request: Request) -> None:
         """Take a request that ends out of its queue."""
+        self.isolation.forget(request)
         if request in self.running:
             self.running.remove(request)
         else:

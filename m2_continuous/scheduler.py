@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from common import EngineConfig, Request
+from common import EngineConfig, FailureIsolation, Request
 
 from .kv_cache import KVCacheManager, Move
 
@@ -44,6 +44,7 @@ class Scheduler:
         self.kv_cache = KVCacheManager(self.max_num_running, config.max_model_len)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.isolation = FailureIsolation()
 
     def add_request(self, request: Request) -> None:
         """Raise `ValueError` for a prompt that no step could ever compute (I4)."""
@@ -58,6 +59,8 @@ class Scheduler:
         """The prompts of all requests that can join now; if none can, one token of each running."""
         if admitted := self._admit():
             return ScheduleBatch(admitted, [request.num_tokens for request in admitted])
+        if self.isolation.is_active:
+            self._keep_only_allowed()
         rows = self.kv_cache.rows
         return ScheduleBatch(list(rows), [1] * len(rows))
 
@@ -70,6 +73,7 @@ class Scheduler:
 
     def remove_request(self, request: Request) -> Move | None:
         """Take a request that ends out of its queue. Its row may be filled by another's move."""
+        self.isolation.forget(request)
         if request.row is None:
             self.waiting.remove(request)
             return None
@@ -84,17 +88,34 @@ class Scheduler:
             assert request.num_computed_tokens == 0, f"I3: {request} waits and holds KV"
         self.kv_cache.check_invariants(self.running)
 
+    def _keep_only_allowed(self) -> None:
+        """While the cause of a failure is searched, let the other requests start again later.
+
+        A decode reads the first rows. The requests to try are there: a group is a part of a batch
+        in its order. So the last rows leave, and no row has to move.
+        """
+        for request in reversed(list(self.kv_cache.rows)):
+            if not self.isolation.allows(request):
+                self.running.remove(request)
+                move = self.kv_cache.free(request)
+                assert move is None, f"I3: {request} is not in the last row"
+                request.num_computed_tokens = 0
+                self.waiting.appendleft(request)
+
     def _admit(self) -> list[Request]:
         """Move requests from waiting to running while a row is free and the token budget lasts.
 
         The prompts of one step are padded to the longest, and the padding is computed too: the
-        budget counts all positions of the padded batch.
+        budget counts all positions of the padded batch. After a failed step, a request with its
+        output may be longer than the budget: it is computed alone (I5).
         """
         admitted: list[Request] = []
         longest = 0
         while self.waiting and self.kv_cache.has_free_row:
             longest = max(longest, self.waiting[0].num_tokens)
-            if longest * (len(admitted) + 1) > self.max_num_batched_tokens:
+            if admitted and longest * (len(admitted) + 1) > self.max_num_batched_tokens:
+                break
+            if not self.isolation.allows(self.waiting[0]):
                 break
             request = self.waiting.popleft()
             self.kv_cache.allocate(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from common import EngineConfig, Request
+from common import EngineConfig, FailureIsolation, Request
 
 from .kv_cache import KVCacheManager
 
@@ -43,6 +43,7 @@ class Scheduler:
         self.max_kv_tokens = num_pages * config.page_size
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
+        self.isolation = FailureIsolation()
         self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
         self.num_retractions = 0
         self.retract_every: int | None = None  # for tests: retract somebody every so many steps
@@ -68,12 +69,12 @@ class Scheduler:
         self._force_retraction()
         batch = ScheduleBatch()
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in list(self.running):
+        for request in self.isolation.allowed(self.running):
             if request.row is not None and request.num_tokens - request.num_computed_tokens == 1:
                 self._make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in list(self.running):
+        for request in self.isolation.allowed(self.running):
             if request.row is not None and request.num_tokens - request.num_computed_tokens > 1:
                 if not batch.requests:
                     self._make_room(request)  # I5: the oldest moves, whatever it takes
@@ -96,6 +97,7 @@ class Scheduler:
 
     def remove_request(self, request: Request) -> None:
         """Take a request that ends out of its queue."""
+        self.isolation.forget(request)
         self._tokens_when_retracted.pop(request, None)
         if request.row is None:
             self.waiting.remove(request)
@@ -132,6 +134,8 @@ class Scheduler:
         they may still generate the share that experience says they will (`new_token_ratio`).
         """
         if not self.waiting or not self.kv_cache.has_free_row:
+            return False
+        if not self.isolation.allows(self.waiting[0]):
             return False
         if sum(batch.num_scheduled_tokens) >= self.max_num_batched_tokens:
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from common import EngineConfig, Request
+from common import EngineConfig, FailureIsolation, Request
 
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
@@ -45,6 +45,7 @@ class Scheduler:
         self.policy = SchedulePolicy(config, self.kv_cache)
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
+        self.isolation = FailureIsolation()
         self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
         self.num_retractions = 0
         self.cached_prompt_tokens = 0
@@ -72,18 +73,18 @@ class Scheduler:
         self._force_retraction()
         batch = ScheduleBatch()
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in list(self.running):
+        for request in self.isolation.allowed(self.running):
             if request.row is not None and request.num_tokens - request.num_computed_tokens == 1:
                 self._make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in list(self.running):
+        for request in self.isolation.allowed(self.running):
             if request.row is not None and request.num_tokens - request.num_computed_tokens > 1:
                 if not batch.requests:
                     self._make_room(request)  # I5: the oldest moves, whatever it takes
                 self._add_chunk(batch, request)
         if self._can_admit(batch):
-            for request in self.policy.order(self.waiting):
+            for request in self.isolation.allowed(self.policy.order(self.waiting)):
                 if self._waits_for_prefix(request):
                     continue
                 if not self._can_admit(batch) or not self._fits(request):
@@ -103,6 +104,7 @@ class Scheduler:
 
     def remove_request(self, request: Request) -> None:
         """Take a request that ends out of its queue."""
+        self.isolation.forget(request)
         self._tokens_when_retracted.pop(request, None)
         self.policy.on_removal(request)
         if request.row is None:

@@ -27,6 +27,7 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
+from common.engine_call import ForwardError
 from common.outputs import StepCounters
 from common.sampler import SampledToken
 
@@ -70,14 +71,19 @@ class LLMEngine(OfflineEngine):
         """Plan a step, and have its forward run after what is in flight."""
         batch = self.scheduler.schedule()
         if batch.requests:
-            with self._undoing():
+            with self._undoing(batch):
                 result = self.runner.launch(batch, self.scheduler.kv_cache.table)
             self.result_queue.append((batch, result))
+        else:
+            self.scheduler.isolation.passed([])
 
     def wait(self, result: StepResult) -> list[SampledToken]:
         """The tokens of a step: the one place where the host waits for the device."""
-        with self._undoing():
-            return result.wait()
+        batch, _result = self.result_queue[0]
+        with self._undoing(batch):
+            tokens = result.wait()
+        self.scheduler.isolation.passed(batch.requests)
+        return tokens
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
         """Hand each request its token; release those that end with it.
@@ -119,7 +125,7 @@ class LLMEngine(OfflineEngine):
             self.cancel()
 
     def abort_request(self, request_id: str) -> bool:
-        request = self.output_processor.requests.get(request_id)
+        request = self.output_processor.find(request_id)
         if request is None:
             return False
         self.release(request)
@@ -132,13 +138,13 @@ class LLMEngine(OfflineEngine):
         self.runner.stream.close()
 
     @contextmanager
-    def _undoing(self) -> Iterator[None]:
-        """If it fails, or is interrupted, nothing of what is in flight has happened."""
+    def _undoing(self, batch: ScheduleBatch) -> Iterator[None]:
+        """If this part of a batch's forward fails, nothing of what is in flight has happened."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.cancel()
-            raise
+            raise ForwardError(batch.requests, error) from error
 
     def release(self, request: Request) -> None:
         """I3: give back all that a request holds, whether it waits or runs."""
@@ -171,9 +177,5 @@ class LLMEngine(OfflineEngine):
         )
 
     def check_invariants(self) -> None:
-        queued = [*self.scheduler.waiting, *self.scheduler.running]
-        live = list(self.output_processor.requests.values())
-        assert len(queued) == len(live) and set(queued) == set(live), (
-            f"I3: every live request waits or runs, once: {queued} are queued, {live} are live"
-        )
+        self.check_requests()
         self.scheduler.check_invariants()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from common import EngineConfig, Request
+from common import EngineConfig, FailureIsolation, Request
 
 from .in_flight import StepsInFlight, num_rows
 from .kv_cache import KVCacheManager
@@ -56,6 +56,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
         self.in_flight = StepsInFlight(self.kv_cache)
+        self.isolation = FailureIsolation()
         self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
         self.num_retractions = 0
         self.cached_prompt_tokens = 0
@@ -83,18 +84,18 @@ class Scheduler:
         self._force_retraction()
         batch = ScheduleBatch()
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in self._moving():
+        for request in self.isolation.allowed(self._moving()):
             if request.row is not None and request.num_tokens - request.num_computed_tokens == 1:
                 self._make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in self._moving():
+        for request in self.isolation.allowed(self._moving()):
             if request.row is not None and request.num_tokens - request.num_computed_tokens > 1:
                 if not batch.requests:
                     self._make_room(request)  # I5: the oldest moves, whatever it takes
                 self._add_chunk(batch, request)
         if self._can_admit(batch):
-            for request in self.policy.order(self.waiting):
+            for request in self.isolation.allowed(self.policy.order(self.waiting)):
                 if self._waits_for_prefix(request):
                     continue
                 if not self._can_admit(batch) or not self._fits(request):
@@ -107,16 +108,15 @@ class Scheduler:
         return batch
 
     def needs_result(self) -> bool:
-        """Whether the next step should not be planned before the result of the one in flight.
+        """Return whether the next step must not be planned before the step in flight has ended.
 
-        Memory is short: who ends in it may make the room that otherwise somebody is retracted for.
-        Or somebody waits for a prefix that it computes, and would wait a step longer.
-        """
+        Memory is short, and a request that ends may make a retraction needless; or the cause of a
+        failure is searched; or a request waits for a prefix that the step in flight computes."""
         forced = self.retract_every is not None and (self._steps + 1) % self.retract_every == 0
-        page_size = self.kv_cache.page_size
-        new_pages = sum(r.num_computed_tokens % page_size == 0 for r in self._moving())
-        is_short = new_pages > self.kv_cache.num_free_pages
-        return forced or is_short or self._is_computing_a_shared_prefix()
+        size = self.kv_cache.page_size
+        new_pages = sum(request.num_computed_tokens % size == 0 for request in self._moving())
+        short = new_pages > self.kv_cache.num_free_pages
+        return forced or short or self.isolation.is_active or self._is_computing_a_shared_prefix()
 
     def undo(self, batch: ScheduleBatch) -> None:
         """The newest batch was not computed: give back what was allocated for it."""
@@ -126,9 +126,12 @@ class Scheduler:
                 self._back_to_waiting(request)
             else:
                 self.kv_cache.hold(request, request.num_computed_tokens)
+        while not self.in_flight.batches and len(self.running) > self.max_num_running:
+            self._back_to_waiting(self.running[-1])  # it came for one that now does not end
 
     def remove_request(self, request: Request) -> None:
         """Take a request that ends out of its queue."""
+        self.isolation.forget(request)
         self._tokens_when_retracted.pop(request, None)
         self.policy.on_removal(request)
         if request.row is None:

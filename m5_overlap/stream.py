@@ -116,7 +116,7 @@ class ThreadStream(ForwardStream):
         self.end = weakref.finalize(self, _end, self.thread, self.input_queue)
 
     def launch(self, work: Work) -> ThreadEvent:
-        if self.last is None:
+        if self.thread.ident is None:
             self.thread.start()
         release_threads()
         self.last = ThreadEvent()

@@ -33,9 +33,9 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     They have no fused product, which is tested so too."""
     if kernels() is None:
         pytest.skip("no C compiler")
-    path = tmp_path_factory.mktemp("compiled") / "kernels.so"
     flags = [] if request.param == NATIVE else [request.param]
-    build.compile_library([*build.compilers()[0], *flags], path)
+    folder = tmp_path_factory.mktemp("compiled")
+    path = build.compile_library([*build.compilers()[0], *flags], folder, "kernels")
     return bind(ctypes.CDLL(str(path)))
 
 
@@ -262,24 +262,6 @@ def test_a_compiler_that_fails_is_none(
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path))
     assert build.load_library.__wrapped__() is None
     assert not list(tmp_path.glob("*.so"))
-
-
-@pytest.mark.skipif(kernels() is None, reason="no C compiler")
-def test_a_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path))
-    assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL)
-    (library,) = tmp_path.iterdir()
-
-    def fail(*_: object) -> None:
-        raise AssertionError("compiled again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "compile_library", fail)
-        assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL)
-    assert list(tmp_path.iterdir()) == [library]
-    library.unlink()
-    library.write_bytes(b"half a library")
-    assert isinstance(build.load_library.__wrapped__(), ctypes.CDLL), "not compiled again"
 
 
 def test_the_next_compiler_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

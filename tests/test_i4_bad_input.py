@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from common import EngineConfig, OfflineEngine, SamplingParams
 from tests.conftest import EngineFactory
@@ -41,6 +43,13 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"stop_token_ids": ["a"]}),
     ("stop_token_ids", {"stop_token_ids": 5}),
     ("logprobs", {"logprobs": -1}),
+    ("logprobs must be between 0 and 1000, got 1001", {"logprobs": 1001}),
+    ("max_tokens must be between 1 and 9223372036854775807, got 9223", {"max_tokens": 2**63}),
+    ("stop must be valid Unicode text, got '.ud800'", {"stop": "a\ud800"}),
+    ("stop_token_ids must be a list of integers, got b'ab'", {"stop_token_ids": b"ab"}),
+    ("stop_token_ids must be between 0 and", {"stop_token_ids": [2**63]}),
+    ("ignore_eos must be one of True, False, got array", {"ignore_eos": np.array([True, False])}),
+    ("top_k must be an integer, .* got tensor", {"top_k": torch.tensor([1, 2])}),
     ("ignore_eos", {"ignore_eos": 1}),
     ("skip_special_tokens", {"skip_special_tokens": None}),
 ]
@@ -48,6 +57,12 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": ""}),
     ("dtype", {"dtype": "int8"}),
     ("device", {"device": ""}),
+    ("device must be 'auto', 'cpu', .* got 'cpu:x'", {"device": "cpu:x"}),
+    ("model must be valid Unicode text", {"model": "\ud800"}),
+    ("model must not contain a null character", {"model": "a\0"}),
+    ("max_num_seqs must be between 1 and 65536", {"max_num_seqs": 2**63}),
+    ("num_pages must be between 1 and 2147483647", {"num_pages": 2**31}),
+    ("emulated_forward_ms must be in .*60000", {"emulated_forward_ms": 1e300}),
     ("max_num_seqs", {"max_num_seqs": 0}),
     ("max_model_len", {"max_model_len": 1}),
     ("max_num_batched_tokens", {"max_num_batched_tokens": 0}),
@@ -58,6 +73,7 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("enable_overlap", {"enable_overlap": "yes"}),
     ("seed", {"seed": 1.5}),
 ]
+HELLO = {"role": "user", "content": "hello"}
 Refused = Callable[[OfflineEngine], object]
 BAD_REQUESTS: list[tuple[str, str, Refused]] = [
     ("empty text", "prompt", lambda e: e.add_request("")),
@@ -88,6 +104,20 @@ BAD_REQUESTS: list[tuple[str, str, Refused]] = [
     ("one bad prompt of three", "prompt", lambda e: e.generate([[1], [999], [2]], greedy(4))),
     ("no messages", "messages", lambda e: e.chat([])),
     ("no role", "messages", lambda e: e.chat([{"content": "hi"}])),
+    ("one message", "messages must be a list", lambda e: e.chat({"role": "user", "content": "a"})),  # type: ignore[arg-type]
+    ("messages a number", "messages must be a list.*got 5", lambda e: e.chat(5)),  # type: ignore[arg-type]
+    ("messages from a generator", "messages must be a list", lambda e: e.chat(m for m in [HELLO])),  # type: ignore[arg-type]
+    ("prompts from a generator", "prompts must be a list", lambda e: e.generate(t for t in "ab")),  # type: ignore[arg-type]
+    ("params a number", "params must be a list of Samp.*got 5", lambda e: e.generate([1], 5)),  # type: ignore[arg-type]
+    ("params from a generator", "params must be a list", lambda e: e.generate([1], iter([None]))),  # type: ignore[arg-type]
+    ("no content", "content.*None", lambda e: e.chat([{"role": "user", "content": None}])),  # type: ignore[arg-type]
+    ("role a number", "role.*got 5", lambda e: e.chat([{"role": 5, "content": "a"}])),  # type: ignore[arg-type]
+    ("half a pair", "prompt must be valid Unicode", lambda e: e.add_request("a\ud800")),
+    ("in a chat", "messages.*Unicode", lambda e: e.chat([{**HELLO, "content": "\udfff"}])),
+    ("a huge token id", "prompt holds token id 9223", lambda e: e.add_request([1, 2**63])),
+    ("no end of tokens", "prompt has 9223.*len=64", lambda e: e.add_request(range(2**100))),
+    ("no end of prompts", "prompt has 1000000.*len=64", lambda e: e.generate(range(10**12))),
+    ("empty id", "request_id must be a non-empty", lambda e: e.add_request([1], None, "")),
     ("bad stream", "prompt", lambda e: e.stream("")),
 ]
 
@@ -118,6 +148,12 @@ def test_extreme_parameters_are_served(make_engine: EngineFactory) -> None:
     ]
     outputs = make_engine().generate([[1], [2]], params)
     assert all(output.finished for output in outputs)
+
+
+def test_as_many_log_probabilities_as_tokens(make_engine: EngineFactory) -> None:
+    output = make_engine().generate([1], greedy(2, logprobs=259))[0].outputs[0]
+    assert output.logprobs is not None
+    assert [len(logprobs) for logprobs in output.logprobs] == [259, 259]
 
 
 def test_parameters_do_not_change_behind_a_request() -> None:
@@ -168,3 +204,12 @@ def test_a_prompt_over_the_token_budget(make_engine: EngineFactory) -> None:
     with pytest.raises(ValueError, match="17.*max_num_batched_tokens=16"):
         engine.add_request([1] * 17)
     assert_one_answer("tiny-llama", engine.generate([[1] * 16], greedy(4))[0], 4)
+
+
+@pytest.mark.parametrize("request_id", [None, 5, [], {}, b"a", object()])
+def test_an_id_that_is_none_aborts_nothing(make_engine: EngineFactory, request_id: Any) -> None:
+    engine = make_engine()
+    engine.add_request([1, 2], greedy(3), "a")
+    engine.step()
+    assert not engine.abort_request(request_id)
+    assert drain(engine)["a"][-1].outputs[0].finish_reason != "abort"

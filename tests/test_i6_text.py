@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from common import SamplingParams
 from common.detokenizer import REPLACEMENT, IncrementalDetokenizer
@@ -93,6 +93,17 @@ def test_tokens_that_decode_to_nothing() -> None:
     unknown = 5000
     assert pieces_of([*token_ids_of(b"\xf0"), unknown, unknown, unknown])[-1] == "\ufffd"
     assert pieces_of([unknown] * 40 + token_ids_of(b"ok"))[-1] == "ok"
+
+
+def test_a_tokenizer_that_fails_at_unknown_tokens() -> None:
+    """Its `decode` raises: in a step, that would end the requests of all others."""
+    tokenizer = ByT5Tokenizer()
+    with pytest.raises(ValueError, match="bytes must be in range"):
+        tokenizer.decode([5000])
+    detokenizer = IncrementalDetokenizer(tokenizer, True)
+    euro = tokenizer.encode("a€b", add_special_tokens=False)
+    token_ids = [5000, *euro[:2], 5000, *euro[2:], 5000, *[5000] * 20, *euro]
+    assert "".join(map(detokenizer.append, token_ids)) + detokenizer.flush() == "a€ba€b"
 
 
 def test_a_stop_string_in_what_is_flushed() -> None:

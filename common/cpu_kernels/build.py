@@ -1,8 +1,9 @@
-"""Compile the C files of this folder for this very CPU, once, and load them.
+"""Compile the C files of this folder for the CPU of this machine, once, and load them.
 
-Triton compiles kernels for a GPU when they are first called; here it is this machine's C compiler
-that does it, in a few seconds. The library is kept in the cache folder, under a name that changes
-with the sources, the compiler and the CPU.
+Triton compiles kernels for a GPU when they are first called. Here the C compiler of this machine
+compiles, in a few seconds. The library is kept in the cache folder. Its name changes with the
+sources, the compiler and the CPU, and it ends with a hash of the file: a damaged file is not
+loaded, and the library is compiled again.
 """
 
 from __future__ import annotations
@@ -33,21 +34,40 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there is no compiler, or none that can do it."""
+    """Return the compiled kernels; None if this machine has no compiler that can compile them."""
     for compiler in compilers():
         try:
-            path = cache_folder() / f"cpu_kernels-{_fingerprint(compiler)}.so"
-            if path.exists():
-                try:
-                    return ctypes.CDLL(str(path))
-                except OSError:  # not whole, or another system's, in a folder that both see
-                    logger.info("%s cannot be loaded and is compiled again", path)
-            compile_library(compiler, path)
-            return ctypes.CDLL(str(path))
+            name = f"cpu_kernels-{_fingerprint(compiler)}"
+            if (kept := _load_kept(name)) is not None:
+                return kept
+            return ctypes.CDLL(str(compile_library(compiler, cache_folder(), name)))
         except FAILURES as error:
             said = getattr(error, "stderr", None) or str(error)
             logger.info("%s does not compile the CPU kernels: %s", shlex.join(compiler), said)
     return None
+
+
+def _load_kept(name: str) -> ctypes.CDLL | None:
+    """Return the library from the cache folder; None if there is none, or none that is whole.
+
+    The system kills a process that loads a truncated library, so the content is checked first. A
+    damaged file is not removed: another process may just have written a whole one in its place.
+    """
+    files = sorted(cache_folder().glob(f"{name}-*.so"))
+    for path in files:
+        try:
+            if path.name == _name_of(name, path.read_bytes()):
+                return ctypes.CDLL(str(path))
+        except OSError as error:  # another system's, in a folder that both see
+            logger.info("%s cannot be loaded: %s", path, error)
+    if files:
+        logger.warning("%s is damaged: the CPU kernels are compiled again", files[0])
+    return None
+
+
+def _name_of(name: str, content: bytes) -> str:
+    """Return the file name of a library: it tells whether the file is whole."""
+    return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 
 def compilers() -> list[list[str]]:
@@ -60,22 +80,26 @@ def compilers() -> list[list[str]]:
     return [command for command in commands if command and shutil.which(command[0])]
 
 
-def compile_library(compiler: list[str], path: Path) -> None:
-    """Write the library to `path`, whole or not at all: several processes may do it at once.
+def compile_library(compiler: list[str], folder: Path, name: str) -> Path:
+    """Compile the library into `folder`, and return its path: `name`, and a hash of the content.
 
-    Raises `OSError` or `subprocess.SubprocessError` where that fails.
+    The file is written whole or not at all: several processes may do this at once. Raises `OSError`
+    or `subprocess.SubprocessError` if it fails.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as partial:
         sources = [str(source) for source in sorted(HERE.glob("*.c"))]
         for command in (
             [*compiler, *FLAGS, "-c", *sources],
-            [*compiler, "-shared", "-o", path.name, *(f"{Path(s).stem}.o" for s in sources)],
+            [*compiler, "-shared", "-o", "library.so", *(f"{Path(s).stem}.o" for s in sources)],
         ):
             subprocess.run(
-                command, cwd=folder, check=True, capture_output=True, text=True, timeout=120
+                command, cwd=partial, check=True, capture_output=True, text=True, timeout=120
             )
-        os.replace(Path(folder, path.name), path)
+        library = Path(partial, "library.so")
+        path = folder / _name_of(name, library.read_bytes())
+        os.replace(library, path)
+    return path
 
 
 def _fingerprint(compiler: list[str]) -> str:

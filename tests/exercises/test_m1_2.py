@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common import Request
-from common.sampler import SampledToken
+from common.sampler import Logprobs
 from m1_single.model_runner import ModelRunner
 from m1_single.scheduler import ScheduleBatch
 from tests.conftest import shared_model
@@ -36,14 +36,15 @@ def make_runner(use_cache: bool = True) -> ModelRunner:
     return ModelRunner(shared_model("tiny-llama").model, use_cache)
 
 
-def step(runner: ModelRunner, request: Request) -> SampledToken:
+def step(runner: ModelRunner, request: Request) -> tuple[int, Logprobs | None]:
     """One step by hand: everything that is not computed, then the token is appended."""
     count = request.num_tokens - request.num_computed_tokens
-    (result,) = runner.run(ScheduleBatch([request], [count])).rows()
+    ((token_id, logprobs),) = runner.run(ScheduleBatch([request], [count])).rows()
+    assert token_id is not None, "the logits are finite"
     if runner.use_cache:
         request.num_computed_tokens += count
-    request.token_ids.append(result[0])
-    return result
+    request.token_ids.append(token_id)
+    return token_id, logprobs
 
 
 def generate(runner: ModelRunner, request: Request, num_tokens: int) -> list[int]:

@@ -52,14 +52,13 @@ def test_a_step_gives_a_token_for_each_request() -> None:
 def test_after_a_failed_forward_a_request_goes_on(
     monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """Whoever called `step` learns of it and may call again: the answer is as if nothing was."""
+    """The next step computes all its tokens again: the answer is as if nothing had been."""
     engine = make_engine()
     engine.add_request([1, 2, 3], greedy(7), "A")
     for _ in range(step):
         engine.step()
     break_next_forward(engine, monkeypatch)
-    with pytest.raises(Broken):
-        engine.step()
+    assert engine.step() == [], "the forward failed: no request moved"
     engine.check_invariants()
     (outputs,) = drain(engine).values()
     assert_one_answer("tiny-llama", outputs[-1], 7)
@@ -71,8 +70,7 @@ def test_a_failed_forward_leaves_no_half_written_cache(monkeypatch: pytest.Monke
     engine.add_request([1, 2, 3], greedy(7), "A")
     engine.step()
     break_next_forward(engine, monkeypatch)
-    with pytest.raises(Broken):
-        engine.step()
+    engine.step()
     request = engine.output_processor.requests["A"]
     cache = engine.runner.past_key_values.get(request)
     lengths = {0} if cache is None else {layer.get_seq_length() for layer in cache.layers}

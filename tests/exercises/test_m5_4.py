@@ -124,7 +124,8 @@ def launched(stream: LateStream, buffers: Any, tokens: list[int]) -> Any:
     result: Any = StepResult(buffers)
 
     def forward() -> None:
-        result.output = SamplerOutput(torch.tensor(tokens), None, None, [None] * len(tokens))
+        valid = torch.ones(len(tokens), dtype=torch.bool)
+        result.output = SamplerOutput(torch.tensor(tokens), valid, None, None, [None] * len(tokens))
 
     result.done = buffers.in_use = stream.launch(forward)
     return result

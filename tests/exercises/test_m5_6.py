@@ -292,8 +292,7 @@ def test_a_launch_that_fails_changes_nothing() -> None:
         raise MemoryError
 
     engine.runner.launch = fail
-    with pytest.raises(MemoryError):
-        engine.step()
+    assert engine.step() == [], "I3: the step in flight is undone as well"
     engine.check_invariants()
     engine.runner.launch = launch
     final = drain(engine)["a"][-1]

@@ -1,0 +1,63 @@
+"""`StopStrings`: finds the stop strings of a request in a text that grows (I6).
+
+The search follows Aho and Corasick (Efficient string matching, CACM 1975). It reads each character
+once. Its only state is `held`, the longest end of the text that begins a stop string:
+
+    stop  ["\\nQuestion:", "\\nUser:"]       text  "The answer is 42\\nQu"       held  "\\nQu"
+
+Their automaton stores a node for each character of each string. For 10,000 strings that takes
+Python hundreds of milliseconds to build. Here the strings are only sorted: a binary search tells
+whether a text begins one of them. So the cost per character grows with the logarithm of the number
+of strings, which is hardly measurable.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """The stop strings of a request, prepared for the search. Requests may share it: no state."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.complete = frozenset(strings)
+        self.sorted = sorted(self.complete)
+        self.lengths = sorted({len(string) for string in self.complete})
+        self.first_characters = frozenset(string[0] for string in self.complete)
+
+    def find(self, held: str, piece: str) -> tuple[str, int | None]:
+        """Search in `piece`, the text that follows `held`.
+
+        Returns the new `held`, and the index in `piece` at which the first complete stop string
+        starts: below 0 if it starts in `held`, None if no string is complete. Of two strings that
+        are complete at the same character, the longer one counts.
+        """
+        if not held and self.first_characters.isdisjoint(piece):
+            return "", None  # the usual case
+        for end, character in enumerate(piece, start=1):
+            held = self.longest_start(held + character)
+            if length := self.length_at_end(held):
+                return held, end - length
+        return held, None
+
+    def longest_start(self, text: str) -> str:
+        """Return the longest end of `text` that begins a stop string; "" if there is none."""
+        while text and not self.begins_one(text):
+            text = text[1:]
+        return text
+
+    def begins_one(self, text: str) -> bool:
+        """Whether a stop string begins with `text`. Such strings follow `text` in sorted order."""
+        place = bisect_left(self.sorted, text)
+        return place < len(self.sorted) and self.sorted[place].startswith(text)
+
+    def length_at_end(self, text: str) -> int:
+        """Return the length of the longest stop string at the end of `text`; 0 if there is none."""
+        found = 0
+        for length in self.lengths:
+            if length > len(text):
+                break
+            if text[-length:] in self.complete:
+                found = length
+        return found

@@ -17,6 +17,7 @@ A fault that passes by itself therefore ends no request. A request that always f
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 
 from .request import Request
@@ -29,7 +30,8 @@ class FailureIsolation:
 
     def __init__(self) -> None:
         self.groups: list[list[Request]] = []  # still to be tried; the last one comes next
-        self.failures_alone = 0  # forwards of the last group that failed, if it is one request
+        self.failures_alone = 0  # forwards in a row that failed with this request only:
+        self.failed_alone: weakref.ref[Request] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -44,15 +46,21 @@ class FailureIsolation:
         return [request for request in requests if self.allows(request)]
 
     def failed(self, requests: Sequence[Request]) -> Request | None:
-        """Note that a forward of these requests failed. Return the cause once it is found."""
+        """Note that a forward of these requests failed. Return the cause once it is found.
+
+        `requests` is empty if all of them have ended: then there is nothing to try again.
+        """
         self._remove(requests)
         if len(requests) == 1:
+            # The request that failed alone before may have ended since.
+            if self.failed_alone is None or self.failed_alone() is not requests[0]:
+                self.failures_alone, self.failed_alone = 0, weakref.ref(requests[0])
             self.failures_alone += 1
             if self.failures_alone == MAX_FAILURES_ALONE:
                 self.failures_alone = 0
                 return requests[0]
             self.groups.append(list(requests))
-        else:
+        elif requests:
             self.failures_alone = 0
             middle = (len(requests) + 1) // 2
             self.groups += [list(requests[middle:]), list(requests[:middle])]

@@ -139,12 +139,16 @@ class LLMEngine(OfflineEngine):
 
     @contextmanager
     def _undoing(self, batch: ScheduleBatch) -> Iterator[None]:
-        """If this part of a batch's forward fails, nothing of what is in flight has happened."""
+        """If this part of a batch's forward fails, nothing of what is in flight has happened.
+
+        A request of the batch that has ended since its launch is not tried again.
+        """
         try:
             yield
         except BaseException as error:
             self.cancel()
-            raise ForwardError(batch.requests, error) from error
+            live = [request for request in batch.requests if not request.is_finished]
+            raise ForwardError(live, error) from error
 
     def release(self, request: Request) -> None:
         """I3: give back all that a request holds, whether it waits or runs."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from common.engine_base import EngineBase
+from common.interrupts import HeldInterrupts
 from common.output_processor import OutputProcessor
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -186,3 +188,28 @@ def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
         return fits and can_admit(self, batch)
 
     patch.setattr(scheduler, "_can_admit", cautious)
+
+
+@bug("m5_overlap", failures=True)
+def a_failed_step_that_is_not_undone(patch: pytest.MonkeyPatch) -> None:
+    """The pages of a step that failed stay with its requests."""
+    scheduler = of("m5_overlap", "scheduler", "Scheduler")
+    patch.setattr(scheduler, "undo", lambda self, batch: self.in_flight.take_back(batch))
+
+
+@bug("m4_radix", "lost", interrupts=True)
+def an_output_dropped_on_an_interrupt(patch: pytest.MonkeyPatch) -> None:
+    take_back = EngineBase.take_back
+
+    def dropping(self: EngineBase, name: str, returned: Any) -> None:
+        if name != "step":
+            take_back(self, name, returned)
+
+    patch.setattr(EngineBase, "take_back", dropping)
+
+
+@bug("m3_paged", interrupts=True)
+def interrupts_that_are_not_held_back(patch: pytest.MonkeyPatch) -> None:
+    """A handler runs in the middle of a step, wherever the signal arrives."""
+    patch.setattr(HeldInterrupts, "__enter__", lambda self: self)
+    patch.setattr(HeldInterrupts, "__exit__", lambda *_: None)

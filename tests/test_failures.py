@@ -16,9 +16,9 @@ from common import EngineDeadError, LoadedModel, RequestOutput, SamplingParams
 from common.failure_isolation import MAX_FAILURES_ALONE, FailureIsolation
 from common.output_text import OutputText
 from common.sampler import SamplingMetadata, sample
+from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
 from tests.conftest import EngineFactory, Rung, assert_idle, build_engine
 from tests.exercises.by_hand import make_request
-from tests.fake_model import HashModel, expected_tokens, fake_model
 from tests.oracle import drain, greedy
 
 POISON = 251  # a token in the prompt of the request that fails
@@ -27,7 +27,7 @@ Answer = dict[str, RequestOutput]
 
 def poisoned_model(fail: Callable[[Any, torch.Tensor], None]) -> LoadedModel:
     """The hash model; `fail(logits, rows)` is called for rows [n] whose tokens hold `POISON`."""
-    loaded = fake_model()
+    loaded = hash_model()
 
     class Poisoned(HashModel):
         def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +118,42 @@ def test_a_request_aborted_during_the_search_holds_nothing(milestone: str) -> No
     assert_idle(engine)
 
 
+def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
+    """The token that ends a request is fed where a step is launched before its result is known."""
+    prompt, last = [60, 61], expected_tokens([60, 61], 3)[-1]
+
+    class Failing(HashModel):
+        def forward(self, input_ids: torch.Tensor, position_ids: Any = None, **kwargs: Any) -> Any:
+            if position_ids is not None:
+                fed = (input_ids == last) & (position_ids == len(prompt) + 2)
+                if bool(fed.any()):
+                    raise Broken
+            return super().forward(input_ids, position_ids, **kwargs)
+
+    model: Any = Failing().eval()
+    engine = build_engine(milestone, LoadedModel("hash-model", model, hash_model().tokenizer))
+    engine.add_request(prompt, greedy(9, stop_token_ids=[last], ignore_eos=True), "ends")
+    for name in "ab":
+        engine.add_request([ord(name), 5], greedy(9, ignore_eos=True), name)
+    finals = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
+    assert finals["ends"].token_ids == expected_tokens(prompt, 3)
+    assert finals["ends"].finish_reason == "stop"
+    for name in "ab":
+        assert finals[name].token_ids == expected_tokens([ord(name), 5], 9)
+    assert_idle(engine)
+
+
+def test_failures_of_two_requests_are_not_added_up() -> None:
+    """The first one is aborted after it has failed alone once. The second one fails once, too."""
+    first, second = make_request("a", 1), make_request("b", 1)
+    isolation = FailureIsolation()
+    assert isolation.failed([first]) is None
+    isolation.forget(first)
+    isolation.passed([second])
+    assert isolation.failed([second]) is None, "a request ends when it has failed twice alone"
+    assert isolation.failed([second]) is second
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_without_a_distribution_ends_its_request(
@@ -178,7 +214,7 @@ def test_text_that_cannot_be_processed_ends_its_request(
         return append(self, token_id)
 
     monkeypatch.setattr(OutputText, "append", failing)
-    engine = make_engine(fake_model())
+    engine = make_engine(hash_model())
     engine.add_request([5, 6], greedy(6, ignore_eos=True), "good")
     engine.add_request([7, 8], greedy(6, ignore_eos=True, stop="never"), "bad")
     engine.add_request([9], greedy(6, ignore_eos=True), "other")
@@ -192,7 +228,7 @@ def test_an_abort_works_even_if_the_text_does_not(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OutputText, "finish", raise_broken)
-    engine = make_engine(fake_model())
+    engine = make_engine(hash_model())
     engine.add_request([5, 6], greedy(6, ignore_eos=True), "a")
     engine.step()
     assert engine.abort_request("a")

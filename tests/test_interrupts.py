@@ -14,10 +14,10 @@ import pytest
 
 from common import EngineDeadError, engine_call
 from common.interrupts import interrupts_held
+from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
+from milestones.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine
-from tests.fake_model import HashModel, expected_tokens, fake_model
 from tests.oracle import drain, greedy
-from tests.streams import EarlyStream
 
 PROMPTS = [[7], [1, 2, 3], list(range(20)), [9, 8], [7] * 18, [1, 2, 4]]
 
@@ -60,7 +60,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 
 def engine_in_one_thread(milestone: str, **config: Any) -> Any:
     """An engine on the hash model, forwards in the main thread."""
-    engine: Any = build_engine(milestone, fake_model(), **config)
+    engine: Any = build_engine(milestone, hash_model(), **config)
     if hasattr(engine.runner, "stream"):
         engine.runner.stream.close()
         engine.runner.stream = EarlyStream()
@@ -177,7 +177,7 @@ def test_a_timer_interrupts_at_random_moments(milestone: str) -> None:
             interrupts[0] += 1
             raise Interrupted
 
-    engine: Any = build_engine(milestone, fake_model(), max_num_seqs=3)
+    engine: Any = build_engine(milestone, hash_model(), max_num_seqs=3)
     previous = signal.signal(signal.SIGALRM, handler)
     try:
         for round_ in range(20):
@@ -211,7 +211,7 @@ def test_a_second_ctrl_c_ends_the_engine(milestone: str) -> None:
 
     armed = False
     model: Any = Pressed().eval()
-    loaded = fake_model()
+    loaded = hash_model()
     engine: Any = build_engine(milestone, type(loaded)("hash-model", model, loaded.tokenizer))
     if hasattr(engine.runner, "stream"):
         engine.runner.stream = EarlyStream()  # forwards run in this thread, where signals arrive
@@ -265,7 +265,7 @@ def test_a_caller_can_choose_the_moment() -> None:
 
 def test_calls_of_another_thread_are_refused(make_engine: EngineFactory) -> None:
     """Whichever call it is: the message names the rule, and the answers are untouched."""
-    engine: Any = make_engine(fake_model(), max_num_seqs=2)
+    engine: Any = make_engine(hash_model(), max_num_seqs=2)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(5, ignore_eos=True), f"{i}")
     engine.step()
@@ -294,7 +294,7 @@ def test_calls_of_another_thread_are_refused(make_engine: EngineFactory) -> None
 
 def test_an_engine_can_be_made_in_one_thread_and_run_in_another(milestone: str) -> None:
     """And once that thread has ended, the next one may have it."""
-    engine: Any = build_engine(milestone, fake_model())
+    engine: Any = build_engine(milestone, hash_model())
     answers: list[Any] = []
 
     def serve() -> None:
@@ -311,10 +311,10 @@ def test_an_engine_can_be_made_in_one_thread_and_run_in_another(milestone: str) 
 FORK = """
 import os, sys
 from tests.conftest import MILESTONES, build_engine
-from tests.fake_model import fake_model
+from milestones.instruments.hash_model import hash_model
 from tests.oracle import greedy
 for milestone in MILESTONES:
-    engine = build_engine(milestone, fake_model())
+    engine = build_engine(milestone, hash_model())
     engine.generate([[1, 2]], greedy(3))
     if os.fork() == 0:
         try:

@@ -21,6 +21,7 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
+from common.model_support import require_own_cache
 from common.outputs import StepCounters
 from common.sampler import SampledToken
 
@@ -40,6 +41,8 @@ class LLMEngine(OfflineEngine):
     ) -> None:
         """`use_cache=False` computes all tokens anew in each step: what the KV cache saves."""
         super().__init__(config, loaded)
+        assert self.config.max_model_len is not None
+        require_own_cache(self.loaded.model, self.config.max_model_len)
         self.scheduler = Scheduler()
         self.runner = ModelRunner(self.loaded.model, use_cache)
         self.counters = StepCounters()

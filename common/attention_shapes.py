@@ -14,6 +14,7 @@ from .shared_model import attention_switched
 from .slot_cache import LayerKV
 
 NAME = "ladder_shapes"
+OTHER_ATTENTION = "attention that is not called through transformers' AttentionInterface"
 # Keyword arguments that change what attention computes, and what they are called.
 FEATURES = {
     "s_aux": "attention sinks",
@@ -35,11 +36,11 @@ class SeenAttention:
     def suspect(self) -> str | None:
         """What would explain a failed probe, in words."""
         if not self.layers:
-            return "attention that is not called through transformers' AttentionInterface"
+            return OTHER_ATTENTION
         if self.features:
             return self.features[0]
         if max(self.calls.values()) > 1:
-            return "layers with more than one attention"
+            return "layers that call attention more than once in a forward"
         return None
 
 
@@ -59,6 +60,11 @@ def _attend(
 
 
 AttentionInterface.register(NAME, _attend)
+
+
+def supports_attention_interface(model: PreTrainedModel) -> bool:
+    """Whether a model says that it calls the attention function that is registered for it."""
+    return bool(getattr(model, "_supports_attention_backend", True))
 
 
 @torch.inference_mode()

@@ -51,6 +51,8 @@ class LoadedModel:
         Raises `ValueError` if more is asked for than the model has positions.
         """
         limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and limit <= 0:  # XLNet's way to say that there is none
+            limit = None
         if config.max_model_len is None:
             return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
         if limit is not None and config.max_model_len > limit:

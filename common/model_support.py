@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from .attention_shapes import seen_attention
-from .model_features import feature_of, length_dependent_rope, unsupported_feature
+from .attention_shapes import OTHER_ATTENTION, seen_attention, supports_attention_interface
+from .model_features import feature_of, unsupported_by_own_cache, unsupported_feature
 from .model_probe import Probe, Span
 from .shared_model import make_shareable
 from .slot_cache import LayerKV, SlotCache, additive_mask, in_order
@@ -43,7 +43,7 @@ def require_own_cache(model: PreTrainedModel, max_model_len: int) -> None:
     Raises `UnsupportedModelError`.
     """
     make_shareable(model)
-    refuse(model, length_dependent_rope(model.config, max_model_len))
+    refuse(model, unsupported_by_own_cache(model, max_model_len))
     with refusing(model):
         probe = Probe(model, max_model_len)
         for span in probe.one_at_a_time():
@@ -57,6 +57,8 @@ def require_own_cache(model: PreTrainedModel, max_model_len: int) -> None:
                 logits_to_keep=1,
             ).logits
             probe.check([span], logits[:, -1])
+            if (length := cache.get_seq_length()) != span.end:
+                raise ValueError(f"its cache counts {length} tokens after {span.end}")
 
 
 @torch.inference_mode()
@@ -108,7 +110,7 @@ def start_probe(model: PreTrainedModel, max_model_len: int) -> tuple[Probe, list
     make_shareable(model)
     refuse(model, unsupported_feature(model, max_model_len))
     probe = Probe(model, max_model_len)
-    with refusing(model):
+    with refusing(model, None if supports_attention_interface(model) else OTHER_ATTENTION):
         seen = seen_attention(model)
         probe.suspect = seen.suspect
         return probe, in_order(seen.layers) if seen.layers else layer_shapes(model)
@@ -148,7 +150,7 @@ def refusing(model: PreTrainedModel, suspect: str | None = None) -> Iterator[Non
     except Exception as cause:
         found = f"a probe when it was loaded: {type(cause).__name__}: {cause}"
         raise UnsupportedModelError(
-            f"{_sentence(model, suspect or feature_of(model))} (found by {found})"
+            f"{_sentence(model, suspect or feature_of(model, cause))} (found by {found})"
         ) from cause
 
 

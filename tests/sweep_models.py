@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+import transformers
+from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
@@ -53,7 +56,7 @@ class Subject:
     answers: list[Answer]
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=64)
 def subject(model_type: str, small_windows: bool = False) -> Subject:
     """A tiny random model. Its answers are computed before the faster modules are put in."""
     config = tiny_config(model_type, small_windows=small_windows)
@@ -123,26 +126,85 @@ def has_windows(model_type: str) -> bool:
     return plain.to_dict() != small.to_dict()
 
 
-def main(model_types: list[str]) -> None:
-    """Print a line for each model and engine."""
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What the engines make of one model: by milestone, `SERVED` or a sentence."""
+
+    model_type: str
+    small_windows: bool
+    verdicts: dict[str, str]
+
+    @property
+    def cells(self) -> list[str]:
+        """Name, then one cell for each milestone."""
+        beyond = ", context beyond its window" if self.small_windows else ""
+        return [f"{self.model_type}{beyond}", *map(feature, self.verdicts.values())]
+
+
+def feature(sentence: str) -> str:
+    """What a refusal names: `... it has FEATURE. milestones/...`."""
+    if sentence == SERVED:
+        return "yes"
+    found = re.search(r"it has (.*?)\. milestones/", sentence)
+    # The sizes are those of the tiny model, and the table is of the feature.
+    return re.sub(r" \([^)]*=[^)]*\)", "", found[1]) if found else sentence
+
+
+def rows(model_types: list[str]) -> Iterator[Row]:
+    """Try models on all engines. What must not happen begins with `WRONG`."""
+    for model_type in model_types:
+        for small in (False, True) if has_windows(model_type) else (False,):
+            yield Row(model_type, small, {m: _verdict(m, model_type, small) for m in MILESTONES})
+
+
+def _verdict(milestone: str, model_type: str, small_windows: bool) -> str:
+    try:
+        return verdict(milestone, model_type, small_windows)
+    except Exception as error:
+        return f"WRONG {type(error).__name__}: {error}"
+
+
+def page(tried: list[Row]) -> str:
+    """The table as Markdown."""
+    served = [sum(row.verdicts[m] == SERVED for row in tried) for m in MILESTONES]
+    types = len({row.model_type for row in tried})
+    lines = [
+        "# Which models each milestone serves",
+        "",
+        "Written by `python -m tests.sweep_models`. Do not edit it by hand.",
+        "",
+        f"transformers {transformers.__version__} can build {types} of its causal language models",
+        "in a tiny size. Each was given random weights and was served by each milestone, alone and",
+        "in batches with longer and shorter requests. `yes`: every token was that of a full",
+        "recompute. Else the milestone refuses the model when it is loaded, and names the feature",
+        f"in the cell. Rows with `yes`: {', '.join(map(str, served))} of {len(tried)}.",
+        "",
+        "| model type | " + " | ".join(MILESTONES) + " |",
+        "|---" * (1 + len(MILESTONES)) + "|",
+        *("| " + " | ".join(row.cells) + " |" for row in tried),
+        "",
+        "## Not tried",
+        "",
+        "| model type | reason |",
+        "|---|---|",
+        *(f"| {name} | {reason} |" for name, reason in NOT_BUILT.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main(model_types: list[str]) -> int:
+    """Print a line for each model; write the page if all were tried. Returns 1 for a wrong one."""
     warnings.filterwarnings("ignore")
     transformers_logging.set_verbosity_error()
-    for model_type in model_types or MODEL_TYPES:
-        for small in (False, True) if has_windows(model_type) else (False,):
-            for milestone in MILESTONES:
-                try:
-                    result = verdict(milestone, model_type, small)
-                except (Exception, AssertionError) as error:
-                    result = f"WRONG {type(error).__name__}: {error}"
-                print(
-                    model_type,
-                    "small" if small else "-",
-                    milestone,
-                    result.replace("\n", " ")[:300],
-                    sep="\t",
-                    flush=True,
-                )
+    console, tried = Console(), []
+    for row in rows(model_types or MODEL_TYPES):
+        tried.append(row)
+        console.print(" | ".join(row.cells), highlight=False, markup=False)
+    if not model_types:
+        PAGE.write_text(page(tried), encoding="utf-8")
+    return int(any("WRONG" in cell for row in tried for cell in row.cells))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

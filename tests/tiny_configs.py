@@ -38,6 +38,7 @@ SIZES: dict[int, str] = {
 }
 SMALL: dict[str, Any] = {name: size for size, names in SIZES.items() for name in names.split()}
 SMALL |= {
+    "is_decoder": True,  # models that can be encoders, too
     "initializer_range": 0.3,  # large: the output varies
     "init_std": 0.3,
     "bos_token_id": 0,
@@ -60,10 +61,17 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hy_v4": LATENT,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0},
     "mamba2": {"num_heads": 8, "head_dim": 16},
+    "qwen4_exp_text": {"layer_types": ["linear_attention", "linear_attention"]},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [16, 32],
                  "axial_pos_embds_dim": [32, 32]},
     "longcat_flash": {"ffn_hidden_size": 64, "expert_ffn_hidden_size": 64, "zero_expert_num": 2},
     "xmod": {"default_language": "en_XX"},
+    "bamba": {"attn_layer_indices": [1]},
+    "deepseek_v4": {"compress_rate_hca": 16},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
               "attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 2,
               "num_key_value_heads": 4},
@@ -109,6 +117,9 @@ def _small(known: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     values = {k: v for k, v in sizes.items() if k in known}
     if "qk_rope_head_dim" in known and "kv_lora_rank" in known:
         values |= {k: v for k, v in LATENT.items() if k in known}
+    recurrent = known.get("layer_types", [])[:2] == ["linear_attention", "linear_attention"]
+    if recurrent and "full_attention" in known["layer_types"]:
+        values["layer_types"] = ["linear_attention", "full_attention"]  # of both kinds, one each
     for name, inner in known.items():
         if isinstance(inner, dict) and (name.endswith("_config") or name in ("decoder", "encoder")):
             values[name] = _small(inner, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,17 +45,20 @@ class SeenAttention:
         return None
 
 
+_threads = threading.local()  # each thread may look at another model
+
+
 def _attend(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None, seen: SeenAttention | None = None, **kwargs: Any,
+    attention_mask: torch.Tensor | None = None, **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Note the call, then attend as `sdpa` does."""
-    if seen is not None:
-        layer = int(module.layer_idx)  # type: ignore[arg-type]
-        seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
-        seen.calls[layer] += 1
-        given = {**kwargs, "attention_mask": attention_mask}
-        seen.features += [text for name, text in FEATURES.items() if given.get(name) is not None]
+    seen: SeenAttention = _threads.seen
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
+    seen.calls[layer] += 1
+    given = {**kwargs, "attention_mask": attention_mask}
+    seen.features += [text for name, text in FEATURES.items() if given.get(name) is not None]
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return output, None
 
@@ -70,8 +74,8 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
 @torch.inference_mode()
 def seen_attention(model: PreTrainedModel) -> SeenAttention:
     """Run one token through the model and return what its attention function got."""
-    seen = SeenAttention()
+    seen = _threads.seen = SeenAttention()
     token = torch.ones(1, 1, dtype=torch.int64, device=model.device)
     with attention_switched(model, NAME):
-        model(input_ids=token, position_ids=token - 1, use_cache=False, seen=seen)
+        model(input_ids=token, position_ids=token - 1, use_cache=False)
     return seen

@@ -11,7 +11,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .slot_cache import SlotCache
 
-ATTENTION_LAYERS = {"full_attention", "attention", "global", "sliding_attention", "local"}
+ATTENTION_LAYERS = {
+    "full_attention", "attention", "global",
+    "sliding_attention", "local", "chunked_attention",  # judged by the size of the window
+}  # fmt: skip
 # Beyond so many tokens, attention or its scale changes: the name in a configuration, the feature.
 BEGINS_LATER = {
     "attention_chunk_size": "chunked attention",
@@ -30,9 +33,6 @@ def unsupported_feature(model: PreTrainedModel, max_model_len: int) -> str | Non
         name, size = window
         return f"sliding-window attention ({name}={size}, max_model_len={max_model_len})"
     if other := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
-        if other <= {"chunked_attention"}:
-            size = getattr(config, "attention_chunk_size", None)
-            return _later(config, max_model_len) if size else None
         return f"layers of type {', '.join(sorted(other))}"
     if cap := getattr(config, "attn_logit_softcapping", None):
         return f"attention soft-capping (attn_logit_softcapping={cap})"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -48,7 +49,8 @@ class Probe:
         self.model = model
         longest = longest_limit(model.config, max_model_len)
         lengths = (min(max_model_len, longest + LONG), min(max_model_len, SHORT))
-        vocab_size = model.get_input_embeddings().weight.shape[0]
+        embedding: Any = model.get_input_embeddings()
+        vocab_size = int(embedding.weight.shape[0])
         self.tokens = [
             [(3 + 29 * p + 5 * row) % min(vocab_size, 97) for p in range(length)]
             for row, length in enumerate(lengths)

@@ -38,9 +38,10 @@ def replace_forward(
     Returns whether it does. A module that gives another answer, or raises an error, stays as it is.
     """
     original: Any = type(module)
+    kind: Any = mixin
     try:
         theirs = module(x)
-        module.__class__ = subclass(mixin, original)
+        module.__class__ = subclass(kind, original)
         module.__dict__.update(extra)
         if same(module(x), theirs):
             return True

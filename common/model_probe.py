@@ -8,6 +8,7 @@ requests can outgrow: then they exceed it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +23,6 @@ KEPT = 8  # tokens at the end of a request whose logits are compared
 LIMIT_NAMES = re.compile(
     r"window(?!_layers)|chunk|topk$|floor_scale|local|span|stride|block|compress"
 )
-ROUNDING = {
-    torch.float64: 1e-3,
-    torch.float32: 1e-3,
-}  # largest error, in parts of the largest logit
-LOW_PRECISION_ROUNDING = 5e-2
 
 
 class ProbeError(ValueError):
@@ -51,12 +47,33 @@ class Probe:
         lengths = (min(max_model_len, longest + LONG), min(max_model_len, SHORT))
         embedding: Any = model.get_input_embeddings()
         vocab_size = int(embedding.weight.shape[0])
-        self.tokens = [
-            [(3 + 29 * p + 5 * row) % min(vocab_size, 97) for p in range(length)]
-            for row, length in enumerate(lengths)
-        ]
+        self.lengths, self.vocab_size = lengths, min(vocab_size, 97)
         self.suspect: str | None = None  # a feature that would explain it if the probe fails
+        self.attempt = 0
+        self.errors: dict[Span, float] = {}  # the smallest of all attempts
         self._expected: dict[int, torch.Tensor] = {}
+
+    def again(self) -> bool:
+        """Whether the steps are to be run, with other tokens each time.
+
+        In low precision, rounding may send a token to another expert of a mixture, and a step then
+        differs much. It does so with some tokens; a model that is computed wrongly, with all.
+        Raises `ProbeError` where a step has been wrong in every attempt.
+        """
+        in_float32 = self.model.dtype in (torch.float32, torch.float64)
+        tolerance, attempts = (1e-3, 1) if in_float32 else (5e-2, 4)
+        wrong = [error for error in self.errors.values() if not error < tolerance]
+        if self.attempt and not wrong:
+            return False
+        if self.attempt == attempts:
+            raise ProbeError(f"logits are off by {max(wrong):.1%} of the largest")
+        self.attempt += 1
+        self._expected.clear()
+        self.tokens = [
+            [(3 + 29 * p + 5 * row + 11 * self.attempt) % self.vocab_size for p in range(length)]
+            for row, length in enumerate(self.lengths)
+        ]
+        return True
 
     @torch.inference_mode()
     def _recompute(self, row: int) -> torch.Tensor:
@@ -67,18 +84,18 @@ class Probe:
 
     def one_at_a_time(self) -> list[Span]:
         """Steps of one request, then of the other: a prompt, then a token each."""
-        long = self._row_steps(0, max(1, len(self.tokens[0]) - 2))
+        long = self._row_steps(0, max(1, self.lengths[0] - 2))
         return [*long, *self._row_steps(1, 1)[:2]]
 
     def batched(self) -> list[list[Span]]:
         """Steps of both requests: the prompts, the shorter one of a single token; then decodes."""
-        long = len(self.tokens[0])
+        long = self.lengths[0]
         rows = [self._row_steps(0, max(1, long - 2)), self._row_steps(1, 1)]
         return [list(step) for step in zip(*rows, strict=False)]
 
     def mixed(self) -> list[list[Span]]:
         """Steps of a flat batch: two chunks; a decode beside a chunk; two decodes."""
-        long, short = len(self.tokens[0]), len(self.tokens[1])
+        long, short = self.lengths
         middle = max(0, long - 4)
         steps = [
             [Span(1, 0, 2), Span(0, 0, middle)],
@@ -94,7 +111,7 @@ class Probe:
 
     def _row_steps(self, row: int, prompt: int) -> list[Span]:
         """The first `prompt` tokens of a request, then one at a time."""
-        ends = range(prompt, len(self.tokens[row]) + 1)
+        ends = range(prompt, self.lengths[row] + 1)
         return [Span(row, 0 if end == prompt else end - 1, end) for end in ends]
 
     def tokens_of(self, span: Span) -> list[int]:
@@ -103,26 +120,26 @@ class Probe:
 
     def page_table(self, page_size: int) -> torch.Tensor:
         """Pages for both requests, in no particular order: [2, P] int32. Page 0 is not used."""
-        width = -(-len(self.tokens[0]) // page_size)
+        width = -(-self.lengths[0] // page_size)
         return torch.arange(2 * width, 0, -1, dtype=torch.int32).view(width, 2).T.contiguous()
 
     def check(self, step: Sequence[Span], logits: torch.Tensor) -> None:
-        """Compare the logits [N, V] after the last token of each span.
+        """Compare the logits [N, V] after the last token of each span with the full recompute.
 
-        Raises `ProbeError` where they are off by more than rounding.
+        Raises `ProbeError` where their shape is another one.
         """
         expected = torch.stack([self._logits_after(span) for span in step])
         if logits.shape != expected.shape:
             raise ProbeError(f"logits have shape {list(logits.shape)}, not {list(expected.shape)}")
-        scale = expected.abs().amax(dim=-1)
-        error = float(((logits.float() - expected).abs().amax(dim=-1) / scale).max())
-        if not error < ROUNDING.get(self.model.dtype, LOW_PRECISION_ROUNDING):
-            raise ProbeError(f"logits are off by {error:.1%} of the largest")
+        errors = (logits.float() - expected).abs().amax(dim=-1) / expected.abs().amax(dim=-1)
+        for span, error in zip(step, errors.tolist(), strict=True):
+            error = math.inf if math.isnan(error) else error
+            self.errors[span] = min(error, self.errors.get(span, math.inf))
 
     def _logits_after(self, span: Span) -> torch.Tensor:
         if span.row not in self._expected:
             self._expected[span.row] = self._recompute(span.row)
-        return self._expected[span.row][span.end - 1 - len(self.tokens[span.row])]
+        return self._expected[span.row][span.end - 1 - self.lengths[span.row]]
 
 
 def longest_limit(config: PretrainedConfig, max_model_len: int) -> int:

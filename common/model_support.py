@@ -25,6 +25,7 @@ __all__ = [
     "UnsupportedModelError",
     "additive_mask",
     "layer_shapes",
+    "mixed_steps",
     "refusing",
     "require_full_attention",
     "require_own_cache",
@@ -46,19 +47,27 @@ def require_own_cache(model: PreTrainedModel, max_model_len: int) -> None:
     refuse(model, unsupported_by_own_cache(model, max_model_len))
     with refusing(model):
         probe = Probe(model, max_model_len)
-        for span in probe.one_at_a_time():
-            if span.start == 0:
-                cache = DynamicCache(config=model.config)
-            logits = model(
-                input_ids=torch.tensor([probe.tokens_of(span)], device=model.device),
-                position_ids=torch.arange(span.start, span.end, device=model.device)[None],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits
-            probe.check([span], logits[:, -1])
-            if (length := cache.get_seq_length()) != span.end:
-                raise ValueError(f"its cache counts {length} tokens after {span.end}")
+        while probe.again():
+            for span in probe.one_at_a_time():
+                if span.start == 0:
+                    cache = DynamicCache(config=model.config)
+                probe.check([span], _step_alone(model, probe, cache, span))
+
+
+def _step_alone(
+    model: PreTrainedModel, probe: Probe, cache: DynamicCache, span: Span
+) -> torch.Tensor:
+    """One forward for one request: the logits after its last token, [1, V]."""
+    logits: torch.Tensor = model(
+        input_ids=torch.tensor([probe.tokens_of(span)], device=model.device),
+        position_ids=torch.arange(span.start, span.end, device=model.device)[None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    if (length := cache.get_seq_length()) != span.end:
+        raise ValueError(f"its cache counts {length} tokens after {span.end}")
+    return logits[:, -1]
 
 
 @torch.inference_mode()
@@ -70,9 +79,11 @@ def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[L
     make_shareable(model)
     refuse(model, unsupported_feature(model, max_model_len))
     with refusing(model):
-        probe, cache = Probe(model, max_model_len), SlotCache()
-        for step in probe.batched():
-            probe.check(step, _padded_step(model, probe, cache, step))
+        probe = Probe(model, max_model_len)
+        while probe.again():
+            cache = SlotCache()
+            for step in probe.batched():
+                probe.check(step, _padded_step(model, probe, cache, step))
         return cache.shapes()
 
 
@@ -104,7 +115,7 @@ def _padded_step(
 def start_probe(model: PreTrainedModel, max_model_len: int) -> tuple[Probe, list[LayerKV]]:
     """Refuse by configuration what attention through pages would compute wrongly.
 
-    Returns a probe, whose `mixed()` steps the engine must run, and the KV shape of each layer.
+    Returns a probe, whose `mixed_steps` the engine must run, and the KV shape of each layer.
     Raises `UnsupportedModelError`.
     """
     make_shareable(model)
@@ -114,6 +125,16 @@ def start_probe(model: PreTrainedModel, max_model_len: int) -> tuple[Probe, list
         seen = seen_attention(model)
         probe.suspect = seen.suspect
         return probe, in_order(seen.layers) if seen.layers else layer_shapes(model)
+
+
+def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
+    """Yield the steps that an engine must run and `check`, until the probe is sure.
+
+    Raises `UnsupportedModelError` in the end where logits are wrong.
+    """
+    with refusing(probe.model, probe.suspect):
+        while probe.again():
+            yield from probe.mixed()
 
 
 @torch.inference_mode()

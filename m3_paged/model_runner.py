@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig
 from common.model_probe import Probe
-from common.model_support import LayerKV, refusing, start_probe
+from common.model_support import LayerKV, mixed_steps, refusing, start_probe
 from common.sampler import SamplerOutput, SamplingMetadata, sample
 
 from . import attention, cpu_ops
@@ -132,7 +132,7 @@ class ModelRunner:
         table = probe.page_table(config.page_size)
         pool = replace(config, num_pages=table.numel())
         self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
-        for step in probe.mixed():
+        for step in mixed_steps(probe):
             tokens = [token for span in step for token in probe.tokens_of(span)]
             positions = torch.tensor([p for span in step for p in range(span.start, span.end)])
             page_table = table[[span.row for span in step]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from common import LoadedModel, UnsupportedModelError
-from common.model_probe import Probe, longest_limit
+from common.model_probe import Probe, ProbeError, Span, longest_limit
 from common.model_support import require_full_attention
 from common.tiny_models import ARCHITECTURES
 from tests.conftest import EngineFactory, shared_model
@@ -187,6 +188,7 @@ def test_a_probe_exceeds_the_windows_that_a_request_can_outgrow() -> None:
 def test_a_probe_fits_the_longest_request(max_model_len: int) -> None:
     """And it computes each token of a request once, in order, and decodes before chunks."""
     probe = Probe(shared_model("tiny-llama").model, max_model_len)
+    assert probe.again()
     for steps in (probe.batched(), probe.mixed(), [[span] for span in probe.one_at_a_time()]):
         for row in (0, 1):
             spans = [span for step in steps for span in step if span.row == row]
@@ -195,3 +197,33 @@ def test_a_probe_fits_the_longest_request(max_model_len: int) -> None:
     for step in probe.mixed():
         lengths = [span.end - span.start > 1 for span in step]
         assert lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong_attempts", [0, 1, 9])
+def test_low_precision_is_probed_again_with_other_tokens(
+    dtype: torch.dtype, wrong_attempts: int
+) -> None:
+    """Rounding may send a token to another expert. A model that is wrong is wrong every time."""
+    model = random_model(config_of("llama")).model.to(dtype)
+    probe, accepted = Probe(model, 64), False
+    step = [Span(0, 0, 5)]
+    with contextlib.suppress(ProbeError):
+        while probe.again():
+            logits = model(torch.tensor([probe.tokens_of(step[0])]), use_cache=False).logits[:, -1]
+            probe.check(step, logits.roll(7) if probe.attempt <= wrong_attempts else logits)
+        accepted = True
+    assert accepted == (wrong_attempts == 0 or (wrong_attempts == 1 and dtype == torch.bfloat16))
+
+
+@pytest.mark.since("m3_paged")
+@pytest.mark.parametrize("backend", ["torch", "compiled", "triton"])
+def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend: str) -> None:
+    """DeepSeek's: 24 numbers a key, 12 a value, here."""
+    loaded = random_model(tiny_config("deepseek_v3"))
+    engine = make_engine(loaded, attention_backend=backend, max_model_len=64, page_size=4)
+    pool = engine.runner.kv_pool  # type: ignore[attr-defined]
+    assert (pool.keys[0].shape[-1], pool.values[0].shape[-1]) == (24, 12)
+    for output in engine.generate([[7], list(range(9))], greedy(3)):
+        expected = generate(loaded, tuple(output.prompt_token_ids), 3)
+        assert_same_tokens(expected, output.outputs[0].token_ids)

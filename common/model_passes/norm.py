@@ -50,7 +50,8 @@ def speed_up_norms(model: nn.Module) -> int:
 def _speed_up(norm: nn.Module) -> bool:
     weight = getattr(norm, "weight", None)
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if not isinstance(weight, torch.Tensor) or not isinstance(epsilon, float):
+    # A norm without a parameter may be called with vectors of another size than its buffer's.
+    if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float):
         return False
     size = weight.numel()
     mixin: Any

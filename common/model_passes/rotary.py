@@ -57,8 +57,14 @@ class Rotary:
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """x: [..., head_dim], with a sine from `signed`. Computed in the order in which it lies."""
-    return x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin).addcmul_(x, cos)
+    """Return x turned: [..., head_dim], with a sine from `signed`. Computed in the order in which
+    it lies.
+
+    In low precision both products are rounded before they are added, as Hugging Face rounds them:
+    another rounding can send a token to another expert of a mixture.
+    """
+    turned = x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin)
+    return turned.addcmul_(x, cos) if x.dtype == torch.float32 else turned.add_(x * cos)
 
 
 def _in_one(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:

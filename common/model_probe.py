@@ -145,7 +145,7 @@ class Probe:
 def longest_limit(config: PretrainedConfig, max_model_len: int) -> int:
     """Return the largest number in a configuration, below `max_model_len`, that may be a window."""
     limits = [0]
-    for name, value in config.get_text_config().to_dict().items():
+    for name, value in vars(config.get_text_config()).items():
         if isinstance(value, dict):
             limits += [
                 n for key, n in value.items() if LIMIT_NAMES.search(str(key)) and _is_size(n)

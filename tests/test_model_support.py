@@ -205,7 +205,8 @@ def test_low_precision_is_probed_again_with_other_tokens(
     dtype: torch.dtype, wrong_attempts: int
 ) -> None:
     """Rounding may send a token to another expert. A model that is wrong is wrong every time."""
-    model = random_model(config_of("llama")).model.to(dtype)
+    model: Any = random_model(config_of("llama")).model
+    model = model.to(dtype)
     probe, accepted = Probe(model, 64), False
     step = [Span(0, 0, 5)]
     with contextlib.suppress(ProbeError):

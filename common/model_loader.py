@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .checkpoint import load_checkpoint
 from .config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from .cpu_runtime import keep_freed_memory
 from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
@@ -51,6 +47,8 @@ class LoadedModel:
         Raises `ValueError` if more is asked for than the model has positions.
         """
         limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and limit <= 0:  # XLNet's way to say that there is none
+            limit = None
         if config.max_model_len is None:
             return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
         if limit is not None and config.max_model_len > limit:
@@ -101,12 +99,8 @@ def _find(name: str) -> str:
 def _load_pretrained(
     source: str, dtype: torch.dtype | str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    try:
-        with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-            return model, AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model {source!r} could not be loaded: {error}") from error
+    with quiet_transformers():
+        return load_checkpoint(source, dtype)
 
 
 def _to(model: PreTrainedModel, target: torch.device | torch.dtype) -> PreTrainedModel:

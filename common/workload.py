@@ -165,7 +165,12 @@ class Driver:
             self._coming.remove(user)
 
     def take(self, output: RequestOutput, now: float) -> None:
-        """Note an output's tokens. The last one may be answered with a next turn."""
+        """Note an output's tokens. The last one may be answered with a next turn.
+
+        Raises `RuntimeError` for a request that failed: the measurement would mean nothing.
+        """
+        if error := output.outputs[0].error:
+            raise RuntimeError(f"{output.request_id}: {error}")
         user = self._users[output.request_id]
         request, tokens = self.turns[user][-1], output.outputs[0].token_ids
         request.token_seconds += [now] * (len(tokens) - len(request.token_ids))

@@ -22,6 +22,7 @@ from common import (
     SamplingParams,
 )
 from common.engine_call import isolating_failures
+from common.model_support import require_own_cache
 from common.outputs import StepCounters
 from common.sampler import SampledToken
 
@@ -41,6 +42,8 @@ class LLMEngine(OfflineEngine):
     ) -> None:
         """`use_cache=False` computes all tokens anew in each step: what the KV cache saves."""
         super().__init__(config, loaded)
+        assert self.config.max_model_len is not None
+        require_own_cache(self.loaded.model, self.config.max_model_len)
         self.scheduler = Scheduler()
         self.runner = ModelRunner(self.loaded.model, use_cache)
         self.counters = StepCounters()

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.model_support import PROBE_TOKENS, require_full_attention, require_same_logits
+from common.model_probe import Probe
+from common.model_support import LayerKV, mixed_steps, refusing, start_probe
 from common.sampler import SamplerOutput, SamplingMetadata, sample
 
 from . import attention, cpu_ops
@@ -38,12 +39,10 @@ class ModelRunner:
     def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
         """Raises `UnsupportedModelError` for a model whose answers would be wrong."""
         assert config.max_model_len is not None
-        layers = require_full_attention(model, config.max_model_len)
+        probe, layers = start_probe(model, config.max_model_len)
         self.model = model
         self.ops = select_ops(config.attention_backend, model.device, model.dtype)
-        # A few pages to try the model with, then the real pool.
-        self.kv_pool = KVPool(layers, replace(config, num_pages=3), model.dtype, model.device)
-        self._check_model()
+        self._check_model(probe, layers, config)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         max_pages = -(-config.max_model_len // config.page_size)
         # The page table as a tensor; what the scheduler changed is copied before each step.
@@ -125,16 +124,23 @@ class ModelRunner:
         return tensor.to(self.model.device)
 
     @torch.inference_mode()
-    def _check_model(self) -> None:
-        """Some tokens in two steps, through pages, against the plain forward."""
-        table = torch.tensor([[3, 1, 2]], dtype=torch.int32)
-        for start, end in ((0, 2), (2, len(PROBE_TOKENS))):
-            tokens, positions = PROBE_TOKENS[start:end], torch.arange(start, end)
-            inputs = self._input(tokens, positions, table, [end - start], [end], [0])
-            logits = self._forward(inputs)
-        require_same_logits(
-            self.model, logits[0], "does not pass its keyword arguments on to attention"
-        )
+    def _check_model(self, probe: Probe, layers: list[LayerKV], config: EngineConfig) -> None:
+        """Run the steps of a probe through a few pages.
+
+        Raises `UnsupportedModelError` where the logits are not those of the plain forward.
+        """
+        table = probe.page_table(config.page_size)
+        pool = replace(config, num_pages=table.numel())
+        self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
+        for step in mixed_steps(probe):
+            tokens = [token for span in step for token in probe.tokens_of(span)]
+            positions = torch.tensor([p for span in step for p in range(span.start, span.end)])
+            page_table = table[[span.row for span in step]]
+            counts = [span.end - span.start for span in step]
+            contexts, sampled = [span.end for span in step], list(range(len(step)))
+            inputs = self._input(tokens, positions, page_table, counts, contexts, sampled)
+            with refusing(self.model, probe.suspect):
+                probe.check(step, self._forward(inputs))
 
 
 def select_ops(backend: str, device: torch.device, dtype: torch.dtype) -> ModuleType:

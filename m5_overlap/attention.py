@@ -12,9 +12,7 @@ neither of them can.
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -24,10 +22,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from common import UnsupportedModelError
+from common.shared_model import attention_switched
 
 from .kv_pool import KVPool
 
-NAME = "ladder_paged"  # the name under which Hugging Face knows `paged_attention`
+# The name under which Hugging Face knows `paged_attention`. Registration is global, so each package
+# has its own name.
+NAME = f"ladder_{__package__}"
 GATHER_SLOTS = 4096  # slots that are gathered at once
 QUERY_BLOCK = 256  # queries of a chunk that share a mask: it stays small for any prompt
 
@@ -154,19 +155,11 @@ def paged_attention(
 
 
 AttentionInterface.register(NAME, paged_attention)
-_switch = threading.Lock()  # held for a whole forward: engines of other threads may share the model
 
 
-@contextmanager
-def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let the model call `paged_attention`, for one forward: others may share the model."""
-    with _switch:
-        before = model.config._attn_implementation
-        model.config._attn_implementation = NAME
-        try:
-            yield
-        finally:
-            model.config._attn_implementation = before
+def use_paged_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Return a context in which the model calls `paged_attention`. It holds the model's lock."""
+    return attention_switched(model, NAME)
 
 
 def store_kv(

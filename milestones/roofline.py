@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common.cpu_kernels import Linear, kernels
-from common.model_support import require_full_attention
+from common.model_support import layer_shapes
 from common.workload import WorkloadResult
 
 
@@ -44,7 +44,7 @@ def measure(model: PreTrainedModel) -> Roofline:
     head = model.get_output_embeddings().weight
     matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     weight_bytes = sum(w.nbytes for w in matrices if w is not head) + head.nbytes
-    layers = require_full_attention(model, 2)
+    layers = layer_shapes(model)
     kv = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     with torch.inference_mode():
         # Far more than any cache holds, and a product in which everything is used often.

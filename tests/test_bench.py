@@ -63,6 +63,17 @@ def test_a_user_speaks_when_it_is_due_and_answers_what_it_got(make_engine: Engin
     assert len(result.gap_seconds) > 0 and all(gap >= 0 for gap in result.gap_seconds)
 
 
+def test_a_request_that_fails_ends_the_measurement(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no text")
+
+    monkeypatch.setattr("common.output_text.OutputText.append", fail)
+    with pytest.raises(RuntimeError, match="no text"):
+        run(make_engine(), Workload([[1, 2, 3], [4, 5]], [3, 2], True))
+
+
 def test_tokens_of_one_output_count_one_by_one() -> None:
     driver = Driver(Workload([[1]], [4]))
     engine: Any = SimpleNamespace(add_request=lambda *_: "a")

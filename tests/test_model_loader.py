@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, embedded, load_model
 from common.embedded import EmbeddedModelMissingError, converted_folder, gguf_folder, is_embedded
-from tests.conftest import shared_model
+from tests.conftest import plain_model, shared_model
+from tests.tiny_configs import tiny_config
 
 
 def test_tiny_models_are_the_same_every_time() -> None:
@@ -123,3 +128,156 @@ def test_a_conversion_that_was_killed_is_made_again(
     folder = converted_folder(tmp_path / "a.gguf", "a")
     assert (folder / "weights").read_text() == "whole"
     assert not list((tmp_path / "cache").glob("*.partial-*"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with a tiny model, to be damaged."""
+    loaded = plain_model("tiny-llama")
+    loaded.model.save_pretrained(tmp_path / "model")
+    loaded.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def configure(folder: Path, **values: object) -> None:
+    """Change values in the config.json of a checkpoint."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def write_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_hidden_layers": 3}, r"no weights for model\.layers\.2\..* and 6 more"),
+        ({"num_hidden_layers": 1}, r"more layers than the configuration, such as model\.layers\.1"),
+        ({"model_type": "qwen3"}, r"no weights for model\.layers\.0\.self_attn\.k_norm\.weight"),
+        ({"intermediate_size": 64}, r"other sizes for .*down_proj.*\[64, 128\], not \[64, 64\]"),
+        ({"hidden_size": "64"}, r"config\.json is missing or wrong.*hidden_size"),
+        (
+            {"num_attention_heads": 5},
+            r"config\.json is missing or wrong[^(]*\(64\)[^(]*attention heads \(5\)",
+        ),
+        ({"model_type": "unicorn"}, "config.json is missing or wrong"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .*gptq"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized .*awq"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_does_not_fit_its_configuration(
+    checkpoint: Path, values: dict[str, object], message: str
+) -> None:
+    configure(checkpoint, **values)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(EngineConfig(model=str(checkpoint)))
+    assert str(checkpoint) in str(caught.value), "the model is named"
+
+
+def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config("llama", tie_word_embeddings=True))
+    model.save_pretrained(tmp_path)
+    plain_model("tiny-llama").tokenizer.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in weights_of(tmp_path)
+    loaded = load_model(EngineConfig(model=str(tmp_path), model_passes="none"))
+    assert torch.equal(loaded.model.state_dict()["lm_head.weight"], model.lm_head.weight)
+
+
+def test_weights_that_a_model_has_no_use_for_are_named(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may belong to another head; the answers are still the model's."""
+    write_weights(checkpoint, {**weights_of(checkpoint), "value_head.weight": torch.ones(3)})
+    load_model(EngineConfig(model=str(checkpoint)))
+    assert "value_head.weight" in caplog.text
+
+
+def test_a_weights_file_that_was_cut_short(checkpoint: Path) -> None:
+    cut_short(checkpoint / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or was cut short"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+def test_a_pickle_file_is_not_read(checkpoint: Path) -> None:
+    torch.save(weights_of(checkpoint), checkpoint / "pytorch_model.bin")
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle file"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_no_numbers(checkpoint: Path, number: float) -> None:
+    weights = weights_of(checkpoint)
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = number
+    write_weights(checkpoint, weights)
+    with pytest.raises(ValueError, match=r"infinite numbers in model\.layers\.1\.mlp\.up_proj"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+def test_large_weights_are_no_infinite_ones(checkpoint: Path) -> None:
+    """Their sum is infinite in float32."""
+    weights = weights_of(checkpoint)
+    weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38
+    write_weights(checkpoint, weights)
+    load_model(EngineConfig(model=str(checkpoint), model_passes="none"))
+
+
+def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
+    small = tiny_config("llama", vocab_size=100, eos_token_id=1, pad_token_id=1)
+    AutoModelForCausalLM.from_config(small).save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match=r"token ids up to 258, .* only 100 \(vocab_size\)"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+def test_a_checkpoint_without_a_tokenizer(checkpoint: Path) -> None:
+    for file in checkpoint.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match="the tokenizer of .* could not be loaded"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+def test_code_of_a_checkpoint_is_not_run_and_not_asked_for(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask on the terminal whether to run it."""
+    configure(checkpoint, model_type="own", auto_map={"AutoConfig": "own.Config"})
+    (checkpoint / "own.py").write_text("raise SystemExit('this code was run')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
+    with pytest.raises(ValueError, match="config.json is missing or wrong"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+def test_a_converted_model_that_was_damaged_is_converted_again(
+    conversions: list[Path], checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = converted_folder(tmp_path / "a.gguf", "a")
+    shutil.copy(checkpoint / "model.safetensors", folder)
+    assert converted_folder(tmp_path / "a.gguf", "a") == folder and len(conversions) == 1
+    cut_short(folder / "model.safetensors")
+    assert converted_folder(tmp_path / "a.gguf", "a") == folder and len(conversions) == 2
+    assert (folder / "weights").read_text() == "whole"
+    assert not (folder / "model.safetensors").exists()
+    assert "converted again" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\3\0\0\0" + bytes(16), b"no model" * 99])
+def test_a_gguf_file_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
+) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"broken\.gguf could not be converted"):
+        load_model(EngineConfig(model=str(file)))
+    assert not list((tmp_path / "cache").glob("broken*/")), "nothing half converted stays"

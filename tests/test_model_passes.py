@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
@@ -23,9 +23,11 @@ from common.model_passes import PASSES, apply_passes, pack
 from common.model_passes.gate import fuse_gates
 from common.model_passes.merge import merge_linears
 from common.model_passes.norm import speed_up_norms
+from common.model_passes.replace import replace_forward
 from common.model_passes.rotary import Rotary
 from common.tiny_models import ARCHITECTURES
 from tests.conftest import plain_model
+from tests.tiny_configs import tiny_config
 
 ON_CPU = "merge", "pack", "norm", "rotary", "merge,layer", "merge,layer,last"
 
@@ -349,6 +351,8 @@ def test_triton_twins(dtype: torch.dtype) -> None:
     turned = triton_kernels.rotate(q, k, cos, sin)
     for ours, theirs in zip(turned, apply_rotary_pos_emb(q, k, cos, sin), strict=True):
         close(ours, theirs)
+        if dtype == torch.float16:  # the interpreter rounds bfloat16 in a way of its own
+            assert torch.equal(ours, theirs), "rounded as the model rounds"
     gate, up = torch.randn(1, 5, 2 * 1500).to(dtype).chunk(2, dim=-1)
     ours = triton_kernels.silu_mul(gate, up)
     close(ours, F.silu(gate) * up)
@@ -375,3 +379,63 @@ def test_every_pass_is_documented() -> None:
 
     assert passes.__doc__ is not None
     assert all(f"\n    {name} " in passes.__doc__ for name in PASSES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_is_rounded_as_the_model_rounds(dtype: torch.dtype) -> None:
+    """Another rounding would send some tokens of a mixture to other experts."""
+    q, k, cos, sin = rotary_case(dtype)
+    for ours, theirs in zip(
+        Rotary(apply_rotary_pos_emb)(q, k, cos, sin),
+        apply_rotary_pos_emb(q, k, cos, sin),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("names", ["rotary", "norm", "last", "rotary,norm,last"])
+def test_a_mixture_of_experts_keeps_its_tokens_in_low_precision(names: str) -> None:
+    torch.manual_seed(0)
+    config = tiny_config("mixtral", num_hidden_layers=4)
+    model = AutoModelForCausalLM.from_config(config).eval().to(torch.bfloat16)
+    tokens = torch.arange(5, 5 + 31 * 60, 31)[None] % 250
+    with torch.inference_mode():
+        before = model(tokens, use_cache=False).logits
+        apply_passes(model, names)
+        assert torch.equal(model(tokens, use_cache=False).logits, before)
+
+
+class _Unusual(nn.Module):
+    """It has the names that a pass looks for, and does something else with what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(8)), 1e-6
+        self.gate_proj = self.up_proj = self.down_proj = nn.Linear(8, 8)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: torch.Tensor, needed: torch.Tensor) -> torch.Tensor:
+        return x * needed
+
+
+def test_passes_stand_back_from_modules_that_they_do_not_know() -> None:
+    class UnusualRMSNorm(_Unusual):
+        pass
+
+    model: Any = nn.Sequential(UnusualRMSNorm(), nn.Linear(8, 8))
+    assert speed_up_norms(model) == 0
+    assert type(model[0]) is UnusualRMSNorm and not hasattr(model[0], "scaled_weight")
+    assert replace_forward(model[0], nn.Identity, {"marked": 1}, torch.ones(8)) is False
+    assert type(model[0]) is UnusualRMSNorm and not hasattr(model[0], "marked")
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "falcon_mamba", "xlm", "deepseek_v3"])
+def test_passes_do_not_break_models_of_other_kinds(model_type: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type)).eval()
+    tokens = torch.arange(1, 13)[None]
+    with torch.inference_mode():
+        before = model(tokens, use_cache=False).logits
+        apply_passes(model)
+        after = model(tokens, use_cache=False).logits
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from common import LoadedModel, UnsupportedModelError
+from common.model_probe import Probe, ProbeError, Span, longest_limit
 from common.model_support import require_full_attention
 from common.tiny_models import ARCHITECTURES
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_same_tokens, generate, greedy
+from tests.tiny_configs import tiny_config
 
 SMALL: dict[str, Any] = {
     "vocab_size": 259, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -123,8 +127,104 @@ def test_a_model_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPa
     """No configuration says so: running it does."""
     model = shared_model("tiny-llama").model
     forward = model.forward
-    monkeypatch.setattr(
-        model, "forward", lambda *a, **k: forward(*a, **{**k, "attention_mask": None})
-    )
+
+    def sees_all(*args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        if attention_mask is not None:
+            attention_mask = torch.zeros_like(attention_mask)
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(model, "forward", sees_all)
     with pytest.raises(UnsupportedModelError, match="4-D attention mask"):
         require_full_attention(model, 512)
+
+
+@pytest.mark.since("m2_continuous")
+def test_a_model_that_is_right_alone_and_wrong_beside_others_is_refused(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A position that a model takes from the length of the whole batch."""
+    loaded = random_model(config_of("llama", num_key_value_heads=2))
+    rotary: Any = loaded.model.model.rotary_emb
+    forward = rotary.forward
+
+    def from_the_longest(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        last = position_ids.max()
+        positions = torch.arange(int(last) + 1 - position_ids.shape[1], int(last) + 1)
+        return forward(x, positions.expand_as(position_ids))
+
+    monkeypatch.setattr(rotary, "forward", from_the_longest)
+    with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM \(llama\)"):
+        make_engine(loaded, max_model_len=64)
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"attn_temperature_tuning": True, "floor_scale": 8}, "temperature-tuned.*floor_scale=8"),
+        ({"attention_chunk_size": 8}, "chunked attention .attention_chunk_size=8"),
+    ],
+)
+def test_attention_that_changes_with_the_position_is_refused(
+    make_engine: EngineFactory, extra: dict[str, Any], message: str
+) -> None:
+    config = tiny_config("llama4_text", **extra)
+    with pytest.raises(UnsupportedModelError, match=message):
+        make_engine(random_model(config), max_model_len=64)
+
+
+def test_a_probe_exceeds_the_windows_that_a_request_can_outgrow() -> None:
+    config = config_of("mistral", sliding_window=40)
+    assert longest_limit(config, max_model_len=64) == 40
+    assert longest_limit(config, max_model_len=40) == 0, "no request is as long as the window"
+    assert longest_limit(config_of("llama"), max_model_len=64) == 0
+    model = random_model(config).model
+    spans = [span for step in Probe(model, 64).mixed() for span in step]
+    assert max(span.end for span in spans) > 40
+    assert max(span.end for span in Probe(model, 32).one_at_a_time()) < 16, "it stays cheap"
+
+
+@pytest.mark.parametrize("max_model_len", range(2, 10))
+def test_a_probe_fits_the_longest_request(max_model_len: int) -> None:
+    """And it computes each token of a request once, in order, and decodes before chunks."""
+    probe = Probe(shared_model("tiny-llama").model, max_model_len)
+    assert probe.again()
+    for steps in (probe.batched(), probe.mixed(), [[span] for span in probe.one_at_a_time()]):
+        for row in (0, 1):
+            spans = [span for step in steps for span in step if span.row == row]
+            assert spans[0].start == 0 and spans[-1].end <= max_model_len
+            assert all(a.end == b.start < b.end for a, b in itertools.pairwise(spans))
+    for step in probe.mixed():
+        lengths = [span.end - span.start > 1 for span in step]
+        assert lengths == sorted(lengths)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong_attempts", [0, 1, 9])
+def test_low_precision_is_probed_again_with_other_tokens(
+    dtype: torch.dtype, wrong_attempts: int
+) -> None:
+    """Rounding may send a token to another expert. A model that is wrong is wrong every time."""
+    model: Any = random_model(config_of("llama")).model
+    model = model.to(dtype)
+    probe, accepted = Probe(model, 64), False
+    step = [Span(0, 0, 5)]
+    with contextlib.suppress(ProbeError):
+        while probe.again():
+            logits = model(torch.tensor([probe.tokens_of(step[0])]), use_cache=False).logits[:, -1]
+            probe.check(step, logits.roll(7) if probe.attempt <= wrong_attempts else logits)
+        accepted = True
+    assert accepted == (wrong_attempts == 0 or (wrong_attempts == 1 and dtype == torch.bfloat16))
+
+
+@pytest.mark.since("m3_paged")
+@pytest.mark.parametrize("backend", ["torch", "compiled", "triton"])
+def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend: str) -> None:
+    """DeepSeek's: 24 numbers a key, 12 a value, here."""
+    loaded = random_model(tiny_config("deepseek_v3"))
+    engine = make_engine(loaded, attention_backend=backend, max_model_len=64, page_size=4)
+    pool = engine.runner.kv_pool  # type: ignore[attr-defined]
+    assert (pool.keys[0].shape[-1], pool.values[0].shape[-1]) == (24, 12)
+    for output in engine.generate([[7], list(range(9))], greedy(3)):
+        expected = generate(loaded, tuple(output.prompt_token_ids), 3)
+        assert_same_tokens(expected, output.outputs[0].token_ids)

@@ -61,6 +61,27 @@ def test_what_follows_a_failure_fails_unrun(rung: Rung) -> None:
     stream.close()
 
 
+def test_a_thread_that_has_started_is_not_started_again(
+    rung: Rung, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt may come after the thread has started and before `launch` knows of it."""
+    stream = rung("stream").ThreadStream()
+    start = stream.thread.start
+
+    def interrupted() -> None:
+        start()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream.thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.launch(lambda: None)
+    seen: list[int] = []
+    stream.launch(lambda: seen.append(1)).wait()
+    assert seen == [1]
+    stream.close()
+
+
 def test_the_thread_ends_with_its_stream(rung: Rung) -> None:
     """Closed or dropped: no thread is left, and while it waits it holds nothing it was given."""
     before = set(threading.enumerate())

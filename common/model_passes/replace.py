@@ -28,3 +28,26 @@ def probe(*shape: int, like: torch.Tensor) -> torch.Tensor:
     """Numbers to try a module with, the same every time, of the dtype and device of `like`."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator).to(like)
+
+
+def replace_forward(
+    module: torch.nn.Module, mixin: type[Any], extra: dict[str, Any], x: torch.Tensor
+) -> bool:
+    """Mix `mixin` into a module, with `extra` attributes, if it gives the same answer for `x`.
+
+    Returns whether it does. A module that gives another answer, or raises an error, stays as it is.
+    """
+    original: Any = type(module)
+    kind: Any = mixin
+    try:
+        theirs = module(x)
+        module.__class__ = subclass(kind, original)
+        module.__dict__.update(extra)
+        if same(module(x), theirs):
+            return True
+    except Exception:  # a module of another kind, with the names of a known one
+        pass
+    module.__class__ = original
+    for name in extra:
+        module.__dict__.pop(name, None)
+    return False

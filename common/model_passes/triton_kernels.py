@@ -57,8 +57,11 @@ def rotary_kernel(
     sin_2 = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
     dtype = first.dtype
     first = first.to(tl.float32)
-    tl.store(target + columns, (first * cos_1 - second * sin_1).to(dtype), mask=inside)
-    tl.store(target + HALF + columns, (second * cos_2 + first * sin_2).to(dtype), mask=inside)
+    # The products are rounded before they are added, as the module rounds them.
+    upper = (first * cos_1).to(dtype).to(tl.float32) - (second * sin_1).to(dtype).to(tl.float32)
+    lower = (second * cos_2).to(dtype).to(tl.float32) + (first * sin_2).to(dtype).to(tl.float32)
+    tl.store(target + columns, upper.to(dtype), mask=inside)
+    tl.store(target + HALF + columns, lower.to(dtype), mask=inside)
 
 
 @triton.jit

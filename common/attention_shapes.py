@@ -1,0 +1,81 @@
+"""What a model hands to its attention function: keys and values of which shapes, and what else."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from .shared_model import attention_switched
+from .slot_cache import LayerKV
+
+NAME = "ladder_shapes"
+OTHER_ATTENTION = "attention that is not called through transformers' AttentionInterface"
+# Keyword arguments that change what attention computes, and what they are called.
+FEATURES = {
+    "s_aux": "attention sinks",
+    "softcap": "attention soft-capping",
+    "position_bias": "attention with a position bias",
+    "attention_mask": "attention with a mask of its own",
+}
+
+
+@dataclass
+class SeenAttention:
+    """The calls of the attention function in one forward."""
+
+    layers: dict[int, LayerKV] = field(default_factory=dict)
+    calls: Counter[int] = field(default_factory=Counter)  # of each layer
+    features: list[str] = field(default_factory=list)
+
+    @property
+    def suspect(self) -> str | None:
+        """What would explain a failed probe, in words."""
+        if not self.layers:
+            return OTHER_ATTENTION
+        if self.features:
+            return self.features[0]
+        if max(self.calls.values()) > 1:
+            return "layers that call attention more than once in a forward"
+        return None
+
+
+_threads = threading.local()  # each thread may look at another model
+
+
+def _attend(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None, **kwargs: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Note the call, then attend as `sdpa` does."""
+    seen: SeenAttention = _threads.seen
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
+    seen.calls[layer] += 1
+    given = {**kwargs, "attention_mask": attention_mask}
+    seen.features += [text for name, text in FEATURES.items() if given.get(name) is not None]
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return output, None
+
+
+AttentionInterface.register(NAME, _attend)
+
+
+def supports_attention_interface(model: PreTrainedModel) -> bool:
+    """Whether a model says that it calls the attention function that is registered for it."""
+    return bool(getattr(model, "_supports_attention_backend", True))
+
+
+@torch.inference_mode()
+def seen_attention(model: PreTrainedModel) -> SeenAttention:
+    """Run one token through the model and return what its attention function got."""
+    seen = _threads.seen = SeenAttention()
+    token = torch.ones(1, 1, dtype=torch.int64, device=model.device)
+    with attention_switched(model, NAME):
+        model(input_ids=token, position_ids=token - 1, use_cache=False)
+    return seen

@@ -1,0 +1,172 @@
+"""Checkpoints as Hugging Face writes them: load one whole, or say what is wrong with it.
+
+transformers fills in random weights where a checkpoint has none, and only warns. Here each such
+case is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 3  # names of weights in a message
+LAYER = re.compile(r"\.(\d+)\.")
+
+
+def load_checkpoint(
+    source: str, dtype: torch.dtype | str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model and the tokenizer of a folder or a Hugging Face id.
+
+    Raises `ValueError`, naming the file or the weights, where anything is missing or does not fit.
+    """
+    require_whole_files(Path(source))
+    config = _load_config(source)
+    model = _load_weights(source, config, dtype)
+    tokenizer = _load_tokenizer(source)
+    _require_room(source, model, tokenizer)
+    return model, tokenizer
+
+
+def require_whole_files(folder: Path) -> None:
+    """Raise `ValueError` for a folder with pickle files only, or a safetensors file cut short."""
+    if not folder.is_dir():
+        return
+    files = sorted(folder.glob("*.safetensors"))
+    pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+    if pickles and not files:
+        raise ValueError(
+            f"{pickles[0]} is a pickle file, which can run any code when it is read. Only "
+            "safetensors files are loaded: convert it (`model.save_pretrained(folder)` writes them)"
+        )
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):  # reads the header, compares the file's length
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(
+                f"{file} is damaged or was cut short ({error}): download or write it again"
+            ) from error
+
+
+def _load_config(source: str) -> PretrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # validators raise classes of their own
+        raise ValueError(
+            f"model {source!r} could not be loaded: its config.json is missing or wrong: {error}"
+        ) from error
+    if quantization := getattr(config, "quantization_config", None):
+        get = quantization.get if isinstance(quantization, dict) else quantization.to_dict().get
+        raise ValueError(
+            f"model {source!r} is quantized (quant_method={get('quant_method')}), which is not "
+            "supported: take the checkpoint that is not quantized, or a .gguf file"
+        )
+    return config
+
+
+def _load_weights(
+    source: str, config: PretrainedConfig, dtype: torch.dtype | str
+) -> PreTrainedModel:
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, trust_remote_code=False, use_safetensors=True,
+            ignore_mismatched_sizes=True, output_loading_info=True,
+        )  # fmt: skip
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(f"model {source!r} could not be loaded: {error}") from error
+    model: PreTrainedModel
+    model, info = loaded
+    require_all_weights(source, model, info)
+    require_finite(source, model)
+    return model
+
+
+def require_all_weights(source: str, model: PreTrainedModel, info: dict[str, Any]) -> None:
+    """Raise `ValueError` unless each weight of the model was in the checkpoint, in its size.
+
+    info: what `from_pretrained` returns with `output_loading_info`. A weight that is tied to
+    another one is not missing.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"model {source!r} does not fit its config.json: the checkpoint has no weights for "
+            f"{_some(missing)}. Compare model_type and num_hidden_layers with the checkpoint"
+        )
+    if mismatched := sorted(info["mismatched_keys"]):
+        sizes = [f"{name} ({list(here)}, not {list(wanted)})" for name, here, wanted in mismatched]
+        raise ValueError(
+            f"model {source!r} does not fit its config.json: the checkpoint has other sizes for "
+            f"{_some(sizes)}. Compare the sizes in config.json with the checkpoint"
+        )
+    if more := _layers_too_many(model, info["unexpected_keys"]):
+        raise ValueError(
+            f"model {source!r} does not fit its config.json: the checkpoint has more layers than "
+            f"the configuration, such as {_some(more)}. Compare num_hidden_layers"
+        )
+    if unexpected := sorted(info["unexpected_keys"]):
+        logger.warning("%s: weights that the model has no use for: %s", source, _some(unexpected))
+
+
+def _layers_too_many(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
+    """Unexpected weights that a layer of the model has under another number."""
+    known = {LAYER.sub(".N.", name, count=1) for name in model.state_dict()}
+    return sorted(name for name in unexpected if LAYER.sub(".N.", name, count=1) in known)
+
+
+@torch.inference_mode()
+def require_finite(source: str, model: PreTrainedModel) -> None:
+    """Raise `ValueError` for a weight that is NaN or infinite. A sum shows it, and is cheap."""
+    parameters = [(name, p) for name, p in model.named_parameters() if p.is_floating_point()]
+    if not parameters:
+        return
+    sums = torch.stack([p.sum(dtype=torch.float32) for _, p in parameters])
+    for index in (~sums.isfinite()).nonzero().flatten().tolist():
+        name, parameter = parameters[index]
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f"model {source!r} has NaN or infinite numbers in {name}: the checkpoint is "
+                "damaged, or its dtype is too small for its weights"
+            )
+
+
+def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:
+        raise ValueError(f"the tokenizer of {source!r} could not be loaded: {error}") from error
+
+
+def _require_room(source: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `ValueError` where the tokenizer has tokens that the embedding has no row for."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= len(weight):
+        raise ValueError(
+            f"the tokenizer of {source!r} has token ids up to {largest}, and the model's "
+            f"vocabulary only {len(weight)} (vocab_size): they belong to different models"
+        )
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,148 @@
+"""The features that an engine cannot serve, by name: from a model's configuration and its parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from .slot_cache import SlotCache
+
+ATTENTION_LAYERS = {
+    "full_attention", "attention", "global",
+    "sliding_attention", "local", "chunked_attention",  # judged by the size of the window
+}  # fmt: skip
+# Beyond so many tokens, attention or its scale changes: the name in a configuration, the feature.
+BEGINS_LATER = {
+    "attention_chunk_size": "chunked attention",
+    "floor_scale": "temperature-tuned attention",
+    "index_topk": "sparse attention, over the best of all tokens",
+}
+
+
+def unsupported_feature(model: PreTrainedModel, max_model_len: int) -> str | None:
+    """Return what a configuration says that would change the answer, in words; None for nothing.
+
+    Only full causal attention passes, over up to `max_model_len` tokens.
+    """
+    config = model.config.get_text_config()
+    if (window := _window(config)) is not None and window[1] < max_model_len:
+        name, size = window
+        return f"sliding-window attention ({name}={size}, max_model_len={max_model_len})"
+    if other := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
+        return f"layers of type {', '.join(sorted(other))}"
+    if cap := getattr(config, "attn_logit_softcapping", None):
+        return f"attention soft-capping (attn_logit_softcapping={cap})"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "ALiBi position bias"
+    if sinks := _parameter(model, "sink"):
+        return f"attention sinks ({sinks})"
+    return _later(config, max_model_len) or length_dependent_rope(config, max_model_len)
+
+
+def _window(config: PretrainedConfig) -> tuple[str, int] | None:
+    """The name and the size of a sliding or local window, where a layer has one."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    layer_types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    if layer_types is not None and not {"sliding_attention", "local"} & set(layer_types):
+        return None
+    for name in ("sliding_window", "window_size", "local_attention"):
+        if isinstance(size := getattr(config, name, None), int):
+            return name, size
+    return None
+
+
+def _later(
+    config: PretrainedConfig, max_model_len: int, names: Iterable[str] = BEGINS_LATER
+) -> str | None:
+    for name in names:
+        feature, size = BEGINS_LATER[name], getattr(config, name, None)
+        if name == "floor_scale" and not getattr(config, "attn_temperature_tuning", False):
+            continue
+        if isinstance(size, int) and size < max_model_len:
+            return f"{feature} ({name}={size}, max_model_len={max_model_len})"
+    return None
+
+
+def unsupported_by_own_cache(model: PreTrainedModel, max_model_len: int) -> str | None:
+    """Return what Hugging Face's own cache computes otherwise than without a cache, in words."""
+    config = model.config.get_text_config()
+    # The best tokens are chosen with other rounding: the probe would not always show it.
+    sparse = _later(config, max_model_len, ("index_topk",))
+    return sparse or length_dependent_rope(config, max_model_len)
+
+
+def length_dependent_rope(config: PretrainedConfig, max_model_len: int) -> str | None:
+    """Say whether RoPE's frequencies depend on the longest position of a batch: on neighbours."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
+    for kind in kinds:
+        rope_type = kind.get("rope_type", "default")
+        if rope_type not in ("dynamic", "longrope"):
+            continue
+        original = kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        if max_model_len > original:
+            return f"batch-dependent RoPE scaling (rope_type={rope_type} beyond {original} tokens)"
+    return None
+
+
+def feature_of(model: PreTrainedModel, cause: Exception) -> str:
+    """Say why a model failed a probe, with `cause`: the first of its features that explains it."""
+    config = model.config.get_text_config()
+    if getattr(model, "_is_stateful", False):
+        return "recurrent state (more of a request than keys and values)"
+    if other := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
+        return f"layers of type {', '.join(sorted(other))}"
+    if sinks := _parameter(model, "sink"):
+        return f"attention sinks ({sinks})"
+    if not _is_causal(model):
+        return "attention to later tokens (it is not causal, or not configured as a decoder)"
+    if (window := _window(config)) is not None:
+        return f"windowed attention ({window[0]}={window[1]})"
+    parameters = inspect.signature(type(model).forward).parameters
+    if "past_key_values" not in parameters:
+        return "no KV cache of the usual kind (its forward takes no past_key_values)"
+    if "position_ids" not in parameters:
+        return "positions from the length of the cache (its forward takes no position_ids)"
+    if SlotCache.__name__ in str(cause):
+        return "a forward that needs Hugging Face's own cache"
+    if not _counts_from_zero(model):
+        return "positions of its own (with position_ids from 0 on, its answers are others)"
+    return "a forward that ignores part of its KV cache, 4-D attention mask or position_ids"
+
+
+def _parameter(model: PreTrainedModel, part: str) -> str | None:
+    """The name of the first parameter whose own name has this in it."""
+    names = (name for name, _ in model.named_parameters())
+    return next((name for name in names if part in name.rsplit(".", 1)[-1]), None)
+
+
+@torch.inference_mode()
+def _is_causal(model: PreTrainedModel) -> bool:
+    """Whether the logits after three tokens do not depend on the tokens behind them."""
+    return _agree(model, [5, 9, 7, 3, 2], [5, 9, 7, 8, 4])
+
+
+@torch.inference_mode()
+def _counts_from_zero(model: PreTrainedModel) -> bool:
+    """Whether the model's own positions are 0, 1, 2, and so on."""
+    positions = torch.arange(3, device=model.device)[None]
+    return _agree(model, [5, 9, 7], [5, 9, 7], position_ids=positions)
+
+
+def _agree(model: PreTrainedModel, one: list[int], other: list[int], **given: Any) -> bool:
+    """Whether the logits after the third token are equal; `given` goes along with `other`."""
+
+    def logits(tokens: list[int], **given: Any) -> torch.Tensor:
+        ids = torch.tensor([tokens], device=model.device)
+        return model(ids, use_cache=False, **given).logits[0, 2].float()
+
+    try:
+        ours, theirs = logits(one), logits(other, **given)
+    except Exception:
+        return True  # it cannot be asked
+    return bool((ours - theirs).abs().max() <= 1e-2 * ours.abs().max())

@@ -1,0 +1,97 @@
+"""A selection of transformers' models: an engine serves them right, or refuses them by name.
+
+`python -m tests.sweep_models` tries all of them in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import transformers
+
+from tests.sweep_models import MODEL_TYPES, PAGE, SERVED, feature, verdict
+from tests.tiny_configs import NOT_BUILT
+
+RECURRENT = "recurrent state"
+LINEAR = "layers of type linear_attention"
+POSITIONS = "positions from the length of the cache"
+INTERFACE = "not called through transformers' AttentionInterface"
+SINKS = "attention sinks"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model type, and why m1, m2, and m3 to m5 refuse it; None: they serve it."""
+
+    model_type: str
+    m1: str | None = None
+    m2: str | None = None
+    paged: str | None = None
+    small_windows: bool = False
+
+    def __str__(self) -> str:
+        return self.model_type + "-beyond-window" * self.small_windows
+
+    def feature(self, milestone: str) -> str | None:
+        """The feature that a milestone must name."""
+        return {"m1": self.m1, "m2": self.m2}.get(milestone[:2], self.paged)
+
+
+def windowed(model_type: str, name: str = "sliding-window attention") -> Case:
+    """Hugging Face's own cache slides; ours does not."""
+    return Case(model_type, None, name, name, small_windows=True)
+
+
+CASES = [
+    Case("llama"),
+    Case("gemma"),
+    Case("qwen3_moe"),
+    Case("deepseek_v2"),  # keys and values of different sizes
+    Case("deepseek_v3"),
+    Case("llama4_text"),
+    Case("bert"),  # a decoder, by its configuration
+    windowed("mistral"),
+    windowed("gpt_neo"),
+    windowed("llama4_text", "chunked attention"),
+    Case("gpt_neo", None, None, INTERFACE),
+    Case("bart", None, POSITIONS, POSITIONS),
+    Case("mbart", None, POSITIONS, POSITIONS),
+    Case("pegasus", None, POSITIONS, POSITIONS),
+    Case("marian", None, POSITIONS, POSITIONS),
+    Case("roformer", None, POSITIONS, INTERFACE),
+    Case("trocr", None, POSITIONS, INTERFACE),
+    Case("xglm", None, None, INTERFACE),
+    Case("falcon", None, None, INTERFACE),
+    Case("nemotron", None, None, "keyword arguments of the forward"),
+    Case("gpt_oss", None, SINKS, SINKS),
+    Case("mamba", RECURRENT, LINEAR, LINEAR),
+    Case("mamba2", RECURRENT, LINEAR, LINEAR),
+    Case("falcon_mamba", RECURRENT, LINEAR, LINEAR),
+    Case("jamba", None, LINEAR, LINEAR),
+    Case("minimax", LINEAR, LINEAR, LINEAR),
+    Case("xlm", "not causal", "not causal", INTERFACE),
+    Case("roberta", "positions of its own", "positions of its own", "positions of its own"),
+    Case("bloom", None, "ALiBi", "ALiBi"),
+    Case("gemma2", None, "soft-capping", "soft-capping"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_served_right_or_refused_by_name(milestone: str, case: Case) -> None:
+    result = verdict(milestone, case.model_type, case.small_windows)
+    if (expected := case.feature(milestone)) is None:
+        assert result == SERVED
+    else:
+        assert case.model_type in result, "the model is named"
+        assert expected in feature(result)
+
+
+def test_the_page_lists_every_model_type_and_no_wrong_answer() -> None:
+    """`milestones/MODELS.md` is as the sweep wrote it with the transformers that it names."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert "WRONG" not in text
+    listed = set(re.findall(r"^\| ([\w-]+)[ ,]", text, re.MULTILINE)) - {"model"}
+    known = {*MODEL_TYPES, *NOT_BUILT}
+    assert listed == known or f"transformers {transformers.__version__} " not in text

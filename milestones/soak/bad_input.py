@@ -7,7 +7,7 @@ from typing import Any
 
 from common import SamplingParams
 
-# Called with the engine and the id of a request in flight.
+# They are called with the engine and the id of a request in flight.
 BAD_CALLS: tuple[Callable[[Any, str], object], ...] = (
     lambda engine, _: engine.add_request(""),
     lambda engine, _: engine.add_request([]),

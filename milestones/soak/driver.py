@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from common import EngineConfig, RequestOutput
@@ -92,6 +93,8 @@ class Driver:
                 self._abort(name)
             if self.plan.reset_every and tick % self.plan.reset_every == 0:
                 self._call(self.engine.reset_prefix_cache)
+            if tick == self.plan.stranger_at:
+                self._must_refuse(self._call_from_another_thread, RuntimeError)
             for name in list(self.streams):
                 self._follow(name)
             outputs, hit = self._call(self.engine.step)
@@ -227,14 +230,19 @@ class Driver:
             add = self.engine.stream if arrival.how == "stream" else self.engine.add_request
             self._must_refuse(lambda: add(prompts[0], params[0]))
 
-    def _must_refuse(self, call: Callable[[], object]) -> None:
+    def _must_refuse(self, call: Callable[[], object], error: type[Exception] = ValueError) -> None:
         try:
             call()
-        except ValueError:
+        except error:
             self.tally.refusals += 1
         else:
-            raise SoakError("wrong", "I4: a bad request was not refused")
+            raise SoakError("wrong", "I4: a bad call was not refused")
         self._check_held()
+
+    def _call_from_another_thread(self) -> None:
+        """Raise what `step` raises in a thread that has not stepped this engine."""
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.engine.step).result()
 
     def _held(self) -> set[str]:
         """The ids of all requests that the engine has or has outputs of.

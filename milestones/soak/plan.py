@@ -92,6 +92,7 @@ class Plan:
     failing_forwards: list[int] = field(default_factory=list)  # by number, at least 4 apart
     reset_every: int | None = None  # steps between two calls of `reset_prefix_cache`
     interrupt_chance: float = 0.0  # of each call
+    stranger_at: int | None = None  # the step before which another thread calls the engine
 
     def remove_failures(self) -> None:
         """Leave out all injected failures."""
@@ -111,6 +112,7 @@ def make_plan(seed: int, number: int, sources: dict[str, Source]) -> Plan:
         retract_every=chance.choice([None, None, None, 2, 3, 7]),
         reset_every=chance.choice([None, None, 3, 10]),
         interrupt_chance=chance.choice([0.0, 0.0, 0.05, 0.3]),
+        stranger_at=chance.choice([None, None, None, 2, 9]),
     )  # fmt: skip
     if chance.random() < 0.3:
         _add_faults(chance, plan)

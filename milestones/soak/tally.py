@@ -31,7 +31,7 @@ class Tally:
     tokens: int = 0  # output tokens that were compared
     retractions: int = 0
     aborts: int = 0  # requests that ended by `abort`, and streams left early
-    refusals: int = 0  # bad requests that raised `ValueError`
+    refusals: int = 0  # bad requests that raised `ValueError`, and calls from another thread
     failures: int = 0  # injected: forwards, rows of logits, texts
     errors: int = 0  # requests that ended by `error`, as the plan says
     interrupts: int = 0  # delivered inside a call

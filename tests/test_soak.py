@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from common import SamplingParams
 from common.sampler import uniform
 from milestones import soak
 from milestones.instruments.audit import MODES
-from milestones.soak import answers, interrupts, report, runner
+from milestones.soak import answers, interrupts, report, runner, watchdog
 from milestones.soak.answers import HashSource, Source, TinySource
 from milestones.soak.plan import make_plan
 from milestones.soak.runner import Soak
@@ -170,6 +171,21 @@ def test_a_leak_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     run.results.lanes["m1_single"] = Tally(schedules=5, memory_start_mb=runner.resident_mb())
     run.measure_memory()
     assert "301 MB" in run.results.leaks[0]
+
+
+def test_a_schedule_that_hangs_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the stacks of all threads; then the process ends."""
+    ended = threading.Event()
+    monkeypatch.setattr(watchdog.os, "_exit", lambda status: ended.set())
+    dog = watchdog.Watchdog(seconds=0.01)
+    with dog.watching():
+        dog.tell("the command of the schedule")
+        assert ended.wait(timeout=60)
+        dog.tell(None)
+    told = capfd.readouterr().err
+    assert "the command of the schedule" in told and "test_a_schedule_that_hangs" in told
 
 
 def arguments(*words: str) -> argparse.Namespace:

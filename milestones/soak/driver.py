@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from common import EngineConfig, RequestOutput
+from common import RequestOutput
 
-from ..instruments.audit import assert_idle, audit, audited_engine_class
+from ..instruments.audit import assert_idle, audit
 from .answers import Source
 from .bad_input import BAD_CALLS
 from .checker import Checker
@@ -18,10 +18,8 @@ from .faults import Faults
 from .interrupts import Interrupter
 from .plan import Arrival, Plan, PlannedRequest
 from .progress import Progress
+from .subject import Limits, build_engine
 from .tally import SoakError, Tally
-
-LEAST_BUDGET = 24  # of the rung that computes a prompt in one step: it must hold most prompts
-WHOLE_PROMPTS = "m2_continuous"
 
 Value = TypeVar("Value")
 
@@ -41,9 +39,10 @@ class Driver:
         self.chance = random.Random(f"{plan.seed}/{plan.number}/interrupts")
         self.faults = Faults(plan)
         self.checker = Checker(source, tally)
-        self.computes_whole_prompts = milestone == WHOLE_PROMPTS
-        self.engine = self._build(milestone, mode)
+        self.engine = build_engine(milestone, mode, plan, source.loaded)
+        self.limits = Limits(milestone, self.engine)
         self.progress = Progress(self.engine)
+        self._watch_steps()
         self.streams: dict[str, Iterator[RequestOutput]] = {}
         self.num_outputs: dict[str, int] = {}  # of each stream
         self.aborts: list[tuple[int, str]] = []  # (tick, request id)
@@ -61,27 +60,16 @@ class Driver:
         if threading.active_count() > self.num_threads:
             raise SoakError("wrong", f"I3: a thread is left: {threading.enumerate()}")
 
-    def _build(self, milestone: str, mode: str) -> Any:
-        config = dict(self.plan.config)
-        if self.computes_whole_prompts:
-            budget = config["max_num_batched_tokens"]
-            config["max_num_batched_tokens"] = max(LEAST_BUDGET, budget)
-        loaded = self.source.loaded
-        overlaps = mode != "serial"
-        engine: Any = audited_engine_class(milestone, mode)(
-            EngineConfig(model=loaded.name, device="cpu", enable_overlap=overlaps, **config), loaded
-        )
-        if hasattr(engine.scheduler, "retract_every"):
-            engine.scheduler.retract_every = self.plan.retract_every
-        audited_step = engine.step
+    def _watch_steps(self) -> None:
+        """Look for progress after each step, also of those in `generate` and `stream`."""
+        audited_step = self.engine.step
 
         def watched_step() -> list[RequestOutput]:
             outputs: list[RequestOutput] = audited_step()
             self.progress.check(outputs)
             return outputs
 
-        engine.step = watched_step  # `generate` and `stream` call it too
-        return engine
+        self.engine.step = watched_step
 
     def _run_plan(self) -> None:
         to_come, tick = list(self.plan.arrivals), 0
@@ -117,7 +105,7 @@ class Driver:
     def _arrive(self, arrival: Arrival, tick: int) -> None:
         if arrival.how == "refused":
             self._refuse(arrival.bad)
-        elif not all(self._fits(request) for request in arrival.requests):
+        elif not all(self.limits.admits(request) for request in arrival.requests):
             self._refuse_too_long(arrival)
         elif arrival.how == "generate":
             self._generate(arrival.requests)
@@ -126,21 +114,8 @@ class Driver:
         else:
             self._add(arrival.requests[0], tick)
 
-    def _fits(self, request: PlannedRequest) -> bool:
-        """Whether the engine must admit a request, rather than refuse it by `ValueError`."""
-        length, config = len(request.prompt), self.engine.config
-        if self.computes_whole_prompts and length > config.max_num_batched_tokens:
-            return False
-        return self.progress.pool_tokens is None or length <= self.progress.pool_tokens
-
-    def _most_tokens(self, request: PlannedRequest) -> int:
-        limits = [len(request.prompt) + request.params.max_tokens, self.engine.config.max_model_len]
-        if self.progress.pool_tokens is not None:
-            limits.append(self.progress.pool_tokens + 1)
-        return min(limits)
-
     def _expect(self, request_id: str, request: PlannedRequest) -> None:
-        self.checker.add(request_id, request, self._most_tokens(request))
+        self.checker.add(request_id, request, self.limits.most_tokens(request))
 
     def _add(self, request: PlannedRequest, tick: int) -> None:
         """Add a request. An interrupted call must not have added it: then add it again."""

@@ -21,9 +21,6 @@ class Progress:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        stats = engine.stats()
-        has_pages = stats.kv_pages_total > 0
-        self.pool_tokens = stats.kv_pages_total * engine.config.page_size if has_pages else None
         self.num_steps = 0
         self.idle_steps = 0
         self.counted = 0  # tokens computed when the last step ended

@@ -1,0 +1,53 @@
+"""The engine under attack: how a plan configures it, and which requests it must admit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common import EngineConfig, LoadedModel
+
+from ..instruments.audit import audited_engine_class
+from .plan import Plan, PlannedRequest
+
+WHOLE_PROMPTS = "m2_continuous"  # computes a prompt in one step: its budget must hold most prompts
+LEAST_BUDGET = 24
+
+
+def build_engine(milestone: str, mode: str, plan: Plan, loaded: LoadedModel) -> Any:
+    """Return an audited engine of a milestone, as the plan configures it."""
+    config = dict(plan.config)
+    if milestone == WHOLE_PROMPTS:
+        config["max_num_batched_tokens"] = max(LEAST_BUDGET, config["max_num_batched_tokens"])
+    engine: Any = audited_engine_class(milestone, mode)(
+        EngineConfig(model=loaded.name, device="cpu", enable_overlap=mode != "serial", **config),
+        loaded,
+    )
+    if hasattr(engine.scheduler, "retract_every"):
+        engine.scheduler.retract_every = plan.retract_every
+    return engine
+
+
+class Limits:
+    """The limits of an engine, computed from its configuration and its pool."""
+
+    def __init__(self, milestone: str, engine: Any) -> None:
+        stats, config = engine.stats(), engine.config
+        self.max_model_len: int = config.max_model_len
+        has_pages = stats.kv_pages_total > 0
+        self.pool_tokens = stats.kv_pages_total * config.page_size if has_pages else None
+        self.prompt_tokens: int = config.max_model_len - 1
+        if milestone == WHOLE_PROMPTS:
+            self.prompt_tokens = min(self.prompt_tokens, config.max_num_batched_tokens)
+        if self.pool_tokens is not None:
+            self.prompt_tokens = min(self.prompt_tokens, self.pool_tokens)
+
+    def admits(self, request: PlannedRequest) -> bool:
+        """Whether the engine must admit a request, rather than refuse it by `ValueError`."""
+        return len(request.prompt) <= self.prompt_tokens
+
+    def most_tokens(self, request: PlannedRequest) -> int:
+        """The tokens that a request may have, prompt and output."""
+        limits = [len(request.prompt) + request.params.max_tokens, self.max_model_len]
+        if self.pool_tokens is not None:
+            limits.append(self.pool_tokens + 1)
+        return min(limits)

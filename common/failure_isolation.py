@@ -22,15 +22,13 @@ from collections.abc import Iterable, Sequence
 
 from .request import Request
 
-MAX_FAILURES_ALONE = 2
-
 
 class FailureIsolation:
     """Says which requests a step may compute while the cause of a failed forward is searched."""
 
     def __init__(self) -> None:
         self.groups: list[list[Request]] = []  # still to be tried; the last one comes next
-        self.failures_alone = 0  # forwards in a row that failed with this request only:
+        # The request of the last forward, if it was the only one and the forward failed.
         self.failed_alone: weakref.ref[Request] | None = None
 
     @property
@@ -46,22 +44,20 @@ class FailureIsolation:
         return [request for request in requests if self.allows(request)]
 
     def failed(self, requests: Sequence[Request]) -> Request | None:
-        """Note that a forward of these requests failed. Return the cause once it is found.
+        """Note that a forward of these live requests failed. Return the cause once it is found.
 
-        `requests` is empty if all of them have ended: then there is nothing to try again.
+        A request is the cause if two forwards in a row had only this request, and failed.
         """
         self._remove(requests)
         if len(requests) == 1:
-            # The request that failed alone before may have ended since.
-            if self.failed_alone is None or self.failed_alone() is not requests[0]:
-                self.failures_alone, self.failed_alone = 0, weakref.ref(requests[0])
-            self.failures_alone += 1
-            if self.failures_alone == MAX_FAILURES_ALONE:
-                self.failures_alone = 0
-                return requests[0]
-            self.groups.append(list(requests))
+            (request,) = requests
+            if self.failed_alone is not None and self.failed_alone() is request:
+                self.failed_alone = None
+                return request
+            self.failed_alone = weakref.ref(request)
+            self.groups.append([request])
         elif requests:
-            self.failures_alone = 0
+            self.failed_alone = None
             middle = (len(requests) + 1) // 2
             self.groups += [list(requests[middle:]), list(requests[:middle])]
         return None
@@ -72,8 +68,8 @@ class FailureIsolation:
         `requests` is empty if the step could compute none of the last group. Other requests may
         hold the memory that the group needs: its trial ends, so that they can go on (I5).
         """
+        self.failed_alone = None
         if self.groups:
-            self.failures_alone = 0
             self._remove(requests or self.groups[-1])
 
     def forget(self, request: Request) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import EngineDeadError, LoadedModel, RequestOutput, SamplingParams
-from common.failure_isolation import MAX_FAILURES_ALONE, FailureIsolation
+from common.failure_isolation import FailureIsolation
 from common.output_text import OutputText
 from common.sampler import SamplingMetadata, sample
 from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
@@ -48,13 +48,15 @@ def run(engine: Any, prompts: dict[str, list[int]], **params: Any) -> Answer:
     for name, prompt in prompts.items():
         engine.add_request(prompt, greedy(6, ignore_eos=True, **params), name)
     finals = {}
-    while engine.has_unfinished_requests():
+    for _ in range(300):
         for output in engine.step():
             assert output.request_id not in finals, "I3: nothing comes after the final output"
             if output.finished:
                 finals[output.request_id] = output
-    assert_idle(engine)
-    return finals
+        if not engine.has_unfinished_requests():
+            assert_idle(engine)
+            return finals
+    raise AssertionError("I5: the search for the cause does not end")
 
 
 PROMPTS = {str(i): [i + 1, i + 2, *([POISON] if i in (2, 5) else []), 9] for i in range(7)}
@@ -91,7 +93,7 @@ def test_the_search_is_short(milestone: str, caplog: pytest.LogCaptureFixture) -
     finals = run(engine, prompts)
     assert [n for n, f in finals.items() if f.outputs[0].finish_reason == "error"] == ["11"]
     failures = [r for r in caplog.records if "forward failed" in r.message and r.levelno < 40]
-    assert len(failures) <= math.log2(16) + MAX_FAILURES_ALONE
+    assert len(failures) <= math.log2(16) + 2
 
 
 def test_a_request_that_comes_during_the_search_is_served(milestone: str) -> None:
@@ -123,12 +125,12 @@ def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
     prompt, last = [60, 61], expected_tokens([60, 61], 3)[-1]
 
     class Failing(HashModel):
-        def forward(self, input_ids: torch.Tensor, position_ids: Any = None, **kwargs: Any) -> Any:
-            if position_ids is not None:
-                fed = (input_ids == last) & (position_ids == len(prompt) + 2)
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if (positions := kwargs.get("position_ids")) is not None:
+                fed = (kwargs["input_ids"] == last) & (positions == len(prompt) + 2)
                 if bool(fed.any()):
                     raise Broken
-            return super().forward(input_ids, position_ids, **kwargs)
+            return super().forward(*args, **kwargs)
 
     model: Any = Failing().eval()
     engine = build_engine(milestone, LoadedModel("hash-model", model, hash_model().tokenizer))

@@ -28,7 +28,8 @@ from transformers.utils import logging as transformers_logging
 from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.model_passes import apply_passes
 from common.tiny_models import byte_tokenizer
-from tests.conftest import MILESTONES, checked_engine_class
+from milestones.instruments.audit import audited_engine_class
+from tests.conftest import MILESTONES, MODE
 from tests.oracle import TIE, drain, greedy
 from tests.tiny_configs import NOT_BUILT, tiny_config
 
@@ -91,7 +92,7 @@ def verdict(milestone: str, model_type: str, small_windows: bool = False) -> str
         num_pages=80, max_num_seqs=4, max_num_batched_tokens=64,
     )  # fmt: skip
     try:
-        engine = checked_engine_class(milestone)(config, tried.loaded)
+        engine = audited_engine_class(milestone, MODE)(config, tried.loaded)
     except UnsupportedModelError as error:
         return str(error)
     params = greedy(NEW_TOKENS, ignore_eos=True)

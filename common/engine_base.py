@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -158,6 +159,16 @@ class EngineBase(ABC):
         suspects = [r for group in self.queues.isolation.groups for r in group]
         assert set(suspects) <= set(live), f"I3: {suspects} are to be tried, {live} are live"
 
+    def settle(self) -> None:
+        """Do what could not be done when a call was interrupted, or a stream was dropped in one."""
+        caller = self.caller
+        if caller.undelivered is not None:
+            interrupted, caller.undelivered = caller.undelivered, None
+            self.take_back(*interrupted)
+        if caller.abandoned:
+            abandoned, caller.abandoned = caller.abandoned, []
+            self.forget(abandoned)
+
     def take_back(self, name: str, returned: Any) -> None:
         """Keep or undo what an interrupted call was about to return."""
         if name == "step":
@@ -166,6 +177,14 @@ class EngineBase(ABC):
             self.forget([returned])
         elif name == "stream":
             returned.close()
+
+    def abandon(self, request_id: str) -> None:
+        """Abort a request with a stream that has ended early: now, or when the next call begins."""
+        is_other_thread = self.caller.thread not in (None, threading.current_thread())
+        if self.caller.depth > 0 or is_other_thread:
+            self.caller.abandoned.append(request_id)
+        else:
+            self.forget([request_id])
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Abort these requests where they live, and drop their outputs."""

@@ -4,6 +4,8 @@
   half-done step. It is refused, and so is a call after `fork`, where the forward thread is missing.
 - An interrupt (Ctrl-C, the handler of a timer) never stops a call half-way: see `interrupts`. What
   the interrupted call would have returned is not lost: the next call begins by taking it back.
+- The garbage collector may drop a stream in the middle of a step, or in another thread. Its request
+  is then aborted at the beginning of the next call.
 - After an exception in the middle of a step the state is unknown, and no answer can be trusted: the
   engine refuses all further calls with `EngineDeadError`.
 """
@@ -49,7 +51,9 @@ class Caller:
         self.process = os.getpid()
         self.thread: threading.Thread | None = None  # the one that stepped last
         self.killed_by: BaseException | None = None
+        self.depth = 0  # calls in progress, one inside the other
         self.undelivered: tuple[str, Any] | None = None  # an interrupted call, what it returned
+        self.abandoned: list[str] = []  # requests of streams that were dropped during a call
 
     def check(self, name: str) -> None:
         """Raise `RuntimeError` if this process or this thread may not call the engine."""
@@ -103,9 +107,9 @@ def guarded(method: Method) -> Method:
             caller.thread = threading.current_thread()
         try:
             with interrupts_held() as held:
-                if caller.undelivered is not None:
-                    interrupted, caller.undelivered = caller.undelivered, None
-                    self.take_back(*interrupted)
+                if caller.depth == 0:
+                    self.settle()
+                caller.depth += 1
                 try:
                     returned = method(self, *args, **kwargs)
                 except ForwardError as failure:
@@ -114,6 +118,8 @@ def guarded(method: Method) -> Method:
                 except BaseException as error:
                     caller.judge(name, error, held.was_forced)
                     raise
+                finally:
+                    caller.depth -= 1
             return returned
         except BaseException:
             # A signal that was held back. Python looks for signals when a function is called: this

@@ -85,7 +85,7 @@ class OfflineEngine(EngineBase):
                     yield output
         finally:
             if not finished:
-                self.forget([request_id])
+                self.abandon(request_id)
 
     def _run(self, ids: list[str], progress: bool | None) -> list[RequestOutput]:
         final: dict[str, RequestOutput] = {}

@@ -8,7 +8,7 @@ from argparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
-from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams, TokensPrompt
+from common import EngineConfig, RequestOutput, SamplingParams, TokensPrompt
 from common.dashboard import bar, summary_table
 from common.demo import chats, machine, make_console, open_engine, parser, recorded
 
@@ -24,6 +24,7 @@ def main() -> None:
     config = EngineConfig(model=args.model, device=args.device)
     with open_engine(LLMEngine, config, console) as engine:
         console.print(f"[bold]m1_single[/] · {engine.loaded.name} · {machine()}", highlight=False)
+        naive = LLMEngine(engine.config, engine.loaded, use_cache=False)
         with recorded(engine, args, console):
             for question in chats(args.requests):
                 prompt = engine.input_processor.apply_chat_template(
@@ -31,8 +32,8 @@ def main() -> None:
                 )
                 console.print(f"\n[bold]> {question}[/]", highlight=False)
                 cached, seconds = stream(engine, prompt, args, console)
-                compare(engine, prompt, cached, seconds, args, console)
-        console.print(growth(engine.loaded))
+                compare(naive, prompt, cached, seconds, args, console)
+        console.print(growth(engine, naive))
 
 
 def stream(
@@ -53,17 +54,19 @@ def stream(
 
 
 def compare(
-    engine: LLMEngine,
+    naive: LLMEngine,
     prompt: TokensPrompt,
     cached: RequestOutput,
     cached_seconds: float,
     args: Namespace,
     console: Console,
 ) -> None:
-    """The same prompt with full recompute: the same tokens, at what price?"""
-    naive = LLMEngine(engine.config, engine.loaded, use_cache=False)
+    """Run the same prompt with full recompute, and print what the same tokens cost."""
+    before = naive.stats()
     recomputed, seconds = stream(naive, prompt, args, None)
-    stats = naive.stats()
+    after = naive.stats()
+    computed = after.prefill_tokens + after.decode_tokens
+    computed -= before.prefill_tokens + before.decode_tokens
     tokens = len(cached.outputs[0].token_ids)
     prompt_tokens = len(cached.prompt_token_ids)
     same = cached.outputs[0].token_ids == recomputed.outputs[0].token_ids
@@ -78,7 +81,7 @@ def compare(
         "full recompute",
         f"{tokens / seconds:.1f}",
         f"{seconds:.2f}",
-        f"{stats.prefill_tokens + stats.decode_tokens}",
+        f"{computed}",
     )
     console.print(table)
     console.print(
@@ -89,11 +92,11 @@ def compare(
     )
 
 
-def growth(loaded: LoadedModel) -> Table:
-    """Milliseconds for the next token after a context, both ways: flat against growing."""
-    limit = loaded.resolve_max_model_len(EngineConfig())
+def growth(engine: LLMEngine, naive: LLMEngine) -> Table:
+    """Return a table: milliseconds for the next token after a context, both ways."""
+    limit = engine.loaded.resolve_max_model_len(EngineConfig())
     contexts = [n for n in CONTEXTS if n + 4 <= limit]
-    times = {n: (next_token_ms(loaded, n, True), next_token_ms(loaded, n, False)) for n in contexts}
+    times = {n: (next_token_ms(engine, n), next_token_ms(naive, n)) for n in contexts}
     longest = max(ms for pair in times.values() for ms in pair)
     table = summary_table("\nThe next token, by context", "context", "cached", "recompute", "ms")
     table.columns[3].justify = "left"
@@ -108,9 +111,8 @@ def growth(loaded: LoadedModel) -> Table:
     return table
 
 
-def next_token_ms(loaded: LoadedModel, context: int, use_cache: bool) -> float:
-    """The fastest of three steps right after a context of so many tokens."""
-    engine = LLMEngine(EngineConfig(model=loaded.name), loaded, use_cache=use_cache)
+def next_token_ms(engine: LLMEngine, context: int) -> float:
+    """Return the time of the fastest of three steps right after a context of so many tokens."""
     prompt = [1 + i % 200 for i in range(context)]
     engine.add_request(prompt, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     engine.step()

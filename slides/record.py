@@ -97,14 +97,16 @@ def _step(names: list[str], frame: Frame, state: State) -> Json:
 
 def growth(_name: str) -> Json:
     """Milliseconds for the next token after a context, with the cache and without."""
+    from m1_single import LLMEngine
     from m1_single.demo import CONTEXTS, next_token_ms
 
     loaded = load_model(EngineConfig())
+    cached, naive = (LLMEngine(EngineConfig(), loaded, use_cache=c) for c in (True, False))
     return {
         "machine": machine(),
         "contexts": list(CONTEXTS),
-        "cached_ms": [round(next_token_ms(loaded, n, True), 1) for n in CONTEXTS],
-        "recompute_ms": [round(next_token_ms(loaded, n, False), 1) for n in CONTEXTS],
+        "cached_ms": [round(next_token_ms(cached, n), 1) for n in CONTEXTS],
+        "recompute_ms": [round(next_token_ms(naive, n), 1) for n in CONTEXTS],
     }
 
 

@@ -336,3 +336,34 @@ def test_a_forked_child_is_refused() -> None:
     for milestone in MILESTONES:
         assert f"{milestone} generate: the engine was made in process" in done.stdout, done.stderr
         assert f"{milestone} goes on" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("where", ["in a step", "in another thread"])
+def test_a_stream_may_be_dropped_at_any_moment(milestone: str, where: str) -> None:
+    """The garbage collector decides when: a step must not lose a request that it is computing."""
+    dropped: list[Any] = []
+
+    class Collecting(HashModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if where == "in a step":
+                dropped.clear()  # the last reference to the stream
+            return super().forward(*args, **kwargs)
+
+    loaded, model = hash_model(), Collecting().eval()
+    engine: Any = build_engine(milestone, type(loaded)("hash-model", model, loaded.tokenizer))  # type: ignore[arg-type]
+    engine.add_request([4, 5, 6], greedy(9, ignore_eos=True), "kept")
+    stream = engine.stream([1, 2, 3], greedy(9, ignore_eos=True))
+    next(stream)
+    dropped.append(stream)
+    del stream
+    if where == "in another thread":
+        thread = threading.Thread(target=dropped.clear)
+        thread.start()
+        thread.join()
+    outputs = drain(engine)
+    assert not dropped
+    (kept,) = (o.outputs[0] for all_of in outputs.values() for o in all_of if o.finished)
+    assert kept.token_ids == expected_tokens([4, 5, 6], 9)
+    others = [o for name, all_of in outputs.items() if name != "kept" for o in all_of]
+    assert len(others) <= 1, "I3: the stream's request goes on after the step that dropped it"
+    assert_idle(engine)

@@ -17,7 +17,7 @@ from common.failure_isolation import FailureIsolation
 from common.output_text import OutputText
 from common.sampler import SamplingMetadata, sample
 from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
-from tests.conftest import EngineFactory, Rung, assert_idle, build_engine
+from tests.conftest import EngineFactory, assert_idle, build_engine
 from tests.exercises.by_hand import make_request
 from tests.oracle import drain, greedy
 
@@ -278,24 +278,29 @@ def test_broken_code_is_no_fault_of_a_request(milestone: str, error: type[Except
 
 
 @pytest.mark.since("m5_overlap")
-def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str, rung: Rung) -> None:
-    """`a` ends in the step that fails; `c`, with a cached prefix, was admitted in its place."""
-    failures: list[int] = []
+def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str) -> None:
+    """`a` was to end in the step that fails. `c`, with a cached prefix, was to run in its place."""
+    to_come = [0]  # forwards until one fails
 
-    def fail(*_: Any) -> None:
-        if not failures:
-            failures.append(1)
-            raise Broken
+    class FailsOnce(HashModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            to_come[0] -= 1
+            if to_come[0] == 0:
+                raise Broken
+            return super().forward(*args, **kwargs)
 
-    engine = build_engine(milestone, poisoned_model(fail), max_num_seqs=2, page_size=1)
+    model: Any = FailsOnce().eval()
+    loaded = LoadedModel("hash-model", model, hash_model().tokenizer)
+    engine = build_engine(milestone, loaded, max_num_seqs=2, page_size=1)
     engine.generate([[7, 7, 7, 7]], greedy(1, ignore_eos=True))
-    engine.add_request([1, 2], greedy(2, ignore_eos=True), "a")
-    engine.add_request([3, 4, 3], greedy(9, ignore_eos=True), "b")
-    engine.add_request([7, 7, 7, POISON], greedy(3, ignore_eos=True), "c")
+    to_come[0] = 2  # the first one is the prefill of `a` and `b`
+    prompts = {"a": [1, 2], "b": [3, 4, 3], "c": [7, 7, 7, 8]}
+    for (name, prompt), max_tokens in zip(prompts.items(), (2, 9, 3), strict=True):
+        engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), name)
     finals = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
-    assert finals["a"].token_ids == expected_tokens([1, 2], 2)
-    assert finals["c"].token_ids == expected_tokens([7, 7, 7, POISON], 3)
-    assert failures and engine.stats().num_running == 0
+    assert finals["a"].token_ids == expected_tokens(prompts["a"], 2)
+    assert finals["b"].token_ids == expected_tokens(prompts["b"], 9)
+    assert finals["c"].token_ids == expected_tokens(prompts["c"], 3)
     assert_idle(engine)
 
 

@@ -80,7 +80,7 @@ def test_tokens_of_one_output_count_one_by_one() -> None:
     driver.add_due(engine, 0.0)
 
     def output(tokens: list[int], finished: bool) -> Any:
-        completion = SimpleNamespace(token_ids=tokens)
+        completion = SimpleNamespace(error=None, token_ids=tokens)
         return SimpleNamespace(request_id="a", outputs=[completion], finished=finished)
 
     driver.take(output([1], False), 1.0)

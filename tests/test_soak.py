@@ -26,6 +26,9 @@ from tests.conftest import build_engine
 from tests.oracle import greedy, reference
 from tests.planted_bugs import BUGS
 
+# An interrupt may hit a callback of the garbage collector. Python then only reports its exception.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 SEED = 11
 SCHEDULES = 16  # of each milestone: about two seconds
 

@@ -35,6 +35,7 @@ class Driver:
         self.source = source
         self.tally = tally
         self.interrupter = interrupter
+        interrupter.can_count_calls = mode not in ("overlap", "serial") or milestone < "m5"
         self.num_threads = threading.active_count()
         self.chance = random.Random(f"{plan.seed}/{plan.number}/interrupts")
         self.faults = Faults(plan)

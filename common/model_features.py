@@ -116,7 +116,7 @@ def feature_of(model: PreTrainedModel, cause: Exception) -> str:
 
 
 def _parameter(model: PreTrainedModel, part: str) -> str | None:
-    """The name of the first parameter whose own name has this in it."""
+    """Return the name of the first parameter with `part` in the last part of its name."""
     names = (name for name, _ in model.named_parameters())
     return next((name for name in names if part in name.rsplit(".", 1)[-1]), None)
 

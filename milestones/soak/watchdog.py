@@ -1,4 +1,4 @@
-"""`Watchdog`: ends a process whose schedule hangs, and says where it hangs.
+"""`Watchdog`: ends the process when a schedule hangs, and says where it hangs.
 
 Counting steps cannot find a call that never returns, for example because it waits for an event.
 """

@@ -1,37 +1,36 @@
 """`LLMEngine`: the life of a request, from `add_request` to its final output.
 
-    step():  batch = schedule()      which requests, how many tokens of each
-             result = run(batch)     one forward of the model, one token a request
-             process(batch, result)  text, stops, outputs; what has ended is released
+    step():  batch = schedule()      choose the requests, and how many tokens of each
+             result = run(batch)     one forward of the model, one sampled token per request
+             process(batch, result)  text, stop conditions, outputs; finished requests leave
 
-Upholds I3 (what ends is released at once), I4 (a bad request is refused before anybody sees it).
+Upholds I3 (a finished request is freed at once) and I4 (a bad request is refused before the
+scheduler sees it).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from common import (
     EngineConfig,
-    EngineStats,
     LoadedModel,
     OfflineEngine,
     Prompt,
-    Request,
     RequestOutput,
     SamplingParams,
 )
 from common.engine_call import isolating_failures
 from common.model_support import require_own_cache
-from common.outputs import StepCounters
 from common.sampler import SampledToken
 
 from .model_runner import ModelRunner
-from .scheduler import ScheduleBatch, Scheduler
+from .schedule_batch import ScheduleBatch
+from .scheduler import Scheduler
 
 
 class LLMEngine(OfflineEngine):
-    """Runs requests to their ends, one `step` at a time."""
+    """Runs requests until they finish, one `step` at a time."""
+
+    scheduler: Scheduler
 
     def __init__(
         self,
@@ -40,13 +39,12 @@ class LLMEngine(OfflineEngine):
         *,
         use_cache: bool = True,
     ) -> None:
-        """`use_cache=False` computes all tokens anew in each step: what the KV cache saves."""
+        """`use_cache=False` computes all tokens again in each step. It shows what the cache saves."""
         super().__init__(config, loaded)
         assert self.config.max_model_len is not None
         require_own_cache(self.loaded.model, self.config.max_model_len)
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(use_cache=use_cache)
         self.runner = ModelRunner(self.loaded.model, use_cache)
-        self.counters = StepCounters()
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
@@ -63,51 +61,31 @@ class LLMEngine(OfflineEngine):
 
     @isolating_failures
     def run(self, batch: ScheduleBatch) -> list[SampledToken]:
-        """One forward. If it fails, the request starts anew, and may go on."""
+        """Run one forward. If it fails, the request keeps its tokens and starts again."""
         try:
             return list(self.runner.run(batch).rows())
         except BaseException:
-            self.runner.forget(batch.requests)
+            self.runner.free(batch.requests)
             raise
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
-        """Hand each request its token; release those that end with it."""
-        self.counters.num_steps += bool(batch.requests)
-        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
-            self.counters.prefill_tokens += min(num_tokens, of_prompt)
-            self.counters.decode_tokens += max(0, num_tokens - of_prompt)
-            if self.runner.use_cache:
-                request.num_computed_tokens += num_tokens
+        """Append the sampled tokens, and free the requests that finish with them."""
+        self.scheduler.update_after_step(batch)
         for request, (token_id, logprobs) in zip(batch.requests, result, strict=True):
             if self.output_processor.append_token(request, token_id, logprobs):
-                self.release(request)
+                self.scheduler.finish_request(request)
+                self.runner.free([request])
         return self.output_processor.drain()
 
     def abort_request(self, request_id: str) -> bool:
         request = self.output_processor.find(request_id)
         if request is None:
             return False
-        self.release(request)
+        self.scheduler.finish_request(request)
+        self.runner.free([request])
         self.output_processor.abort(request)
         return True
 
-    def release(self, request: Request) -> None:
-        """I3: give back all that a request holds, whether it waits or runs."""
-        self.scheduler.remove_request(request)
-        self.runner.forget([request])
-
-    def stats(self) -> EngineStats:
-        cached = sum(request.num_computed_tokens for request in self.scheduler.running)
-        return EngineStats(
-            num_waiting=len(self.scheduler.waiting),
-            num_running=len(self.scheduler.running),
-            kv_tokens_reserved=cached,
-            kv_tokens_used=cached,
-            **asdict(self.counters),
-        )
-
     def check_invariants(self) -> None:
-        self.check_requests()
-        self.scheduler.check_invariants()
+        super().check_invariants()
         self.runner.check_invariants(self.scheduler.running)

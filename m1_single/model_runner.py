@@ -1,6 +1,6 @@
-"""`ModelRunner`: a scheduled batch becomes tensors, a forward of the model, a sampled token.
+"""`ModelRunner`: turns a scheduled batch into tensors, runs the model, and samples a token.
 
-Upholds I1: the position of a fed token is the number of tokens before it.
+Upholds I1: the position of an input token is the number of tokens before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from common import Request
 from common.sampler import SamplerOutput, SamplingMetadata, sample
 
-from .scheduler import ScheduleBatch
+from .schedule_batch import ScheduleBatch
 
 
 class ModelRunner:
@@ -26,7 +26,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: ScheduleBatch) -> SamplerOutput:
-        """Compute what is scheduled and sample one token."""
+        """Compute the scheduled tokens and sample the next one."""
         if not batch.requests:
             return SamplerOutput.empty()
         (request,) = batch.requests
@@ -43,20 +43,22 @@ class ModelRunner:
         ).logits  # [1, 1, V]
         return sample(logits[:, -1], SamplingMetadata.from_requests([request], device))
 
-    def forget(self, requests: Iterable[Request]) -> None:
-        """Drop the keys and values of requests; one that goes on computes them again."""
+    def free(self, requests: Iterable[Request]) -> None:
+        """Drop the keys and values of requests. A request that goes on computes them again."""
         for request in requests:
             self.past_key_values.pop(request, None)
             request.num_computed_tokens = 0
 
     def check_invariants(self, running: list[Request]) -> None:
+        """Raise `AssertionError` if keys and values do not belong to the running request."""
         for request, cache in self.past_key_values.items():
-            assert request in running, f"I3: {request} does not run and has keys and values"
+            assert request in running, f"I3: {request} has keys and values, but it does not run"
             assert cache.get_seq_length() == request.num_computed_tokens, (
                 f"I1: {request} has keys and values of {cache.get_seq_length()} tokens"
             )
 
     def _cache_of(self, request: Request) -> Cache | None:
+        """Return the request's own cache. The first step of a request creates it."""
         if not self.use_cache:
             return None
         if request not in self.past_key_values:

@@ -1,40 +1,38 @@
-"""`Scheduler`: which requests a step computes. Here: one, until it ends; then the next.
+"""`Scheduler`: which requests a step computes. Here: one request until it finishes, then the next.
 
-Plain Python data, no tensors. Upholds I5: first come, first served.
+Plain Python data, no tensors. Upholds I5: requests run in the order in which they arrived.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict
 
-from common import FailureIsolation, Request
+from common import EngineStats, FailureIsolation, Request
+from common.outputs import StepCounters
 
-
-@dataclass
-class ScheduleBatch:
-    """The decision for one step: `num_scheduled_tokens[i]` tokens of `requests[i]`.
-
-    They start at the request's `num_computed_tokens`.
-    """
-
-    requests: list[Request]
-    num_scheduled_tokens: list[int]
+from .schedule_batch import ScheduleBatch
 
 
 class Scheduler:
-    """Owns the waiting queue and the running list; a live request is in exactly one of them."""
+    """Owns the waiting queue and the running list. A live request is in exactly one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, use_cache: bool = True) -> None:
+        self.use_cache = use_cache
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.isolation = FailureIsolation()
+        self.counters = StepCounters()
 
     def add_request(self, request: Request) -> None:
+        """Append a request to the waiting queue."""
         self.waiting.append(request)
 
     def schedule(self) -> ScheduleBatch:
-        """Everything the running request has not computed: its prompt first, then one token."""
+        """Choose all tokens of the running request that are not computed yet.
+
+        In the first step these are its prompt, later the token that was sampled last.
+        """
         if self.waiting and not self.running:
             self.running.append(self.waiting.popleft())
         return ScheduleBatch(
@@ -42,15 +40,37 @@ class Scheduler:
             num_scheduled_tokens=[r.num_tokens - r.num_computed_tokens for r in self.running],
         )
 
-    def remove_request(self, request: Request) -> None:
-        """Take a request that ends out of its queue."""
-        self.isolation.forget(request)
+    def update_after_step(self, batch: ScheduleBatch) -> None:
+        """Advance the requests of a batch whose forward has ended, and count its tokens."""
+        self.counters.num_steps += bool(batch.requests)
+        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            self.counters.prefill_tokens += min(num_tokens, of_prompt)
+            self.counters.decode_tokens += max(0, num_tokens - of_prompt)
+            if self.use_cache:
+                request.num_computed_tokens += num_tokens
+
+    def finish_request(self, request: Request) -> None:
+        """Remove a request from its queue. It has finished, or it was aborted."""
+        self.isolation.remove(request)
         if request in self.running:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
 
+    def make_stats(self) -> EngineStats:
+        """Return the counters, and the state of the queues and of the KV cache."""
+        cached = sum(request.num_computed_tokens for request in self.running)
+        return EngineStats(
+            num_waiting=len(self.waiting),
+            num_running=len(self.running),
+            kv_tokens_reserved=cached,
+            kv_tokens_used=cached,
+            **asdict(self.counters),
+        )
+
     def check_invariants(self) -> None:
+        """Raise `AssertionError` if the queues break an invariant."""
         assert len(self.running) <= 1, f"I3: one request runs at a time, not {self.running}"
         for request in self.waiting:
-            assert request.num_computed_tokens == 0, f"I3: {request} waits and holds KV"
+            assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"

@@ -1,9 +1,9 @@
-"""`KVCacheManager`: which row of the KV cache belongs to whom. Plain Python data, no tensors.
+"""`KVCacheManager`: which row of the KV cache each request owns. Plain Python data, no tensors.
 
-Every running request owns one row, long enough for the longest request there may be. Rows in use
-are always the first ones, so a decode step reads the cache through a view, without a copy:
+Every running request owns one row, long enough for the longest request. The rows in use are always
+the first ones, so a decode step reads the cache through a view, without a copy:
 
-    row   0  1  2  3  4  5          B ends: the last row moves into the hole
+    row   0  1  2  3  4  5          B finishes: the last row moves into the hole
           A  B  C  D  .  .    -->   A  D  C  .  .  .
 """
 
@@ -23,12 +23,13 @@ class Move(NamedTuple):
 
 
 class KVCacheManager:
-    """I3: row i is owned by `rows[i]`, whose `row` is i; there are no other owners and no holes."""
+    """I3: row i is owned by `rows[i]`, and the `row` of that request is i. There are no holes."""
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self.num_rows = num_rows
         self.row_tokens = row_tokens
         self.rows: list[Request] = []
+        self.moves: list[Move] = []  # for the runner to do before the next forward, oldest first
 
     @property
     def has_free_row(self) -> bool:
@@ -36,36 +37,37 @@ class KVCacheManager:
 
     @property
     def num_reserved_tokens(self) -> int:
-        """What the owners' rows could hold, used or not: a row is reserved whole."""
+        """Tokens that the rows in use can hold. A row is reserved as a whole."""
         return len(self.rows) * self.row_tokens
 
     @property
     def num_used_tokens(self) -> int:
+        """Tokens that are written in the rows in use."""
         return sum(request.num_computed_tokens for request in self.rows)
 
     def allocate(self, request: Request) -> None:
-        """Give a request the first free row."""
+        """Give the first free row to a request."""
         assert self.has_free_row and request.row is None, f"I3: no row for {request}"
         request.row = len(self.rows)
         self.rows.append(request)
 
-    def free(self, request: Request) -> Move | None:
-        """Take a request's row; return the move that closes the hole, if there is one."""
+    def free(self, request: Request) -> None:
+        """Take back the row of a request. The last row moves into the hole, if there is one."""
         hole, last = request.row, self.rows.pop()
         assert hole is not None, f"I3: {request} has no row to free"
         request.row = None
         if last is request:
-            return None
+            return
         self.rows[hole] = last
-        assert last.row is not None, f"I3: {last} owns a row"
-        move = Move(source=last.row, target=hole, num_tokens=last.num_computed_tokens)
+        assert last.row is not None, f"I3: {last} owns no row"
+        self.moves.append(Move(last.row, hole, last.num_computed_tokens))
         last.row = hole
-        return move
 
     def check_invariants(self, running: list[Request]) -> None:
+        """Raise `AssertionError` if the rows are not owned by exactly the running requests."""
         assert len(self.rows) == len(running) and set(self.rows) == set(running), (
-            f"I3: rows are owned by {self.rows}, running are {running}"
+            f"I3: {self.rows} own rows, but {running} run"
         )
         for row, request in enumerate(self.rows):
-            assert request.row == row, f"I3: {request} is in row {row} and believes {request.row}"
+            assert request.row == row, f"I3: {request} is in row {row}, but its row is {request.row}"
             assert request.num_computed_tokens <= self.row_tokens, f"I3: {request} outgrew its row"

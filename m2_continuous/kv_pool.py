@@ -1,6 +1,6 @@
-"""`KVPool`: the memory of the KV cache, handed to the Hugging Face model as its `past_key_values`.
+"""`KVPool`: the memory of the KV cache. The Hugging Face model uses it as its `past_key_values`.
 
-The model calls `update` in each layer with the new keys and values and attends to what it returns.
+In each layer, the model calls `update` with the new keys and values, and attends to the result.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .kv_cache import Move
 
 
 class KVPool:
-    """Two tensors a layer, [max_num_seqs, kv_heads, max_model_len, head_dim], allocated at once."""
+    """Two tensors per layer, [max_num_seqs, kv_heads, max_model_len, head_dim], allocated once."""
 
     def __init__(
         self, layers: list[LayerKV], config: EngineConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises `RuntimeError` naming the two limits if the memory is not to be had."""
+        """Raises `RuntimeError` that names the two limits if there is not enough memory."""
         rows, tokens = config.max_num_seqs, config.max_model_len
         assert tokens is not None
 
         def zeros(num_heads: int, head_dim: int) -> torch.Tensor:
-            # Zeros, not junk: a masked score weighs 0, and 0 times NaN would be NaN.
+            # Zeros, not uninitialized memory: a masked score has weight 0, and 0 times NaN is NaN.
             return torch.zeros(rows, num_heads, tokens, head_dim, dtype=dtype, device=device)
 
         try:
@@ -42,16 +42,16 @@ class KVPool:
         self.longest_context = 0
 
     def begin_step(self, rows: torch.Tensor, positions: torch.Tensor, longest_context: int) -> None:
-        """Say where the tokens of the coming forward go: `positions` [B, T] of `rows` [B]."""
+        """Set where the next forward stores its tokens: at `positions` [B, T] of `rows` [B]."""
         self.rows, self.positions, self.longest_context = rows, positions, longest_context
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store what is new, [B, kv_heads, T, head_dim]; return all there is to attend to.
+        """Store new keys and values, [B, kv_heads, T, head_dim]. Return those to attend to.
 
-        A prefill attends to itself: nothing of its requests is in the cache yet. Its padding is
-        stored too, behind the prompt, where decode overwrites it before anything can see it.
+        A prefill attends to itself: the cache holds nothing of its requests yet. Its padding is
+        stored too, behind the prompt, where decode overwrites it before a query can see it.
         A decode attends to the first B rows up to the longest context: a view, not a copy.
         """
         keys, values = self.keys[layer_idx], self.values[layer_idx]
@@ -65,11 +65,11 @@ class KVPool:
         return keys[:batch, :, : self.longest_context], values[:batch, :, : self.longest_context]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Some models ask; with `position_ids` given, none of them uses the answer."""
+        """Return the number of cached tokens. No model uses it if `position_ids` are given."""
         return self.longest_context - self.positions.shape[-1]
 
     def move(self, move: Move) -> None:
-        """Copy a row's tokens into the row that was freed, in every layer."""
+        """Copy the tokens of a row into the row that became free, in every layer."""
         source, target, n = move
         for memory in (*self.keys, *self.values):
             memory[target, :, :n] = memory[source, :, :n]

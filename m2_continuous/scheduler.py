@@ -1,62 +1,50 @@
 """`Scheduler`: which requests a step computes, and how many tokens of each.
 
-Plain Python data, no tensors. A step is a prefill of requests that join, or a decode of all that
-run; prefill comes first. Upholds I5: first come, first served, and nobody overtakes.
+Plain Python data, no tensors. A step is either a prefill of the requests that join, or a decode of
+all running requests; prefill comes first. Upholds I5: requests join in the order in which they
+arrived, and no request overtakes another.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict
 
-from common import EngineConfig, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common.outputs import StepCounters
 
-from .kv_cache import KVCacheManager, Move
-
-
-@dataclass
-class ScheduleBatch:
-    """The decision for one step: `num_scheduled_tokens[i]` tokens of `requests[i]`.
-
-    They start at the request's `num_computed_tokens`.
-    """
-
-    requests: list[Request]
-    num_scheduled_tokens: list[int]
-
-    @property
-    def num_padding_tokens(self) -> int:
-        """Positions of the padded batch [requests, longest] that belong to no request."""
-        if not self.requests:
-            return 0
-        longest = max(self.num_scheduled_tokens)
-        return longest * len(self.requests) - sum(self.num_scheduled_tokens)
+from .kv_cache import KVCacheManager
+from .schedule_batch import ScheduleBatch
 
 
 class Scheduler:
-    """Owns the waiting queue and the running list; a live request is in exactly one of them."""
+    """Owns the waiting queue and the running list. A live request is in exactly one of them."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        # A decode step computes a token for each running request: the token budget bounds them too.
+        # A decode step computes a token of each running request, so the token budget bounds them.
         self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         assert config.max_model_len is not None
         self.kv_cache = KVCacheManager(self.max_num_running, config.max_model_len)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.isolation = FailureIsolation()
+        self.counters = StepCounters()
 
     def add_request(self, request: Request) -> None:
-        """Raise `ValueError` for a prompt that no step could ever compute (I4)."""
+        """Append a request to the waiting queue.
+
+        Raises `ValueError` for a prompt that no step could ever compute (I4).
+        """
         if request.num_tokens > self.max_num_batched_tokens:
             raise ValueError(
-                f"prompt has {request.num_tokens} tokens and is computed in one step of at most "
-                f"max_num_batched_tokens={self.max_num_batched_tokens}"
+                f"prompt has {request.num_tokens} tokens, but one step computes a whole prompt and "
+                f"at most max_num_batched_tokens={self.max_num_batched_tokens}"
             )
         self.waiting.append(request)
 
     def schedule(self) -> ScheduleBatch:
-        """The prompts of all requests that can join now; if none can, one token of each running."""
+        """Choose the prompts of all requests that can join now, or one token of each running one."""
         if admitted := self._admit():
             return ScheduleBatch(admitted, [request.num_tokens for request in admitted])
         if self.isolation.is_active:
@@ -64,50 +52,72 @@ class Scheduler:
         rows = self.kv_cache.rows
         return ScheduleBatch(list(rows), [1] * len(rows))
 
+    def update_after_step(self, batch: ScheduleBatch) -> None:
+        """Advance the requests of a batch whose forward has ended, and count its tokens."""
+        self.counters.num_steps += bool(batch.requests)
+        self.counters.padding_tokens += batch.num_padding_tokens
+        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            self.counters.prefill_tokens += min(num_tokens, of_prompt)
+            self.counters.decode_tokens += max(0, num_tokens - of_prompt)
+            request.num_computed_tokens += num_tokens
+
     def undo(self, batch: ScheduleBatch) -> None:
-        """The batch was not computed: requests that joined with it go back to the queue's head."""
+        """Undo `schedule`: the forward failed. Requests that joined go back to the queue's head."""
         for request in reversed(batch.requests):
             if request.num_computed_tokens == 0:
-                self.remove_request(request)
+                self.running.remove(request)
+                self.kv_cache.free(request)
                 self.waiting.appendleft(request)
 
-    def remove_request(self, request: Request) -> Move | None:
-        """Take a request that ends out of its queue. Its row may be filled by another's move."""
-        self.isolation.forget(request)
+    def finish_request(self, request: Request) -> None:
+        """Remove a request from its queue and free its row. It has finished, or it was aborted."""
+        self.isolation.remove(request)
         if request.row is None:
             self.waiting.remove(request)
-            return None
-        self.running.remove(request)
-        return self.kv_cache.free(request)
+        else:
+            self.running.remove(request)
+            self.kv_cache.free(request)
+
+    def make_stats(self) -> EngineStats:
+        """Return the counters, and the state of the queues and of the KV cache."""
+        return EngineStats(
+            num_waiting=len(self.waiting),
+            num_running=len(self.running),
+            kv_tokens_reserved=self.kv_cache.num_reserved_tokens,
+            kv_tokens_used=self.kv_cache.num_used_tokens,
+            **asdict(self.counters),
+        )
 
     def check_invariants(self) -> None:
+        """Raise `AssertionError` if the queues or the KV cache break an invariant."""
         assert len(self.running) <= self.max_num_running, (
             f"I5: {len(self.running)} requests run, more than {self.max_num_running}"
         )
         for request in self.waiting:
-            assert request.num_computed_tokens == 0, f"I3: {request} waits and holds KV"
+            assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
         self.kv_cache.check_invariants(self.running)
 
     def _keep_only_allowed(self) -> None:
-        """While the cause of a failure is searched, let the other requests start again later.
+        """While the cause of a failure is searched, send the other requests back to the queue.
 
-        A decode reads the first rows. The requests to try are there: a group is a part of a batch
-        in its order. So the last rows leave, and no row has to move.
+        A decode reads the first rows. The requests to try are in the first rows already: a group is
+        a part of a batch, in the order of the batch. So only the last rows leave, and no row moves.
         """
         for request in reversed(list(self.kv_cache.rows)):
             if not self.isolation.allows(request):
+                assert request is self.kv_cache.rows[-1], f"I3: {request} is not in the last row"
                 self.running.remove(request)
-                move = self.kv_cache.free(request)
-                assert move is None, f"I3: {request} is not in the last row"
+                self.kv_cache.free(request)
                 request.num_computed_tokens = 0
                 self.waiting.appendleft(request)
 
     def _admit(self) -> list[Request]:
         """Move requests from waiting to running while a row is free and the token budget lasts.
 
-        The prompts of one step are padded to the longest, and the padding is computed too: the
-        budget counts all positions of the padded batch. After a failed step, a request with its
-        output may be longer than the budget: it is computed alone (I5).
+        All prompts of one step are padded to the longest, and the padding is computed too. The
+        budget therefore counts all positions of the padded batch. After a failed step, a request
+        with its output may be longer than the budget. It is then computed alone (I5).
         """
         admitted: list[Request] = []
         longest = 0

@@ -1,9 +1,9 @@
-"""Milestone 3: KV memory in pages, attention through a page table.
+"""Milestone 3: KV memory in pages, and attention through a page table.
 
-A request holds as many pages as its tokens need and no more, so memory holds many times as many
-requests; and a step is one flat list of tokens, decodes and chunks of prompts, without padding.
-PagedAttention is from vLLM (Kwon et al., SOSP 2023), chunked prefill from Sarathi (Agrawal et al.,
-OSDI 2024), admission and retraction from SGLang.
+A request holds only the pages that its tokens need, so the same memory holds many more requests. A
+step is one flat list of tokens without padding: decodes, and chunks of prompts. PagedAttention is
+from vLLM (Kwon et al., SOSP 2023), chunked prefill from Sarathi (Agrawal et al., OSDI 2024),
+admission and retraction from SGLang.
 """
 
 from .engine import LLMEngine

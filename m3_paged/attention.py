@@ -1,12 +1,12 @@
-"""Attention through a page table, called by the Hugging Face model in each layer.
+"""Attention through a page table. The Hugging Face model calls it in each layer.
 
-The model runs on one flat batch `[1, T]`; which token belongs to whom, and where its past lies,
-comes along as `AttentionMetadata`. The functions here are plain torch: the reference for the
-functions of the same names and signatures in `triton_ops.py` and `cpu_ops.py`, and what runs where
-neither of them can.
+The model runs on one flat batch `[1, T]`. `AttentionMetadata` says which request each token belongs
+to, and where the earlier tokens of the request lie. The functions here are plain torch. They are
+the reference for the functions with the same names and signatures in `triton_ops.py` and in
+`common/cpu_attention.py`, and they run where neither of those can.
 
-    tokens         | a | b | c | d0 d1 d2 d3 | e0 e1 |        a, b, c decode; d and e are chunks
-    query_starts     0   1   2   3             7       9
+    tokens            | a | b | c | d0 d1 d2 d3 | e0 e1 |        a, b, c decode; d, e are chunks
+    query_start_loc     0   1   2   3             7       9
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from common.shared_model import attention_switched
 
 from .kv_pool import KVPool
 
-# The name under which Hugging Face knows `paged_attention`. Registration is global, so each package
-# has its own name.
+# The name of `paged_attention` in Hugging Face's registry. The registry is global, so each package
+# registers its own name.
 NAME = f"ladder_{__package__}"
-GATHER_SLOTS = 4096  # slots that are gathered at once
-QUERY_BLOCK = 256  # queries of a chunk that share a mask: it stays small for any prompt
+GATHER_SLOTS = 4096  # slots that one gather copies
+QUERY_BLOCK = 256  # queries of a chunk that share a mask, so that the mask stays small
 
 
 @dataclass
 class DecodeGroup:
-    """Decodes of similar context, whose keys and values are gathered together."""
+    """Decodes of similar length, with keys and values that are gathered together."""
 
-    rows: torch.Tensor | None  # [n] which of the decodes; None: all, in their order
-    slots: torch.Tensor  # [n, S] where their contexts lie
-    bias: torch.Tensor  # [n, 1, 1, S] float32: 0 where a decode may look, else -inf
+    rows: torch.Tensor | None  # [n] indices of the decodes; None: all of them
+    slots: torch.Tensor  # [n, S] slots of their contexts
+    bias: torch.Tensor  # [n, 1, 1, S] float32: 0 for visible slots, else -inf
     _lines: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def gather(self, memory: torch.Tensor) -> torch.Tensor:
-        """Keys or values of a layer, [kv_heads, pages, page_size, head_dim], for these decodes:
-        [n, kv_heads, S, head_dim]. Whole lines are copied; layers with as many heads have them in
-        the same places."""
+        """Return the keys or values of these decodes, [n, kv_heads, S, head_dim].
+
+        memory: those of a layer, [kv_heads, pages, page_size, head_dim]. Whole lines of `head_dim`
+        are copied. Layers with the same number of heads use the same line numbers.
+        """
         heads, head_dim = memory.shape[0], memory.shape[-1]
         memory = memory.view(-1, head_dim)  # [kv_heads * slots, head_dim]
         if heads not in self._lines:
@@ -57,34 +59,36 @@ class DecodeGroup:
 
 @dataclass
 class AttentionMetadata:
-    """Where the tokens of one step lie. B requests, T tokens, P pages in the widest row."""
+    """Where the tokens of one step lie: B requests, T tokens, P pages in the widest row."""
 
-    slot_mapping: torch.Tensor  # [T] int64: where each token's keys and values go
-    query_starts: torch.Tensor  # [B + 1] int32
-    seq_lens: torch.Tensor  # [B] int32: tokens of each request up to its last one here
+    slot_mapping: torch.Tensor  # [T] int64: the slot for each token's keys and values
+    query_start_loc: torch.Tensor  # [B + 1] int32: the first token of each request, and T
+    seq_lens: torch.Tensor  # [B] int32: tokens of each request up to its last one in this step
     page_table: torch.Tensor  # [B, P] int32
     page_size: int
-    num_decodes: int  # the first so many requests have one token each
-    num_tokens: list[int]  # [B] of each request, on the host
-    contexts: list[int]  # [B] `seq_lens`, on the host
+    num_decodes: int  # the first `num_decodes` requests have one token each
+    query_lens_cpu: list[int]  # [B] tokens of each request in this step, on the host
+    seq_lens_cpu: list[int]  # [B] the same as `seq_lens`, on the host
 
     @functools.cached_property
     def decode_groups(self) -> list[DecodeGroup]:
-        """The decodes by context, so many in a group that one gather stays in the CPU's cache."""
-        if self.num_decodes * max(self.contexts[: self.num_decodes]) <= GATHER_SLOTS:
+        """The decodes, grouped by length so that one gather fits in the CPU's cache."""
+        if self.num_decodes * max(self.seq_lens_cpu[: self.num_decodes]) <= GATHER_SLOTS:
             return [self._decode_group(None)]
         groups: list[list[int]] = [[]]
-        for row in sorted(range(self.num_decodes), key=self.contexts.__getitem__):
-            if groups[-1] and (len(groups[-1]) + 1) * self.contexts[row] > GATHER_SLOTS:
+        for row in sorted(range(self.num_decodes), key=self.seq_lens_cpu.__getitem__):
+            if groups[-1] and (len(groups[-1]) + 1) * self.seq_lens_cpu[row] > GATHER_SLOTS:
                 groups.append([])
             groups[-1].append(row)
         return [self._decode_group(rows) for rows in groups]
 
     def _decode_group(self, rows: list[int] | None) -> DecodeGroup:
-        """Behind a context, its first slot again: nobody has written what lies there, and even
-        masked, a NaN would spread."""
+        """Return the group of some decodes. Behind a context, its first slot is used again.
+
+        The slots behind a context were perhaps never written: even masked, a NaN would spread.
+        """
         members = range(self.num_decodes) if rows is None else rows
-        positions = self._positions(max(self.contexts[row] for row in members))
+        positions = self._positions(max(self.seq_lens_cpu[row] for row in members))
         index = torch.tensor(members, device=positions.device)
         seen = positions < self.seq_lens[index, None]  # [n, S]
         positions = torch.where(seen, positions, 0)
@@ -95,10 +99,10 @@ class AttentionMetadata:
 
     @functools.cached_property
     def chunk_slots(self) -> list[torch.Tensor]:
-        """Slots of each chunk's context, its prefix and itself: [context]."""
+        """For each chunk, the slots of its whole context, [context]: its prefix and itself."""
         slots = []
-        for row in range(self.num_decodes, len(self.contexts)):
-            positions = self._positions(self.contexts[row])
+        for row in range(self.num_decodes, len(self.seq_lens_cpu)):
+            positions = self._positions(self.seq_lens_cpu[row])
             pages = self.page_table[row, positions // self.page_size].long()
             slots.append(pages * self.page_size + positions % self.page_size)
         return slots
@@ -109,7 +113,7 @@ class AttentionMetadata:
 
 @dataclass
 class PagedBatch:
-    """What travels through the model to `paged_attention`: the memory, the batch, the kernels."""
+    """What the model passes on to `paged_attention`: the memory, the batch, the kernels."""
 
     pool: KVPool
     metadata: AttentionMetadata
@@ -126,7 +130,7 @@ def paged_attention(
     paged: PagedBatch | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer, as Hugging Face calls it.
+    """Compute the attention of one layer. Hugging Face calls this function.
 
     query: [1, heads, T, head_dim]; key, value: [1, kv_heads, T, head_dim], of the new tokens.
     Stores key and value in their pages, then attends to the pages. Returns [1, T, heads, head_dim].
@@ -139,7 +143,7 @@ def paged_attention(
     query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     ops.store_kv(keys, values, key, value, meta)
-    if meta.num_decodes == len(meta.contexts):
+    if meta.num_decodes == len(meta.seq_lens_cpu):
         output = ops.paged_decode(query, keys, values, meta, scale)
     elif meta.num_decodes == 0:
         output = ops.paged_prefill(query, keys, values, meta, scale)
@@ -169,7 +173,7 @@ def store_kv(
     value: torch.Tensor,
     meta: AttentionMetadata,
 ) -> None:
-    """Write key and value [T, kv_heads, head_dim] to their slots of a layer's memory."""
+    """Write key and value [T, kv_heads, head_dim] to their slots in a layer's memory."""
     keys.flatten(1, 2).index_copy_(1, meta.slot_mapping, key.transpose(0, 1))
     values.flatten(1, 2).index_copy_(1, meta.slot_mapping, value.transpose(0, 1))
 
@@ -181,10 +185,11 @@ def paged_decode(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """One query for each decoding request: [decodes, heads, head_dim], returns the same shape.
+    """Attend with one query per decoding request: [decodes, heads, head_dim]. Same shape returned.
 
-    One gather for each group of requests, as long as its longest context. The query heads that
-    share a KV head are the queries of one attention, so keys and values are not repeated.
+    There is one gather for each group of requests, as long as the group's longest context. The
+    query heads that share a KV head are the queries of one attention, so that keys and values need
+    not be repeated.
     """
     num_kv_heads, batch, heads = keys.shape[0], query.shape[0], query.shape[1]
     grouped = query.reshape(batch, num_kv_heads, heads // num_kv_heads, -1)
@@ -208,10 +213,13 @@ def paged_prefill(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """The queries of all chunks, [tokens, heads, head_dim]: each sees its request up to itself."""
+    """Attend with the queries of all chunks, [tokens, heads, head_dim]. Same shape returned.
+
+    Each query sees its own request up to its own position.
+    """
     repeats = query.shape[1] // keys.shape[0]
     outputs, start = [], 0
-    chunks = zip(meta.num_tokens[meta.num_decodes :], meta.chunk_slots, strict=True)
+    chunks = zip(meta.query_lens_cpu[meta.num_decodes :], meta.chunk_slots, strict=True)
     for num_tokens, slots in chunks:
         q = query[start : start + num_tokens].transpose(0, 1)  # [heads, n, head_dim]
         k, v = (
@@ -224,7 +232,7 @@ def paged_prefill(
 
 
 def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """The last n of S tokens attend to all up to themselves: q [1, heads, n, head_dim]."""
+    """Let the last n of S tokens attend up to themselves: q [1, heads, n, head_dim]."""
     num_queries, context = q.shape[2], k.shape[2]
     if num_queries == context:
         return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)

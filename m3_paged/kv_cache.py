@@ -1,7 +1,7 @@
-"""`KVCacheManager`: which page of the KV cache belongs to whom. Plain Python data, no tensors.
+"""`KVCacheManager`: which page of the KV cache each request owns. Plain Python data, no tensors.
 
 A request's tokens lie in pages of `page_size` tokens, in any order in memory. Its row of the page
-table says where: position p is in slot `table[p // page_size] * page_size + p % page_size`.
+table lists the pages: position p is in slot `table[p // page_size] * page_size + p % page_size`.
 
     row 0   A  | 7 | 2 | 9 |           pages   0  1  2  3  4  5  6  7  8  9
     row 1   B  | 4 |                           #  .  A  .  B  .  .  A  .  A      # padding, . free
@@ -21,10 +21,10 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.free_pages = list(range(num_pages, 0, -1))  # a stack: low pages go first
+        self.free_pages = list(range(num_pages, 0, -1))  # a stack: low page ids are taken first
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages; the caller has made sure that they are there."""
+        """Take `count` pages. The caller has checked that so many pages are free."""
         assert count <= len(self.free_pages), f"I3: {count} pages of {len(self.free_pages)} free"
         return [self.free_pages.pop() for _ in range(count)]
 
@@ -34,26 +34,26 @@ class PageAllocator:
 
 
 class PageTable:
-    """The pages of each row, and what changed in them since the runner last looked."""
+    """The pages of each row, and the changes that the runner has not copied yet."""
 
     def __init__(self, num_rows: int) -> None:
         self.rows: list[list[int]] = [[] for _ in range(num_rows)]
         self.updates: list[tuple[int, int, int]] = []  # (row, column, page), oldest first
 
     def append(self, row: int, pages: Sequence[int]) -> None:
-        """Add pages to the end of a row."""
+        """Append pages to a row."""
         for page in pages:
             self.updates.append((row, len(self.rows[row]), page))
             self.rows[row].append(page)
 
     def cut(self, row: int, length: int) -> list[int]:
-        """Shorten a row to `length` pages; returns those cut off."""
+        """Shorten a row to `length` pages. Return the pages that were cut off."""
         rest = self.rows[row][length:]
         del self.rows[row][length:]
         return rest
 
     def take_updates(self) -> list[tuple[int, int, int]]:
-        """The changes since the last call."""
+        """Return the changes since the last call."""
         updates, self.updates = self.updates, []
         return updates
 
@@ -77,44 +77,48 @@ class KVCacheManager:
 
     @property
     def num_reserved_tokens(self) -> int:
-        """What the pages that are held could hold."""
+        """Tokens that the allocated pages can hold."""
         return sum(map(len, self.table.rows)) * self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that so many tokens take."""
+        """Return the number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def pages_of(self, request: Request) -> list[int]:
-        """The pages a request holds, in order of its positions."""
+        """Return the pages of a request, in order of position. A waiting request has none."""
         return [] if request.row is None else self.table.rows[request.row]
 
     def room(self, request: Request) -> int:
-        """Tokens that a request could compute now, in its own pages and the free ones."""
+        """Return how many tokens a request could compute now, in its own and in free pages."""
         pages = len(self.pages_of(request)) + self.num_free_pages
         return pages * self.page_size - request.num_computed_tokens
 
     def allocate(self, request: Request) -> None:
-        """Give a request the free row that comes first."""
+        """Give the first free row to a request."""
         assert self.has_free_row and request.row is None, f"I3: no row for {request}"
         request.row = self.free_rows.pop()
 
-    def hold(self, request: Request, num_tokens: int) -> None:
-        """Let a request hold the pages that `num_tokens` tokens take, no more and no fewer."""
+    def allocate_slots(self, request: Request, num_tokens: int) -> None:
+        """Allocate the pages that are missing for the request's first `num_tokens` tokens."""
         assert request.row is not None, f"I3: {request} has no row"
         missing = self.pages_for(num_tokens) - len(self.pages_of(request))
         if missing > 0:
             self.table.append(request.row, self.allocator.allocate(missing))
-        else:
-            self.allocator.free(self.table.cut(request.row, self.pages_for(num_tokens)))
+
+    def free_slots(self, request: Request, num_tokens: int) -> None:
+        """Free the pages behind the request's first `num_tokens` tokens."""
+        assert request.row is not None, f"I3: {request} has no row"
+        self.allocator.free(self.table.cut(request.row, self.pages_for(num_tokens)))
 
     def free(self, request: Request) -> None:
-        """Take back a request's row and pages."""
+        """Take back the row and all pages of a request."""
         assert request.row is not None, f"I3: {request} has no row to free"
-        self.allocator.free(self.table.cut(request.row, 0))
+        self.free_slots(request, 0)
         self.free_rows.append(request.row)
         request.row = None
 
     def check_invariants(self, running: list[Request]) -> None:
+        """Raise `AssertionError` if a row or a page has no owner, or two owners."""
         rows = [request.row for request in running if request.row is not None]
         assert sorted([*rows, *self.free_rows]) == list(range(len(self.table.rows))), (
             f"I3: rows {rows} are taken, {self.free_rows} free"

@@ -1,6 +1,6 @@
-"""The attention operations of `attention.py`, by Triton kernels: same names, same signatures.
+"""The attention operations of `attention.py` by Triton kernels: same names, same signatures.
 
-Launch grids depend on shapes only, never on lengths: a CUDA graph can replay them.
+The launch grids depend on shapes only, never on lengths, so that a CUDA graph can replay them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import triton
 from . import kernels
 from .attention import AttentionMetadata
 
-SPLIT = 256  # tokens of a context that one decode program reads
+SPLIT = 256  # tokens of a context that one program of the decode kernel reads
 
 
 def require_runnable(device: torch.device) -> None:
-    """Raise `RuntimeError` where kernels cannot run: they need CUDA, or Triton's interpreter."""
+    """Raise `RuntimeError` if kernels cannot run: they need CUDA, or Triton's interpreter."""
     if device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise RuntimeError(
             "attention_backend='triton' needs a CUDA device (or TRITON_INTERPRET=1, for tests)"
@@ -31,7 +31,7 @@ def store_kv(
     value: torch.Tensor,
     meta: AttentionMetadata,
 ) -> None:
-    """Write key and value [T, kv_heads, head_dim] to their slots of a layer's memory."""
+    """Write key and value [T, kv_heads, head_dim] to their slots in a layer's memory."""
     tokens, heads, key_dim = key.shape
     value_dim = value.shape[-1]
     kernels.store_kernel[(tokens, heads)](
@@ -50,7 +50,7 @@ def paged_decode(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """One query for each decoding request: [decodes, heads, head_dim], returns the same shape."""
+    """Attend with one query per decoding request: [decodes, heads, head_dim]. Same shape returned."""
     batch, heads, _dim = query.shape
     splits = triton.cdiv(meta.page_table.shape[1] * meta.page_size, SPLIT)
     value_dim = values.shape[-1]
@@ -79,7 +79,7 @@ def paged_prefill(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """The queries of all chunks, [tokens, heads, head_dim]: each sees its request up to itself."""
+    """Attend with the queries of all chunks, [tokens, heads, head_dim]. Same shape returned."""
     tokens, heads, _dim = query.shape
     output = query.new_empty((tokens, heads, values.shape[-1]))
     shape = constants(query, keys, values, meta.page_size)
@@ -87,7 +87,7 @@ def paged_prefill(
     requests = meta.seq_lens.shape[0] - meta.num_decodes
     blocks = tokens // (tile["ROWS"] // shape["GROUP"]) + requests
     kernels.prefill_kernel[(blocks, keys.shape[0])](
-        query, keys, values, output, meta.page_table, meta.query_starts, meta.seq_lens,
+        query, keys, values, output, meta.page_table, meta.query_start_loc, meta.seq_lens,
         query.stride(0), query.stride(1), output.stride(0), output.stride(1),
         keys.stride(0), values.stride(0), meta.page_table.stride(0),
         scale, meta.num_decodes, requests, meta.num_decodes,
@@ -99,7 +99,7 @@ def paged_prefill(
 def constants(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, page_size: int
 ) -> dict[str, Any]:
-    """What both attention kernels are compiled for, beside their tiles."""
+    """Return the compile-time constants that both attention kernels need, apart from tiles."""
     return {
         "GROUP": query.shape[1] // keys.shape[0],
         "KEY_DIM": keys.shape[-1],
@@ -107,6 +107,6 @@ def constants(
         "PAGE_SIZE": page_size,
         "BLOCK_K": max(kernels.MIN_ROWS, triton.next_power_of_2(keys.shape[-1])),
         "BLOCK_V": max(kernels.MIN_ROWS, triton.next_power_of_2(values.shape[-1])),
-        # Float32 stays float32: the tensor cores' tf32 would lose the answer's last digits.
+        # Float32 stays float32: tf32 on the tensor cores would lose the last digits.
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }

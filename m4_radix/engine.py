@@ -1,36 +1,35 @@
 """`LLMEngine`: the life of a request, from `add_request` to its final output.
 
-    step():  batch = schedule()      which requests, how many tokens of each
-             result = run(batch)     one forward of the model, one token a request
-             process(batch, result)  text, stops, outputs; what has ended is released
+    step():  batch = schedule()      choose the requests, and how many tokens of each
+             result = run(batch)     one forward of the model, one sampled token per request
+             process(batch, result)  text, stop conditions, outputs; finished requests leave
 
-Upholds I3 (what ends is released at once), I4 (a bad request is refused before anybody sees it).
+Upholds I3 (a finished request is freed at once) and I4 (a bad request is refused before the
+scheduler sees it).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from common import (
     EngineConfig,
-    EngineStats,
     LoadedModel,
     OfflineEngine,
     Prompt,
-    Request,
     RequestOutput,
     SamplingParams,
 )
 from common.engine_call import isolating_failures
-from common.outputs import StepCounters
 from common.sampler import SampledToken
 
 from .model_runner import ModelRunner
-from .scheduler import ScheduleBatch, Scheduler
+from .schedule_batch import ScheduleBatch
+from .scheduler import Scheduler
 
 
 class LLMEngine(OfflineEngine):
-    """Runs requests to their ends, one `step` at a time."""
+    """Runs requests until they finish, one `step` at a time."""
+
+    scheduler: Scheduler
 
     def __init__(
         self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
@@ -38,7 +37,6 @@ class LLMEngine(OfflineEngine):
         super().__init__(config, loaded)
         self.runner = ModelRunner(self.loaded.model, self.config)
         self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages)
-        self.counters = StepCounters()
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
@@ -55,7 +53,7 @@ class LLMEngine(OfflineEngine):
 
     @isolating_failures
     def run(self, batch: ScheduleBatch) -> list[SampledToken]:
-        """One forward. If it fails, the requests are as before the step, and may go on."""
+        """Run one forward. If it fails, the requests are as before the step."""
         try:
             return list(self.runner.run(batch, self.scheduler.kv_cache.table).rows())
         except BaseException:
@@ -63,57 +61,20 @@ class LLMEngine(OfflineEngine):
             raise
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
-        """Hand each request its token; release those that end with it."""
-        self.counters.num_steps += bool(batch.requests)
-        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
-            self.counters.prefill_tokens += min(num_tokens, of_prompt)
-            self.counters.decode_tokens += max(0, num_tokens - of_prompt)
-            request.num_computed_tokens += num_tokens
-            if of_prompt > 0:
-                self.scheduler.kv_cache.insert(request)  # others may read it from now on
-        sampled = [batch.requests[i] for i in batch.sampled]
-        for request, (token_id, logprobs) in zip(sampled, result, strict=True):
+        """Append the sampled tokens, and free the requests that finish with them."""
+        self.scheduler.update_after_step(batch)
+        for request, (token_id, logprobs) in zip(batch.sampled_requests, result, strict=True):
             if self.output_processor.append_token(request, token_id, logprobs):
-                self.release(request)
+                self.scheduler.finish_request(request)
         return self.output_processor.drain()
 
     def abort_request(self, request_id: str) -> bool:
         request = self.output_processor.find(request_id)
         if request is None:
             return False
-        self.release(request)
+        self.scheduler.finish_request(request)
         self.output_processor.abort(request)
         return True
 
-    def release(self, request: Request) -> None:
-        """I3: give back all that a request holds, whether it waits or runs."""
-        self.scheduler.remove_request(request)
-
     def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix that no request is using; how many pages are free by that."""
-        kv_cache = self.scheduler.kv_cache
-        pages = kv_cache.radix_cache.evict(kv_cache.radix_cache.evictable_size)
-        kv_cache.allocator.free(pages)
-        return len(pages)
-
-    def stats(self) -> EngineStats:
-        kv_cache = self.scheduler.kv_cache
-        return EngineStats(
-            num_waiting=len(self.scheduler.waiting),
-            num_running=len(self.scheduler.running),
-            kv_tokens_reserved=kv_cache.num_reserved_tokens,
-            kv_tokens_used=kv_cache.num_used_tokens(self.scheduler.running),
-            kv_pages_total=kv_cache.allocator.num_pages,
-            kv_pages_free=len(kv_cache.allocator.free_pages),
-            kv_pages_cached=kv_cache.radix_cache.evictable_size,
-            **{
-                **asdict(self.counters),
-                "num_retractions": self.scheduler.num_retractions,
-                "cached_prompt_tokens": self.scheduler.cached_prompt_tokens,
-            },
-        )
-
-    def check_invariants(self) -> None:
-        self.check_requests()
-        self.scheduler.check_invariants()
+        return self.scheduler.kv_cache.reset_prefix_cache()

@@ -1,16 +1,16 @@
-"""`RadixCache`: the prefixes whose KV is in memory, as a tree. Plain Python data, no tensors.
+"""A radix tree of cached prefixes. Plain Python data, no tensors.
 
-A node holds a run of whole pages: the tokens they stand for, and the ids of the pages. The path
-from the root to a node spells a prefix; prefixes that begin alike share nodes, and so pages.
+Each node stores a run of whole pages: their token ids and their page ids. The path from the root to
+a node spells a prefix. Prefixes with the same beginning share nodes, and therefore pages.
 
     root ── "You are a tutor. " ─┬─ "What is a page?" ── " A page is ..."
             pages 7 2 9          │  pages 4 1            pages 8 3
                                  └─ "What is a tree?"
                                     pages 5 6
 
-Upholds I3: a page in the tree is the tree's alone. Who reads a prefix locks it: locked nodes stay,
-of the others the leaf that was used longest ago goes first. RadixAttention is from SGLang (Zheng et
-al., NeurIPS 2024).
+I3: the tree owns its pages. A request locks the prefix that it reads. Locked nodes are never
+evicted; of the unlocked leaves, the least recently used one is evicted first (RadixAttention: Zheng
+et al., NeurIPS 2024).
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ from typing import NamedTuple
 
 
 class TreeNode:
-    """A run of pages after the parent's. `pages[i]` holds `tokens[i * page_size:][:page_size]`."""
+    """A run of pages that follows the parent's pages.
+
+    `pages[i]` holds the keys and values of `tokens[i * page_size:][:page_size]`.
+    """
 
     def __init__(self, parent: TreeNode | None, tokens: list[int], pages: list[int]) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
         self.children: dict[tuple[int, ...], TreeNode] = {}  # by the tokens of their first page
-        # Pages from the root to the end of this node: the length of the prefix that it spells.
-        self.end: int = len(pages) + (parent.end if parent else 0)
-        self.lock_count = 0  # holders of this node and of those below it
-        self.last_used = 0  # by the tree's clock, which counts uses
-        self.hits = 0  # prefixes that were found through it
+        # Pages from the root to the end of this node: the length of the prefix that it ends.
+        self.num_prefix_pages: int = len(pages) + (parent.num_prefix_pages if parent else 0)
+        self.lock_count = 0  # locks on this node and on its descendants
+        self.last_used = 0  # on the tree's clock, which counts uses
+        self.hits = 0  # prefixes that were matched through this node
         self.in_heap = False
 
     def path(self) -> list[TreeNode]:
-        """The nodes from below the root to this one."""
+        """Return the nodes from the root's child to this node."""
         nodes, node = [], self
         while node.parent is not None:
             nodes.append(node)
@@ -44,61 +47,64 @@ class TreeNode:
         return nodes[::-1]
 
     def prefix_pages(self) -> list[int]:
-        """The pages of the whole prefix."""
+        """Return the pages of the whole prefix, in order of position."""
         return [page for node in self.path() for page in node.pages]
 
 
 class CachedPrefix(NamedTuple):
-    """What a look at the tree has found."""
+    """The longest cached prefix of some tokens."""
 
-    node: TreeNode  # the last node that has a part of the prefix
-    num_pages: int  # of the whole prefix
-    num_locked: int  # the first so many of them are in use
+    node: TreeNode  # the last node that holds a part of the prefix
+    num_pages: int  # length of the prefix
+    num_locked: int  # the number of its pages that are locked; they are the first ones
 
 
 class RadixCache:
-    """A tree of cached prefixes. Lengths and sizes are in pages; a part of a page is not cached."""
+    """A tree of cached prefixes. Lengths and sizes are in pages. Only whole pages are cached."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.root = TreeNode(None, [], [])
-        self.evictable_size = 0  # pages in nodes that nobody has locked
-        self.protected_size = 0  # pages in locked ones
+        self.evictable_size = 0  # pages in unlocked nodes
+        self.protected_size = 0  # pages in locked nodes
         self._clock = 0
         # Unlocked leaves as (last_used, number, node). An entry may be out of date: see `evict`.
         self._heap: list[tuple[int, int, TreeNode]] = []
         self._pushed = 0
 
     def find(self, token_ids: Sequence[int]) -> CachedPrefix:
-        """The longest cached prefix, without leaving a trace."""
+        """Return the longest cached prefix, without changing the tree."""
         node, num_pages = self.root, 0
         for child, common in self._walk(token_ids):
             node, num_pages = child, num_pages + common
-        locked = node  # who is locked has locked ancestors: they are the path's first nodes
+        locked = node  # the ancestors of a locked node are locked: they come first on the path
         while locked.lock_count == 0 and locked.parent is not None:
             locked = locked.parent
-        return CachedPrefix(node, num_pages, min(locked.end, num_pages))
+        return CachedPrefix(node, num_pages, min(locked.num_prefix_pages, num_pages))
 
     def match_prefix(self, token_ids: Sequence[int]) -> TreeNode:
-        """The node that spells the longest cached prefix, split off where the prefix ends in the
-        middle of one. Its pages are safe from eviction once it is locked, and not before."""
+        """Return the node that ends the longest cached prefix of `token_ids`.
+
+        If the prefix ends inside a node, split that node. The caller must lock the result before
+        anything else can evict it.
+        """
         node = self._descend(token_ids)
         for used in node.path():
             used.hits += 1
         return node
 
     def insert(self, token_ids: Sequence[int], pages: Sequence[int]) -> TreeNode:
-        """Add a prefix of whole pages whose KV is written; returns the node that spells it.
+        """Add a prefix of whole pages, and return the node that ends it.
 
-        `pages[i]` holds `token_ids[i * page_size:][:page_size]`. What the tree has already, it
-        keeps: `node.prefix_pages()` says which pages count. Of the caller's own, the tree takes
-        those that come after.
+        `pages[i]` holds the keys and values of `token_ids[i * page_size:][:page_size]`, which must
+        be written. Where the tree already has a page of the same tokens, it keeps its own page:
+        `node.prefix_pages()` are the pages that count. The tree takes the caller's other pages.
         """
         assert len(token_ids) == len(pages) * self.page_size, "I3: only whole pages are cached"
         node = self._descend(token_ids)
-        if node.end < len(pages):
-            rest = list(token_ids[node.end * self.page_size :])
-            leaf = TreeNode(node, rest, list(pages[node.end :]))
+        if node.num_prefix_pages < len(pages):
+            rest = list(token_ids[node.num_prefix_pages * self.page_size :])
+            leaf = TreeNode(node, rest, list(pages[node.num_prefix_pages :]))
             leaf.last_used = self._clock
             node.children[self._key(rest)] = leaf
             self.evictable_size += len(leaf.pages)
@@ -107,7 +113,7 @@ class RadixCache:
         return node
 
     def lock(self, node: TreeNode) -> None:
-        """Protect a prefix until `unlock`."""
+        """Protect a prefix from eviction until `unlock`."""
         for locked in (self.root, *node.path()):
             if locked.lock_count == 0 and locked is not self.root:
                 self.evictable_size -= len(locked.pages)
@@ -115,9 +121,9 @@ class RadixCache:
             locked.lock_count += 1
 
     def unlock(self, node: TreeNode) -> None:
-        """Undo one `lock` of the same node, whatever was split since."""
+        """Undo one `lock` of the same node, even if nodes were split in the meantime."""
         for locked in (self.root, *node.path()):
-            assert locked.lock_count > 0, "I3: a node is unlocked as often as it was locked"
+            assert locked.lock_count > 0, "I3: unlock() called more often than lock() for this node"
             locked.lock_count -= 1
             if locked.lock_count == 0 and locked is not self.root:
                 self.evictable_size += len(locked.pages)
@@ -125,13 +131,16 @@ class RadixCache:
         self._offer(node)
 
     def evict(self, num_pages: int) -> list[int]:
-        """Take `num_pages` pages from unlocked leaves, least recently used first, from their ends.
+        """Remove `num_pages` pages from the ends of unlocked leaves, least recently used first.
 
-        A leaf has one entry in the heap at most. One that was used or locked since it entered is
-        put where it belongs now, or dropped: eviction does not look at the rest of the tree. Raises
-        AssertionError (I3), and takes nothing, where fewer than `num_pages` are evictable.
+        A leaf has at most one entry in the heap. If the leaf was used or locked after it entered,
+        the entry is out of date: the leaf enters again with its new time, or not at all. So an
+        eviction never searches the whole tree. Returns the pages. Raises `AssertionError` (I3), and
+        removes nothing, if fewer than `num_pages` are evictable.
         """
-        assert num_pages <= self.evictable_size, "I3: nothing that is in use is evicted"
+        assert num_pages <= self.evictable_size, (
+            f"I3: {num_pages} pages to evict, but only {self.evictable_size} are not in use"
+        )
         taken: list[int] = []
         while len(taken) < num_pages:
             entered, _number, leaf = heapq.heappop(self._heap)
@@ -143,7 +152,7 @@ class RadixCache:
         return taken
 
     def nodes(self) -> Iterator[TreeNode]:
-        """All nodes but the root, parents first."""
+        """Iterate over all nodes except the root, parents first."""
         stack = [self.root]
         while stack:
             children = list(stack.pop().children.values())
@@ -151,41 +160,47 @@ class RadixCache:
             stack += children
 
     def check_invariants(self, holders: Iterable[TreeNode]) -> None:
-        """`holders`: the node of each lock that is held."""
+        """Raise `AssertionError` if locks, sizes or links are wrong.
+
+        holders: the node of each lock that a request holds.
+        """
         locks: dict[TreeNode, int] = {}
         for holder in holders:
             for node in (self.root, *holder.path()):
                 locks[node] = locks.get(node, 0) + 1
         assert self.root.lock_count == locks.pop(self.root, 0), (
-            "I3: the root's locks are the holders"
+            "I3: the root is locked once for each holder"
         )
         sizes = {True: 0, False: 0}
         for node in self.nodes():
             parent, size = node.parent, len(node.pages)
             assert parent and parent.children.get(self._key(node.tokens)) is node, "I3: the key"
             assert node.pages and len(node.tokens) == size * self.page_size, "I3: whole pages"
-            assert node.end == parent.end + size, "I3: a node begins where its parent ends"
+            assert node.num_prefix_pages == parent.num_prefix_pages + size, "I3: a node begins where its parent ends"
             held = locks.pop(node, 0)
-            assert node.lock_count == held, f"I3: {held} hold a node locked {node.lock_count} times"
-            assert node.in_heap or not self._is_evictable(node), "I5: a leaf cannot be evicted"
+            assert node.lock_count == held, f"I3: lock_count is {node.lock_count}, held: {held}"
+            assert node.in_heap or not self._is_evictable(node), "I5: an evictable leaf is not in the heap"
             sizes[node.lock_count > 0] += size
-        assert not locks, "I3: a node that is locked has left the tree"
+        assert not locks, "I3: a locked node has left the tree"
         assert sizes == {True: self.protected_size, False: self.evictable_size}, "I3: sizes"
 
     def _walk(self, token_ids: Sequence[int]) -> Iterator[tuple[TreeNode, int]]:
-        """The nodes along a token list, each with the number of its pages that agree."""
+        """Yield the nodes along a token list, each with the number of its pages that match."""
         node, start, size = self.root, 0, self.page_size
         while child := node.children.get(self._key(token_ids[start : start + size])):
             ahead = token_ids[start : start + len(child.tokens)]
             common = common_pages(child.tokens, ahead, size)
-            parted = common < len(child.pages)  # asked before the caller may split the child
+            ends_inside = common < len(child.pages)  # computed before the caller splits the child
             yield child, common
-            if parted:
+            if ends_inside:
                 return
             node, start = child, start + len(child.tokens)
 
     def _descend(self, token_ids: Sequence[int]) -> TreeNode:
-        """Walk as far as the tokens lead, split where they part, and mark the way as used."""
+        """Return the node that ends the longest match. Split a node if the match ends inside it.
+
+        All nodes on the path count as used now.
+        """
         self._clock += 1
         node = self.root
         for child, common in self._walk(token_ids):
@@ -194,9 +209,10 @@ class RadixCache:
         return node
 
     def _split(self, node: TreeNode, length: int) -> TreeNode:
-        """Put a new node above, with the first `length` pages; returns it.
+        """Insert a new parent that takes the first `length` pages of `node`. Return the parent.
 
-        Whoever holds `node` holds both: the new one has its locks, its hits and its time.
+        The new parent inherits the lock count, the hits and the time of `node`: each lock on `node`
+        also protects its ancestors.
         """
         parent, cut = node.parent, length * self.page_size
         assert parent is not None and 0 < length < len(node.pages)
@@ -208,16 +224,16 @@ class RadixCache:
         return upper
 
     def _shorten(self, leaf: TreeNode, most: int) -> list[int]:
-        """Cut at most so many pages off the end of a leaf; with the last one the leaf goes.
+        """Remove up to `most` pages from the end of a leaf. Return the pages.
 
-        Returns the pages. The tree's sizes are the caller's.
+        The leaf itself is removed when no page is left. The caller updates the tree's sizes.
         """
         key, parent = self._key(leaf.tokens), leaf.parent
         assert parent is not None
         kept = max(0, len(leaf.pages) - most)
         taken = leaf.pages[kept:]
         del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
-        leaf.end -= len(taken)
+        leaf.num_prefix_pages -= len(taken)
         if not leaf.pages:
             del parent.children[key]
             self._offer(parent)
@@ -227,24 +243,24 @@ class RadixCache:
         return bool(node.pages) and not node.children and node.lock_count == 0
 
     def _offer(self, node: TreeNode) -> None:
-        """Enter a node for eviction if it is an unlocked leaf."""
+        """Enter a node into the eviction heap if it is an unlocked leaf."""
         if self._is_evictable(node) and not node.in_heap:
             node.in_heap = True
             self._pushed += 1
             heapq.heappush(self._heap, (node.last_used, self._pushed, node))
 
     def _key(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens of the first page."""
+        """Return the tokens of the first page: the key of a child in its parent."""
         return tuple(token_ids[: self.page_size])
 
 
 def common_pages(a: Sequence[int], b: Sequence[int], page_size: int) -> int:
-    """How many whole pages two token lists have in common from their beginning.
+    """Return the number of whole pages that two token lists share, counted from the start.
 
-    Both are lists, or both tuples: one never equals the other.
+    Both must be lists, or both tuples: a list never equals a tuple.
     """
     if a == b:
         return len(a) // page_size
     starts = range(0, min(len(a), len(b)) - page_size + 1, page_size)
-    parted = (i for i in starts if a[i : i + page_size] != b[i : i + page_size])
-    return next(parted, len(starts) * page_size) // page_size
+    different = (i for i in starts if a[i : i + page_size] != b[i : i + page_size])
+    return next(different, len(starts) * page_size) // page_size

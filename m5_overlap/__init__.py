@@ -1,8 +1,9 @@
-"""Milestone 5: overlap scheduling, so that the scheduler never makes the model wait.
+"""Milestone 5: overlap scheduling, so that the scheduler does not make the model wait.
 
-While step N is being computed on a stream of its own, the host plans and launches step N+1, whose
-input tokens are placeholders, and only then processes N's result. The overlap scheduler is SGLang's
-(v0.4, 2024), after NanoFlow; CUDA graphs for decode and buffers in turns are everybody's.
+While the device computes step N on its own stream, the host plans and launches step N+1, whose
+input tokens are placeholders. Only then does it process the result of step N. The overlap scheduler
+is from SGLang (v0.4, 2024), after NanoFlow. CUDA graphs for decode and pinned buffers in turns are
+common to all fast engines.
 """
 
 from .engine import LLMEngine

@@ -1,90 +1,95 @@
-"""`StepsInFlight`: steps that have been planned and whose results are not known. Plain Python data.
+"""`StepsInFlight`: steps that are planned, with results that are not known yet. Plain Python data.
 
-Two at most: step N, which is being computed, and N+1, which is planned meanwhile.
+At most two steps are in flight: step N, which the device computes, and step N+1, which the
+scheduler plans meanwhile.
 
-    plan N+1   the requests of N are *advanced*: their lengths are those after N, and what N samples
-               for them is a placeholder
-    end of N   the placeholders go, the tokens come; who has ended leaves, but while N+1 is writing
-               his pages nobody else may have them
+    plan N+1   The requests of N are *advanced*: their lengths are those after N, and a placeholder
+               stands for the token that N will sample.
+    end of N   Tokens replace placeholders. A request that finishes with its token keeps its pages
+               until N+1 completes, because N+1 still writes to them.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from common import EngineConfig, Request
 
 from .future_map import placeholder
 from .kv_cache import KVCacheManager
-
-if TYPE_CHECKING:
-    from .scheduler import ScheduleBatch
+from .schedule_batch import ScheduleBatch
 
 
 def num_rows(config: EngineConfig) -> int:
-    """A row for each request that goes on, and one for each whose last step is in flight."""
+    """Return the number of rows: for requests that go on, and for those in their last step."""
     return 2 * min(config.max_num_seqs, config.max_num_batched_tokens)
 
 
+def continuing(running: Iterable[Request]) -> list[Request]:
+    """Return the requests that go on after the step in flight, as far as lengths can tell."""
+    return [request for request in running if request.num_tokens < request.max_num_tokens]
+
+
 class StepsInFlight:
-    """Batches that have been planned, oldest first, and requests that have ended in one of them."""
+    """The batches in flight, and the finished requests that they still write."""
 
     def __init__(self, kv_cache: KVCacheManager) -> None:
         self.kv_cache = kv_cache
-        self.batches: deque[ScheduleBatch] = deque()
-        self.leaving: list[Request] = []
+        self.batches: deque[ScheduleBatch] = deque()  # oldest first
+        self.finished: list[Request] = []  # they keep their pages until no batch writes them
 
     def advance(self, batch: ScheduleBatch) -> None:
-        """Put the requests of the oldest batch where it will leave them."""
+        """Give the requests of the oldest batch the lengths that they will have after it."""
         if batch.is_advanced:
             return
         batch.is_advanced = True
         for i, request in enumerate(batch.requests):
             if not request.is_finished:
                 request.num_computed_tokens += batch.num_scheduled_tokens[i]
-                if i in batch.sampled:
+                if i in batch.sampled_indices:
                     request.token_ids.append(placeholder(request.row))
 
-    def finish(self, batch: ScheduleBatch) -> None:
-        """The oldest batch has been computed: its tokens come, and who waited for it is free."""
-        assert self.batches[0] is batch, "steps end in the order in which they began"
+    def complete(self, batch: ScheduleBatch) -> None:
+        """Remove the oldest batch, which has been computed, and its placeholders."""
+        assert self.batches[0] is batch, "steps complete in the order in which they were planned"
         self.batches.popleft()
-        for i in batch.sampled:
-            if not batch.requests[i].is_finished:
-                batch.requests[i].token_ids.pop()
-        self._free_leaving()
+        for request in batch.sampled_requests:
+            if not request.is_finished:
+                request.token_ids.pop()
+        self._free_finished()
 
-    def take_back(self, batch: ScheduleBatch) -> None:
-        """The newest batch was not computed: its requests are where they were before it."""
-        assert self.batches[-1] is batch, "steps are undone newest first"
+    def undo(self, batch: ScheduleBatch) -> None:
+        """Remove the newest batch, which was not computed. Restore the lengths of its requests."""
+        assert self.batches[-1] is batch, "steps are undone in reverse order"
         self.batches.pop()
         if batch.is_advanced:
             for i, request in enumerate(batch.requests):
                 if not request.is_finished:
                     request.num_computed_tokens -= batch.num_scheduled_tokens[i]
-                    if i in batch.sampled:
+                    if i in batch.sampled_indices:
                         request.token_ids.pop()
-        self._free_leaving()
+        self._free_finished()
 
-    def leave(self, request: Request) -> None:
-        """I3: free what a request holds that has ended, once no step in flight writes it."""
-        self.leaving.append(request)
-        self._free_leaving()
+    def free(self, request: Request) -> None:
+        """Free the memory of a finished request as soon as no step in flight writes it (I3)."""
+        if any(request in batch.requests for batch in self.batches):
+            self.finished.append(request)
+        else:
+            self.kv_cache.free(request)
 
     def check_invariants(self, running: list[Request]) -> None:
-        """Between two steps: requests are where they are known to be."""
+        """Raise `AssertionError` if, between two steps, a length or an owner is wrong."""
         written = Counter[Request]()  # tokens that are being computed
         for batch in self.batches:
             assert not batch.is_advanced, "I1: a placeholder is left behind"
             written.update(dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True)))
-        assert all(request in written for request in self.leaving), (
-            f"I3: {self.leaving} hold pages that no step in flight writes"
+        assert all(request in written for request in self.finished), (
+            f"I3: {self.finished} have finished and hold pages that no step in flight writes"
         )
-        self.kv_cache.check_invariants([*running, *self.leaving], written)
+        self.kv_cache.check_invariants([*running, *self.finished], written)
 
-    def _free_leaving(self) -> None:
-        for request in list(self.leaving):
-            if not any(request in batch.requests for batch in self.batches):
-                self.leaving.remove(request)
-                self.kv_cache.free(request)
+    def _free_finished(self) -> None:
+        finished, self.finished = self.finished, []
+        for request in finished:
+            self.free(request)

@@ -1,10 +1,10 @@
 """Attention through the page table as Triton kernels, for GPUs. `triton_ops.py` launches them.
 
-Shared by all of them:
+All kernels follow these rules:
 
-- The launch grid depends on shapes only, never on lengths: a CUDA graph can replay it.
+- The launch grid depends on shapes only, never on lengths, so that a CUDA graph can replay it.
 - A tile holds the query heads of one KV head, so keys and values are read once for all of them.
-- What lies behind a context is masked when it is loaded: nobody may ever have written there.
+- Loads behind the end of a context are masked: that memory was perhaps never written.
 - Page ids are widened to 64 bits before they become addresses. Scores and softmax are float32.
 
 Decode is split along the context (Flash-Decoding: Dao et al., 2023), with the online softmax of
@@ -16,16 +16,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MIN_ROWS = 16  # the fewest rows that tl.dot takes
+MIN_ROWS = 16  # the smallest number of rows that tl.dot accepts
 
 
 def tiles(group: int, block_dim: int, itemsize: int) -> dict[str, dict[str, int]]:
-    """Rows of queries, tokens of a context, warps and stages: the largest tiles that do not spill.
+    """Return tile sizes, warps and stages of the kernels: the largest that do not spill registers.
 
     group: query heads of a KV head. block_dim: head dimension, rounded up. itemsize: bytes a value.
     """
     heads = max(MIN_ROWS, triton.next_power_of_2(group))
-    if itemsize == 4:  # without tensor cores, products live in registers
+    if itemsize == 4:  # float32 uses no tensor cores: the products need registers
         decode = {"ROWS": heads, "TILE": 32, "num_warps": 8, "num_stages": 2}
         return {"decode": decode, "prefill": decode}
     return {
@@ -41,7 +41,7 @@ def tiles(group: int, block_dim: int, itemsize: int) -> dict[str, dict[str, int]
 
 @triton.jit
 def _slots(page_table, row_start, positions, mask, PAGE_SIZE: tl.constexpr):
-    """Slots of positions, through one row of the page table; int64."""
+    """Return the slots of positions, int64, through one row of the page table."""
     pages = tl.load(page_table + row_start + positions // PAGE_SIZE, mask=mask, other=0)
     return pages.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
 
@@ -52,7 +52,7 @@ def store_kernel(
     key_stride_t, key_stride_h, value_stride_t, value_stride_h, keys_stride_h, values_stride_h,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program copies one head of one token."""
+    """Copy the key and the value of one head of one token per program."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     slot = tl.load(slot_mapping + token)
     dim = tl.arange(0, BLOCK_D)
@@ -66,15 +66,15 @@ def store_kernel(
 def _attend(
     q, k, v, visible, maximum, total, acc, scale, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """One step of the online softmax: q [M, D] against a tile k [N, D], v [N, E].
+    """Do one step of the online softmax: q [M, D] against a tile k [N, D], v [N, E].
 
-    visible: [M, N], or what broadcasts to it; the other scores do not count. maximum, total: [M] of
-    the scores so far; acc: [M, E], not yet divided by total.
+    visible: the scores that count, [M, N] or a shape that broadcasts to it. maximum, total: [M] of
+    the scores so far. acc: [M, E], not yet divided by total.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     scores = tl.where(visible, scores, -float("inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    # A row that has seen nothing yet keeps -inf: subtracting it from itself would be NaN.
+    # A row without a visible score has the maximum -inf, and -inf - -inf would be NaN.
     shift = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
     weights = tl.exp(scores - shift[:, None])
     decay = tl.exp(maximum - shift)
@@ -92,18 +92,18 @@ def decode_kernel(
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: the heads of one KV head of one request, over one split of its context.
+    """Attend with the heads of one KV head of one request, over one split, per program.
 
     The grid is (B, KV heads, num_splits). Read: query [B, heads, KEY_DIM], keys and values
     [KV heads, slots, KEY_DIM or VALUE_DIM], page_table [B, P] and seq_lens [B], both int32.
     Written: partial [B, heads, num_splits, VALUE_DIM] and partial_lse [B, heads, num_splits].
 
-    A stride says how many entries further the next request (`_b`), head (`_h`) or row of the table
-    begins. What has none is contiguous: query in its last dimension, keys and values within a head,
-    seq_lens, partial and partial_lse as a whole.
+    A stride is the distance, in entries, to the next request (`_b`), head (`_h`) or row of the
+    table. Everything without a stride is contiguous: the last dimension of query, keys and values
+    within a head, and all of seq_lens, partial and partial_lse.
 
-    ROWS, BLOCK_K and BLOCK_V are the sizes of blocks, powers of two, at least GROUP (query heads of
-    a KV head), KEY_DIM and VALUE_DIM. TILE positions are read at once, SPLIT_SIZE by a program.
+    ROWS, BLOCK_K and BLOCK_V are block sizes: powers of two, at least GROUP (query heads of a KV
+    head), KEY_DIM and VALUE_DIM. A program reads SPLIT_SIZE positions, TILE of them at a time.
     """
     request, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -151,7 +151,7 @@ def reduce_kernel(
     partial, partial_lse, output, seq_lens, num_splits, output_stride_b, output_stride_h,
     VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLIT_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One program combines the splits of one head of one request."""
+    """Combine the splits of one head of one request per program."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(seq_lens + request)
     row = (request * tl.num_programs(1) + head) * num_splits
@@ -167,7 +167,7 @@ def reduce_kernel(
         acc = acc * decay + part * weight
         total = total * decay + weight
         maximum = new_maximum
-    # A row of length 0 pads a batch: it gives zeros, not NaN.
+    # A padding row of a batch has length 0. Its result is zeros, not NaN.
     result = acc / tl.where(total == 0.0, 1.0, total)
     place = output + request * output_stride_b + head * output_stride_h + dim
     tl.store(place, result.to(output.dtype.element_ty), mask=dim < VALUE_DIM)
@@ -175,7 +175,7 @@ def reduce_kernel(
 
 @triton.jit
 def prefill_kernel(
-    query, keys, values, output, page_table, query_starts, seq_lens,
+    query, keys, values, output, page_table, query_start_loc, seq_lens,
     query_stride_t, query_stride_h, output_stride_t, output_stride_h,
     keys_stride_h, values_stride_h, table_stride,
     scale, first_request, num_requests, first_token,
@@ -183,33 +183,34 @@ def prefill_kernel(
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS // GROUP query tokens of one request, with the heads of one KV head.
+    """Attend with ROWS // GROUP query tokens of one request and the heads of one KV head.
 
         rows of the tile   token 0: heads 0 1 2 | token 1: heads 0 1 2 | ...      GROUP = 3
 
-    Requests have different numbers of tokens, and the grid must not know: block i + tokens // Q
-    belongs to request i, Q tokens a block, which leaves at most one empty block a request.
+    Requests have different numbers of tokens, but the grid must not depend on them. With Q tokens
+    per block, request i begins at block i + (tokens before it) // Q. At most one block per request
+    is empty.
     """
     QUERIES: tl.constexpr = ROWS // GROUP
     block, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    # The last request whose first block is not after this one.
+    # Binary search for the last request that begins at this block or before it.
     low, high = 0, num_requests
     while low < high - 1:
         middle = (low + high) // 2
-        begin = tl.load(query_starts + first_request + middle) - first_token
+        begin = tl.load(query_start_loc + first_request + middle) - first_token
         if begin // QUERIES + middle <= block:
             low = middle
         else:
             high = middle
     request = (first_request + low).to(tl.int64)
-    begin = tl.load(query_starts + request) - first_token
-    num_queries = tl.load(query_starts + request + 1) - first_token - begin
+    begin = tl.load(query_start_loc + request) - first_token
+    num_queries = tl.load(query_start_loc + request + 1) - first_token - begin
     length = tl.load(seq_lens + request)
     first_query = (block - begin // QUERIES - low) * QUERIES
     if first_query >= num_queries:
         return
     row = tl.arange(0, ROWS)
-    token = first_query + row // GROUP  # of the request's tokens in this step
+    token = first_query + row // GROUP  # index among the request's tokens of this step
     head = kv_head * GROUP + row % GROUP
     valid = (row < QUERIES * GROUP) & (token < num_queries)
     position = length - num_queries + token
@@ -222,7 +223,7 @@ def prefill_kernel(
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-    # Nobody in this tile sees further than its last token.
+    # No query of this tile sees positions behind its own last token.
     end = length - num_queries + tl.minimum(first_query + QUERIES, num_queries)
     for first in range(0, end, TILE):
         positions = first + tl.arange(0, TILE)

@@ -1,4 +1,4 @@
-"""`KVPool`: the memory of the KV cache, all pages of all layers, allocated at once."""
+"""`KVPool`: the memory of the KV cache. All pages of all layers are allocated at once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from common import EngineConfig
 from common.model_support import LayerKV
 
-FREE_MEMORY_SHARE = 0.8  # of a GPU; the rest is for activations. Of main memory, half as much
+FREE_MEMORY_SHARE = 0.8  # of a GPU; activations need the rest. Of main memory: half as much
 
 
 class KVPool:
-    """Keys and values of a layer: [kv_heads, 1 + num_pages, page_size, head_dim]; page 0 pads.
+    """Keys and values of each layer: [kv_heads, 1 + num_pages, page_size, head_dim].
 
-    A page of one head is contiguous, so a kernel reads it as one tile; and with heads first, slots
-    are a dimension of their own: `[kv_heads, num_slots, head_dim]` is a view.
+    Page 0 is the padding page. A page of one head is contiguous, so a kernel reads it as one tile.
+    Because the heads come first, the pages can be viewed as slots: [kv_heads, num_slots, head_dim].
     """
 
     def __init__(
         self, layers: list[LayerKV], config: EngineConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises `RuntimeError`, naming the limits, where not even one request would fit."""
+        """Raises `RuntimeError` that names the limits if not even one request fits."""
         self.page_size = config.page_size
         page_bytes = page_size_in_bytes(layers, config.page_size, dtype)
         self.num_pages = config.num_pages or affordable_pages(config, page_bytes, device)
@@ -42,13 +42,13 @@ class KVPool:
 
 
 def page_size_in_bytes(layers: list[LayerKV], page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page, keys and values of all layers together."""
+    """Return the bytes of one page: keys and values of all layers together."""
     values = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     return values * page_size * dtype.itemsize
 
 
 def affordable_pages(config: EngineConfig, page_bytes: int, device: torch.device) -> int:
-    """As many pages as free memory allows, and no more than all rows could ever use."""
+    """Return as many pages as fit in free memory, but no more than all rows could ever use."""
     assert config.max_model_len is not None
     one_request = -(-config.max_model_len // config.page_size)
     affordable = free_memory(device) // page_bytes
@@ -61,12 +61,12 @@ def affordable_pages(config: EngineConfig, page_bytes: int, device: torch.device
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that the pool may take."""
+    """Return the number of bytes that the pool may take."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * FREE_MEMORY_SHARE)
-    try:  # Linux: what is free, and what caches would give back
+    try:  # Linux: free memory, and memory of caches that can be given back
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         available = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # others do not say how much is free
+    except (OSError, StopIteration):  # other systems do not say how much is free
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return int(available * FREE_MEMORY_SHARE / 2)

@@ -1,14 +1,15 @@
-"""`SchedulePolicy`: who of the waiting requests is admitted first. Plain Python data, no tensors.
+"""`SchedulePolicy`: the order in which waiting requests join. Plain Python data, no tensors.
 
     fcfs        first come, first served
-    lpm         longest prefix match: whoever has most of its tokens cached, before they are evicted
-    dfs-weight  the tree branch by branch, the one that most requests wait for first
+    lpm         longest prefix match: the request with the most cached tokens, before their eviction
+    dfs-weight  depth first through the radix tree; the branch that most requests wait for is first
     lof         longest output first
-    random      by lot
+    random      a random order
 
-An order by anything but age could keep a request waiting for ever. Upholds I5 by a bound: before a
-request, at most those that waited when it came are admitted, and `MAX_OVERTAKING` more. One that is
-due goes first, the oldest of them before all; a retracted one is due at once.
+Only the order of age is fair by itself: with any other order, a request could wait for ever.
+Upholds I5 by a bound. Before a request is admitted, the scheduler admits at most the requests that
+waited when it arrived, and `MAX_OVERTAKING` more. After that the request is due. Due requests come
+before all others, the oldest first. A retracted request is due at once.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from .kv_cache import KVCacheManager
 from .radix_cache import TreeNode
 
 MAX_OVERTAKING = 32
-WINDOW = 128  # of those that wait, the oldest are compared: what a step costs must have a bound
+WINDOW = 128  # compare only the oldest waiting requests, so that the cost of a step is bounded
 
 
 class SchedulePolicy:
-    """Puts waiting requests in order, and counts how long each has waited, in admissions."""
+    """Orders the waiting requests, and counts how many admissions each of them has waited for."""
 
     def __init__(self, config: EngineConfig, kv_cache: KVCacheManager) -> None:
         self.kv_cache = kv_cache
@@ -42,31 +43,34 @@ class SchedulePolicy:
         self._sort = sorts[config.schedule_policy]
         self._random = random.Random(config.seed)
         self._num_admissions = 0
-        self._due: dict[Request, int] = {}  # after so many admissions a waiting request goes first
+        self._due: dict[Request, int] = {}  # the number of admissions after which a request is due
 
     def on_arrival(self, request: Request, num_waiting: int) -> None:
-        """A request starts to wait behind `num_waiting` others."""
+        """Note that a request starts to wait behind `num_waiting` others."""
         self._due[request] = self._num_admissions + num_waiting + MAX_OVERTAKING
 
     def on_retraction(self, request: Request) -> None:
-        """A request that ran waits again."""
+        """Note that a running request has lost its memory and waits again."""
         self._due[request] = self._num_admissions
 
     def on_admission(self, request: Request) -> None:
-        """A request no longer waits: it runs."""
+        """Note that a waiting request runs now."""
         self._num_admissions += 1
         del self._due[request]
 
     def on_removal(self, request: Request) -> None:
-        """A request is no longer there."""
+        """Note that a request has finished or was aborted."""
         self._due.pop(request, None)
 
     def is_due(self, request: Request) -> bool:
-        """Whether a request has been passed over often enough (I5)."""
+        """Return whether enough other requests have overtaken this one (I5)."""
         return self._due[request] <= self._num_admissions
 
     def order(self, waiting: Iterable[Request]) -> list[Request]:
-        """The oldest of the waiting requests, which come in order of age, as they should go."""
+        """Return the oldest waiting requests in the order in which they should join.
+
+        waiting: in order of age.
+        """
         oldest = list(islice(waiting, WINDOW))
         due = [request for request in oldest if self.is_due(request)]
         return due + self._sort([request for request in oldest if not self.is_due(request)])
@@ -75,7 +79,10 @@ class SchedulePolicy:
         return sorted(requests, key=lambda r: -self.kv_cache.find_prefix(r).num_pages)
 
     def _branch_by_branch(self, requests: list[Request]) -> list[Request]:
-        """Depth first, so that a branch is served while it is cached; the heaviest branch first."""
+        """Walk the tree depth first, so that a branch is used while it is cached.
+
+        Of two branches, the one that more requests wait for comes first.
+        """
         ending_at: dict[TreeNode, list[Request]] = defaultdict(list)
         weights: Counter[TreeNode] = Counter()
         for request in requests:

@@ -1,22 +1,23 @@
-"""`ForwardStream`: where forwards run, one after the other, while the scheduler goes on.
+"""`ForwardStream`: runs forwards one after the other, while the scheduler goes on.
 
-Work that is launched runs after all that was launched before it, and nobody waits for it but who
-asks its event. On CUDA that is a stream and its events. On a CPU the same protocol runs on a worker
-thread, so that it can be seen, stepped through and tested on a laptop.
+Work runs in launch order, and only `event.wait()` blocks. On CUDA this is a stream and its events.
+On a CPU a worker thread runs the same protocol, so that you can watch, step through and test it on
+a laptop.
 
-SGLang's overlap scheduler (v0.4) is this protocol with two threads on the way to the GPU. By name:
+SGLang's overlap scheduler (v0.4) is this protocol with two threads on the way to the GPU. Its names
+and ours:
 
     SGLang                  here
-    scheduler thread        whoever calls `step`
+    scheduler thread        the thread that calls `step`
     forward thread          the worker of `ThreadStream`; none on CUDA: launching does not wait
     input_queue             `ThreadStream.input_queue`; on CUDA the stream itself
-    sync_event              the queue's hand-over; on CUDA `wait_stream` in `enqueuing`
-    future_token_ids_map    `FutureMap`, written and read by the work, in order
-    launch_done             `launch` returns: N+1 is in the queue before N's result is waited for
+    sync_event              the hand-over in the queue; on CUDA `wait_stream` in `enqueuing`
+    future_token_ids_map    `FutureMap`: the work reads and writes it, in launch order
+    launch_done             `launch` returns: N+1 is in the queue before the host waits for N
     copy_done               the `Event` that `launch` returns
     output_queue            the `StepResult` that the event belongs to
     result_queue            `LLMEngine.result_queue`: one step behind
-    dummy first batch       `LLMEngine.step` launches two steps when there is none in flight
+    dummy first batch       `LLMEngine.step` launches two steps if none is in flight
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ import torch
 from common.cpu_runtime import release_threads
 
 Work = Callable[[], None]
-Span = tuple[float, float]  # when a forward began and ended, in seconds of `time.perf_counter`
+Span = tuple[float, float]  # start and end of a forward, in seconds of `time.perf_counter`
 SPANS_KEPT = 4096
 
 
 class Event(ABC):
-    """A mark behind some work of a stream."""
+    """A mark in a stream, behind some work."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Let the host wait until the work is done. Raises what the work raised."""
+        """Block the host until the work is done. Raises what the work raised."""
 
 
 class ForwardStream(ABC):
@@ -57,36 +58,36 @@ class ForwardStream(ABC):
 
     @abstractmethod
     def launch(self, work: Work) -> Event:
-        """Have `work` run after all that was launched before; do not wait for it.
+        """Queue `work` behind everything that was launched before. Do not wait for it.
 
-        If it fails, what was launched after it fails too, unrun, until the next `synchronize`.
+        If it fails, later work fails too, without running, until the next `synchronize`.
         """
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all that was launched, and forget its failures."""
+        """Wait for all launched work, and clear its failures."""
 
     @contextmanager
     def enqueuing(self) -> Iterator[None]:
-        """Copies to the device that are made here are part of what is launched next."""
+        """Return a context in which copies to the device belong to the work launched next."""
         yield
 
     @abstractmethod
     def close(self) -> None:
-        """What was launched still runs; nothing is launched any more."""
+        """Run the work that is queued, then end the stream. Nothing can be launched afterwards."""
 
 
 def open_stream(device: torch.device, emulated_forward_ms: float) -> ForwardStream:
-    """The stream of a device. Raises `ValueError` where a GPU's forward should be emulated."""
+    """Return a stream for a device. Raises `ValueError` for an emulated forward on a GPU."""
     if device.type != "cuda":
         return ThreadStream(emulated_forward_ms)
     if emulated_forward_ms > 0:
-        raise ValueError("emulated_forward_ms is for CPUs: a GPU's forward takes what it takes")
+        raise ValueError(f"emulated_forward_ms={emulated_forward_ms:g} needs a CPU: a GPU runs real forwards")
     return CudaStream(device)
 
 
 class ThreadEvent(Event):
-    """`threading.Event`, with the failure of the work it stands behind."""
+    """A `threading.Event` that also carries the failure of its work."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -99,10 +100,10 @@ class ThreadEvent(Event):
 
 
 class ThreadStream(ForwardStream):
-    """A worker thread that takes work from a queue: a CPU's forward stream.
+    """The forward stream of a CPU: a worker thread that takes work from a queue.
 
-    emulated_forward_ms: let each piece of work take at least so long, asleep. It stands in for a
-    forward that another processor computes, which is what overlapping is for.
+    emulated_forward_ms: the least time that each piece of work takes; the thread sleeps for the
+    rest. It stands for a forward that another processor computes, which is what overlap is for.
     """
 
     def __init__(self, emulated_forward_ms: float = 0.0) -> None:
@@ -111,8 +112,8 @@ class ThreadStream(ForwardStream):
         self.last: ThreadEvent | None = None
         self.worker = Worker(self.input_queue, self.spans, emulated_forward_ms / 1000)
         self.thread = threading.Thread(target=self.worker.run, name="forward", daemon=True)
-        # The thread does not hold the stream: an engine that is dropped takes its thread along. And
-        # it ends before the interpreter does: torch does not survive being cut off in between.
+        # The thread holds no reference to the stream, so it ends when the engine is dropped. It
+        # also ends before the interpreter does: torch crashes if it is stopped inside a forward.
         self.end = weakref.finalize(self, _end, self.thread, self.input_queue)
 
     def launch(self, work: Work) -> ThreadEvent:
@@ -133,7 +134,7 @@ class ThreadStream(ForwardStream):
 
 
 def _end(thread: threading.Thread, input_queue: SimpleQueue[Any]) -> None:
-    """What was launched runs, and then the thread is gone."""
+    """Let the thread run the queued work, and wait until it has ended."""
     input_queue.put(None)
     if thread.is_alive() and thread is not threading.current_thread():
         thread.join()
@@ -157,8 +158,8 @@ class Worker:
                     work()
                 except BaseException as failure:
                     self.failure = failure
-            # Free what the work held before its event wakes the host: else the host gets a turn
-            # in between, and the next forward waits for it. And I3: the thread keeps no request.
+            # Free the work's objects before its event wakes the host. Otherwise the host runs in
+            # between, and the next forward starts later. And I3: the thread must hold no request.
             del item, work
             if (rest := started + self.least_seconds - time.perf_counter()) > 0:
                 time.sleep(rest)
@@ -169,7 +170,7 @@ class Worker:
 
 
 class CudaEvent(Event):
-    """A `torch.cuda.Event` behind a forward; its time is kept once it is known."""
+    """A `torch.cuda.Event` behind a forward. `wait` records the times of the forward."""
 
     def __init__(self, stream: CudaStream) -> None:
         self.stream = stream
@@ -181,12 +182,12 @@ class CudaEvent(Event):
 
 
 class CudaStream(ForwardStream):
-    """A `torch.cuda.Stream`. Work is run at once by the host, which only enqueues what it says."""
+    """A `torch.cuda.Stream`. The host runs the work at once, which only enqueues kernels."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.stream = torch.cuda.Stream(device)
-        # Event times are relative to one another: this one ties them to the host's clock.
+        # Event times are relative to each other. This event relates them to the host's clock.
         self.zero = torch.cuda.Event(enable_timing=True)
         self.zero.record(self.stream)
         self.zero.synchronize()
@@ -213,6 +214,6 @@ class CudaStream(ForwardStream):
         pass
 
     def keep_span(self, event: CudaEvent) -> None:
-        """The event has been waited for: its times are there."""
+        """Record the times of a forward whose event has completed."""
         began, ended = (self.zero.elapsed_time(x) / 1000 for x in (event.began, event.ended))
         self.spans.append((self.zero_seconds + began, self.zero_seconds + ended))

@@ -1,0 +1,77 @@
+"""Attention through a page table by kernels in C, for a CPU.
+
+The functions have the names and the signatures of those in each milestone's `attention.py`. The
+kernels read the pages in place, as the Triton kernels do. The functions in torch must gather the
+pages first.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from .cpu_kernels import BatchLayout, Kernels, kernels
+from .latest import Latest
+
+
+class PagedMetadata(Protocol):
+    """What the kernels read of a milestone's `AttentionMetadata`."""
+
+    slot_mapping: torch.Tensor  # [T] int64
+    query_start_loc: torch.Tensor  # [B + 1] int32
+    seq_lens: torch.Tensor  # [B] int32
+    page_table: torch.Tensor  # [B, P] int32
+    num_decodes: int
+
+
+def is_runnable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether these kernels can run: in float32, on a CPU, with a C compiler."""
+    return device.type == "cpu" and dtype == torch.float32 and kernels() is not None
+
+
+def store_kv(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    meta: PagedMetadata,
+) -> None:
+    """Write key and value [T, kv_heads, head_dim] to their slots in a layer's memory."""
+    _kernels().store_kv(keys, values, key, value, _layout(meta))
+
+
+def paged_decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: PagedMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """Attend with one query per decoding request: [decodes, heads, head_dim]. Same shape returned."""
+    count = meta.num_decodes
+    return _kernels().paged_attention(query, keys, values, _layout(meta), 0, count, scale)
+
+
+def paged_prefill(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    meta: PagedMetadata,
+    scale: float,
+) -> torch.Tensor:
+    """Attend with the queries of all chunks, [tokens, heads, head_dim]. Same shape returned."""
+    first, count = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
+    return _kernels().paged_attention(query, keys, values, _layout(meta), first, count, scale)
+
+
+@Latest
+def _layout(meta: PagedMetadata) -> BatchLayout:
+    """Return the addresses that the kernels read. They are the same for all layers of a forward."""
+    return BatchLayout.of(meta.page_table, meta.query_start_loc, meta.seq_lens, meta.slot_mapping)
+
+
+def _kernels() -> Kernels:
+    found = kernels()
+    assert found is not None, "these kernels run only where `is_runnable` is True"
+    return found

@@ -1,0 +1,100 @@
+"""`ModelInput`: the tensors of one forward, built from a scheduled batch.
+
+Upholds I1: the position of an input token is the number of tokens before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from common import EngineConfig
+
+from .attention import AttentionMetadata
+from .kv_cache import PageTable
+from .schedule_batch import ScheduleBatch
+
+
+@dataclass
+class ModelInput:
+    """The tokens of all requests of a step, one after the other: T tokens."""
+
+    input_ids: torch.Tensor  # [1, T]
+    position_ids: torch.Tensor  # [1, T]
+    logits_indices: torch.Tensor  # [N] indices in T of the tokens that get a next token
+    metadata: AttentionMetadata
+
+
+class InputBuilder:
+    """Builds the input of a forward. It keeps the page table as a tensor on the host."""
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        assert config.max_model_len is not None
+        self.device = device
+        self.page_size = config.page_size
+        max_pages = -(-config.max_model_len // config.page_size)
+        self.page_table = torch.zeros(config.max_num_seqs, max_pages, dtype=torch.int32)
+
+    def update_page_table(self, table: PageTable) -> None:
+        """Copy what the scheduler has changed since the last step."""
+        for row, column, page in table.take_updates():
+            self.page_table[row, column] = page
+
+    def prepare(self, batch: ScheduleBatch) -> ModelInput:
+        """Lay out the tokens of a batch one after the other, each request from its own position."""
+        requests, query_lens = batch.requests, batch.num_scheduled_tokens
+        spans = [
+            (r.num_computed_tokens, r.num_computed_tokens + n)
+            for r, n in zip(requests, query_lens, strict=True)
+        ]
+        tokens = [t for r, (a, b) in zip(requests, spans, strict=True) for t in r.token_ids[a:b]]
+        positions = torch.tensor([p for a, b in spans for p in range(a, b)])  # [T]
+        rows = torch.tensor([request.row for request in requests])  # [B]
+        seq_lens = [end for _start, end in spans]
+        width = -(-max(seq_lens) // self.page_size)
+        page_table = self.page_table[rows, :width]  # [B, P]
+        return self.flatten(
+            tokens, positions, page_table, query_lens, seq_lens, batch.sampled_indices
+        )
+
+    def flatten(
+        self,
+        tokens: list[int],
+        positions: torch.Tensor,
+        page_table: torch.Tensor,
+        query_lens: list[int],
+        seq_lens: list[int],
+        sampled_indices: list[int],
+    ) -> ModelInput:
+        """Return the tensors of a flat batch of B requests and T tokens, on the model's device.
+
+        positions: [T]. page_table: [B, P]. query_lens: [B] tokens of each request in this step.
+        seq_lens: [B] tokens of each request up to its last one in this step.
+        """
+        ends = torch.tensor(query_lens).cumsum(0)  # [B]
+        owner = torch.tensor([i for i, n in enumerate(query_lens) for _ in range(n)])  # [T] in B
+        # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
+        # are widened first: multiplied by the page size, they may exceed 32 bits.
+        pages = page_table[owner, positions // self.page_size].long()
+        decodes = next((i for i, n in enumerate(query_lens) if n > 1), len(query_lens))
+        metadata = AttentionMetadata(
+            slot_mapping=self._upload(pages * self.page_size + positions % self.page_size),
+            query_start_loc=self._upload(torch.cat([ends.new_zeros(1), ends]).int()),
+            seq_lens=self._upload(torch.tensor(seq_lens, dtype=torch.int32)),
+            page_table=self._upload(page_table),
+            page_size=self.page_size,
+            num_decodes=decodes,
+            query_lens_cpu=query_lens,
+            seq_lens_cpu=seq_lens,
+        )
+        return ModelInput(
+            input_ids=self._upload(torch.tensor([tokens])),
+            position_ids=self._upload(positions[None]),
+            logits_indices=self._upload(ends[sampled_indices] - 1),
+            metadata=metadata,
+        )
+
+    def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a host tensor to the model's device."""
+        return tensor.to(self.device)

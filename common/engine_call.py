@@ -95,8 +95,8 @@ class Caller:
         """Raise `EngineDeadError` if the engine failed in the middle of a step."""
         if self.killed_by is not None:
             raise EngineDeadError(
-                "the engine failed in the middle of a step, and its state is unknown: create a "
-                f"new one ({type(self.killed_by).__name__}: {self.killed_by})"
+                "the engine failed in the middle of a step, and its state is unknown: make a new "
+                f"one ({type(self.killed_by).__name__}: {self.killed_by})"
             ) from self.killed_by
 
 

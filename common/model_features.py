@@ -77,9 +77,10 @@ def unsupported_by_own_cache(model: PreTrainedModel, max_model_len: int) -> str 
 
 
 def length_dependent_rope(config: PretrainedConfig, max_model_len: int) -> str | None:
-    """Return a RoPE scaling whose frequencies depend on the longest position in a batch, in words.
+    """Return a RoPE scaling with frequencies that depend on the longest position in a batch.
 
-    With such a scaling, the answer to a request depends on its neighbours. None if there is none.
+    With such a scaling, the answer to a request depends on its neighbours. Returns a description,
+    or None if the model has no such scaling.
     """
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]

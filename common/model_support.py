@@ -171,9 +171,7 @@ def refusing(model: PreTrainedModel, suspect: str | None = None) -> Iterator[Non
     except (NotImplementedError, MemoryError, torch.OutOfMemoryError):
         raise  # these say nothing about the model
     except Exception as cause:
-        if isinstance(
-            cause, UnsupportedModelError
-        ):  # paged attention raised it, because it got no batch
+        if isinstance(cause, UnsupportedModelError):  # from paged attention, which got no batch
             suspect = "attention that does not get the keyword arguments of the forward"
         found = f"a probe when it was loaded: {type(cause).__name__}: {cause}"
         raise UnsupportedModelError(

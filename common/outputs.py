@@ -35,7 +35,7 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     finished_time: float | None = None
-    num_cached_tokens: int = 0  # prompt tokens whose KV was reused from the cache
+    num_cached_tokens: int = 0  # prompt tokens with KV from the prefix cache
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -77,7 +77,7 @@ class EngineStats:
     prefill_tokens: int = 0  # prompt tokens computed, counted again after a retraction
     decode_tokens: int = 0  # output tokens computed, counted again after a retraction
     padding_tokens: int = 0  # positions computed that belong to no request
-    cached_prompt_tokens: int = 0  # prompt tokens whose KV was reused
+    cached_prompt_tokens: int = 0  # prompt tokens with KV from the prefix cache
     num_retractions: int = 0
     num_steps: int = 0  # steps that ran a forward
 

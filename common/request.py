@@ -43,7 +43,7 @@ class Request:
         self.logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
         self.text = text
 
-        self.num_computed_tokens = 0  # tokens whose keys and values are in the cache
+        self.num_computed_tokens = 0  # the keys and values of so many tokens are in the cache
         # Prompt tokens found in the prefix cache when the request first ran; None before that.
         self.num_cached_tokens: int | None = None
         self.row: int | None = None  # its row in the batch state while it runs, otherwise None

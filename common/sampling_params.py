@@ -32,7 +32,8 @@ class SamplingParams:
     max_tokens: the maximum number of output tokens.
     temperature: 0 is greedy (exact argmax). Otherwise logits are divided by the temperature.
     top_k: keep the k most likely tokens; 0 keeps all tokens.
-    top_p: then keep the smallest set of the most likely tokens whose probability reaches top_p.
+    top_p: then keep the smallest set of the most likely tokens that has a probability of at
+        least top_p.
     min_p: then keep the tokens that are at least min_p times as likely as the most likely token.
     seed: with the same seed, logits and position, every engine draws the same token (I2). None:
         a random seed.

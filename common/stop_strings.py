@@ -48,7 +48,10 @@ class StopStrings:
         return text
 
     def begins_one(self, text: str) -> bool:
-        """Return whether a stop string begins with `text`; such strings sort directly after it."""
+        """Return whether a stop string begins with `text`.
+
+        In sorted order, such strings stand at the place of `text` and directly after it.
+        """
         place = bisect_left(self.sorted, text)
         return place < len(self.sorted) and self.sorted[place].startswith(text)
 

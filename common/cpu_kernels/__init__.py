@@ -2,8 +2,8 @@
 
 `kernels()` returns them, or None if the machine has no C compiler. The callers then use operations
 of torch instead. Data that is the same in all layers of a forward is checked once and passed as a
-structure (`structs.py`). A layer makes only a few calls of C, and
-outside of C most time is the overhead of these calls, so each call must do little work in Python.
+structure (`structs.py`). A layer makes only a few calls of C. The overhead of these calls is what
+takes time outside of C, so the Python code of a call must be short.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Layer(ctypes.Structure):
 
 
 class Heads(ctypes.Structure):
-    """Memory for q, k and v of the tokens of a forward, with the cosines and sines of its rotations.
+    """Memory for q, k and v of the tokens of a forward, and the cosines and sines of RoPE.
 
     All layers use the same memory, one after the other.
     """

@@ -66,7 +66,7 @@ static inline void fetch(const float *line, int64_t dim)
 /* weights[rows][SPLIT] = scale * query[rows][dim] . keys[slots[count]][dim]
 
    This also prefetches the values, one row for each key. So the memory is never idle, and it never
-   gets so many requests at once that the core must wait before it can compute. */
+   has so many outstanding reads that the core must wait before it can compute. */
 static inline __attribute__((always_inline)) void score(
     int rows, const Row *row, const Memory *m, const float *keys, const float *values,
     const int64_t *slots, int64_t count, float scale, float *weights)

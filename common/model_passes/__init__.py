@@ -7,7 +7,7 @@ a new `forward`, it compares it with the module's own result. If they differ (an
 a rotary embedding with another layout), the module keeps its own `forward`.
 
     pass      what it does                                                         where
-    merge     q, k, v (and gate, up) read one input: one product for all of them    everywhere
+    merge     q, k, v (and gate, up) read one input: one product for all           everywhere
     pack      store weights once more, in the order in which kernels read them     CPU, float32
     norm      RMSNorm in four operations instead of seven; on a GPU in one         float32; CUDA
     rotary    rotate q and k together in three operations; on a GPU in one         everywhere

@@ -58,7 +58,7 @@ class Rotary:
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Return x, [..., head_dim], rotated, with a sine from `signed`. It keeps its memory layout.
+    """Return x, [..., head_dim], rotated by the angles of `cos` and of a sine from `signed`.
 
     In low precision, both products are rounded before they are added, as in Hugging Face's code.
     Different rounding could send a token to another expert of a mixture of experts.

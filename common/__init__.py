@@ -1,4 +1,4 @@
-"""What all milestones share and no lesson changes: configuration, sampling, text, models."""
+"""Code that all milestones share and no lesson changes: configuration, sampling, text, models."""
 
 from .config import EMBEDDED_MODEL, EngineConfig
 from .engine_call import EngineDeadError

@@ -1,4 +1,4 @@
-"""Which number of a row is the largest: torch's `argmax`, faster on a CPU."""
+"""The index of the largest number in each row: torch's `argmax`, faster on a CPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import math
 import torch
 
 BLOCK = 256
-SMALLEST_BLOCK = 16  # below, looking at whole blocks first is no gain
+SMALLEST_BLOCK = 16  # with smaller blocks, searching whole blocks first saves no time
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
-    """x: [B, V]. Returns [B] int64: the first of equals, and the first NaN where there is one.
+    """Return the index of the largest number in each row.
 
-    On a CPU torch's `argmax` looks at one number after the other, and its `amax` at as many as a
-    register holds: here the largest block is found first, and then the number in it. For 16 rows of
-    49,152 that is 0.1 ms instead of 0.9.
+    x: [B, V]. Returns [B] int64. Of equal numbers, the first one counts. If a row contains NaN, the
+    result is the index of its first NaN.
+
+    On a CPU, torch's `argmax` reads one number at a time, but its `amax` reads as many numbers at
+    once as a register holds. This function therefore finds the block with the largest number first,
+    and then the number in that block. For 16 rows of 49,152 numbers this takes 0.1 ms instead of
+    0.9 ms.
     """
     batch, width = x.shape
     block = math.gcd(width, BLOCK)

@@ -1,4 +1,4 @@
-"""What a model hands to its attention function: keys and values of which shapes, and what else."""
+"""What a model passes to its attention function: the shapes of keys and values, and arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .slot_cache import LayerKV
 
 NAME = "ladder_shapes"
 OTHER_ATTENTION = "attention that is not called through transformers' AttentionInterface"
-# Keyword arguments that change what attention computes, and what they are called.
+# Keyword arguments that change what attention computes, each with the name of its feature.
 FEATURES = {
     "s_aux": "attention sinks",
     "softcap": "attention soft-capping",
@@ -30,12 +30,12 @@ class SeenAttention:
     """The calls of the attention function in one forward."""
 
     layers: dict[int, LayerKV] = field(default_factory=dict)
-    calls: Counter[int] = field(default_factory=Counter)  # of each layer
+    calls: Counter[int] = field(default_factory=Counter)  # per layer
     features: list[str] = field(default_factory=list)
 
     @property
     def suspect(self) -> str | None:
-        """What would explain a failed probe, in words."""
+        """Return the feature that would explain a failed probe, in words; None if there is none."""
         if not self.layers:
             return OTHER_ATTENTION
         if self.features:
@@ -45,14 +45,14 @@ class SeenAttention:
         return None
 
 
-_threads = threading.local()  # each thread may look at another model
+_threads = threading.local()  # each thread may examine a different model
 
 
 def _attend(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None = None, **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Note the call, then attend as `sdpa` does."""
+    """Record the call, then compute attention as `sdpa` does."""
     seen: SeenAttention = _threads.seen
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
@@ -67,13 +67,13 @@ AttentionInterface.register(NAME, _attend)
 
 
 def supports_attention_interface(model: PreTrainedModel) -> bool:
-    """Whether a model says that it calls the attention function that is registered for it."""
+    """Return whether a model declares that it calls the attention function registered for it."""
     return bool(getattr(model, "_supports_attention_backend", True))
 
 
 @torch.inference_mode()
 def seen_attention(model: PreTrainedModel) -> SeenAttention:
-    """Run one token through the model and return what its attention function got."""
+    """Run one token through the model and return what its attention function received."""
     seen = _threads.seen = SeenAttention()
     token = torch.ones(1, 1, dtype=torch.int64, device=model.device)
     with attention_switched(model, NAME):

@@ -1,7 +1,7 @@
-"""Checkpoints as Hugging Face writes them: load one whole, or say what is wrong with it.
+"""Load a Hugging Face checkpoint completely, or raise an error that says what is wrong with it.
 
-transformers fills in random weights where a checkpoint has none, and only warns. Here each such
-case is an error.
+If weights are missing in a checkpoint, transformers fills in random ones and only logs a warning.
+Here each such case is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import (
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 3  # names of weights in a message
+SHOWN = 3  # the most names of weights in one message
 LAYER = re.compile(r"\.(\d+)\.")
 
 
@@ -34,7 +34,7 @@ def load_checkpoint(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model and the tokenizer of a folder or a Hugging Face id.
 
-    Raises `ValueError`, naming the file or the weights, where anything is missing or does not fit.
+    Raises `ValueError` if anything is missing or does not fit; it names the file or the weights.
     """
     require_whole_files(Path(source))
     config = _load_config(source)
@@ -45,7 +45,7 @@ def load_checkpoint(
 
 
 def require_whole_files(folder: Path) -> None:
-    """Raise `ValueError` for a folder with pickle files only, or a safetensors file cut short."""
+    """Raise `ValueError` if a folder has only pickle files, or has a truncated safetensors file."""
     if not folder.is_dir():
         return
     files = sorted(folder.glob("*.safetensors"))
@@ -57,7 +57,7 @@ def require_whole_files(folder: Path) -> None:
         )
     for file in files:
         try:
-            with safe_open(file, framework="pt"):  # reads the header, compares the file's length
+            with safe_open(file, framework="pt"):  # reads the header and compares the file size
                 pass
         except (SafetensorError, OSError) as error:
             raise ValueError(
@@ -68,7 +68,7 @@ def require_whole_files(folder: Path) -> None:
 def _load_config(source: str) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # validators raise classes of their own
+    except Exception as error:  # validators raise exceptions of many classes
         raise ValueError(
             f"model {source!r} could not be loaded: its config.json is missing or wrong: {error}"
         ) from error
@@ -101,7 +101,7 @@ def _load_weights(
 
 
 def require_all_weights(source: str, model: PreTrainedModel, info: dict[str, Any]) -> None:
-    """Raise `ValueError` unless each weight of the model was in the checkpoint, in its size.
+    """Raise `ValueError` unless the checkpoint had each weight of the model, in the right size.
 
     info: what `from_pretrained` returns with `output_loading_info`. A weight that is tied to
     another one is not missing.
@@ -123,18 +123,22 @@ def require_all_weights(source: str, model: PreTrainedModel, info: dict[str, Any
             f"the configuration, such as {_some(more)}. Compare num_hidden_layers"
         )
     if unexpected := sorted(info["unexpected_keys"]):
-        logger.warning("%s: weights that the model has no use for: %s", source, _some(unexpected))
+        logger.warning("%s: the model does not use these weights: %s", source, _some(unexpected))
 
 
 def _layers_too_many(model: PreTrainedModel, unexpected: Iterable[str]) -> list[str]:
-    """Unexpected weights that a layer of the model has under another number."""
+    """Return the unexpected weights that exist in the model under another layer number."""
     known = {LAYER.sub(".N.", name, count=1) for name in model.state_dict()}
     return sorted(name for name in unexpected if LAYER.sub(".N.", name, count=1) in known)
 
 
 @torch.inference_mode()
 def require_finite(source: str, model: PreTrainedModel) -> None:
-    """Raise `ValueError` for a weight that is NaN or infinite. A sum shows it, and is cheap."""
+    """Raise `ValueError` if a weight contains NaN or infinite numbers.
+
+    The sum of such a weight is not finite either, and computing the sums is cheap. Only weights
+    with such a sum are examined in full.
+    """
     parameters = [(name, p) for name, p in model.named_parameters() if p.is_floating_point()]
     if not parameters:
         return
@@ -156,7 +160,7 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _require_room(source: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ValueError` where the tokenizer has tokens that the embedding has no row for."""
+    """Raise `ValueError` if the tokenizer has token ids for which the embedding has no row."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     largest = max(tokenizer.get_vocab().values(), default=0)

@@ -1,9 +1,9 @@
-"""A trace in the Chrome trace-event format, which ui.perfetto.dev and chrome://tracing open.
+"""Convert a trace to the Chrome trace-event format; ui.perfetto.dev and chrome://tracing open it.
 
-the engine   CPU      | step: schedule | run | process |     arrows lead from a schedule
-             forward              | forward |                to its forward
-             pages, tree, queue, batch tokens                as curves
-requests     r0       | waiting | prefill | decode     |     one lane each
+the engine   CPU      | step: schedule | run | process |     an arrow leads from each
+             forward              | forward |                schedule to its forward
+             pages, tree, queue, batch tokens                drawn as curves
+requests     r0       | waiting | prefill | decode     |     one lane for each request
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from .trace_record import Frame, RequestInfo, State, TraceRecord
 
-ENGINE, REQUESTS = 1, 2  # processes
-CPU, FORWARD = 1, 2  # threads of the engine
+ENGINE, REQUESTS = 1, 2  # process ids in the file
+CPU, FORWARD = 1, 2  # thread ids in the process of the engine
 Event = dict[str, Any]
 
 
 def chrome_trace(record: TraceRecord) -> dict[str, Any]:
-    """The whole file, for `json.dump`."""
+    """Return the content of the file, for `json.dump`."""
     return {
         "displayTimeUnit": "ms",
         "otherData": record.meta,
@@ -65,7 +65,10 @@ def _lanes(record: TraceRecord) -> Iterator[Event]:
 
 
 def _arrows(record: TraceRecord) -> Iterator[Event]:
-    """From each schedule that led to a forward to that forward; both are in order."""
+    """Yield an arrow from each schedule that led to a forward to that forward.
+
+    Schedules and forwards are both in order of time.
+    """
     schedules = [span for span in record.spans if span.name == "schedule"]
     for number, forward in enumerate(record.forwards):
         while schedules and schedules[0].step < forward.step:
@@ -109,14 +112,14 @@ def _requests(record: TraceRecord) -> Iterator[Event]:
 
 
 class Lane:
-    """The phases of one request, each ended by the next."""
+    """The phases of one request. Each phase ends when the next one begins."""
 
     def __init__(self, record: TraceRecord, number: int, request: RequestInfo) -> None:
         self.record, self.number, self.request = record, number, request
         self.phase, self.since = "waiting", request.arrival
 
     def see(self, frame: Frame, state: State) -> Iterator[Event]:
-        """A frame in which the request changed."""
+        """Yield the events of a frame in which the request changed or was retracted."""
         now = state.requests[self.number]["state"]
         scheduled = any(self.number in batch for batch in frame.batches)
         for _ in range(frame.retracted.count(self.number)):
@@ -128,7 +131,7 @@ class Lane:
             yield from self._turn("decode", frame.end)
 
     def finish(self) -> Iterator[Event]:
-        """The end of the run, and of the request if it has one."""
+        """Yield the last phase, and the end of the request if it ended during the run."""
         end, reason = self.request.end, self.request.finish_reason
         yield from self._turn("", self.record.frames[-1].end if end is None else end)
         if reason is not None and end is not None:
@@ -136,7 +139,11 @@ class Lane:
             yield self._instant(name, end)
 
     def _turn(self, phase: str, at: float) -> Iterator[Event]:
-        """End the phase. A request may end before the frame does that made it decode."""
+        """End the current phase at `at` and begin the next.
+
+        A phase never ends after its request: the frame in which a request begins to decode may end
+        after the request.
+        """
         if self.request.end is not None:
             at = min(at, self.request.end)
         if at > self.since:
@@ -173,5 +180,5 @@ def _span(
 
 
 def _us(record: TraceRecord, seconds: float) -> float:
-    """Microseconds since the run began."""
+    """Return a time in microseconds since the run began."""
     return round(1e6 * (seconds - record.origin), 3)

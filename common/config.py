@@ -1,4 +1,7 @@
-"""`EngineConfig`: one configuration for all rungs; a rung ignores what belongs to a higher one."""
+"""`EngineConfig`: one configuration for all milestones.
+
+A milestone ignores the fields that belong to a later one.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from .validation import (
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_MAX_MODEL_LEN = (
-    2048  # tokens; used where max_model_len is not given and the model allows it
+    2048  # tokens; used if max_model_len is not given and the model allows so many
 )
 
 LARGEST_COUNT = 2**31 - 1  # page tables and lengths of sequences are int32
 MAX_NUM_SEQS = 2**16  # a row for each is allocated when the engine starts
-LONGEST_NAME = 4096  # characters; file systems allow no longer path
+LONGEST_NAME = 4096  # characters; file systems do not allow a longer path
 LONGEST_FORWARD_MS = 60_000
 DEVICE = re.compile(r"auto|cpu(?::0)?|cuda(?::(0|[1-9][0-9]{0,2}))?")
 
@@ -35,28 +38,32 @@ POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The settings of an engine. A wrong value raises `ValueError` naming the field and its limit.
+    """The settings of an engine. A wrong value raises `ValueError` that names the field and limit.
 
     model: the embedded model's name, a Hugging Face id, a local folder, a `.gguf` file, or
         `tiny-<architecture>` for a random model made on the fly.
-    device: `auto` (CUDA where there is one, else CPU), `cpu`, `cuda`, or `cuda:<number>`.
-    dtype: `auto` (float32 on CPU, the checkpoint's own on CUDA) or the name of a floating type.
-    model_passes: what makes the model's modules faster: `all`, `none`, or some of the names in
-        `common/model_passes`, with commas between them.
-    max_num_seqs: most requests in flight at once.
-    max_model_len: most tokens of one request, prompt and output together. None: the model's own
-        limit, at most `DEFAULT_MAX_MODEL_LEN`. The engine's own `config` carries the number.
-    max_num_batched_tokens: most tokens computed in one step.
-    page_size, num_pages: tokens a KV page holds, pages in the pool (None: from free memory).
+    device: `auto` (CUDA if the machine has it, otherwise CPU), `cpu`, `cuda`, or `cuda:<number>`.
+    dtype: `auto` (float32 on CPU, the dtype of the checkpoint on CUDA) or the name of a
+        floating-point type.
+    model_passes: the passes that make the model's modules faster: `all`, `none`, or some of the
+        names in `common/model_passes`, separated by commas.
+    max_num_seqs: the maximum number of requests that run at the same time.
+    max_model_len: the maximum number of tokens of one request, prompt and output together. None:
+        the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`. In the engine's own `config` this
+        field is always a number.
+    max_num_batched_tokens: the maximum number of tokens that one step computes.
+    page_size: the number of tokens in a KV page.
+    num_pages: the number of pages in the pool. None: the engine derives it from free memory.
     attention_backend: `triton` (on CUDA), `compiled` (C, for float32 on a CPU), `torch`
-        (anywhere), or `auto`: the first of them that can run.
+        (anywhere), or `auto`: the first of these three that can run.
     schedule_policy: the order in which waiting requests are admitted.
-    enable_overlap: plan and process steps while the one between them is computed.
-    cuda_graph, lazy_cuda_graphs: replay decode steps as CUDA graphs; capture each when it is first
-        needed, not all at the start.
-    emulated_forward_ms: on a CPU, let each forward of the overlap engine take at least so long,
-        asleep, as if another processor computed it. 0: it takes what it takes.
-    seed: makes the seeds of requests without one reproducible. None: drawn at random.
+    enable_overlap: plan step N+1 and process step N-1 while step N is computed.
+    cuda_graph: replay decode steps as CUDA graphs.
+    lazy_cuda_graphs: capture each CUDA graph when it is first needed, instead of all at the start.
+    emulated_forward_ms: on a CPU, let each forward of the overlap engine take at least this many
+        milliseconds. The forward thread sleeps for the rest of the time, as if another processor
+        computed the forward. 0: a forward takes only the time that it needs.
+    seed: makes the seeds of requests that have none reproducible. None: they are random.
     """
 
     model: str = EMBEDDED_MODEL
@@ -101,7 +108,7 @@ class EngineConfig:
 def _require_device(device: str) -> None:
     """Raise `ValueError` for a device that no engine can use, or that this machine does not have.
 
-    Whether the machine has CUDA at all is checked when the model is loaded.
+    `load_model` checks later whether the machine has CUDA at all.
     """
     if (match := DEVICE.fullmatch(device)) is None:
         raise ValueError(

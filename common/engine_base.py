@@ -1,4 +1,4 @@
-"""`EngineBase`: what all engines share, whatever they schedule: construction, failures, the end."""
+"""`EngineBase`: what all engines share: their interface, construction, failures and shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerProtocol(Protocol):
-    """What `EngineBase` uses of an engine's scheduler."""
+    """The attributes of an engine's scheduler that `EngineBase` uses."""
 
     waiting: deque[Request]
     running: list[Request]
@@ -36,13 +36,14 @@ class SchedulerProtocol(Protocol):
 
 
 class EngineBase(ABC):
-    """The interface of all engines, and what becomes of failures and interrupts.
+    """The interface of all engines, and how they handle failures and interrupts.
 
-    All public calls are `guarded`: one thread makes them, and Ctrl-C never stops one half-way. It
-    is raised at the end of the call, and nothing is lost by it. If `step` is interrupted, the next
-    `step` returns its outputs. If `add_request` is interrupted, there is no new request. If
-    `generate` is interrupted, it leaves none of its requests behind. A second Ctrl-C is raised at
-    once, but ends the engine: further calls raise `EngineDeadError`.
+    All public calls are `guarded`: one thread makes them, and Ctrl-C never stops a call half-way.
+    The `KeyboardInterrupt` is raised at the end of the call, and nothing is lost. If `step` is
+    interrupted, the next `step` returns its outputs. If `add_request` is interrupted, there is no
+    new request. If `generate` is interrupted, it leaves none of its requests behind. A second
+    Ctrl-C is raised at once, but it makes the engine unusable: further calls raise
+    `EngineDeadError`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -54,11 +55,11 @@ class EngineBase(ABC):
     def __init__(
         self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
     ) -> None:
-        """Load `config.model`, or share a model that is loaded already."""
+        """Load `config.model`, or use `loaded`, a model that is already in memory."""
         config = config or EngineConfig()
         self.caller = Caller()
         self.loaded = loaded or load_model(config)
-        # From here on every limit is a number.
+        # From here on, `max_model_len` is a number, never None.
         self.config = replace(config, max_model_len=self.loaded.resolve_max_model_len(config))
         self.output_processor = OutputProcessor(self.loaded.eos_token_ids)
         self.input_processor = InputProcessor(
@@ -67,7 +68,7 @@ class EngineBase(ABC):
 
     @property
     def queues(self) -> SchedulerProtocol:
-        """The engine's own scheduler, which each milestone types more closely."""
+        """Return the scheduler of the engine. Each milestone gives it a more precise type."""
         return self.scheduler  # type: ignore[attr-defined]
 
     @abstractmethod
@@ -78,24 +79,28 @@ class EngineBase(ABC):
 
     @abstractmethod
     def step(self) -> list[RequestOutput]:
-        """Run one iteration; return the outputs of the requests that moved.
+        """Run one iteration; return the outputs of the requests that made progress.
 
-        Without work it does nothing. If the forward raises an `Exception`, the step is undone and
-        the exception is logged. Its requests are tried again in halves, down to single requests
-        (see `FailureIsolation`). A request that fails twice alone ends with finish reason `error`.
+        If there is no work, it does nothing. If the forward raises an `Exception`, the step is
+        undone and the exception is logged. Its requests are tried again in halves, down to single
+        requests (see `FailureIsolation`). A request that fails twice alone ends with finish reason
+        `error`.
         """
 
     @abstractmethod
     def abort_request(self, request_id: str) -> bool:
-        """End a request now; True if it was live. Its final output comes from the next `step`."""
+        """End a request now, and return True if it was live.
+
+        The next `step` returns its final output.
+        """
 
     @abstractmethod
     def release(self, request: Request) -> None:
-        """Give back all that a request holds (I3)."""
+        """Free everything that a request holds: its row, its pages and its locks (I3)."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """The engine's counters."""
+        """Return the counters of the engine."""
 
     @abstractmethod
     def check_invariants(self) -> None:
@@ -103,18 +108,20 @@ class EngineBase(ABC):
 
     @guarded
     def reset_prefix_cache(self) -> int:
-        """Forget what is kept of requests that have ended; how many pages are free by that. Most
-        rungs keep nothing."""
+        """Free the cached pages of requests that have ended. Return the number of freed pages.
+
+        Milestones without a prefix cache have nothing to free.
+        """
         return 0
 
     @guarded
     def has_unfinished_requests(self) -> bool:
-        """True until every final output has been returned."""
+        """Return True until every final output has been returned."""
         return bool(self.output_processor.requests or self.output_processor.outbox)
 
     @guarded
     def close(self) -> None:
-        """Abort what is left and refuse what comes. Closing twice is fine."""
+        """Abort all live requests and refuse new ones. The engine may be closed more than once."""
         self.forget(list(self.output_processor.requests))
         self.input_processor.closed = True
 
@@ -130,10 +137,10 @@ class EngineBase(ABC):
         self.close()
 
     def recover(self, requests: Sequence[Request], error: BaseException) -> list[RequestOutput]:
-        """Decide how to go on after a forward of `requests` has failed and has been undone.
+        """Decide how to continue after a forward of `requests` has failed and has been undone.
 
-        Returns the outputs of the step. Raises `error` again if no request can be the cause: an
-        interrupt, a broken invariant, or code that is still to be written.
+        Returns the outputs of the step. Raises `error` again if no request can be its cause: an
+        interrupt, a broken invariant, or a `NotImplementedError` of code that a student must write.
         """
         blameless = (AssertionError, NotImplementedError)
         if not isinstance(error, Exception) or isinstance(error, blameless):
@@ -150,17 +157,23 @@ class EngineBase(ABC):
         queued = [*self.queues.waiting, *self.queues.running]
         live = list(self.output_processor.requests.values())
         assert len(queued) == len(live) and set(queued) == set(live), (
-            f"I3: every live request waits or runs, once: {queued} are queued, {live} are live"
+            f"I3: each live request must be queued exactly once: queued {queued}, live {live}"
         )
         for request in self.queues.running:
             assert request.num_computed_tokens < request.num_tokens, (
-                f"I5: {request} runs and has nothing to compute"
+                f"I5: {request} is running, but it has no token to compute"
             )
         suspects = [r for group in self.queues.isolation.groups for r in group]
-        assert set(suspects) <= set(live), f"I3: {suspects} are to be tried, {live} are live"
+        assert set(suspects) <= set(live), (
+            f"I3: failure isolation holds {suspects}, but only {live} are live"
+        )
 
     def settle(self) -> None:
-        """Do what could not be done when a call was interrupted, or a stream was dropped in one."""
+        """Finish the work that an earlier call left.
+
+        If the call was interrupted, take back its result. If streams were dropped during the call,
+        abort their requests.
+        """
         caller = self.caller
         if caller.undelivered is not None:
             interrupted, caller.undelivered = caller.undelivered, None
@@ -170,7 +183,7 @@ class EngineBase(ABC):
             self.forget(abandoned)
 
     def take_back(self, name: str, returned: Any) -> None:
-        """Keep or undo what an interrupted call was about to return."""
+        """Keep or undo the result of an interrupted call, which its caller did not receive."""
         if name == "step":
             self.output_processor.put_back(returned)
         elif name == "add_request":
@@ -179,7 +192,11 @@ class EngineBase(ABC):
             returned.close()
 
     def abandon(self, request_id: str) -> None:
-        """Abort a request with a stream that has ended early: now, or when the next call begins."""
+        """Abort a request after its stream was closed or dropped before the end.
+
+        This happens now if possible. During a call, or in another thread, it is left to the
+        beginning of the next call.
+        """
         is_other_thread = self.caller.thread not in (None, threading.current_thread())
         if self.caller.depth > 0 or is_other_thread:
             self.caller.abandoned.append(request_id)
@@ -187,10 +204,10 @@ class EngineBase(ABC):
             self.forget([request_id])
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Abort these requests where they live, and drop their outputs."""
+        """Abort those of these requests that are live, and drop the outputs of all of them."""
         with interrupts_held():
             for request_id in request_ids:
                 if self.caller.killed_by is None:
                     self.abort_request(request_id)
-                self.output_processor.requests.pop(request_id, None)  # of a dead engine
+                self.output_processor.requests.pop(request_id, None)  # if the engine is dead
                 self.output_processor.outbox.pop(request_id, None)

@@ -1,13 +1,15 @@
-"""`guarded`: what holds for every public call of an engine, whatever the call does.
+"""`guarded`: rules that every public call of an engine follows.
 
-- One thread, one process. An engine has no locks: a call of a second thread would see, or leave, a
-  half-done step. It is refused, and so is a call after `fork`, where the forward thread is missing.
-- An interrupt (Ctrl-C, the handler of a timer) never stops a call half-way: see `interrupts`. What
-  the interrupted call would have returned is not lost: the next call begins by taking it back.
-- The garbage collector may drop a stream in the middle of a step, or in another thread. Its request
-  is then aborted at the beginning of the next call.
-- After an exception in the middle of a step the state is unknown, and no answer can be trusted: the
-  engine refuses all further calls with `EngineDeadError`.
+- One thread and one process. An engine has no locks, so a call from a second thread could see or
+  leave a half-done step. Such a call is refused. A call after `fork` is refused too, because the
+  child process has no forward thread.
+- An interrupt (Ctrl-C, the handler of a timer) never stops a call half-way: see `interrupts`. The
+  result of the interrupted call is not lost: the next call begins by taking it back.
+- The garbage collector may drop a stream in the middle of a step, or in another thread. The request
+  of that stream is then aborted at the beginning of the next call.
+- After an exception in the middle of a step, the state of the engine is unknown and its answers
+  cannot be trusted. The engine then refuses all further calls with `EngineDeadError`, except those
+  in `LOOKING`.
 """
 
 from __future__ import annotations
@@ -27,16 +29,21 @@ if TYPE_CHECKING:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 CHANGING = ("add_request", "step", "abort_request", "reset_prefix_cache", "generate", "stream")
-LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # on a dead engine too
+LOOKING = (
+    "stats",
+    "check_invariants",
+    "has_unfinished_requests",
+    "close",
+)  # a dead engine allows them
 GUARDED = (*CHANGING, *LOOKING)
 
 
 class EngineDeadError(RuntimeError):
-    """The engine failed in the middle of a step, and its state is unknown. Make a new one."""
+    """The engine failed in the middle of a step, and its state is unknown. Create a new engine."""
 
 
 class ForwardError(Exception):
-    """A forward failed, and has been undone: its requests are as before the step."""
+    """A forward failed and was undone: its requests are in the same state as before the step."""
 
     def __init__(self, requests: Sequence[Request], error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -45,37 +52,37 @@ class ForwardError(Exception):
 
 
 class Caller:
-    """The process and the thread that may call an engine; and the exception that ended it."""
+    """The process and the thread that may call an engine, and the exception that ended it."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self.thread: threading.Thread | None = None  # the one that stepped last
+        self.thread: threading.Thread | None = None  # the thread that called `step` last
         self.killed_by: BaseException | None = None
         self.depth = 0  # calls in progress, one inside the other
-        self.undelivered: tuple[str, Any] | None = None  # an interrupted call, what it returned
-        self.abandoned: list[str] = []  # requests of streams that were dropped during a call
+        self.undelivered: tuple[str, Any] | None = None  # an interrupted call and its result
+        self.abandoned: list[str] = []  # requests of streams dropped during a call
 
     def check(self, name: str) -> None:
         """Raise `RuntimeError` if this process or this thread may not call the engine."""
         if os.getpid() != self.process:
             raise RuntimeError(
-                f"{name}: the engine was made in process {self.process}, and this is process "
-                f"{os.getpid()}. A fork has no forward thread: make the engine in the child."
+                f"{name}: the engine was created in process {self.process}, and this is process "
+                f"{os.getpid()}. A fork has no forward thread: create the engine in the child."
             )
         thread = threading.current_thread()
         if self.thread is not None and self.thread is not thread and self.thread.is_alive():
             raise RuntimeError(
                 f"{name}: called from thread {thread.name!r}, but {self.thread.name!r} steps this "
-                "engine. One thread makes all calls; hand it requests through a queue."
+                "engine. One thread must make all calls: pass requests to it through a queue."
             )
 
     def judge(
         self, name: str, error: BaseException, was_forced: bool, is_undone: bool = False
     ) -> None:
-        """Decide whether an exception has left the engine half-changed.
+        """Mark the engine as dead if an exception may have left its state half-changed.
 
-        A forward that was undone leaves it whole, unless an invariant was broken, or a second
-        Ctrl-C may have hit the undoing as well. The innermost call decides.
+        After a forward that was undone, the state is whole, with two exceptions: an invariant was
+        broken, or a second Ctrl-C may have interrupted the undoing. The innermost call decides.
         """
         if "is_judged" in vars(error):
             return
@@ -94,7 +101,7 @@ class Caller:
 
 
 def guarded(method: Method) -> Method:
-    """Return a public method of an engine with the checks, and with interrupts held back."""
+    """Wrap a public method of an engine: check the caller, and hold interrupts back."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -122,8 +129,9 @@ def guarded(method: Method) -> Method:
                     caller.depth -= 1
             return returned
         except BaseException:
-            # A signal that was held back. Python looks for signals when a function is called: this
-            # clause calls none, so another signal cannot come before the next line has run.
+            # A signal that was held back is raised here. Python checks for signals when a function
+            # is called. This clause calls none, so no other signal can arrive before `undelivered`
+            # is set.
             if returned is not None:
                 caller.undelivered = (name, returned)
             raise
@@ -132,10 +140,11 @@ def guarded(method: Method) -> Method:
 
 
 def isolating_failures(run: Method) -> Method:
-    """Return an engine's `run(batch)` that also tells `FailureIsolation` whether it failed.
+    """Wrap an engine's `run(batch)` so that it reports success or failure.
 
-    When `run` raises, it has undone the batch. The exception goes on as a `ForwardError`, which the
-    guarded `step` hands to `recover`.
+    If `run` succeeds, `FailureIsolation` is told. If `run` raises an exception, it has already
+    undone the batch. The wrapper then raises a `ForwardError`, which the guarded `step` passes to
+    `recover`.
     """
 
     @functools.wraps(run)

@@ -1,18 +1,18 @@
-"""Finds the request that makes forwards fail, so that the other requests can go on.
+"""Find the request that makes forwards fail, so that the other requests can continue.
 
 When a forward of many requests fails, any one of them may be the cause. The requests are tried
 again in halves, and a half that fails is halved again:
 
     a b c d e f g h   fails
-    a b c d           passes: these four go on as before
+    a b c d           passes: these four continue as before
     e f g h           fails
     e f               fails
     e                 passes
-    f                 fails twice: `f` is the cause, and ends
+    f                 fails twice: `f` is the cause, and it ends
     g h               passes
 
-A fault that passes by itself therefore ends no request. A request that always fails costs about
-2 * log2(n) failed forwards, and the others wait no longer than those steps take.
+Therefore a temporary fault does not end any request. To find a request that always fails takes
+about 2 * log2(n) failed forwards, and the other requests wait only for these steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .request import Request
 
 
 class FailureIsolation:
-    """Says which requests a step may compute while the cause of a failed forward is searched."""
+    """Decides which requests a step may compute during the search for the cause of a failure."""
 
     def __init__(self) -> None:
-        self.groups: list[list[Request]] = []  # still to be tried; the last one comes next
-        # The request of the last forward, if it was the only one and the forward failed.
+        self.groups: list[list[Request]] = []  # groups still to be tried; the last group is next
+        # The request of the last forward, if it was the only request and that forward failed.
         self.failed_alone: weakref.ref[Request] | None = None
 
     @property
@@ -44,9 +44,9 @@ class FailureIsolation:
         return [request for request in requests if self.allows(request)]
 
     def failed(self, requests: Sequence[Request]) -> Request | None:
-        """Note that a forward of these live requests failed. Return the cause once it is found.
+        """Record that a forward of these live requests failed. Return the cause once it is found.
 
-        A request is the cause if two forwards in a row had only this request, and failed.
+        A request is the cause if two forwards in a row computed only this request, and both failed.
         """
         self._remove(requests)
         if len(requests) == 1:
@@ -63,17 +63,18 @@ class FailureIsolation:
         return None
 
     def passed(self, requests: Sequence[Request]) -> None:
-        """Note that a forward of these requests did not fail.
+        """Record that a forward of these requests did not fail.
 
-        `requests` is empty if the step could compute none of the last group. Other requests may
-        hold the memory that the group needs: its trial ends, so that they can go on (I5).
+        `requests` is empty if the step could not compute any request of the last group. Other
+        requests may hold the memory that the group needs. Its trial then ends, so that the other
+        requests can continue (I5).
         """
         self.failed_alone = None
         if self.groups:
             self._remove(requests or self.groups[-1])
 
     def forget(self, request: Request) -> None:
-        """Leave out a request that has ended (I3)."""
+        """Remove a request that has ended (I3)."""
         self._remove([request])
 
     def _remove(self, requests: Sequence[Request]) -> None:

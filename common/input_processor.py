@@ -1,4 +1,4 @@
-"""`InputProcessor`: turns what a user passes in into a `Request`, or refuses it by name (I4)."""
+"""`InputProcessor`: converts user input to a `Request`, or refuses it and names the field (I4)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .sampling_params import SamplingParams
 from .validation import require_list, require_text, require_unicode, shown, size_of
 
 LONGEST_ID = 1000  # characters of a request id
-# Text of so many characters is always tokenized, in some 50 ms: a message can then say how many
-# tokens it has.
+# Text of up to so many characters is always tokenized, which takes about 50 ms. An error message
+# can then say how many tokens the text has.
 TOKENIZED_CHARACTERS = 2**16
 
 
 class TokensPrompt(NamedTuple):
-    """A prompt that is already tokenized, with the text that it came from."""
+    """A prompt that is already tokenized, and optionally its text."""
 
     prompt_token_ids: list[int]
     prompt: str | None = None
@@ -54,7 +54,10 @@ class InputProcessor:
     def make_request(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
-        """Raise `ValueError`, naming the field and its limit, if the request cannot be served."""
+        """Return a new request.
+
+        Raises `ValueError`, which names the field and its limit, if the request cannot be served.
+        """
         if self.closed:
             raise RuntimeError("the engine is closed")
         params = self._check_params(params)
@@ -85,14 +88,14 @@ class InputProcessor:
             text = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # a template is a program that came with the model
+        except Exception as error:  # a template is a program that comes with the model
             raise ValueError(
                 f"messages: the chat template of this model refuses them: {str(error)[:300]}"
             ) from error
         assert isinstance(text, str)
         if not text:
-            raise ValueError("messages: the chat template of this model makes no text of them")
-        # The template has written the special tokens already.
+            raise ValueError("messages: the chat template of this model returns no text for them")
+        # The text already contains the special tokens: the template writes them.
         return TokensPrompt(self._encode("messages", text, add_special_tokens=False), text)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -112,13 +115,13 @@ class InputProcessor:
         require_unicode(field, text)
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        except Exception as error:  # its vocabulary may lack a character, and a token for unknowns
+        except Exception as error:  # the vocabulary may lack a character and an unknown token
             raise ValueError(
                 f"{field}: this model's tokenizer cannot encode {shown(text)}: {str(error)[:300]}"
             ) from error
 
     def _check_length(self, field: str, num_characters: int) -> None:
-        """Refuse text that is too long by its length alone: tokenizing it would take seconds."""
+        """Refuse text that is too long, without tokenizing it: that would take seconds."""
         if num_characters <= TOKENIZED_CHARACTERS:
             return
         most = max(TOKENIZED_CHARACTERS, self.max_model_len * longest_token(self.tokenizer))
@@ -197,6 +200,6 @@ def _as_token_id(token: Any) -> int:
     if not isinstance(token, bool):
         try:
             return operator.index(token)
-        except Exception:  # arrays and tensors raise various errors of their own
+        except Exception:  # arrays and tensors raise exceptions of various classes
             pass
     raise ValueError(f"prompt must hold token ids, got {shown(token)}")

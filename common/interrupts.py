@@ -1,17 +1,17 @@
-"""Signals are held back while an engine changes its state, and delivered when the state is whole.
+"""Hold signals back while an engine changes its state, and deliver them when the state is whole.
 
-Python runs the handler of a signal in the main thread, between any two bytecodes. A handler that
-raises, as Ctrl-C does (`KeyboardInterrupt`), could stop a step after it has freed a page and before
-it has removed the request. No `except` clause can put every such moment right. So the handlers are
-replaced for the time of a call, and run at its end:
+Python runs the handler of a signal in the main thread, between any two bytecodes. The handler of
+Ctrl-C raises `KeyboardInterrupt`. This could stop a step after it has freed a page and before it
+has removed the request. No `except` clause can repair the state at every such moment. Therefore the
+handlers are replaced for the time of a call, and they run at its end:
 
     with interrupts_held() as held:
         ...                # a signal that arrives here waits
-        held.deliver()     # ... until here, where a caller is ready for the exception,
+        held.deliver()     # ... until here, where the caller is ready for the exception,
         ...
                            # ... or until the end of the block
 
-Only the main thread runs handlers; in other threads there is nothing to hold back.
+Only the main thread runs handlers. In other threads there is nothing to hold back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-# Signals that programs handle. To look at all 64 in each step would take longer than to hold one.
+# The signals that programs usually handle. Checking all 64 signals in each step would be too slow.
 NAMES = ("INT", "TERM", "HUP", "QUIT", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "CHLD", "WINCH")
 SIGNALS = [int(getattr(signal, f"SIG{name}")) for name in NAMES if hasattr(signal, f"SIG{name}")]
 
@@ -33,13 +33,13 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class HeldInterrupts:
-    """Replaces the handlers of signals while it is open. Opening it again inside is allowed."""
+    """Replaces the handlers of signals while it is open. It may be opened more than once."""
 
     def __init__(self) -> None:
-        self.depth = 0  # how often it has been opened; at 0, signals go straight to their handlers
-        self.handlers: dict[int, Handler] = {}  # what `_hold` stands in for
-        self.arrived: list[int] = []  # signals that wait, oldest first
-        self.was_forced = False  # a second Ctrl-C went through: see `_hold`
+        self.depth = 0  # how often it is open; at 0, signals go directly to their handlers
+        self.handlers: dict[int, Handler] = {}  # the handlers that `_hold` replaces
+        self.arrived: list[int] = []  # signals that wait, the oldest first
+        self.was_forced = False  # a second Ctrl-C was not held back: see `_hold`
 
     def __enter__(self) -> Self:
         if self.depth == 0:
@@ -49,7 +49,7 @@ class HeldInterrupts:
                 if callable(handler) and handler != self._hold:
                     self.handlers[signum] = handler
                     signal.signal(signum, self._hold)
-        # Not before: an exception of a handler that was not replaced yet leaves the block unopened.
+        # Only now: if a handler that is not replaced yet raises, the block must not count as open.
         self.depth += 1
         return self
 
@@ -64,30 +64,30 @@ class HeldInterrupts:
             return
         try:
             for signum, handler in self.handlers.items():
-                if signal.getsignal(signum) == self._hold:  # the block may have installed another
+                if signal.getsignal(signum) == self._hold:  # the block may have changed it
                     signal.signal(signum, handler)
         finally:
             self.depth = 0
             self.deliver()
 
     def deliver(self) -> None:
-        """Run the handlers of the signals that have arrived. Raises what they raise.
+        """Run the handlers of the signals that have arrived. Raises the exceptions of the handlers.
 
-        In a block inside another one, signals go on waiting for the outer one.
+        In a nested block, signals continue to wait until the outer block is ready.
         """
         while self.arrived and self.depth <= 1:
             signum = self.arrived.pop(0)
             try:
                 self.handlers[signum](signum, sys._getframe(1))
             except BaseException:
-                self.deliver()  # an exception of the first does not lose the second
+                self.deliver()  # if one handler raises, the others still run
                 raise
 
     def _hold(self, signum: int, frame: FrameType | None) -> None:
-        """Stand in for a handler. While the block is closed, signals go through to it.
+        """Record a signal in place of its handler. While the block is closed, call the handler.
 
-        A second Ctrl-C is not held back: a step that never ends can be stopped. The engine is then
-        in an unknown state, and refuses all further calls.
+        A second Ctrl-C is not held back, so that a user can stop a step that never ends. The engine
+        is then in an unknown state, and refuses all further calls.
         """
         is_forced = signum == signal.SIGINT and signum in self.arrived
         if self.depth > 0 and not is_forced:
@@ -98,7 +98,7 @@ class HeldInterrupts:
 
 
 class _NothingHeld(HeldInterrupts):
-    """What threads other than the main thread get."""
+    """The context manager for threads other than the main thread."""
 
     def __enter__(self) -> Self:
         return self

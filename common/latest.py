@@ -1,4 +1,4 @@
-"""`Latest`: what follows from an argument that comes again and again, made once."""
+"""`Latest`: a function that caches the result for its latest argument."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Given, Made]):
-    """A function that remembers its latest argument, itself and not its like, and what it returned.
+    """A function that remembers its latest argument and the result for it.
 
-    For what all layers of a forward are given. Threads may share it: each reads and writes whole
-    pairs, and who finds another's makes its own again.
+    Arguments are compared by identity (`is`), not by value. It is used for arguments that all
+    layers of a forward receive. Threads may share it: each thread reads and writes a whole pair of
+    argument and result. A thread that finds the pair of another thread computes its own result
+    again.
     """
 
     def __init__(self, make: Callable[[Given], Made]) -> None:

@@ -1,4 +1,4 @@
-"""The features that an engine cannot serve, by name: from a model's configuration and its parts."""
+"""Find features that an engine cannot serve, by name, in a model's configuration and parts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .slot_cache import SlotCache
 
 ATTENTION_LAYERS = {
     "full_attention", "attention", "global",
-    "sliding_attention", "local", "chunked_attention",  # judged by the size of the window
+    "sliding_attention", "local", "chunked_attention",  # the size of the window decides
 }  # fmt: skip
-# Beyond so many tokens, attention or its scale changes: the name in a configuration, the feature.
+# Attention or its scale changes from so many tokens on: the field in a configuration, the feature.
 BEGINS_LATER = {
     "attention_chunk_size": "chunked attention",
     "floor_scale": "temperature-tuned attention",
@@ -24,9 +24,9 @@ BEGINS_LATER = {
 
 
 def unsupported_feature(model: PreTrainedModel, max_model_len: int) -> str | None:
-    """Return what a configuration says that would change the answer, in words; None for nothing.
+    """Return the first feature in a configuration that would change the answer, or None.
 
-    Only full causal attention passes, over up to `max_model_len` tokens.
+    Only models with full causal attention over up to `max_model_len` tokens pass.
     """
     config = model.config.get_text_config()
     if (window := _window(config)) is not None and window[1] < max_model_len:
@@ -44,7 +44,7 @@ def unsupported_feature(model: PreTrainedModel, max_model_len: int) -> str | Non
 
 
 def _window(config: PretrainedConfig) -> tuple[str, int] | None:
-    """The name and the size of a sliding or local window, where a layer has one."""
+    """Return the name and the size of a sliding or local window; None if no layer has one."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
     layer_types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
@@ -69,15 +69,19 @@ def _later(
 
 
 def unsupported_by_own_cache(model: PreTrainedModel, max_model_len: int) -> str | None:
-    """Return what Hugging Face's own cache computes otherwise than without a cache, in words."""
+    """Return a feature that makes Hugging Face's own cache change the answer; None for none."""
     config = model.config.get_text_config()
-    # The best tokens are chosen with other rounding: the probe would not always show it.
+    # With a cache, the best tokens are chosen after different rounding. The probe may not show it.
     sparse = _later(config, max_model_len, ("index_topk",))
     return sparse or length_dependent_rope(config, max_model_len)
 
 
 def length_dependent_rope(config: PretrainedConfig, max_model_len: int) -> str | None:
-    """Say whether RoPE's frequencies depend on the longest position of a batch: on neighbours."""
+    """Return a RoPE scaling with frequencies that depend on the longest position in a batch.
+
+    With such a scaling, the answer to a request depends on its neighbours. Returns a description,
+    or None if the model has no such scaling.
+    """
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
     for kind in kinds:
@@ -91,7 +95,7 @@ def length_dependent_rope(config: PretrainedConfig, max_model_len: int) -> str |
 
 
 def feature_of(model: PreTrainedModel, cause: Exception) -> str:
-    """Say why a model failed a probe, with `cause`: the first of its features that explains it."""
+    """Return the first feature of a model that explains why it failed a probe with `cause`."""
     config = model.config.get_text_config()
     if getattr(model, "_is_stateful", False):
         return "recurrent state (more of a request than keys and values)"
@@ -116,26 +120,29 @@ def feature_of(model: PreTrainedModel, cause: Exception) -> str:
 
 
 def _parameter(model: PreTrainedModel, part: str) -> str | None:
-    """Return the name of the first parameter with `part` in the last part of its name."""
+    """Return the first parameter name with `part` in its last component; None if there is none."""
     names = (name for name, _ in model.named_parameters())
     return next((name for name in names if part in name.rsplit(".", 1)[-1]), None)
 
 
 @torch.inference_mode()
 def _is_causal(model: PreTrainedModel) -> bool:
-    """Whether the logits after three tokens do not depend on the tokens behind them."""
+    """Return whether the logits after three tokens are independent of the tokens after them."""
     return _agree(model, [5, 9, 7, 3, 2], [5, 9, 7, 8, 4])
 
 
 @torch.inference_mode()
 def _counts_from_zero(model: PreTrainedModel) -> bool:
-    """Whether the model's own positions are 0, 1, 2, and so on."""
+    """Return whether the model, without `position_ids`, uses the positions 0, 1, 2, and so on."""
     positions = torch.arange(3, device=model.device)[None]
     return _agree(model, [5, 9, 7], [5, 9, 7], position_ids=positions)
 
 
 def _agree(model: PreTrainedModel, one: list[int], other: list[int], **given: Any) -> bool:
-    """Whether the logits after the third token are equal; `given` goes along with `other`."""
+    """Return whether the logits after the third token agree.
+
+    given: arguments of the forward of `other` only.
+    """
 
     def logits(tokens: list[int], **given: Any) -> torch.Tensor:
         ids = torch.tensor([tokens], device=model.device)
@@ -144,5 +151,5 @@ def _agree(model: PreTrainedModel, one: list[int], other: list[int], **given: An
     try:
         ours, theirs = logits(one), logits(other, **given)
     except Exception:
-        return True  # it cannot be asked
+        return True  # the model does not accept this call
     return bool((ours - theirs).abs().max() <= 1e-2 * ours.abs().max())

@@ -1,4 +1,4 @@
-"""Names to models: the embedded one, Hugging Face ids, folders, `.gguf` files, tiny random ones."""
+"""Load a model by name: embedded, Hugging Face id, folder, `.gguf` file, or tiny random model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tiny_models import is_tiny, load_tiny
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model on its device, with its tokenizer and what the engines must know of both."""
+    """A model on its device, its tokenizer, and the properties of both that the engines need."""
 
     name: str
     model: PreTrainedModel
@@ -27,14 +27,17 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size): the embedding's rows, known to the tokenizer or not."""
+        """Return the number of rows of the embedding. Token ids are in [0, vocab_size).
+
+        The tokenizer may not know all of them.
+        """
         weight = self.model.get_input_embeddings().weight
         assert isinstance(weight, torch.Tensor)
         return weight.shape[0]
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Any of these ends a sequence: models list them in up to three places."""
+        """Return the token ids that end a sequence. Models list them in up to three places."""
         ids: set[int | None] = set()
         for source in (self.model.generation_config, self.model.config, self.tokenizer):
             eos = getattr(source, "eos_token_id", None)
@@ -42,18 +45,18 @@ class LoadedModel:
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def resolve_max_model_len(self, config: EngineConfig) -> int:
-        """`config.max_model_len`, or the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`.
+        """Return `config.max_model_len`, or the model's limit, at most `DEFAULT_MAX_MODEL_LEN`.
 
-        Raises `ValueError` if more is asked for than the model has positions.
+        Raises `ValueError` if `config.max_model_len` is larger than the model's limit.
         """
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and limit <= 0:  # XLNet's way to say that there is none
+        if limit is not None and limit <= 0:  # XLNet means by this that there is no limit
             limit = None
         if config.max_model_len is None:
             return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
         if limit is not None and config.max_model_len > limit:
             raise ValueError(
-                f"max_model_len must be at most {limit}, the positions {self.name} was made for, "
+                f"max_model_len must be at most {limit}, the number of positions of {self.name}, "
                 f"got {config.max_model_len}"
             )
         return config.max_model_len
@@ -62,10 +65,10 @@ class LoadedModel:
 def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     """Load `config.model` in eval mode on `config.device`.
 
-    plain: as Hugging Face made it, without our faster modules: the reference to compare with.
+    plain: load the model without our model passes, as a reference to compare with.
 
-    Raises `ValueError` where the name cannot be loaded, `UnsupportedModelError` (one of them)
-    where the model is no decoder, `EmbeddedModelMissingError` where that one is not installed.
+    Raises `ValueError` if the model cannot be loaded, `UnsupportedModelError` (a `ValueError` too)
+    if it is not a decoder, and `EmbeddedModelMissingError` if the embedded model is not installed.
     """
     device = _resolve_device(config.device)
     dtype = _resolve_dtype(config.dtype, device)
@@ -78,7 +81,7 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
         model, tokenizer = _load_pretrained(_find(config.model), dtype)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"{config.model}: an encoder-decoder model; engines run decoders"
+            f"{config.model} is an encoder-decoder model; the engines only run decoder models"
         )
     model = _to(model, device).eval()
     if not plain:
@@ -104,7 +107,7 @@ def _load_pretrained(
 
 
 def _to(model: PreTrainedModel, target: torch.device | torch.dtype) -> PreTrainedModel:
-    return model.to(target)  # type: ignore[arg-type]  # transformers wraps it and loses its types
+    return model.to(target)  # type: ignore[arg-type]  # transformers wraps `to` without its types
 
 
 def _resolve_device(name: str) -> torch.device:

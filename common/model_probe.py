@@ -1,9 +1,9 @@
-"""Try a model as an engine will use it, and compare with a full recompute of the same tokens.
+"""Run a model as an engine will use it, and compare it with a full recompute of the same tokens.
 
 A probe has two requests of different lengths. They are computed in a few steps: prefill, decode,
-and on the paged engines both in one step. After each step the logits must be those of
-`model(tokens, use_cache=False)`. Contexts are short, unless the configuration has a window that
-requests can outgrow: then they exceed it.
+and on the paged engines both in one step. After each step, the logits must equal those of
+`model(tokens, use_cache=False)`. The contexts are short, with one exception: if the configuration
+has a window that requests can exceed, the longer request exceeds it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-LONG, SHORT = 7, 4  # tokens of the two requests
-KEPT = 8  # tokens at the end of a request whose logits are compared
-# Numbers of a configuration with such names may change attention from some position on.
+LONG, SHORT = 7, 4  # the number of tokens of the two requests
+KEPT = 8  # the logits of at most so many tokens at the end of a request are compared
+# A number in a configuration with such a name may change attention from some position on.
 LIMIT_NAMES = re.compile(
     r"window(?!_layers)|chunk|topk$|floor_scale|local|span|stride|block|compress"
 )
 
 
 class ProbeError(ValueError):
-    """The logits of a step are not those of a full recompute."""
+    """The logits of a step differ from those of a full recompute."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens [start, end) of one of the probe's requests."""
+    """The tokens [start, end) of one request of the probe."""
 
     row: int
     start: int
@@ -39,7 +39,7 @@ class Span:
 
 
 class Probe:
-    """Two requests, and the logits that a full recompute gives after each of their tokens."""
+    """Two requests, and the logits after their tokens according to a full recompute."""
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.model = model
@@ -48,17 +48,18 @@ class Probe:
         embedding: Any = model.get_input_embeddings()
         vocab_size = int(embedding.weight.shape[0])
         self.lengths, self.vocab_size = lengths, min(vocab_size, 97)
-        self.suspect: str | None = None  # a feature that would explain it if the probe fails
+        self.suspect: str | None = None  # a feature that would explain a failure of the probe
         self.attempt = 0
-        self.errors: dict[Span, float] = {}  # the smallest of all attempts
+        self.errors: dict[Span, float] = {}  # of each span, the smallest error of all attempts
         self._expected: dict[int, torch.Tensor] = {}
 
     def again(self) -> bool:
-        """Whether the steps are to be run, with other tokens each time.
+        """Return whether the caller must run the steps, with different tokens in each attempt.
 
-        In low precision, rounding may send a token to another expert of a mixture, and a step then
-        differs much. It does so with some tokens; a model that is computed wrongly, with all.
-        Raises `ProbeError` where a step has been wrong in every attempt.
+        In low precision, rounding may send a token to another expert of a mixture of experts. The
+        logits of that step are then very different. This happens with some tokens only. A model
+        that is computed wrongly fails with all tokens. Raises `ProbeError` if a step was wrong in
+        every attempt.
         """
         in_float32 = self.model.dtype in (torch.float32, torch.float64)
         tolerance, attempts = (1e-3, 1) if in_float32 else (5e-2, 4)
@@ -77,24 +78,30 @@ class Probe:
 
     @torch.inference_mode()
     def _recompute(self, row: int) -> torch.Tensor:
-        """Logits after each of the last tokens: [at most KEPT, V]."""
+        """Return the logits after each of the last tokens of a request: [at most KEPT, V]."""
         input_ids = torch.tensor([self.tokens[row]], device=self.model.device)
         logits = self.model(input_ids, use_cache=False, logits_to_keep=KEPT).logits[0]
         return logits[-KEPT:].float()
 
     def one_at_a_time(self) -> list[Span]:
-        """Steps of one request, then of the other: a prompt, then a token each."""
+        """Return the steps of one request, then of the other.
+
+        The first step of a request computes its prompt, each later one computes a token.
+        """
         long = self._row_steps(0, max(1, self.lengths[0] - 2))
         return [*long, *self._row_steps(1, 1)[:2]]
 
     def batched(self) -> list[list[Span]]:
-        """Steps of both requests: the prompts, the shorter one of a single token; then decodes."""
+        """Return steps of both requests together: a step with both prompts, then decode steps.
+
+        The shorter prompt has a single token.
+        """
         long = self.lengths[0]
         rows = [self._row_steps(0, max(1, long - 2)), self._row_steps(1, 1)]
         return [list(step) for step in zip(*rows, strict=False)]
 
     def mixed(self) -> list[list[Span]]:
-        """Steps of a flat batch: two chunks; a decode beside a chunk; two decodes."""
+        """Return steps of a flat batch: two chunks; then a decode and a chunk; then two decodes."""
         long, short = self.lengths
         middle = max(0, long - 4)
         steps = [
@@ -110,23 +117,26 @@ class Probe:
         return [sorted(step, key=lambda span: span.end - span.start > 1) for step in spans if step]
 
     def _row_steps(self, row: int, prompt: int) -> list[Span]:
-        """The first `prompt` tokens of a request, then one at a time."""
+        """Return the steps of a request: its first `prompt` tokens, then one token in each step."""
         ends = range(prompt, self.lengths[row] + 1)
         return [Span(row, 0 if end == prompt else end - 1, end) for end in ends]
 
     def tokens_of(self, span: Span) -> list[int]:
-        """The token ids that a span stands for."""
+        """Return the token ids of a span."""
         return self.tokens[span.row][span.start : span.end]
 
     def page_table(self, page_size: int) -> torch.Tensor:
-        """Pages for both requests, in no particular order: [2, P] int32. Page 0 is not used."""
+        """Return a page table for both requests: [2, P] int32.
+
+        The pages are out of order. Page 0 is not used.
+        """
         width = -(-self.lengths[0] // page_size)
         return torch.arange(2 * width, 0, -1, dtype=torch.int32).view(width, 2).T.contiguous()
 
     def check(self, step: Sequence[Span], logits: torch.Tensor) -> None:
         """Compare the logits [N, V] after the last token of each span with the full recompute.
 
-        Raises `ProbeError` where their shape is another one.
+        Raises `ProbeError` if their shape is wrong.
         """
         expected = torch.stack([self._logits_after(span) for span in step])
         if logits.shape != expected.shape:
@@ -143,7 +153,7 @@ class Probe:
 
 
 def longest_limit(config: PretrainedConfig, max_model_len: int) -> int:
-    """Return the largest number in a configuration, below `max_model_len`, that may be a window."""
+    """Return the largest number below `max_model_len` in a configuration that may be a window."""
     limits = [0]
     for name, value in vars(config.get_text_config()).items():
         if isinstance(value, dict):

@@ -1,9 +1,9 @@
-"""Which models an engine can serve, and what their keys and values look like.
+"""Decide which models an engine can serve, and find the shapes of their keys and values.
 
-A model that an engine would compute wrongly is refused when it is loaded, with an error that names
-the model and the feature. Two things find such a model: its configuration (`model_features.py`),
-and a probe that runs it as the engine will (`model_probe.py`). The configuration also shows what
-begins only at a later position than the probe's.
+A model that an engine would compute wrongly is refused when it is loaded. The error names the model
+and the feature. Two checks find such a model: a look at its configuration (`model_features.py`),
+and a probe that runs the model as the engine will (`model_probe.py`). The configuration also shows
+features that begin at a later position than the probe reaches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class UnsupportedModelError(ValueError):
 
 @torch.inference_mode()
 def require_own_cache(model: PreTrainedModel, max_model_len: int) -> None:
-    """Refuse a model that answers wrongly with Hugging Face's own cache, one request at a time.
+    """Refuse a model that is wrong with Hugging Face's own cache and one request at a time.
 
     Raises `UnsupportedModelError`.
     """
@@ -57,7 +57,7 @@ def require_own_cache(model: PreTrainedModel, max_model_len: int) -> None:
 def _step_alone(
     model: PreTrainedModel, probe: Probe, cache: DynamicCache, span: Span
 ) -> torch.Tensor:
-    """One forward for one request: the logits after its last token, [1, V]."""
+    """Run one forward for one request. Return the logits after its last token, [1, V]."""
     logits: torch.Tensor = model(
         input_ids=torch.tensor([probe.tokens_of(span)], device=model.device),
         position_ids=torch.arange(span.start, span.end, device=model.device)[None],
@@ -72,9 +72,10 @@ def _step_alone(
 
 @torch.inference_mode()
 def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[LayerKV]:
-    """Refuse what is not full causal attention over our own cache, in batches padded on the right.
+    """Refuse a model that is wrong with our own KV cache and batches that are padded on the right.
 
-    Returns the KV shape of each layer. Raises `UnsupportedModelError`.
+    Only full causal attention passes. Returns the KV shape of each layer. Raises
+    `UnsupportedModelError`.
     """
     make_shareable(model)
     refuse(model, unsupported_feature(model, max_model_len))
@@ -90,7 +91,7 @@ def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[L
 def _padded_step(
     model: PreTrainedModel, probe: Probe, cache: SlotCache, step: list[Span]
 ) -> torch.Tensor:
-    """One forward for both requests: the logits after the last token of each, [B, V]."""
+    """Run one forward for both requests. Return the logits after the last token of each, [B, V]."""
     longest = max(span.end - span.start for span in step)
     ids = [probe.tokens_of(span) for span in step]
     ids = [tokens + [0] * (longest - len(tokens)) for tokens in ids]
@@ -113,9 +114,10 @@ def _padded_step(
 
 @torch.inference_mode()
 def start_probe(model: PreTrainedModel, max_model_len: int) -> tuple[Probe, list[LayerKV]]:
-    """Refuse by configuration what attention through pages would compute wrongly.
+    """Refuse a model if its configuration shows that paged attention would compute it wrongly.
 
-    Returns a probe, whose `mixed_steps` the engine must run, and the KV shape of each layer.
+    Returns a probe and the KV shape of each layer. The engine must run the `mixed_steps` of the
+    probe.
     Raises `UnsupportedModelError`.
     """
     make_shareable(model)
@@ -128,9 +130,9 @@ def start_probe(model: PreTrainedModel, max_model_len: int) -> tuple[Probe, list
 
 
 def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
-    """Yield the steps that an engine must run and `check`, until the probe is sure.
+    """Yield the steps that an engine must run and `check`, until the probe has its result.
 
-    Raises `UnsupportedModelError` in the end where logits are wrong.
+    Raises `UnsupportedModelError` at the end if logits are wrong.
     """
     with refusing(probe.model, probe.suspect):
         while probe.again():
@@ -139,7 +141,7 @@ def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
 
 @torch.inference_mode()
 def layer_shapes(model: PreTrainedModel) -> list[LayerKV]:
-    """Return the KV shape of each layer: what one token gives to a cache."""
+    """Return the KV shape of each layer, from a forward of one token."""
     cache = SlotCache()
     positions = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     model(
@@ -153,7 +155,7 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerKV]:
 
 
 def refuse(model: PreTrainedModel, feature: str | None) -> None:
-    """Raise `UnsupportedModelError` where there is a feature to name."""
+    """Raise `UnsupportedModelError` for `feature`; do nothing if it is None."""
     if feature is not None:
         raise UnsupportedModelError(_sentence(model, feature))
 
@@ -162,14 +164,14 @@ def refuse(model: PreTrainedModel, feature: str | None) -> None:
 def refusing(model: PreTrainedModel, suspect: str | None = None) -> Iterator[None]:
     """Turn an error of a probe into an `UnsupportedModelError` that names the model and feature.
 
-    suspect: a feature that explains the error, where the caller knows one.
+    suspect: a feature that explains the error, if the caller knows one.
     """
     try:
         yield
     except (NotImplementedError, MemoryError, torch.OutOfMemoryError):
         raise  # these say nothing about the model
     except Exception as cause:
-        if isinstance(cause, UnsupportedModelError):  # of paged attention, which got no batch
+        if isinstance(cause, UnsupportedModelError):  # from paged attention, which got no batch
             suspect = "attention that does not get the keyword arguments of the forward"
         found = f"a probe when it was loaded: {type(cause).__name__}: {cause}"
         raise UnsupportedModelError(

@@ -20,8 +20,8 @@ from .validation import require_choice, require_list, size_of
 class OfflineEngine(EngineBase):
     """The blocking calls of all engines.
 
-    They may be mixed with `add_request` and `step`: the outputs of other requests are kept for the
-    next call of `step`.
+    They may be used together with `add_request` and `step`. The outputs of other requests are kept,
+    and the next call of `step` returns them.
     """
 
     def generate(
@@ -31,10 +31,12 @@ class OfflineEngine(EngineBase):
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Run prompts to their ends; final outputs in prompt order.
+        """Run prompts until all have finished. Return the final outputs in prompt order.
 
-        `params`: one for all, or one a prompt. `progress`: show a bar; None: on a terminal.
-        A prompt that is refused (`ValueError`) leaves none of the others behind.
+        params: one `SamplingParams` for all prompts, or a list with one for each prompt.
+        progress: whether to show a progress bar. None: only on a terminal.
+
+        If one prompt is refused (`ValueError`), no request of the others stays in the engine.
         """
         batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         batch_params = _one_for_each(params, len(batch))
@@ -45,7 +47,7 @@ class OfflineEngine(EngineBase):
                 ids.append(self.add_request(prompt, prompt_params))
                 interrupts_held().deliver()
             return self._run(ids, progress)
-        except BaseException:  # a refused prompt, a failed step, Ctrl-C: leave nothing behind
+        except BaseException:  # a refused prompt, a failed step, Ctrl-C: no request may stay
             self.forget(ids)
             raise
 
@@ -67,13 +69,13 @@ class OfflineEngine(EngineBase):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Queue a prompt, then yield its cumulative output after each step that moved it.
+        """Queue a prompt, then yield its cumulative output after each step that computes it.
 
         If the iterator is closed or dropped before the end, the request is aborted.
         """
         outputs = self._follow(self.add_request(prompt, params))
-        next(outputs)  # from here on, its `finally` clause runs when it is dropped
-        return outputs  # type: ignore[return-value]  # None was the first one only
+        next(outputs)  # from here on, the `finally` clause runs when the generator is dropped
+        return outputs  # type: ignore[return-value]  # only the first item was None
 
     def _follow(self, request_id: str) -> Generator[RequestOutput | None, None, None]:
         finished = False
@@ -101,7 +103,7 @@ class OfflineEngine(EngineBase):
         return [final[request_id] for request_id in ids]
 
     def _step_for(self, ids: set[str]) -> list[RequestOutput]:
-        """Run one step; return the outputs of these requests. The next one returns the others."""
+        """Run one step; return the outputs of these requests. The next step returns the others."""
         with interrupts_held():
             outputs = self.step()
             self.output_processor.put_back(o for o in outputs if o.request_id not in ids)
@@ -116,7 +118,10 @@ def _is_one_prompt(prompts: Any) -> bool:
 
 
 def _one_for_each(params: Any, num_prompts: int) -> list[SamplingParams]:
-    """`params` as a list of as many as there are prompts. Raises `ValueError` for other numbers."""
+    """Return `params` as a list with one entry for each prompt.
+
+    Raises `ValueError` if a list has another number of entries.
+    """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
     require_list("params", params, "SamplingParams, or SamplingParams")

@@ -1,4 +1,4 @@
-"""`OutputProcessor`: sampled tokens become text, stop decisions and `RequestOutput`s."""
+"""`OutputProcessor`: converts sampled tokens to text, stop decisions and `RequestOutput`s."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
-    """Knows every request that has not ended, and the outputs nobody has taken yet.
+    """Holds every request that has not ended, and the outputs that have not been drained yet.
 
-    I3: a request leaves `requests` the moment it ends. Its final output waits in `outbox` for the
-    next `drain`; until then its id stays in use.
+    I3: a request is removed from `requests` when it ends. Its final output waits in `outbox` for
+    the next `drain`. Until then, its id stays in use.
     """
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
@@ -25,23 +25,24 @@ class OutputProcessor:
         self.outbox: dict[str, RequestOutput] = {}
 
     def add_request(self, request: Request) -> None:
-        assert not self.in_flight(request.request_id), "I4: a request id is in use once"
+        assert not self.in_flight(request.request_id), "I4: this request id is in use"
         self.requests[request.request_id] = request
 
     def in_flight(self, request_id: str) -> bool:
         return request_id in self.requests or request_id in self.outbox
 
     def find(self, request_id: str) -> Request | None:
-        """Return a live request; None for any other id, also for one that is not a string."""
+        """Return the live request with this id; None for any other value, of any type."""
         return self.requests.get(request_id) if isinstance(request_id, str) else None
 
     def append_token(
         self, request: Request, token_id: int | None, logprobs: dict[int, float] | None = None
     ) -> bool:
-        """Give a request its next token; return True if that ends it.
+        """Append the next token to a request; return True if the request ends with it.
 
-        `token_id` is None if the logits were no distribution. That ends the request, and so does an
-        exception in the processing of its text: one request must not stop the others.
+        `token_id` is None if the logits were not a valid distribution. The request then ends with
+        an error. An exception in the processing of its text also ends only this request: one
+        request must not stop the others.
         """
         if token_id is None:
             self.fail(request, "the model's logits for the next token are not finite")
@@ -49,7 +50,7 @@ class OutputProcessor:
         request.token_ids.append(token_id)
         if request.logprobs is not None:
             assert logprobs is not None, (
-                "a request that asks for logprobs gets them with each token"
+                "a request that asks for logprobs must get them with each token"
             )
             request.logprobs.append(logprobs)
         if request.first_token_time is None:
@@ -66,33 +67,33 @@ class OutputProcessor:
         return False
 
     def abort(self, request: Request) -> None:
-        """End a request that was not done."""
+        """End a request that was not finished, with finish reason `abort`."""
         try:
             request.text.finish()
         except Exception:
-            logger.exception("%s was aborted, and the end of its text is missing", request)
+            logger.exception("%s was aborted; the end of its text is missing", request)
         self._finish(request, "abort")
 
     def fail(self, request: Request, reason: str, cause: BaseException | None = None) -> None:
-        """End a request that cannot be computed. Its tokens and text so far are kept."""
+        """End a request that cannot be computed. Keep its tokens and text so far."""
         request.error = reason if cause is None else f"{reason} ({type(cause).__name__}: {cause})"
         logger.error("%s ends: %s", request, request.error, exc_info=cause)
         self._finish(request, "error")
 
     def drain(self) -> list[RequestOutput]:
-        """Take the outputs: the newest one of every request that has moved since the last call."""
+        """Remove and return the outputs: the newest one of each request, if there is a new one."""
         outputs = list(self.outbox.values())
         self.outbox.clear()
         return outputs
 
     def put_back(self, outputs: Iterable[RequestOutput]) -> None:
-        """Return drained outputs that were for somebody else. A newer one is not overwritten."""
+        """Put back drained outputs that belong to other callers, unless there are newer ones."""
         for output in outputs:
             self.outbox.setdefault(output.request_id, output)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request and put its one final output into the outbox."""
-        assert not request.is_finished, f"I3: {request.request_id} ends once"
+        assert not request.is_finished, f"I3: {request.request_id} must not end twice"
         request.finish_reason = reason
         request.finished_time = time.perf_counter()
         del self.requests[request.request_id]

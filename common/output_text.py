@@ -9,13 +9,15 @@ from .sampling_params import SamplingParams
 
 
 class OutputText:
-    """Grows token by token. `visible` is safe to show: later tokens only extend it.
+    """The text of an output, which grows token by token.
+
+    `visible` is safe to show: later tokens only extend it.
 
         decoded  "The answer is 42\\nQu"        stop = ["\\nQuestion:"]
         visible  "The answer is 42"            held back: it may become the stop string
 
-    The stop string that is complete first ends the text, wherever token boundaries lie. Of two
-    stop strings that are complete at the same character, the longer one counts.
+    The stop string that is complete first ends the text. It does not matter where the token
+    boundaries lie. If two stop strings are complete at the same character, the longer one counts.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> None:
@@ -33,7 +35,7 @@ class OutputText:
         return False
 
     def finish(self) -> bool:
-        """Show the text that was held back: no more tokens come.
+        """Show the text that was held back, because no more tokens will come.
 
         Returns True if a stop string was in it, which then ends the text.
         """

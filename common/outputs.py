@@ -1,4 +1,4 @@
-"""What an engine returns: outputs of requests, and counters of itself."""
+"""The values that an engine returns: the outputs of requests, and its counters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """All the output of a request so far.
+    """The whole output of a request so far.
 
-    text: the decoded output; it never holds half a character or the start of a stop string (I6).
-    token_ids: the output tokens, the one that ended the request included.
+    text: the decoded output; it never contains half a character or the start of a stop string (I6).
+    token_ids: the output tokens, including the one that ended the request.
     finish_reason: `stop` (end-of-sequence, a stop token or stop string), `length` (`max_tokens` or
         `max_model_len` reached), `abort`, `error` (the request could not be computed); None while
-        the request lives.
-    logprobs: for each output token, token id -> log probability; None where not asked for.
-    error: what went wrong, in a sentence, if the finish reason is `error`.
+        the request is live.
+    logprobs: for each output token, token id -> log probability; None if not requested.
+    error: one sentence that says what went wrong, if the finish reason is `error`.
     """
 
     text: str
@@ -30,12 +30,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.perf_counter`."""
+    """The times of the events in the life of a request, in seconds of `time.perf_counter`."""
 
     arrival_time: float
     first_token_time: float | None = None
     finished_time: float | None = None
-    num_cached_tokens: int = 0  # prompt tokens whose KV was reused, not computed
+    num_cached_tokens: int = 0  # prompt tokens with KV from the prefix cache
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -45,7 +45,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of one request after a step. Cumulative: the newest one says all.
+    """The state of one request after a step. It is cumulative: the newest output has everything.
 
     Each request ends with exactly one output that has `finished=True`.
     """
@@ -60,10 +60,11 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters of an engine: the first seven of this moment, the others since the start.
+    """Counters of an engine. The first seven are current values; the others count from the start.
 
-    KV is counted in tokens: `reserved` is what running requests hold, `used` what of it is written.
-    Pages count what can be allocated: the padding page is in none of them.
+    KV memory is counted in tokens. `kv_tokens_reserved` is the memory that running requests hold;
+    `kv_tokens_used` is the part of it that contains keys and values. The page counters count the
+    pages that can be allocated: the padding page is in none of them.
     """
 
     num_waiting: int = 0
@@ -73,17 +74,17 @@ class EngineStats:
     kv_pages_total: int = 0
     kv_pages_free: int = 0
     kv_pages_cached: int = 0
-    prefill_tokens: int = 0  # prompt tokens computed, again after a retraction
-    decode_tokens: int = 0  # output tokens fed back, again after a retraction
+    prefill_tokens: int = 0  # prompt tokens computed, counted again after a retraction
+    decode_tokens: int = 0  # output tokens computed, counted again after a retraction
     padding_tokens: int = 0  # positions computed that belong to no request
-    cached_prompt_tokens: int = 0  # prompt tokens whose KV was reused
+    cached_prompt_tokens: int = 0  # prompt tokens with KV from the prefix cache
     num_retractions: int = 0
     num_steps: int = 0  # steps that ran a forward
 
 
 @dataclass
 class StepCounters:
-    """The counters of `EngineStats` that add up, while they are being counted."""
+    """The cumulative counters of `EngineStats`, which an engine increments."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0

@@ -1,4 +1,4 @@
-"""A recorded run as one HTML file that plays it. It opens from anywhere and loads nothing."""
+"""Write a recorded run as one HTML file that plays it. The file loads nothing else."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ MARK = "{{RECORD}}"
 
 
 def player_html(record: TraceRecord) -> str:
-    """The player with the record in it.
+    """Return the HTML of the player with the record in it.
 
-    Texts of prompts and models are data, whatever they hold: without `<` nothing can end the script
-    element that carries them, and beyond ASCII everything is escaped.
+    Texts of prompts and models must stay data, no matter what they contain. Therefore `<` is
+    escaped, so that no text can end the script element that contains it. All characters outside
+    ASCII are escaped too.
     """
     data = json.dumps(record.as_json(), separators=(",", ":"), ensure_ascii=True)
     before, after = TEMPLATE.read_text(encoding="utf-8").split(MARK)

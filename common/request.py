@@ -1,4 +1,4 @@
-"""`Request`: one prompt on its way through an engine."""
+"""`Request`: one prompt and its state in an engine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from .sampling_params import SamplingParams
 
 
 class Request:
-    """A request's tokens, text and progress. The engine that runs it owns it.
+    """The tokens, the text and the progress of a request. The engine that runs it owns it.
 
         token_ids  [ prompt .................. | output ........ ]
                    0                  num_prompt_tokens       num_tokens
         KV cache   [ computed ..................... )
                                          num_computed_tokens
 
-    I1: the position of a token is the number of tokens before it, on every path. A step feeds
-    `token_ids[num_computed_tokens:]` or a part of it; a token is sampled when it reaches the end.
+    I1: the position of a token is always the number of tokens before it. A step computes
+    `token_ids[num_computed_tokens:]` or the first part of it. When a step reaches the end of
+    `token_ids`, a new token is sampled.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Request:
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
-        self.seed = seed  # the request's own, or one drawn for it
+        self.seed = seed  # from `params`, or drawn at random for this request
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         # Known in advance: a request never needs KV for more than `max_num_tokens - 1` tokens.
@@ -42,12 +43,12 @@ class Request:
         self.logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
         self.text = text
 
-        self.num_computed_tokens = 0  # tokens whose keys and values are in the cache
-        # Prompt tokens that were found in the cache when it first ran; None before.
+        self.num_computed_tokens = 0  # the keys and values of so many tokens are in the cache
+        # Prompt tokens found in the prefix cache when the request first ran; None before that.
         self.num_cached_tokens: int | None = None
-        self.row: int | None = None  # its row in the batch state, while it runs
+        self.row: int | None = None  # its row in the batch state while it runs, otherwise None
         self.finish_reason: FinishReason | None = None
-        self.error: str | None = None  # why it ended, if the finish reason is "error"
+        self.error: str | None = None  # why the request ended, if the finish reason is "error"
 
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
@@ -70,7 +71,7 @@ class Request:
         return self.finish_reason is not None
 
     def output(self) -> RequestOutput:
-        """A snapshot: later steps do not change it."""
+        """Return the current output. It is a snapshot: later steps do not change it."""
         completion = CompletionOutput(
             text=self.text.visible,
             token_ids=self.output_token_ids,

@@ -1,9 +1,9 @@
-"""Logits to tokens: batched, and for each request as if it were alone (I2).
+"""Sample tokens from logits, batched, with the same result for a request as if it were alone (I2).
 
-A draw is a pure function of (logits, seed, position). There is no generator whose state would
-depend on who else is in the batch: a counter-based hash of (seed, position) gives one uniform
-number, and the inverse of the cumulative distribution turns it into a token. All of it is a few
-tensor operations, the same on CPU and GPU.
+A draw is a pure function of (logits, seed, position). There is no random generator, because its
+state would depend on the other requests in the batch. Instead, a counter-based hash of (seed,
+position) gives one uniform number, and the inverse of the cumulative distribution converts it to a
+token. All of this is a few tensor operations, the same on CPU and GPU.
 
     logits --/ temperature--> top-k --> top-p --> min-p --> softmax --> cumulative sum
     hash(seed, position) --> u in (0, 1)  ----------------------------> first token above u
@@ -22,7 +22,7 @@ from .request import Request
 from .sampling_filters import Filters, apply_filters
 
 Logprobs = dict[int, float]  # token id -> log probability
-# A token, or None for a row of logits that is no distribution, and log probabilities if asked for.
+# A token (None if the logits are not a valid distribution), and log probabilities if requested.
 SampledToken = tuple[int | None, Logprobs | None]
 
 
@@ -30,13 +30,13 @@ SampledToken = tuple[int | None, Logprobs | None]
 class SamplerOutput:
     """One token for each row, still on the device.
 
-    token_ids: [B] int64, always in the vocabulary: the next step may begin with them before the
-        host has looked at `is_valid`.
-    is_valid: [B] bool. False where the logits hold NaN or inf, or nothing but -inf: they are no
-        distribution, and the token means nothing.
-    logprobs, logprob_ids: [B, 1 + n] float32 and int64, the chosen token first, then the n most
-        likely; n is the largest number a row asks for. None where no row asks.
-    num_logprobs: what each row asks for.
+    token_ids: [B] int64. All ids are in the vocabulary, also in invalid rows: the next step may
+        begin to compute these tokens before the host has read `is_valid`.
+    is_valid: [B] bool. False if the logits contain NaN or inf, or only -inf. They are then not a
+        distribution, and the token has no meaning.
+    logprobs, logprob_ids: [B, 1 + n] float32 and int64. The chosen token is first, then the n most
+        likely tokens; n is the largest number that a row requests. None if no row requests any.
+    num_logprobs: the number that each row requests; None for a row without log probabilities.
     """
 
     token_ids: torch.Tensor
@@ -47,7 +47,7 @@ class SamplerOutput:
 
     @classmethod
     def empty(cls) -> SamplerOutput:
-        """The result of a step without work."""
+        """Return the result of a step without work."""
         none = torch.empty(0, dtype=torch.int64)
         return cls(none, none.bool(), None, None, [])
 
@@ -68,12 +68,12 @@ class SamplerOutput:
 
 @dataclass
 class SamplingMetadata:
-    """What the rows of a batch ask for, as tensors of shape [B] on the device of the logits."""
+    """The sampling parameters of a batch, as tensors of shape [B] on the device of the logits."""
 
     temperature: torch.Tensor  # float32; 1 in greedy rows
     greedy: torch.Tensor  # bool
     seeds: torch.Tensor  # int64
-    positions: torch.Tensor  # int64: how many tokens come before the one to draw
+    positions: torch.Tensor  # int64: the number of tokens before the token to draw
     filters: Filters | None
     all_greedy: bool
     num_logprobs: list[int | None]
@@ -84,7 +84,7 @@ class SamplingMetadata:
     ) -> SamplingMetadata:
         params = [request.params for request in requests]
         return cls(
-            # float32 has no smaller normal number; at 1e-37 a draw is an argmax already.
+            # 1e-37 is near the smallest normal float32; a draw at it is already an argmax.
             temperature=torch.tensor(
                 [1.0 if p.is_greedy else max(p.temperature, 1e-37) for p in params],
                 dtype=torch.float32,
@@ -103,7 +103,7 @@ Record = TypeVar("Record")
 
 
 def map_tensors(record: Record, move: Callable[[torch.Tensor], torch.Tensor]) -> Record:
-    """A copy of one of the dataclasses above with `move(tensor)` for each tensor in it."""
+    """Return a copy of a dataclass of this file, with each tensor replaced by `move(tensor)`."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -117,10 +117,10 @@ def map_tensors(record: Record, move: Callable[[torch.Tensor], torch.Tensor]) ->
 def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
     """Choose a token for each row.
 
-    logits: [B, V], any floating type. Greedy rows take the exact argmax of what they are given,
-    whatever their neighbours do.
+    logits: [B, V], any floating-point type. A greedy row gets the exact argmax of its logits,
+    independent of the other rows.
     """
-    token_ids = argmax(logits)  # [B]; of a row with NaN, the place of a NaN
+    token_ids = argmax(logits)  # [B]; in a row with NaN, the index of a NaN
     is_valid = logits.gather(-1, token_ids[:, None]).squeeze(-1).isfinite()  # [B]
     if not metadata.all_greedy:
         drawn = draw(scale_and_filter(logits, metadata), metadata.seeds, metadata.positions)
@@ -130,9 +130,12 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
 
 
 def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
-    """Logits [B, V] divided by temperature, float32, largest 0; filtered-out tokens are -inf."""
+    """Divide logits by the temperature, and filter them.
+
+    Returns [B, V] float32. The largest of a row is 0; tokens that are filtered out are -inf.
+    """
     logits = logits.float()
-    # The largest becomes 0 first: dividing by a tiny temperature then underflows, never overflows.
+    # Shift the largest to 0 first: dividing by a tiny temperature can then not overflow.
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / metadata.temperature[:, None]
     if (filters := metadata.filters) is not None:
         logits[filters.rows] = apply_filters(logits[filters.rows], filters)
@@ -140,10 +143,10 @@ def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.
 
 
 def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Draw one token a row from softmax(logits) by inverting the cumulative distribution.
+    """Draw one token for each row from softmax(logits) by inverting the cumulative distribution.
 
     logits: [B, V] float32, largest 0. seeds, positions: [B] int64. Returns [B] int64.
-    A token of probability zero is never drawn: it adds nothing to the sum.
+    A token with probability zero is never drawn, because it adds nothing to the sum.
     """
     cumulative = logits.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
     threshold = uniform(seeds, positions)[:, None] * cumulative[:, -1:]  # [B, 1]
@@ -151,13 +154,13 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """A number in [0, 1) for each (seed, position), float64: 48 bits of a hash (splitmix64)."""
+    """Return a float64 in [0, 1) for each (seed, position): 48 bits of a hash (splitmix64)."""
     bits = _mix(_mix(seeds) + positions)
     return ((bits >> 16) & (2**48 - 1)).double() / 2.0**48
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """splitmix64's finalizer on int64, which wraps around like uint64 does.
+    """Apply the finalizer of splitmix64 to int64 numbers, which wrap around as uint64 does.
 
     Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
@@ -168,19 +171,19 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """A logical shift: torch's own copies the sign bit of a signed integer."""
+    """Shift right and fill with zeros. torch's own `>>` copies the sign bit of a signed integer."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _int64(value: int) -> int:
-    """The signed integer with the bits of an unsigned one."""
+    """Return the signed integer that has the same 64 bits as an unsigned one."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def _logprobs(
     logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int | None]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Log probabilities of the chosen token and of the most likely ones: [B, 1 + n] each."""
+    """Return log probabilities and ids of the chosen and the most likely tokens: [B, 1 + n]."""
     wanted = [count for count in counts if count is not None]
     if not wanted:
         return None, None

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p: tokens that a request never draws lose their logits."""
+"""Top-k, top-p and min-p: set the logits of tokens that a request must not draw to -inf."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .request import Request
 
 @dataclass
 class Filters:
-    """Top-k, top-p and min-p of the n rows that use any; the other rows are not touched."""
+    """Top-k, top-p and min-p of the n rows that use any of them. Other rows are not changed."""
 
-    rows: torch.Tensor  # [n] int64: their places in the batch
-    top_k: torch.Tensor  # [n, 1] int64; the largest int64 where off
-    top_p: torch.Tensor  # [n, 1] float64; infinite where off
-    log_min_p: torch.Tensor  # [n, 1] float32
-    max_top_k: int | None  # the largest top_k; None if a row needs the whole vocabulary sorted
+    rows: torch.Tensor  # [n] int64: the indices of these rows in the batch
+    top_k: torch.Tensor  # [n, 1] int64; the largest int64 if off
+    top_p: torch.Tensor  # [n, 1] float64; infinite if off
+    log_min_p: torch.Tensor  # [n, 1] float32; -inf if off
+    max_top_k: int | None  # the largest top_k; None if a row must sort the whole vocabulary
 
     @classmethod
     def from_requests(
@@ -52,14 +52,14 @@ def _is_filtered(request: Request) -> bool:
 
 
 def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Top-k, then top-p of what is left, then min-p (the order of Hugging Face).
+    """Apply top-k, then top-p to the remaining tokens, then min-p (the order of Hugging Face).
 
-    logits: [n, V] float32, the largest of a row 0. Top-k and top-p both keep the most likely
-    tokens; the last of them is found by sorting, and of equally likely ones the lower id is kept.
+    logits: [n, V] float32; the largest of a row is 0. Top-k and top-p both keep the most likely
+    tokens. Sorting finds the last token to keep; of equally likely tokens, lower ids are kept.
     """
     vocab_size = logits.shape[-1]
     width = vocab_size if filters.max_top_k is None else min(filters.max_top_k, vocab_size)
-    keep = logits >= filters.log_min_p  # relative to the most likely, whose logit is 0
+    keep = logits >= filters.log_min_p  # relative to the most likely token, which has logit 0
     if width > 0:
         top = logits.topk(width, dim=-1).values  # [n, width], descending
         rank = torch.arange(width, device=logits.device)
@@ -67,19 +67,19 @@ def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
         probs = top.double().softmax(dim=-1)
         before = probs.cumsum(dim=-1) - probs  # probability of all more likely tokens
         in_nucleus = (before < filters.top_p) & (rank < filters.top_k)
-        # Rows that filter by min-p alone keep all, though others' top_k cut their sorting short.
-        count = in_nucleus.sum(dim=-1, keepdim=True).clamp(min=1)  # [n, 1] tokens kept
+        # Rows with min-p alone keep all tokens here, although other rows' top_k limits the sorting.
+        count = in_nucleus.sum(dim=-1, keepdim=True).clamp(min=1)  # [n, 1] number of tokens kept
         keep &= _largest(logits, top.gather(-1, count - 1), count) | _keeps_all(filters)
     return logits.masked_fill(~keep, -torch.inf)
 
 
 def _keeps_all(filters: Filters) -> torch.Tensor:
-    """[n, 1] bool: rows with neither top-k nor top-p."""
+    """Return the rows that have neither top-k nor top-p: [n, 1] bool."""
     return (filters.top_k == torch.iinfo(torch.int64).max) & filters.top_p.isinf()
 
 
 def _largest(logits: torch.Tensor, smallest: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """[n, V] bool: the `count` largest of each row, the last of which equals `smallest`."""
+    """Mark the `count` largest logits of each row, down to `smallest`: [n, V] bool."""
     above = logits > smallest
     ties = logits == smallest
     room = count - above.sum(dim=-1, keepdim=True)

@@ -16,30 +16,37 @@ from .validation import (
     require_text,
 )
 
-# Each limit bounds the time that one request takes from the others.
-MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes some 10 ms, once
-MAX_STOP_LENGTH = 1000  # characters; a search tries each length that a stop string has
+# Each limit bounds the time by which one request can delay the others.
+MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes about 10 ms, once
+MAX_STOP_LENGTH = 1000  # characters; the search tries every length that a stop string has
 MAX_STOP_TOKEN_IDS = 1_000_000  # more than any vocabulary has
 MAX_LOGPROBS = 1000  # per token: a larger number takes longer than the forward of a small model
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Wrong values raise `ValueError` naming the field and its limit (I4).
+    """The sampling parameters of a request.
 
-    max_tokens: most output tokens.
-    temperature: 0 is greedy (exact argmax); above, logits are divided by it.
-    top_k: keep the k most likely tokens; 0 keeps all.
-    top_p: then keep the smallest set of them whose probability reaches top_p.
-    min_p: then keep those at least min_p times as likely as the most likely one.
-    seed: same seed, same logits, same position: same token, on any engine (I2). None: random.
-    stop: strings that end the output when they appear in it; the text ends before them (I6). At
-        most `MAX_STOP_STRINGS`, each of at most `MAX_STOP_LENGTH` characters. None: no strings.
+    Wrong values raise `ValueError`, which names the field and its limit (I4).
+
+    max_tokens: the maximum number of output tokens.
+    temperature: 0 is greedy (exact argmax). Otherwise logits are divided by the temperature.
+    top_k: keep the k most likely tokens; 0 keeps all tokens.
+    top_p: then keep the smallest set of the most likely tokens that has a probability of at
+        least top_p.
+    min_p: then keep the tokens that are at least min_p times as likely as the most likely token.
+    seed: with the same seed, logits and position, every engine draws the same token (I2). None:
+        a random seed.
+    stop: strings that end the output when they appear in it. The text ends before the stop string
+        (I6). At most `MAX_STOP_STRINGS`, each of at most `MAX_STOP_LENGTH` characters. None: no
+        stop strings.
     stop_token_ids: tokens that end the output, in addition to the model's own end-of-sequence
-        tokens. The token that ends the output is in `token_ids` and not in the text. None: none.
-    ignore_eos: do not end at the model's own end-of-sequence tokens.
-    logprobs: report log probabilities of this many most likely tokens, at most `MAX_LOGPROBS`, and
-        of the chosen token. They are the model's own: before temperature and filters. None: none.
+        tokens. The token that ends the output is in `token_ids`, but not in the text. None: no
+        additional tokens.
+    ignore_eos: do not stop at the model's own end-of-sequence tokens.
+    logprobs: report the log probabilities of this many most likely tokens, at most `MAX_LOGPROBS`,
+        and of the chosen token. They are computed before temperature and filters. None: report no
+        log probabilities.
     skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -65,7 +72,7 @@ class SamplingParams:
         require_choice("ignore_eos", self.ignore_eos, (True, False))
         require_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS, optional=True)
         require_choice("skip_special_tokens", self.skip_special_tokens, (True, False))
-        # Normalised to tuples: a caller who changes a list later does not change the request.
+        # Copied to tuples: if the caller changes a list later, the request does not change.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
 
@@ -75,12 +82,12 @@ class SamplingParams:
 
     @cached_property
     def stop_strings(self) -> StopStrings | None:
-        """`stop`, prepared for the search: once, however many requests have these parameters."""
+        """Return `stop`, prepared for the search once for all requests with these parameters."""
         return StopStrings(tuple(self.stop)) if self.stop else None
 
 
 class TokenIds(tuple[int, ...]):
-    """A tuple of token ids with a fast `in`, which each sampled token asks for."""
+    """A tuple of token ids with a fast `in`, which is used for each sampled token."""
 
     @cached_property
     def _as_set(self) -> frozenset[int]:

@@ -1,9 +1,9 @@
-"""Several engines on one model: one forward at a time, each with the attention that it needs.
+"""Let several engines share one model: one forward at a time, with the attention of its engine.
 
-Hugging Face reads the attention function of a model from its configuration. A paged engine puts
-its own function there for the time of a forward. Engines of other threads may share the model, so
-every forward takes the model's lock: those of the paged engines, and those that run with the
-model's own attention.
+Hugging Face reads the attention function of a model from its configuration. A paged engine puts its
+own function there during a forward. Engines of other threads may share the model. Therefore every
+forward takes the lock of the model: the forwards of the paged engines, and also those that run with
+the model's own attention.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _classes: dict[type[Any], type[Any]] = {}
 
 
 class _OneAtATime(nn.Module):
-    """Mixed into a model: a call holds the model's lock."""
+    """A mixin for a model: each call holds the lock of the model."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with lock_of(self):
@@ -31,7 +31,7 @@ class _OneAtATime(nn.Module):
 
 
 def lock_of(model: nn.Module) -> threading.RLock:
-    """Return the lock of a model, the same one for every engine. A thread may take it twice."""
+    """Return the lock of a model. All engines get the same lock. A thread may take it twice."""
     with _locks_guard:
         if (lock := _locks.get(model)) is None:
             lock = _locks[model] = threading.RLock()
@@ -39,7 +39,7 @@ def lock_of(model: nn.Module) -> threading.RLock:
 
 
 def make_shareable(model: nn.Module) -> None:
-    """Let each call of a model hold its lock. The name of its class and its state dict stay."""
+    """Make each call of a model hold its lock. The class name and the state dict do not change."""
     with _locks_guard:
         original: Any = type(model)
         if issubclass(original, _OneAtATime):
@@ -51,14 +51,14 @@ def make_shareable(model: nn.Module) -> None:
 
 @contextmanager
 def attention_switched(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a model use the attention function that is registered as `name`.
+    """Make a model use the attention function that is registered as `name`.
 
-    Holds the model's lock. The model's own attention is restored at the end, also after an error
-    or an interrupt.
+    Holds the lock of the model. The model's own attention is restored at the end, also after an
+    error or an interrupt.
     """
     with lock_of(model):
         before = model.config._attn_implementation
-        try:  # the change is inside: an interrupt after half of it is undone too
+        try:  # inside `try`, so that an interrupt in the middle of the change is undone
             model.config._attn_implementation = name
             yield
         finally:

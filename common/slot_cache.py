@@ -1,4 +1,4 @@
-"""A small KV cache to try a model with: does the model work with a cache that is not its own?"""
+"""A small KV cache that tests whether a model works with a cache other than its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-JUNK = 7.0  # in slots that no query may read
+JUNK = 7.0  # the content of slots that no query may read
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,11 @@ class LayerKV:
 
 
 class SlotCache:
-    """Keys and values of a few requests, one row each, as `past_key_values` of a model.
+    """Keys and values of a few requests, one row for each, used as `past_key_values` of a model.
 
-    A request's token of position p is in slot p of its row. A prefill attends to itself; a decode
-    attends to all slots of all rows, as far as its mask lets it.
+    The token at position p of a request is in slot p of the request's row. A prefill attends to its
+    own keys and values. A decode gets all slots of its row; the attention mask hides the slots that
+    it must not read.
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,9 @@ class SlotCache:
         self.context = 0
 
     def begin_step(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Say where the tokens of the coming forward lie, `positions` [B, T].
+        """Set the `positions` [B, T] of the tokens of the next forward.
 
-        Returns its attention mask [B, 1, T, S], to be added to the scores.
+        Returns the attention mask of that forward, [B, 1, T, S], to be added to the scores.
         """
         self.positions, self.context = positions, int(positions.max()) + 1
         slots = torch.arange(self.context, device=positions.device)
@@ -43,7 +44,7 @@ class SlotCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store key and value, [B, kv_heads, T, head_dim]; return what to attend to."""
+        """Store keys and values, [B, kv_heads, T, head_dim]; return those to attend to."""
         if key.shape[2] == self.context:  # a prefill
             self.layers[layer_idx] = key, value
             return key, value
@@ -55,7 +56,7 @@ class SlotCache:
         return self.layers[layer_idx]
 
     def _stored(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """The slots of a layer, [B, heads, S, head_dim], with one more token in each row."""
+        """Return the slots of a layer, [B, heads, S, head_dim], with one more token in each row."""
         batch, heads, length, dim = old.shape
         missing = self.context - length
         memory = torch.cat([old, old.new_full((batch, heads, missing, dim), JUNK)], dim=2)
@@ -63,24 +64,27 @@ class SlotCache:
         return memory
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Some models ask; with `position_ids` given, a model must not use the answer."""
+        """Return the number of tokens before this forward. Some models ask for it.
+
+        With `position_ids` given, a model must not use the answer.
+        """
         return self.context - self.positions.shape[-1]
 
     def shapes(self) -> list[LayerKV]:
-        """Return the shape of each layer. Raises `ValueError` where a layer has not been used."""
+        """Return the shape of each layer. Raises `ValueError` if a layer has not been used."""
         return in_order(
             {i: LayerKV(k.shape[1], k.shape[3], v.shape[3]) for i, (k, v) in self.layers.items()}
         )
 
 
 def in_order(layers: dict[int, LayerKV]) -> list[LayerKV]:
-    """Return the layers by index. Raises `ValueError` where there is none, or one is missing."""
+    """Return the layers by index. Raises `ValueError` if there is no layer, or one is missing."""
     if not layers or sorted(layers) != list(range(len(layers))):
         raise ValueError(f"the layers with keys and values are {sorted(layers)}")
     return [layers[index] for index in range(len(layers))]
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a bool mask (True: may be attended to) as numbers that are added to the scores."""
+    """Convert a bool mask (True: may be attended to) to numbers that are added to the scores."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)

@@ -1,14 +1,14 @@
-"""`StopStrings`: finds the stop strings of a request in a text that grows (I6).
+"""`StopStrings`: finds the stop strings of a request in a growing text (I6).
 
 The search follows Aho and Corasick (Efficient string matching, CACM 1975). It reads each character
 once. Its only state is `held`, the longest end of the text that begins a stop string:
 
     stop  ["\\nQuestion:", "\\nUser:"]       text  "The answer is 42\\nQu"       held  "\\nQu"
 
-Their automaton stores a node for each character of each string. For 10,000 strings that takes
-Python hundreds of milliseconds to build. Here the strings are only sorted: a binary search tells
-whether a text begins one of them. So the cost per character grows with the logarithm of the number
-of strings, which is hardly measurable.
+The automaton of Aho and Corasick stores a node for each character of each string. Python needs
+hundreds of milliseconds to build it for 10,000 strings. Here the strings are only sorted, and a
+binary search decides whether a string begins with a given text. The cost per character therefore
+grows with the logarithm of the number of strings. This growth is hardly measurable.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class StopStrings:
         return text
 
     def begins_one(self, text: str) -> bool:
-        """Whether a stop string begins with `text`. Such strings follow `text` in sorted order."""
+        """Return whether a stop string begins with `text`.
+
+        In sorted order, such strings stand at the place of `text` and directly after it.
+        """
         place = bisect_left(self.sorted, text)
         return place < len(self.sorted) and self.sorted[place].startswith(text)
 

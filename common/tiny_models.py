@@ -1,6 +1,8 @@
-"""Tiny random models and a byte-level tokenizer, made on the fly: for tests, and where no real
-model is at hand. Their text is noise, but it is varied: a model that repeats one token would hide
-wrong keys and values."""
+"""Tiny random models and a byte-level tokenizer, created in memory.
+
+They are used in tests, and if no real model is available. Their text has no meaning, but it is
+varied. A model that repeats one token would hide wrong keys and values.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# What an architecture needs beside the common shape. Grouped-query attention wherever there is any:
-# with as many KV heads as query heads, or one, a wrong head mapping would not show.
+# What an architecture needs in addition to the common shape. Architectures that can use
+# grouped-query attention use it: with one KV head, or with one for each query head, a test could
+# not detect a wrong mapping of heads.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "qwen2": {"num_key_value_heads": 2},
@@ -40,12 +43,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def is_tiny(name: str) -> bool:
-    """Whether `name` asks for a tiny model, known or not."""
+    """Return whether `name` is the name of a tiny model, known or unknown."""
     return name.startswith(PREFIX)
 
 
 def load_tiny(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A two-layer random model, `tiny-llama` for example; the same weights every time.
+    """Return a random model with two layers, `tiny-llama` for example. The weights never vary.
 
     Raises `ValueError` for an architecture that is not in `ARCHITECTURES`.
     """
@@ -68,7 +71,7 @@ def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> Pretrained
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.3,  # large: the output varies
+        initializer_range=0.3,  # large, so that the output varies
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
@@ -83,7 +86,10 @@ def _config_class(architecture: str) -> Any:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """One token a byte, three special tokens, ChatML. An emoji takes four tokens."""
+    """Return a tokenizer with one token for each byte, three special tokens, and ChatML.
+
+    An emoji takes four tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: token_id for token_id, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

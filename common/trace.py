@@ -1,12 +1,12 @@
-"""`Trace`: what an engine did, step by step, taken from the outside. No engine knows of it.
+"""`Trace`: records what an engine does in each step, from the outside. Engines have no code for it.
 
     with Trace(engine) as trace:
         while engine.has_unfinished_requests():
             engine.step()
     trace.record            # plain data: see `trace_record`
 
-It puts a timer around the methods that the ladder's spine consists of, on this one instance, and
-takes all of them off again at the end, however the run ended. Two lanes come from it:
+It wraps the main methods of one engine instance in timers, and removes all of them at the end, no
+matter how the run ended. The result has two lanes:
 
     CPU       | step: schedule | run                  | process |   | step: ...
     forward                     | the model computes |
@@ -30,13 +30,13 @@ from .trace_forwards import Forwards, HookedForwards, StreamForwards
 from .trace_frames import Observer
 from .trace_record import Frame, Span, TraceRecord
 
-TIMED = ("launch", "run", "wait", "process")  # what of these an engine has
+TIMED = ("launch", "run", "wait", "process")  # those of them that an engine has
 
 
 class Trace:
-    """Records while it is open. `record` is complete once it is closed.
+    """Records while it is open. `record` is complete when the trace is closed.
 
-    The time that recording takes stands in the CPU lane too, as spans named `trace`.
+    The time that recording itself takes is in the CPU lane too, as spans named `trace`.
     """
 
     def __init__(self, engine: OfflineEngine) -> None:
@@ -44,22 +44,22 @@ class Trace:
         self.record = TraceRecord(describe(engine), origin=time.perf_counter())
         self._step = 0
         self._in_step = False
-        self._batches: list[dict[int, int]] = []  # of this step, both
-        self._retracted: list[int] = []
-        self._failure: str | None = None  # what the step, or its forward, raised
-        self._scheduled: deque[int] = deque()  # the step of each batch without a forward yet
+        self._batches: list[dict[int, int]] = []  # of this step
+        self._retracted: list[int] = []  # of this step
+        self._failure: str | None = None  # the exception of the step or of its forward
+        self._scheduled: deque[int] = deque()  # the steps of batches that have no forward yet
 
     def __enter__(self) -> Self:
         self._observer = Observer(self.engine)
         self.record.requests = self._observer.requests
         self.record.origin = now = time.perf_counter()
         self.record.frames.append(self._observer.look(Frame(0, now, now)))
-        with ExitStack() as undo:  # if anything fails here, nothing stays wrapped
+        with ExitStack() as undo:  # if anything fails here, all wrappers are removed
             self._forwards = self._watch_forwards(undo)
             engine = self.engine
             self._wrap(undo, engine.output_processor, "add_request", self._around_add_request)
             self._wrap(undo, engine.scheduler, "schedule", self._around_schedule)
-            if hasattr(engine.scheduler, "_retract"):  # it may be undone before the step ends
+            if hasattr(engine.scheduler, "_retract"):  # may be undone in the same step
                 self._wrap(undo, engine.scheduler, "_retract", self._around_retract)
             if hasattr(engine, "cancel"):
                 self._wrap(undo, engine, "cancel", self._around_cancel)
@@ -81,13 +81,13 @@ class Trace:
         self._take_forwards()
         now = time.perf_counter()
         last = self._observer.look(Frame(self._step + 1, now, now))
-        if last.requests or last.pages or last.nodes:  # aborted after the last step
+        if last.requests or last.pages or last.nodes:  # requests were aborted after the last step
             self.record.frames.append(last)
 
     def _wrap(
         self, undo: ExitStack, owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]
     ) -> None:
-        """Shadow a method on the instance; `undo` puts back what the instance itself had."""
+        """Replace a method on the instance; `undo` restores what the instance had before."""
         own = vars(owner).get(name)
         method = getattr(owner, name)
         setattr(owner, name, functools.wraps(method)(around(method)))
@@ -133,7 +133,7 @@ class Trace:
         return retract
 
     def _around_cancel(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """What is in flight is given up: forwards of it that have not ended may never be told."""
+        """Forget the batches in flight: the times of their forwards may never be reported."""
 
         def cancel() -> None:
             method()
@@ -143,7 +143,7 @@ class Trace:
         return cancel
 
     def _around_recover(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward failed, and the step goes on without its tokens."""
+        """Record the failure of a forward. The step continues without its tokens."""
 
         def recover(requests: Any, error: BaseException) -> Any:
             self._failure = type(error).__name__
@@ -192,14 +192,17 @@ class Trace:
         return HookedForwards(runner.model, lambda: self._in_step, undo)
 
     def _take_forwards(self) -> None:
-        """Forwards run in the order of their batches, perhaps a step behind."""
+        """Assign each new forward to its step.
+
+        Forwards run in the order of their batches, perhaps one step later.
+        """
         for start, end in self._forwards.take():
             step = self._scheduled.popleft() if self._scheduled else self._step
             self.record.forwards.append(Span("forward", start, end, step))
 
 
 def describe(engine: Any) -> dict[str, Any]:
-    """What of an engine does not change: its rung, model, configuration, and memory."""
+    """Return the constant properties of an engine: milestone, model, configuration and memory."""
     kv_cache = getattr(engine.scheduler, "kv_cache", None)
     meta = {
         "engine": type(engine.scheduler).__module__.split(".")[0],

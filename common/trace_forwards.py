@@ -1,4 +1,4 @@
-"""When forwards ran: as the engine's own stream tells it, or timed by hooks of the model."""
+"""The times of forwards, from the engine's own stream or from hooks of the model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Interval = tuple[float, float]  # begin and end, in seconds of `time.perf_counte
 
 
 class Forwards(Protocol):
-    """Where forwards are timed."""
+    """A source of the times of forwards."""
 
     def take(self) -> list[Interval]:
-        """Those that ended since the last call, oldest first."""
+        """Return the intervals of forwards that ended since the last call, the oldest first."""
 
 
 class StreamForwards:
-    """An engine that runs forwards on a stream of its own times them itself."""
+    """Times from an engine that runs forwards on its own stream: the stream records them."""
 
     def __init__(self, spans: deque[Interval]) -> None:
         self.spans = spans
@@ -39,9 +39,10 @@ class StreamForwards:
 
 
 class HookedForwards:
-    """Hooks of the model. Engines may share it: only calls while `is_ours()` count.
+    """Times from hooks of the model.
 
-    On CUDA a call returns long before it is computed, so marks are events in the stream.
+    Other engines may share the model, so only calls during which `is_ours()` is true are recorded.
+    On CUDA, a call returns long before its work is done, so the marks are events in the stream.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class HookedForwards:
         self.is_ours = is_ours
         self.marks: list[Any] = []  # begin, end, begin, end, ...
         self.on_cuda = next(model.parameters()).is_cuda
-        if self.on_cuda:  # event times are relative to one another: this ties them to ours
+        if self.on_cuda:  # CUDA events only give differences: this event connects them to our clock
             self.zero = self._mark()
             self.zero.synchronize()
         self.zero_seconds = time.perf_counter()
         begin = model.register_forward_pre_hook(self._hook)
         undo.callback(begin.remove)
-        end = model.register_forward_hook(self._hook, always_call=True)  # also where it raises
+        end = model.register_forward_hook(self._hook, always_call=True)  # also if it raises
         undo.callback(end.remove)
 
     def take(self) -> list[Interval]:

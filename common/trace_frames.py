@@ -1,8 +1,9 @@
-"""`Observer`: looks at an engine between its steps and says what has changed.
+"""`Observer`: reads the state of an engine between its steps and records what has changed.
 
-It reads what all engines have in common (queues, requests, counters) and what it finds of the
-rest: pages from the third rung on, the tree from the fourth. It calls nothing that leaves a mark:
-a look with `match_prefix` would split nodes, one with `take_updates` would rob the runner.
+It reads what all engines have in common (queues, requests, counters), and in addition what it
+finds: pages from the third milestone on, the radix tree from the fourth. It calls only methods
+without side effects. For example, `match_prefix` would split nodes, and `take_updates` would take
+updates away from the model runner.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 from .request import Request
 from .trace_record import TREE, Frame, PageOwner, RequestInfo, State
 
-PROMPT_TOKENS = 120  # of a prompt's end, shown
-NODE_TOKENS = 40  # of a tree node's beginning, shown
+PROMPT_TOKENS = 120  # the number of tokens shown of the end of a prompt
+NODE_TOKENS = 40  # the number of tokens shown of the beginning of a tree node
 
 
 class Observer:
-    """Knows the requests that live, and the state that the last frame left."""
+    """Holds the live requests, and the state after the last frame."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -27,7 +28,7 @@ class Observer:
         self.kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
         self.radix_cache: Any = getattr(self.kv_cache, "radix_cache", None)
         self.requests: list[RequestInfo] = []
-        self._numbers: dict[Request, int] = {}  # of those that live
+        self._numbers: dict[Request, int] = {}  # only of live requests
         self._row_owners: dict[int, int] = {}  # the last request that ran in a row
         self._nodes: dict[Any, int] = {}
         self._node_numbers = count(1)
@@ -36,7 +37,7 @@ class Observer:
             self.add_request(request)
 
     def add_request(self, request: Request) -> None:
-        """Give a request the next number."""
+        """Record a new request and give it the next number."""
         self._numbers[request] = len(self.requests)
         self.requests.append(
             RequestInfo(
@@ -49,7 +50,7 @@ class Observer:
         )
 
     def batch(self, scheduled: Any) -> dict[int, int]:
-        """A schedule as numbers: tokens of each request. Empty where nothing was scheduled."""
+        """Return the number of scheduled tokens of each request; empty if nothing was scheduled."""
         requests = getattr(scheduled, "requests", ())
         counts = getattr(scheduled, "num_scheduled_tokens", ())
         return {self._numbers[r]: n for r, n in zip(requests, counts, strict=True)}
@@ -58,7 +59,7 @@ class Observer:
         return self._numbers[request]
 
     def look(self, frame: Frame) -> Frame:
-        """Fill in what has changed since the last look."""
+        """Fill in what has changed since the last call, and return the frame."""
         waiting = [self._numbers[request] for request in self.scheduler.waiting]
         if waiting != self._before.waiting:
             frame.waiting = waiting
@@ -79,7 +80,7 @@ class Observer:
             before = self._before.requests.get(number, {"text": ""})
             state = _state(request, running)
             if state == "waiting" == before.get("state"):
-                continue  # a long queue costs next to nothing
+                continue  # so that a long queue costs almost no time
             change = changed(
                 before,
                 {
@@ -106,8 +107,11 @@ class Observer:
             del self._numbers[request]
 
     def _pages(self) -> dict[int, PageOwner]:
-        """Rows begin with pages of the tree: the tree has the last word. A row outlives its request
-        where a forward may still be writing to it."""
+        """Return the pages with a new owner.
+
+        A row begins with pages of the tree. For these pages the owner is the tree, not the request.
+        A row may exist longer than its request, as long as a forward may still write to it.
+        """
         owners: dict[int, PageOwner] = {}
         for row, pages in enumerate(self.kv_cache.table.rows):
             if pages:
@@ -121,7 +125,7 @@ class Observer:
         return changes
 
     def _tree(self) -> dict[int, dict[str, Any] | None]:
-        numbers: dict[Any, int] = {}  # made anew, so that evicted nodes are not kept alive
+        numbers: dict[Any, int] = {}  # a new dict, so that evicted nodes are not kept alive
         changes: dict[int, dict[str, Any] | None] = {}
         for node in self.radix_cache.nodes():
             number = numbers[node] = self._nodes.get(node) or next(self._node_numbers)
@@ -144,12 +148,15 @@ class Observer:
 
 
 def changed(before: dict[Any, Any], now: dict[Any, Any]) -> dict[Any, Any]:
-    """What of `now` is different from `before`. What is missing there counts as None."""
+    """Return the items of `now` that differ from `before`. A key missing in `before` means None."""
     return {key: value for key, value in now.items() if before.get(key) != value}
 
 
 def _state(request: Request, running: set[Request]) -> str:
-    """In a word. A request that computes its tokens again after a retraction prefills, too."""
+    """Return the state of a request in one word.
+
+    A request that computes its tokens again after a retraction is in `prefill` too.
+    """
     if request.finish_reason is not None:
         return request.finish_reason
     if request not in running:

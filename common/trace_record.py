@@ -1,8 +1,9 @@
-"""What a trace holds: plain data. A `Frame` a step, which says what changed since the one before.
+"""The content of a trace, as plain data. Each step has a `Frame`, which holds what changed in it.
 
-Deltas keep the files small, and adding them up gives every moment back: `TraceRecord.states` does
-it here, the player does it in the browser. Requests and tree nodes go by number, in the order in
-which they appeared; all times are seconds of `time.perf_counter`.
+Storing only changes keeps the files small. The state at any moment is the sum of all changes up to
+it: `TraceRecord.states` computes it here, and the player computes it in the browser. Requests and
+tree nodes are identified by numbers, in the order in which they appeared. All times are in seconds
+of `time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-TREE = "tree"  # a page's owner, where it is no request
+TREE = "tree"  # the owner of a page in the radix tree
 PageOwner = int | str | None  # a request's number, `TREE`, or None: the page is free
 
 FORMAT_VERSION = 1
@@ -20,7 +21,7 @@ TIMES = ("start", "end", "arrival", "first_token")
 
 @dataclass(slots=True)
 class Span:
-    """Something that took time, in the step of that number. Of one lane, they nest or are apart."""
+    """A named interval of time in a step. Spans of one lane are nested or do not overlap."""
 
     name: str
     start: float
@@ -30,10 +31,10 @@ class Span:
 
 @dataclass(slots=True)
 class RequestInfo:
-    """What of a request does not change, and when it came and went."""
+    """The constant properties of a request, and the times of its events."""
 
     request_id: str
-    prompt: str  # the end of it
+    prompt: str  # only the last tokens
     num_prompt_tokens: int
     max_num_tokens: int
     arrival: float
@@ -44,19 +45,21 @@ class RequestInfo:
 
 @dataclass(slots=True)
 class Frame:
-    """One step: what was scheduled, and what is different after it.
+    """One step: what was scheduled, and what changed.
 
-    batches: tokens scheduled of each request; one batch a step, or two where an engine fills its
-        pipeline.
-    retracted: who lost its memory, in order; it may be back in the same step.
-    waiting: the queue in order, None where it is as before.
+    batches: for each batch, the number of scheduled tokens of each request. A step has one batch,
+    or
+        two if the engine fills its pipeline.
+    retracted: the requests that lost their memory, in order. A request may be admitted again in the
+        same step.
+    waiting: the queue in order; None if it did not change.
     requests: the fields that changed: `state` (waiting, prefill, decode, stop, length, abort,
-        error), `row`, `tokens`, `computed`, `cached`; and `text`, what was added to it.
-    pages: the new owner of each page that changed hands.
-    nodes: of the radix tree, the fields that changed: `parent` (0: the root), `pages`, `locks`,
-        `hits`, `text` (of the first tokens); None: the node is gone.
+        error), `row`, `tokens`, `computed`, `cached`; and `text`, the text that was added.
+    pages: the new owner of each page with a new owner.
+    nodes: the fields of radix tree nodes that changed: `parent` (0: the root), `pages`, `locks`,
+        `hits`, `text` (of the first tokens). None: the node was removed.
     stats: the counters of `EngineStats` that changed.
-    error: what the step, or its forward, raised.
+    error: the exception that the step or its forward raised.
     """
 
     step: int
@@ -74,7 +77,7 @@ class Frame:
 
 @dataclass(slots=True)
 class State:
-    """A moment of the run: what the frames up to it add up to. The fields are a `Frame`'s."""
+    """The state at one moment of a run, the sum of all frames up to it. Fields as in `Frame`."""
 
     waiting: list[int] = field(default_factory=list)
     requests: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -83,7 +86,7 @@ class State:
     stats: dict[str, int] = field(default_factory=dict)
 
     def apply(self, frame: Frame) -> None:
-        """Go on to the moment after a frame."""
+        """Advance to the moment after a frame."""
         if frame.waiting is not None:
             self.waiting = frame.waiting
         for number, change in frame.requests.items():
@@ -104,11 +107,11 @@ class State:
 
 @dataclass
 class TraceRecord:
-    """A run: the lanes, the requests, and the frames.
+    """A recorded run: the lanes, the requests, and the frames.
 
-    meta: the engine, its model and configuration, and how its KV memory is laid out.
-    origin: when the trace began; the files count from here.
-    spans: the CPU lane. forwards: the other one.
+    meta: the engine, its model and configuration, and the layout of its KV memory.
+    origin: the time when the trace began. Times in files are relative to it.
+    spans: the CPU lane. forwards: the forward lane.
     """
 
     meta: dict[str, Any]
@@ -119,14 +122,21 @@ class TraceRecord:
     frames: list[Frame] = field(default_factory=list)
 
     def states(self) -> Iterator[tuple[Frame, State]]:
-        """Each frame with the state after it. The state is one object, which goes on."""
+        """Yield each frame with the state after it.
+
+        The state is always the same object: the next frame changes it.
+        """
         state = State()
         for frame in self.frames:
             state.apply(frame)
             yield frame, state
 
     def as_json(self) -> dict[str, Any]:
-        """For `json.dump`: times since the origin, to the microsecond; nothing that is empty."""
+        """Return the record for `json.dump`.
+
+        Times are relative to the origin, in seconds, rounded to microseconds. Fields that are None
+        or an empty dict are left out.
+        """
         rows: dict[str, list[Any]] = {
             "requests": self.requests,
             "spans": self.spans,

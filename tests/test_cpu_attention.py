@@ -130,7 +130,7 @@ def test_what_does_not_fit_together_is_refused(attention: ModuleType, ops: Modul
         case.run(ops)
     case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
     case.meta.page_table = case.meta.page_table[:, :1].contiguous()
-    with pytest.raises(ValueError, match="30 tokens are not in 1 pages"):
+    with pytest.raises(ValueError, match="30 tokens do not fit in 1 pages"):
         case.run(ops)
 
 

@@ -159,9 +159,9 @@ def test_a_layer_that_is_given_what_is_not_its_own_refuses(compiled: Kernels) ->
     attended = parts.before(x, forward)[0].transpose(1, 2)
     assert parts.after(attended, x).shape == x.shape
     for wrong in (x[:1], x[:, :2], x[..., :32]):
-        with pytest.raises(ValueError, match="is not what"):
+        with pytest.raises(ValueError, match="does not fit heads"):
             parts.before(wrong, forward)
-        with pytest.raises(ValueError, match="does not belong to"):
+        with pytest.raises(ValueError, match="does not fit x"):
             parts.after(attended, wrong)
     for kind in (torch.float16, torch.float64):
         with pytest.raises(TypeError, match="float32 on a CPU"):

@@ -113,7 +113,7 @@ def test_a_hash_beyond_the_end(tmp_path: Path) -> None:
     last = record.frames[-1].step
     made = dom(tmp_path, player_html(record), "#step=99999")
     assert text_of(made, "where").startswith(f"step {last} of {last} ")
-    assert "Nobody runs." in made and text_of(made, "error") == ""
+    assert "No request is running." in made and text_of(made, "error") == ""
 
 
 def test_the_keys(tmp_path: Path) -> None:

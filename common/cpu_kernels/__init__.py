@@ -1,8 +1,9 @@
-"""Kernels in C for float32 on a CPU, compiled on the machine they run on.
+"""Kernels in C for float32 on a CPU, compiled on the machine that runs them.
 
-`kernels()` gives them, or None where there is no C compiler; torch's operations do the same then.
-What is the same in all layers of a forward is checked once and given as a structure (`structs.py`):
-around a layer's few C calls, the calls themselves are what takes time.
+`kernels()` returns them, or None if the machine has no C compiler. The callers then use operations
+of torch instead. Data that is the same in all layers of a forward is checked once and passed as a
+structure (`structs.py`). A layer makes only a few calls of C. The overhead of these calls is what
+takes time outside of C, so the Python code of a call must be short.
 """
 
 from __future__ import annotations
@@ -24,15 +25,21 @@ __all__ = ["Heads", "Kernels", "Layer", "Linear", "Requests", "bind", "kernels"]
 
 
 class Space(threading.local):
-    """Memory for what a kernel computes on the way, one for each thread, kept from call to call:
-    new memory comes page by page from the system, zeroed, which takes longer than using it."""
+    """Memory for intermediate results of the kernels, one for each thread.
+
+    It is kept from call to call. The system provides new memory page by page, filled with zeros,
+    which takes longer than using it.
+    """
 
     def __init__(self) -> None:
         self.memory = torch.empty(0)
         self.size, self.address = 0, 0
 
     def take(self, count: int) -> int:
-        """The address of `count` float32 numbers, good until the thread's next call."""
+        """Return the address of memory for `count` float32 numbers.
+
+        It is valid until this thread calls `take` again.
+        """
         if self.size < count:
             self.memory = torch.empty(count)
             self.size, self.address = count, self.memory.data_ptr()
@@ -44,22 +51,25 @@ SPACE = Space()
 
 @dataclass(frozen=True)
 class Kernels:
-    """The compiled functions."""
+    """The compiled functions, and the constants of their C code."""
 
     library: ctypes.CDLL
-    panel_size: int  # outputs of a linear that are computed together
-    split_size: int  # tokens of a context that are read together
-    block_size: int  # queries that are computed at the same time
+    panel_size: int  # the number of outputs of a linear layer that are computed together
+    split_size: int  # the number of tokens in a part of a context
+    block_size: int  # the number of tokens that attention computes at the same time
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight: [out, in]. Returns [panels, in, panel_size], filled up with zeros."""
+        """Pack a weight [out, in] into [panels, in, panel_size], padded with zeros."""
         padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % self.panel_size))
         panels = padded.view(-1, self.panel_size, weight.shape[1]).transpose(1, 2)
         packed = torch.empty(panels.shape, dtype=panels.dtype)
         return in_huge_pages(packed).copy_(panels)
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
-        """x: [..., in]. Returns [..., out]: each row the same bits, however many there are."""
+        """Apply a linear layer to x, [..., in]. Returns [..., out].
+
+        The bits of a row do not depend on the number of rows.
+        """
         x = checked(x).contiguous()
         if x.shape[-1] != linear.in_features:
             raise ValueError(f"the last dimension must be {linear.in_features}, got {x.shape[-1]}")
@@ -71,10 +81,12 @@ class Kernels:
         return out
 
     def before_attention(self, layer: Layer, x: torch.Tensor, heads: Heads) -> None:
-        """q, k and v of a layer, into `heads`. x: [B, T, hidden]."""
+        """Compute q, k and v of a layer and write them to `heads`. x: [B, T, hidden]."""
         x = checked(x).contiguous()
         if x.shape != (*heads.tokens, layer.hidden) or heads.sizes != layer.sizes:
-            raise ValueError(f"{tuple(x.shape)} is not what {tuple(heads.tokens)} tokens have here")
+            raise ValueError(
+                f"x {tuple(x.shape)} does not fit heads for {tuple(heads.tokens)} tokens"
+            )
         self.library.before_attention(
             layer.address, heads.address, x.data_ptr(), SPACE.take(x.numel()),
             torch.get_num_threads(),
@@ -83,15 +95,15 @@ class Kernels:
     def after_attention(
         self, layer: Layer, attended: torch.Tensor, x: torch.Tensor
     ) -> torch.Tensor:
-        """What the layer returns, [B, T, hidden].
+        """Compute the output of a layer, [B, T, hidden], from the output of its attention.
 
-        attended: [B, T, heads, head_dim]; x: [B, T, hidden], what the layer was given.
+        attended: [B, T, heads, head_dim]; x: [B, T, hidden], the input of the layer.
         """
         x, attended = checked(x).contiguous(), checked(attended).contiguous()
         batch, num_tokens, hidden = x.shape
         rows = batch * num_tokens
         if hidden != layer.hidden or attended.numel() != rows * layer.attended:
-            raise ValueError(f"{tuple(attended.shape)} does not belong to {tuple(x.shape)}")
+            raise ValueError(f"attended {tuple(attended.shape)} does not fit x {tuple(x.shape)}")
         out = x.new_empty(x.shape)
         self.library.after_attention(
             layer.address, attended.data_ptr(), x.data_ptr(), SPACE.take(rows * layer.space),
@@ -107,7 +119,7 @@ class Kernels:
         value: torch.Tensor,
         requests: Requests,
     ) -> None:
-        """Write key, value [T, kv_heads, head_dim] to their slots of a layer's memory.
+        """Write key and value, [T, kv_heads, head_dim], to their slots in the memory of a layer.
 
         keys, values: [kv_heads, pages, page_size, head_dim].
         """
@@ -135,11 +147,11 @@ class Kernels:
         count: int,
         scale: float,
     ) -> torch.Tensor:
-        """The queries of `count` requests from the `first` one on, one after the other: each sees
-        its request up to itself.
+        """Compute causal attention for `count` requests, from request `first` on.
 
-        query: [T, heads, head_dim]; keys, values: [kv_heads, pages, page_size, head_dim].
-        Returns [T, heads, head_dim].
+        query: [T, heads, head_dim], the queries of these requests, one request after the other.
+        Each query attends to the tokens of its request up to its own position. keys, values:
+        [kv_heads, pages, page_size, head_dim]. Returns [T, heads, head_dim].
         """
         memory = Memory.of(keys, values)
         tokens, heads, dim = query.shape
@@ -151,7 +163,7 @@ class Kernels:
         query = _heads_of(query)
         query_token, query_head, _ = query.stride()
         if requests.longest > requests.pages * memory.page_size:
-            raise ValueError(f"{requests.longest} tokens are not in {requests.pages} pages")
+            raise ValueError(f"{requests.longest} tokens do not fit in {requests.pages} pages")
         splits = -(-requests.longest // self.split_size)
         lines = min(tokens, self.block_size) * heads * splits
         parts = SPACE.take(lines * (memory.value_dim + 2))
@@ -166,19 +178,19 @@ class Kernels:
 
 
 def _heads_of(x: torch.Tensor) -> torch.Tensor:
-    """x: [T, heads, head_dim]. The same, the numbers of each head side by side."""
+    """Return x, [T, heads, head_dim], such that the numbers of each head are contiguous."""
     return x if checked(x).stride(-1) == 1 else x.contiguous()
 
 
 @functools.cache
 def kernels() -> Kernels | None:
-    """The kernels of this machine; None where they cannot be compiled."""
+    """Return the kernels for this machine; None if they cannot be compiled."""
     library = load_library()
     return None if library is None else bind(library)
 
 
 def bind(library: ctypes.CDLL) -> Kernels:
-    """The functions of a compiled library."""
+    """Return the functions of a compiled library, with their C signatures."""
     signatures: dict[str, tuple[Any, ...]] = {
         "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 4, ctypes.c_int),

@@ -1,39 +1,42 @@
-/* Attention that reads keys and values where they lie: page by page.
+/* Attention that reads keys and values from their pages, without copying them first.
 
-   As on a GPU (Flash-Decoding): a context is cut into parts of fixed size, so that one long request
-   keeps all cores busy. Each part gives the sum of its values, weighted relative to its own largest
-   score; then the parts are put together. A token of a prompt is computed as a decoding one would
-   be: it gets the same bits in one piece or in chunks, alone or in any batch (I2). */
+   As in Flash-Decoding on a GPU, a context is divided into parts of a fixed size, so that one long
+   request keeps all cores busy. Each part computes the weighted sum of its values, with weights
+   relative to its own largest score. Then the parts are combined. A token of a prompt is computed
+   in the same way as a decoded token. So it gets the same bits if the prompt is computed whole or
+   in chunks, alone or in any batch (I2). */
 #include "vector.h"
 
-#define SPLIT 256 /* tokens of a part */
-#define AHEAD 32  /* so many tokens before its turn a key is fetched from memory */
-#define BLOCK 64  /* tokens whose parts are held at the same time */
+#define SPLIT 256 /* the number of tokens in a part */
+#define AHEAD 32  /* a key is prefetched so many tokens before its use */
+#define BLOCK 64  /* the number of tokens that are computed at the same time */
 
-/* The memory of a layer: keys [kv_heads, slots, key_dim], values likewise. */
+/* The KV memory of a layer: keys [kv_heads, slots, key_dim], values [kv_heads, slots,
+   value_dim]. */
 typedef struct {
     float *keys, *values;
     int64_t kv_heads, slots, page_size, key_dim, value_dim;
 } Memory;
 
-/* Whose the tokens of a forward are: page_table, rows `width` apart; starts, where each request's
-   queries begin, and behind the last where they end; lengths, tokens up to its last query; slots,
-   where each token's key and value go. */
+/* The requests of a forward. page_table: one row of pages for each request, rows are `width` apart.
+   starts: the index of the first query of each request, and at the end the number of queries.
+   lengths: the number of tokens of each request up to and including its last query. slots: the slot
+   where the key and the value of each token are stored. */
 typedef struct {
     const int32_t *page_table, *starts, *lengths;
     const int64_t *slots;
     int64_t width;
 } Requests;
 
-/* What a part of a context is to the whole, for one query. */
+/* The softmax statistics of one part of a context, for one query: needed to combine the parts. */
 typedef struct {
     float largest, total; /* the largest score; the sum of all exp(score - largest) */
 } Softmax;
 
-/* One query, and where its answer from one part goes. */
+/* One query, and the place for its result from one part of the context. */
 typedef struct {
     const float *query; /* [key_dim] */
-    int64_t seen;       /* tokens of the part that come no later than itself */
+    int64_t seen;       /* tokens of the part that the query attends to */
     float *part;        /* [value_dim] */
     Softmax *softmax;
 } Row;
@@ -42,7 +45,7 @@ int split_size(void) { return SPLIT; }
 
 int block_size(void) { return BLOCK; }
 
-/* The slots of `count` tokens from `start` on, of the request that has these pages. */
+/* Find the slots of `count` tokens, from position `start` on, of the request with these pages. */
 static void find_slots(
     const int32_t *pages, int64_t page_size, int64_t start, int64_t count, int64_t *slots)
 {
@@ -62,8 +65,8 @@ static inline void fetch(const float *line, int64_t dim)
 
 /* weights[rows][SPLIT] = scale * query[rows][dim] . keys[slots[count]][dim]
 
-   Meanwhile the values are fetched, a line for each key: the memory is never idle, and never asked
-   for so much at once that the core has to wait before it can compute. */
+   This also prefetches the values, one row for each key. So the memory is never idle, and it never
+   has so many outstanding reads that the core must wait before it can compute. */
 static inline __attribute__((always_inline)) void score(
     int rows, const Row *row, const Memory *m, const float *keys, const float *values,
     const int64_t *slots, int64_t count, float scale, float *weights)
@@ -90,8 +93,8 @@ static inline __attribute__((always_inline)) void score(
     }
 }
 
-/* Scores become weights, in place: of the first `seen` tokens. The others, up to `count`, weigh
-   nothing: they are for later queries of the tile. */
+/* Convert the scores of the first `seen` tokens to weights, in place. The tokens from `seen` to
+   `count` get weight 0: only later queries of the tile attend to them. */
 static Softmax weigh(float *weights, int64_t seen, int64_t count)
 {
     vec total = {0};
@@ -109,8 +112,8 @@ static Softmax weigh(float *weights, int64_t seen, int64_t count)
     return (Softmax){largest, sum(total)};
 }
 
-/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim], from column d on, as many
-   columns as `vecs` vectors have. */
+/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim], for the columns of `vecs`
+   vectors from column d on. */
 static inline __attribute__((always_inline)) void mix_columns(
     int rows, int vecs, const Row *row, const float *weights, const float *values, int64_t dim,
     const int64_t *slots, int64_t count, int64_t d)
@@ -128,7 +131,7 @@ static inline __attribute__((always_inline)) void mix_columns(
             store(row[r].part + d + v * LANES, sums[r][v]);
 }
 
-/* The same for all columns. */
+/* The same for all columns of the values. */
 static inline __attribute__((always_inline)) void mix(
     int rows, const Row *row, const float *weights, const float *values, int64_t dim,
     const int64_t *slots, int64_t count)
@@ -147,8 +150,8 @@ static inline __attribute__((always_inline)) void mix(
         }
 }
 
-/* One part of a context for all queries that share a KV head, in tiles of about the same size: a key
-   or value that is loaded serves all of a tile. */
+/* Compute one part of a context for all queries that share a KV head, in tiles of about the same
+   size. A key or value that is loaded once is used for all queries of a tile. */
 static void attend(
     const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
     int64_t count, float scale)
@@ -175,8 +178,8 @@ static void attend(
     }
 }
 
-/* The parts [count, dim] of one query's answer put together: each weighs what its softmax is of
-   the whole. */
+/* Combine the parts [count, dim] of the result of one query. The weight of a part is its share of
+   the softmax over the whole context. */
 static void combine(
     const float *parts, const Softmax *softmax, int64_t count, int64_t dim, float *output)
 {
@@ -190,12 +193,12 @@ static void combine(
         add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
-/* The queries of some requests from the `first` one on, one after the other; each sees its request
-   up to itself.
+/* Causal attention for the queries of `requests` requests, from request `first` on. Each query
+   attends to the tokens of its request up to its own position.
 
-   query: [tokens, heads, key_dim]; _token, _head: how far apart they lie; parts [BLOCK, heads,
-   splits, value_dim] and softmax [BLOCK, heads, splits], space, `splits` for the longest context;
-   output: [tokens, heads, value_dim]. */
+   query: [tokens, heads, key_dim], with strides query_token and query_head. parts: [BLOCK, heads,
+   splits, value_dim] and softmax: [BLOCK, heads, splits] are space for intermediate results;
+   `splits` is the number of parts of the longest context. output: [tokens, heads, value_dim]. */
 void paged_attention(
     const Memory *m, const Requests *all, int64_t first, int64_t requests,
     const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
@@ -204,11 +207,11 @@ void paged_attention(
     const int32_t *page_table = all->page_table + first * all->width;
     const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
     int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
-    int64_t together = larger(1, TILE / group); /* tokens of a request in a tile */
+    int64_t together = larger(1, TILE / group); /* the most tokens of a request in a tile */
 #pragma omp parallel num_threads(threads) firstprivate(request)
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t count = smaller(BLOCK, tokens - block), tiles = 0;
-        int64_t rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* of a token: its request, its context */
+        int64_t rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* request and context of a token */
         for (int64_t t = 0; t < count; t++) {
             while (starts[request + 1] - starts[0] <= block + t)
                 request++;
@@ -246,8 +249,8 @@ void paged_attention(
     }
 }
 
-/* Write key [tokens, kv_heads, key_dim] and value to their slots. _token, _head: how far apart the
-   tokens and the heads of each lie. */
+/* Write key [tokens, kv_heads, key_dim] and value [tokens, kv_heads, value_dim] to their slots.
+   *_token, *_head: the strides of their tokens and heads. */
 void store_kv(
     const Memory *m, const float *key, int64_t key_token, int64_t key_head, const float *value,
     int64_t value_token, int64_t value_head, const int64_t *slots, int64_t tokens)

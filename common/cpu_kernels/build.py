@@ -1,9 +1,9 @@
 """Compile the C files of this folder for the CPU of this machine, once, and load them.
 
-Triton compiles kernels for a GPU when they are first called. Here the C compiler of this machine
-compiles, in a few seconds. The library is kept in the cache folder. Its name changes with the
-sources, the compiler and the CPU, and it ends with a hash of the file: a damaged file is not
-loaded, and the library is compiled again.
+Triton compiles kernels for a GPU when they are first called. In the same way, the C compiler of
+this machine compiles these kernels in a few seconds. The library is kept in the cache folder. Its
+name depends on the sources, the compiler and the CPU. The name ends with a hash of the file: a
+damaged file is not loaded, and the library is compiled again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..embedded import cache_folder
 
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
-# The loops' threads are those of the OpenMP that torch has loaded: we compile for it and do not
-# link another one, whose threads would compete for the same cores.
+# The loops run on the threads of the OpenMP library that torch has loaded. We compile for that
+# library and do not link another one: the threads of two libraries would compete for the cores.
 FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi"]
 FAILURES = (OSError, ValueError, RuntimeError, subprocess.SubprocessError)
@@ -48,17 +48,17 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def _load_kept(name: str) -> ctypes.CDLL | None:
-    """Return the library from the cache folder; None if there is none, or none that is whole.
+    """Return the library from the cache folder; None if there is no file, or no undamaged file.
 
     The system kills a process that loads a truncated library, so the content is checked first. A
-    damaged file is not removed: another process may just have written a whole one in its place.
+    damaged file is not removed: another process may just have replaced it by a good one.
     """
     files = sorted(cache_folder().glob(f"{name}-*.so"))
     for path in files:
         try:
             if path.name == _name_of(name, path.read_bytes()):
                 return ctypes.CDLL(str(path))
-        except OSError as error:  # another system's, in a folder that both see
+        except OSError as error:  # compiled by another system that shares the folder
             logger.info("%s cannot be loaded: %s", path, error)
     if files:
         logger.warning("%s is damaged: the CPU kernels are compiled again", files[0])
@@ -66,25 +66,25 @@ def _load_kept(name: str) -> ctypes.CDLL | None:
 
 
 def _name_of(name: str, content: bytes) -> str:
-    """Return the file name of a library: it tells whether the file is whole."""
+    """Return the file name of a library. Its hash shows whether the file is damaged."""
     return f"{name}-{hashlib.sha256(content).hexdigest()[:32]}.so"
 
 
 def compilers() -> list[list[str]]:
-    """`$CC`, or what machines call their C compilers: those there are, with their arguments."""
+    """Return the commands of the C compilers that this machine has: `$CC`, or the usual names."""
     names = [os.environ["CC"]] if os.environ.get("CC") else list(COMPILERS)
     try:
         commands = [shlex.split(name) for name in names]
-    except ValueError:  # an open quote
+    except ValueError:  # a quote is not closed
         return []
     return [command for command in commands if command and shutil.which(command[0])]
 
 
 def compile_library(compiler: list[str], folder: Path, name: str) -> Path:
-    """Compile the library into `folder`, and return its path: `name`, and a hash of the content.
+    """Compile the library into `folder`; return its path, made of `name` and a hash of the content.
 
-    The file is written whole or not at all: several processes may do this at once. Raises `OSError`
-    or `subprocess.SubprocessError` if it fails.
+    The file appears whole or not at all, so several processes may do this at the same time. Raises
+    `OSError` or `subprocess.SubprocessError` if it fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
@@ -110,7 +110,7 @@ def _fingerprint(compiler: list[str]) -> str:
 
 
 def _cpu() -> bytes:
-    """What a program compiled for this CPU may use: a home folder may be seen by several kinds."""
+    """Return what identifies the kind of this CPU: several kinds may share one home folder."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

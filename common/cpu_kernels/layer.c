@@ -1,27 +1,28 @@
-/* A decoder layer of Llama's kind, but for its attention: what comes before, and what comes after.
+/* A decoder layer like Llama's without its attention: the part before attention and the part after
+   it.
 
-       x -> norm -> q, k, v -> turn q and k | attention | -> o, + x -> norm -> gate, up -> down, + x
+       x -> norm -> q, k, v -> rotate q, k | attention | -> o, + x -> norm -> gate, up -> down, + x
 
-   Each is one parallel region: its threads meet after each step, and go on with the next. */
+   Each part is one parallel region. The threads wait for each other after each operation. */
 #include "linear.h"
 
 typedef struct {
     const float *input_norm, *mlp_norm; /* [hidden] */
-    const float *q_norm, *k_norm;       /* [head_dim] or NULL: each head on its own (Qwen3) */
+    const float *q_norm, *k_norm;       /* [head_dim] or NULL: norms of each head (Qwen3) */
     double epsilon;
     int64_t heads, kv_heads, head_dim;
     Linear qkv, output, gate_up, down;
 } Layer;
 
-/* qkv: [rows, heads + 2 * kv_heads, head_dim], what attention takes; cos, sin: [rows, head_dim], by
-   what q and k are turned. */
+/* qkv: [rows, heads + 2 * kv_heads, head_dim], the input of attention; cos, sin: [rows, head_dim],
+   for the rotation of q and k. */
 typedef struct {
     const float *cos, *sin;
     float *qkv;
     int64_t rows;
 } Heads;
 
-/* to = from / sqrt(mean(from^2) + epsilon) * weight, n numbers. May be in place. */
+/* to = from / sqrt(mean(from^2) + epsilon) * weight, for n numbers. from and to may be the same. */
 static void rms_norm(const float *from, const float *weight, double epsilon, int64_t n, float *to)
 {
     float factor = 1.0f / sqrtf(dot(from, from, n) / n + (float)epsilon);
@@ -29,7 +30,7 @@ static void rms_norm(const float *from, const float *weight, double epsilon, int
         to[i] = from[i] * factor * weight[i];
 }
 
-/* A head's two halves are the coordinates of points in a plane: turn each by its angle.
+/* Rotate a head. Its two halves are the coordinates of points in a plane; each point has its angle.
    sin: negative in its first half. */
 static void rotate(float *head, const float *cos, const float *sin, int64_t head_dim)
 {
@@ -41,7 +42,7 @@ static void rotate(float *head, const float *cos, const float *sin, int64_t head
     }
 }
 
-/* x: [rows, hidden]; space: [rows, hidden]. */
+/* Compute h->qkv. x: [rows, hidden], the input of the layer; space: [rows, hidden]. */
 void before_attention(
     const Layer *l, const Heads *h, const float *x, float *space, int threads)
 {
@@ -64,8 +65,8 @@ void before_attention(
     }
 }
 
-/* attended: [rows, heads * head_dim]; x: [rows, hidden], what the layer was given; space: as much
-   as [rows, hidden + down.in]; out: [rows, hidden], what it returns. */
+/* attended: [rows, heads * head_dim], the output of attention; x: [rows, hidden], the input of the
+   layer; space: rows * (hidden + down.in) numbers; out: [rows, hidden], the output of the layer. */
 void after_attention(
     const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows,
     int threads)

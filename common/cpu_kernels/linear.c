@@ -1,20 +1,21 @@
-/* The product of some rows and a weight that was laid out once, in the order in which it is read.
+/* The product of some rows and a weight. The weight was packed once, in the order in which this
+   code reads it.
 
-   Few rows: the weight is read from memory once, and that is all the time it takes. Many rows: a
-   block of the weight stays in the core's first cache while all rows of a chunk are multiplied
-   with it, a tile of them after the other, and each tile fetches its part of the next block: the
-   memory is asked evenly and never waits.
+   With few rows, the weight is read from memory once, and the time of the product is the time of
+   this reading. With many rows, a block of the weight stays in the first-level cache of the core
+   while all rows of a chunk are multiplied with it, one tile of rows after the other. Each tile
+   prefetches its share of the next block, so that reads from memory are spread evenly.
 
-   Each output has a lane of its own and adds up its products one by one, in the order of the
-   inputs, each rounded in the same way. So a row gets the same bits alone and among a thousand
+   Each output has its own lane, which adds up the products one by one, in the order of the inputs,
+   always with the same rounding. So a row gets the same bits alone as among a thousand rows
    (I2). */
 #include "linear.h"
 
-#define DEPTH 64 /* inputs of a block: 64 * PANEL floats are 4 kB, or 8 with AVX-512 */
-#define CHUNK 48 /* rows that share a block */
+#define DEPTH 64 /* inputs of a block. 64 * PANEL floats are 4 kB, or 8 kB with AVX-512 */
+#define CHUNK 48 /* the number of rows that share a block */
 
-/* sums[rows][2] += x[rows][depth] * block[depth][PANEL], rows of x being `stride` apart. For each
-   input, memory is asked for what lies `step` bytes further on from `next`. */
+/* sums[rows][2] += x[rows][depth] * block[depth][PANEL]; the rows of x are `stride` numbers apart.
+   For each input, `step` more bytes are prefetched, from `next` on. */
 static inline __attribute__((always_inline)) void multiply(
     int rows, const float *x, int64_t stride, const float *block, int64_t depth, const char *next,
     int64_t step, vec (*sums)[2])
@@ -37,7 +38,7 @@ static inline __attribute__((always_inline)) void multiply(
         sums[r][0] = s[r][0], sums[r][1] = s[r][1];
 }
 
-/* The same for any number of rows, in tiles of about the same size. */
+/* The same product for any number of rows, in tiles of about the same size. */
 static void multiply_chunk(
     int64_t rows, const float *x, int64_t stride, const float *block, int64_t depth,
     vec (*sums)[2])
@@ -54,8 +55,8 @@ static void multiply_chunk(
     }
 }
 
-/* What comes behind the sums of a row: the bias, what is added, and the way to memory. The last
-   panel of a weight may have fewer outputs than there are lanes. */
+/* Add the bias and `add` to the sums of a row, and store the result. The last panel of a weight may
+   have fewer than PANEL outputs. */
 static inline void finish(
     const vec *sums, const float *bias, const float *add, float *out, int64_t count)
 {
@@ -73,7 +74,7 @@ static inline void finish(
         out[i] = ((const float *)sums)[i] + (bias ? bias[i] : 0.0f) + (add ? add[i] : 0.0f);
 }
 
-/* What `count` rows of x and a panel of the weight add up to. */
+/* The product of `count` rows of x and one panel of the weight. */
 static void multiply_panel(
     const Linear *l, int64_t panel, const float *x, int64_t count, vec (*sums)[2])
 {
@@ -103,7 +104,7 @@ void linear(const Linear *l, const float *x, const float *add, float *out, int64
 #pragma omp barrier
 }
 
-/* gated = silu(gate) * up, a panel's row of each. */
+/* gated = silu(gate) * up, for one row of a panel. */
 static void activate(const float *gate, const float *up, float *gated)
 {
     for (int64_t i = 0; i < PANEL; i++)
@@ -135,7 +136,7 @@ void gated_linear(const Linear *l, const float *x, float *out, int64_t rows)
 
 int panel_size(void) { return PANEL; }
 
-/* The same as a function of its own. */
+/* linear() with its own parallel region. */
 void linear_alone(const Linear *l, const float *x, float *out, int64_t rows, int threads)
 {
 #pragma omp parallel num_threads(threads)

@@ -1,7 +1,7 @@
-"""What the kernels in C know of weights, layers, memory and requests: addresses and sizes.
+"""C structures with the addresses and sizes of weights, layers, memory and requests.
 
-C takes addresses for what they are said to be. So whoever makes one of these checks what it is made
-of, and keeps the tensors.
+C does not check what is at an address. Therefore the code that creates one of these structures must
+check the tensors, and must keep them alive.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Linear(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """What `layer.c` knows of a decoder layer."""
+    """A decoder layer as `layer.c` reads it."""
 
     _fields_ = (
         ("input_norm", POINTER), ("mlp_norm", POINTER), ("q_norm", POINTER), ("k_norm", POINTER),
@@ -37,34 +37,37 @@ class Layer(ctypes.Structure):
 
     def __init__(self, *fields: Any) -> None:
         super().__init__(*fields)
-        # As Python's own numbers, what each call asks for: to read a field takes longer.
+        # Copies of what each call needs, as Python numbers: reading a field of the structure is
+        # slower.
         self.address = ctypes.addressof(self)
         self.hidden: int = self.qkv.in_features
         self.attended: int = self.output.in_features
         self.sizes = self.heads, self.kv_heads, self.kv_heads, self.head_dim
-        self.space: int = self.hidden + self.down.in_features  # for each token
+        self.space: int = self.hidden + self.down.in_features  # float32 numbers for each token
 
 
 class Heads(ctypes.Structure):
-    """q, k and v of a forward's tokens, the same memory for each layer in turn, and by what q and k
-    are turned."""
+    """Memory for q, k and v of the tokens of a forward, and the cosines and sines of RoPE.
+
+    All layers use the same memory, one after the other.
+    """
 
     _fields_ = (("cos", POINTER), ("sin", POINTER), ("memory", POINTER), ("rows", SIZE))
     kept: tuple[torch.Tensor, ...]
     address: int
-    sizes: tuple[int, ...]  # heads of q, k and v, head_dim
+    sizes: tuple[int, ...]  # the numbers of heads of q, k and v; head_dim
     tokens: torch.Size  # [B, T]
     views: tuple[torch.Tensor, ...]  # q, k, v: [B, heads, T, head_dim]
 
     @classmethod
     def of(cls, cos: torch.Tensor, signed_sin: torch.Tensor, sizes: tuple[int, ...]) -> Heads:
-        """cos, signed_sin (negative in the first half): [B, T, 1, head_dim]; sizes: heads of q, of
-        k, of v.
+        """Allocate the memory.
 
-        Raises `TypeError` or `ValueError` for what C would misread.
+        cos, signed_sin (negative in the first half): [B, T, 1, head_dim]; sizes: the numbers of
+        heads of q, k and v. Raises `TypeError` or `ValueError` for tensors that C would misread.
         """
         if cos.shape != signed_sin.shape:
-            raise ValueError(f"cos is {tuple(cos.shape)}, and sin {tuple(signed_sin.shape)}")
+            raise ValueError(f"cos has shape {tuple(cos.shape)}, but sin {tuple(signed_sin.shape)}")
         batch, num_tokens, _, head_dim = cos.shape
         memory = checked(cos).new_empty((batch, num_tokens, sum(sizes), head_dim))
         kept = cos.contiguous(), checked(signed_sin).contiguous(), memory
@@ -76,7 +79,7 @@ class Heads(ctypes.Structure):
 
 
 class Memory(ctypes.Structure):
-    """Keys and values of a layer, as `attention.c` knows them."""
+    """Keys and values of a layer as `attention.c` reads them."""
 
     _fields_ = (
         ("keys", POINTER), ("values", POINTER), ("kv_heads", SIZE), ("slots", SIZE),
@@ -94,7 +97,7 @@ class Memory(ctypes.Structure):
 
 
 class Requests(ctypes.Structure):
-    """Whose the tokens of a forward are, and where their pasts lie: the same in all layers."""
+    """The requests of a forward and their pages. They are the same in all layers."""
 
     _fields_ = (
         ("page_table", POINTER), ("starts", POINTER), ("lengths", POINTER), ("slots", POINTER),
@@ -103,9 +106,9 @@ class Requests(ctypes.Structure):
     kept: tuple[torch.Tensor, ...]
     address: int
     count: int
-    pages: int  # in the widest row
+    pages: int  # the width of the page table
     tokens: int
-    longest: int  # tokens of the longest context
+    longest: int  # the number of tokens of the longest context
 
     @classmethod
     def of(
@@ -115,10 +118,12 @@ class Requests(ctypes.Structure):
         seq_lens: torch.Tensor,
         slots: torch.Tensor,
     ) -> Requests:
-        """page_table: [B, P] int32; query_starts: [B + 1] int32; seq_lens: [B] int32, tokens up to
-        the last query; slots: [T] int64, where each token's key and value go.
+        """Collect the tensors that describe the requests of a forward.
 
-        Raises `TypeError` or `ValueError` for what C would misread.
+        page_table: [B, P] int32; query_starts: [B + 1] int32; seq_lens: [B] int32, the number of
+        tokens up to and including the last query; slots: [T] int64, the slot where the key and the
+        value of each token are stored. Raises `TypeError` or `ValueError` for tensors that C would
+        misread.
         """
         kept = page_table, query_starts, seq_lens, slots
         if not all(x.is_cpu for x in kept):
@@ -129,7 +134,7 @@ class Requests(ctypes.Structure):
             raise ValueError("there must be a row of pages, a length and a start for each request")
         width, inside = page_table.stride()
         if inside != 1 or not all(x.is_contiguous() for x in kept[1:]):
-            raise ValueError("the page table's rows, starts, lengths, slots must lie side by side")
+            raise ValueError("the page table's rows, starts, lengths and slots must be contiguous")
         requests = cls(*(x.data_ptr() for x in kept), width)
         requests.kept, requests.address = kept, ctypes.addressof(requests)
         requests.count, requests.pages = page_table.shape
@@ -138,7 +143,7 @@ class Requests(ctypes.Structure):
 
 
 def checked(x: torch.Tensor) -> torch.Tensor:
-    """The same. Raises `TypeError` where C would misread its numbers."""
+    """Return `x`. Raises `TypeError` unless it is float32 on a CPU, as C expects."""
     if x.dtype != torch.float32 or not x.is_cpu:
         raise TypeError(f"the kernels are for float32 on a CPU, got {x.dtype} on {x.device}")
     return x

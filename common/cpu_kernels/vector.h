@@ -1,4 +1,4 @@
-/* As many floats as a register of this CPU holds, by the vector extension of GCC and Clang. */
+/* Vectors as wide as a register of this CPU, with the vector extension of GCC and Clang. */
 #pragma once
 
 #include <math.h>
@@ -12,22 +12,23 @@
 #elif defined(__AVX__)
 #define LANES 8
 #else
-#define LANES 4 /* an older x86, or an ARM */
+#define LANES 4 /* an older x86 CPU, or an ARM CPU */
 #endif
 #endif
 #ifdef __FMA__
 #include <immintrin.h>
 #endif
 
-/* Rows at once, whose sums (two registers each, or one) leave room for what is added to them; and
-   CASE for each number of rows that a tile may have: the compiler must know it. */
+/* TILE: the number of rows that are computed at once. Their sums, at most two registers for each
+   row, must leave registers free for the operands. EACH(CASE): CASE for each number of rows that a
+   tile may have, because the compiler must know this number. */
 #if LANES == 16 || defined(__aarch64__)
-#define TILE 12 /* of 32 registers */
+#define TILE 12 /* with 32 registers */
 #define EACH(CASE) \
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) \
     CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #else
-#define TILE 6 /* of 16 */
+#define TILE 6 /* with 16 registers */
 #define EACH(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #endif
 
@@ -37,9 +38,9 @@ static inline vec load(const float *from) { return *(const vec *)from; }
 
 static inline void store(float *to, vec v) { *(vec *)to = v; }
 
-/* a * b + c, rounded once where the CPU can. The compiler is told not to choose (-ffp-contract=off):
-   it would fuse in one copy of a loop and not in another, and a row's bits would depend on how many
-   rows are computed with it. */
+/* a * b + c, rounded only once if the CPU can do that. -ffp-contract=off forbids the compiler to
+   fuse products and sums on its own. It might do so in one copy of a loop and not in another, and
+   the bits of a row would then depend on the number of rows that are computed with it. */
 static inline vec multiply_add(vec a, vec b, vec c)
 {
 #if LANES == 16 && defined(__AVX512F__)
@@ -51,7 +52,7 @@ static inline vec multiply_add(vec a, vec b, vec c)
 #endif
 }
 
-/* The same number in all lanes. */
+/* A vector with the same number in all lanes. */
 static inline vec repeat(float x) { return x - (vec){0}; }
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -72,7 +73,7 @@ static inline float sum(vec v)
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
-/* The product of two rows of n numbers. */
+/* The dot product of two rows of n numbers. */
 static inline float dot(const float *a, const float *b, int64_t n)
 {
     vec products = {0};
@@ -85,22 +86,22 @@ static inline float dot(const float *a, const float *b, int64_t n)
     return sum(products) + rest;
 }
 
-/* to += factor * from, n numbers. */
+/* to += factor * from, for n numbers. */
 static inline void add_scaled(float *to, const float *from, float factor, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         to[i] += factor * from[i];
 }
 
-/* e^x to the last bit or two, for x from -87 to 88 (beyond them, as at them), in operations that a
-   compiler turns into vectors: 2^n times a polynomial of what is left (the coefficients are those
-   of the Cephes library). */
+/* e^x, exact up to the last bit or two, for x from -87 to 88. Smaller and larger numbers are
+   clamped to this range. The compiler can vectorize all operations: the result is 2^n times a
+   polynomial of the remainder r. The coefficients are from the Cephes library. */
 static inline float exponential(float x)
 {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded */
+    float n = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: adding it rounds */
     n -= 12582912.0f;
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts */
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts, for precision */
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;

@@ -1,21 +1,21 @@
 """Passes that make a Hugging Face model faster without changing what it computes.
 
-The engines run the model as it comes. A pass walks over its modules and gives those that it knows
-another `forward`: the same function of the same parameters, in fewer or better operations. Names,
-parameters and state dict stay what they are. Whatever a pass puts in place has first been compared
-with the module's own answer; where they differ (another kind of norm, a rotary embedding of another
-layout), the module keeps its own.
+The engines run the Hugging Face model. A pass goes through its modules and replaces the `forward`
+of the modules that it knows. The new `forward` computes the same function of the same parameters
+with fewer or faster operations. Names, parameters and state dict do not change. Before a pass keeps
+a new `forward`, it compares it with the module's own result. If they differ (another kind of norm,
+a rotary embedding with another layout), the module keeps its own `forward`.
 
     pass      what it does                                                         where
-    merge     q/k/v, and gate/up, read one input: one product instead of three     everywhere
-    pack      weights laid out anew, once, for kernels that read them in order     CPU, float32
+    merge     q, k, v (and gate, up) read one input: one product for all           everywhere
+    pack      store weights once more, in the order in which kernels read them     CPU, float32
     norm      RMSNorm in four operations instead of seven; on a GPU in one         float32; CUDA
-    rotary    q and k turned together in three operations; on a GPU in one         everywhere
+    rotary    rotate q and k together in three operations; on a GPU in one         everywhere
     gate      activation(gate) * up in one kernel                                  CUDA
-    layer     a decoder layer, of merged products, as one function: where `pack`   CPU
-              found a compiler, in C
-    last      the last layer: behind its attention only tokens whose logits are    CPU
-              wanted
+    layer     a decoder layer with merged products as one function; in C if        CPU
+              `pack` found a compiler
+    last      after the attention of the last layer, compute only the tokens       CPU
+              that need logits
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .norm import speed_up_norms
 from .pack import pack_linears
 from .rotary import speed_up_rotary
 
-# In this order: what is merged is packed as one, and a layer is made of what the others left.
+# The order matters: merged weights are packed as one, and `layer` uses the results of the others.
 PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
     "merge": merge_linears,
     "pack": pack_linears,
@@ -46,7 +46,7 @@ PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
 
 
 def parse_passes(names: str) -> list[str]:
-    """`"all"`, `"none"`, or names with commas between them, in the order they are applied.
+    """Convert `"all"`, `"none"`, or names separated by commas to names in the order of `PASSES`.
 
     Raises `ValueError` for a name that is not in `PASSES`.
     """
@@ -63,10 +63,10 @@ def parse_passes(names: str) -> list[str]:
 
 @torch.no_grad()
 def apply_passes(model: PreTrainedModel, names: str = "all") -> dict[str, int]:
-    """Apply passes in place, to a model that stays on its device and is not trained any more: its
-    parameters take no gradients from now on.
+    """Apply passes to a model in place. Return the number of modules that each pass changed.
 
-    Returns how many modules each one changed.
+    The model must stay on its device. It cannot be trained any more: its parameters no longer
+    require gradients.
     """
     chosen = parse_passes(names)
     if chosen:

@@ -1,4 +1,4 @@
-"""What is the same for all layers of a forward, made once."""
+"""Data that is the same for all layers of a forward, computed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rotary import signed
 
 @dataclass(frozen=True)
 class Forward:
-    """What is the same for all layers of a forward."""
+    """Data that is the same for all layers of a forward."""
 
     embeddings: Any  # cos and sin, as the model computed them: [B or 1, T or 1, head_dim]
     shape: torch.Size  # [B, T]
@@ -26,7 +26,7 @@ class Forward:
     made: dict[tuple[int, ...], Heads] = field(default_factory=dict)
 
     def heads(self, sizes: tuple[int, ...]) -> Heads:
-        """Memory for a layer's q, k and v: the same for all layers with so many heads of each."""
+        """Return memory for q, k and v. All layers with these numbers of heads share it."""
         heads = self.made.get(sizes)
         if heads is None:
             heads = self.made[sizes] = Heads.of(self.cos, self.signed_sin, sizes)
@@ -34,16 +34,16 @@ class Forward:
 
 
 class Forwards:
-    """The latest forward. Threads may share it: what is not theirs is made again."""
+    """The data of the latest forward. Threads may share it: a mismatch is recomputed."""
 
     def __init__(self, config: PretrainedConfig, eager_attention: Callable[..., Any]) -> None:
-        """eager_attention: the modeling file's own."""
+        """eager_attention: the eager attention function of the modeling file."""
         self.config = config
         self.eager_attention = eager_attention
         self._latest: Forward | None = None
 
     def __call__(self, embeddings: Any, shape: torch.Size) -> Forward:
-        """shape: [B, T]."""
+        """Return the data for this forward, from the cache if possible. shape: [B, T]."""
         latest = self._latest
         if latest is None or latest.embeddings is not embeddings or latest.shape != shape:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(

@@ -1,7 +1,8 @@
 """`silu(gate) * up` of a gated MLP in one kernel, on CUDA.
 
-On a CPU two operations are as fast: oneDNN's products can end in a sigmoid and begin with a factor,
-but two products so fused took longer than the merged one, by 10-20 % from 64 rows on.
+On a CPU, two separate operations are as fast. oneDNN can fuse the sigmoid and the factor with the
+two products, but from 64 rows on, the two fused products took 10-20 % longer than the merged
+product.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from .replace import probe, replace_forward
 
 
 class _GatedMLP(nn.Module):
-    """Mixed into a gated MLP whose activation is SiLU."""
+    """A mixin for a gated MLP with SiLU activation."""
 
     gate_proj: nn.Module
     up_proj: nn.Module
@@ -28,7 +29,7 @@ class _GatedMLP(nn.Module):
 
 
 def fuse_gates(model: nn.Module) -> int:
-    """Fuse activation and product of the gated MLPs of a model on CUDA; how many there were."""
+    """Fuse activation and product in the gated MLPs of a model on CUDA; return their number."""
     if next(model.parameters()).device.type != "cuda":
         return 0
     names = ("gate_proj", "up_proj", "down_proj", "act_fn")

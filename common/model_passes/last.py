@@ -1,8 +1,8 @@
-"""The last layer, behind its attention, for the tokens whose logits are wanted.
+"""Compute the part of the last layer after its attention only for tokens that need logits.
 
-Each token of a prompt needs keys and values in all layers, since those behind it look at them. What
-the last layer makes of a token besides serves its own logits only, and an engine asks for the
-logits of one token of a prompt. So a prefill can do without most of a layer's products.
+Each token of a prompt needs keys and values in all layers, because later tokens attend to them. All
+else that the last layer computes for a token is used only for the logits of that token. An engine
+needs the logits of only one token of a prompt. So a prefill can skip most products of this layer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .replace import same
 
 
 def trim_last_layer(model: PreTrainedModel) -> int:
-    """Tell the last of the joined layers which tokens' logits are wanted; how many heed it."""
+    """Let the last joined layer skip tokens without logits. Return the number of layers changed."""
     layers = joined_layers(model)
     if not layers or layers[-1].may_trim:
         return 0
     try:
         theirs = _some_logits(model)
-    except Exception:  # it cannot be asked for some logits only
+    except Exception:  # the model cannot compute logits of some tokens only
         return 0
     largest = theirs.abs().max()
     hook = model.register_forward_pre_hook(_name_tokens, with_kwargs=True)
     layers[-1].may_trim = True
-    try:  # a model may not pass on what it is given, or do more with what its layers return
+    try:  # a model may drop the argument, or use the output of its layers for more than logits
         if same(_some_logits(model) / largest, theirs / largest):
             return 1
     except Exception:
@@ -39,7 +39,7 @@ def trim_last_layer(model: PreTrainedModel) -> int:
 
 
 def _some_logits(model: PreTrainedModel) -> torch.Tensor:
-    """Of tokens within a prompt, and of its last: [1, 3, V]."""
+    """Return logits of two tokens within a prompt, and of its last token: [1, 3, V]."""
     prompt = torch.arange(1, 7, device=model.device)[None]
     wanted: tuple[int | torch.Tensor, ...] = prompt[0, [0, 3]], 1
     answers = (
@@ -49,7 +49,10 @@ def _some_logits(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _name_tokens(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Before a forward: what would be left out behind the layers is left out in the last one."""
+    """Replace `logits_to_keep` by `tokens_to_keep` before a forward.
+
+    The last layer then drops the tokens that the model would drop after the layers.
+    """
     kept, input_ids = kwargs.get("logits_to_keep", 0), kwargs.get("input_ids")
     if input_ids is None or kwargs.get("output_hidden_states"):
         return None

@@ -1,14 +1,15 @@
 """A decoder layer as one function.
 
-Between its products a layer does little, but what it does is spread over eleven modules and some
-fifty operations, and a call costs the same for one token as for a thousand. At one token a step the
-calls took half as long as the products. Here a layer of the usual kind (Llama's) is three calls:
+Between its products, a layer computes little. But this work is spread over eleven modules and about
+fifty operations, and the overhead of a call is the same for one token as for a thousand tokens.
+With one token in a step, the calls took half as long as the products. Here a layer of the usual
+kind (Llama's) consists of three calls:
 
-    x -> norm -> qkv -> turn q and k | attention | -> o, + x -> norm -> gate, up -> down, + x
+    x -> norm -> qkv -> rotate q and k | attention | -> o, + x -> norm -> gate, up -> down, + x
 
-What is before attention and what is after it are compiled (`cpu_kernels/layer.c`) where the
-products are, and else a few operations of torch. Hooks on the layer itself still run; on modules
-inside of it they do not.
+The parts before and after attention are compiled (`cpu_kernels/layer.c`) if the products are.
+Otherwise they are a few operations of torch. Hooks on the layer itself still run. Hooks on modules
+inside the layer do not run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .replace import probe, same, subclass
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS = {"q_norm", "k_norm"}  # Qwen3 has them
-KNOWN_NAMES = {  # what the code of attention uses, in the models that a joined layer stands for
+KNOWN_NAMES = {  # the names that attention uses in the models that a joined layer can replace
     name
     for attention in (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
     for name in attention.forward.__code__.co_names
@@ -37,10 +38,10 @@ KNOWN_NAMES = {  # what the code of attention uses, in the models that a joined 
 
 
 class _DecoderLayer(nn.Module):
-    """Mixed into a decoder layer."""
+    """A mixin for a decoder layer."""
 
     parts: Parts
-    may_trim = False  # whether nobody but the head reads what it returns (`last.py`)
+    may_trim = False  # whether only the LM head reads the output of the layer (`last.py`)
 
     def forward(
         self,
@@ -53,19 +54,22 @@ class _DecoderLayer(nn.Module):
         tokens_to_keep: torch.Tensor | slice | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """hidden_states: [B, T, hidden]; returns the same shape, or, where it may trim, that of the
-        tokens to keep. As Hugging Face calls a layer."""
+        """Compute the layer, with the arguments that Hugging Face passes to a layer.
+
+        hidden_states: [B, T, hidden]. Returns the same shape. If `may_trim` is set, only the tokens
+        to keep are in the result.
+        """
         parts, x = self.parts, hidden_states
         attention = parts.attention
         if position_embeddings is None or position_embeddings[0].shape[-1] != attention.head_dim:
-            return super().forward(  # no rotary embedding, or of a part of each head
+            return super().forward(  # no rotary embedding, or one for only a part of each head
                 hidden_states, attention_mask=attention_mask, position_ids=position_ids,
                 past_key_values=past_key_values, use_cache=use_cache,
                 position_embeddings=position_embeddings, **kwargs,
             )  # fmt: skip
         forward = parts.forwards(position_embeddings, x.shape[:2])
         q, k, v = parts.before(x, forward)
-        if past_key_values is not None:  # it may keep what it is given
+        if past_key_values is not None:  # the cache may keep k and v, and ours may be overwritten
             k, v = past_key_values.update(k.clone(), v.clone(), attention.layer_idx)
         attended, _ = forward.attend(
             attention, q, k, v, attention_mask, dropout=0.0, scaling=attention.scaling,
@@ -77,12 +81,12 @@ class _DecoderLayer(nn.Module):
 
 
 def joined_layers(model: nn.Module) -> list[Any]:
-    """The decoder layers that are one function, in their order."""
+    """Return the joined decoder layers of a model, in order."""
     return [module for module in model.modules() if isinstance(module, _DecoderLayer)]
 
 
 def join_layers(model: nn.Module) -> int:
-    """Make one function of each decoder layer on CPU whose products are merged; how many."""
+    """Make each decoder layer on CPU with merged products one function; return their number."""
     layers = [m for m in model.modules() if {n for n, _ in m.named_children()} == CHILDREN]
     if not layers:
         return 0
@@ -99,12 +103,12 @@ def _join(layer: Any, forwards: Forwards) -> bool:
         return False
     original: Any = type(layer)
     qkv, _ = products_of(layer)
-    # Small numbers: the residual must not hide what the rest of the layer makes of them.
+    # Small numbers: the residual must not hide what the rest of the layer computes.
     x = 0.05 * probe(2, 5, qkv.linear.in_features, like=qkv.linear.weight)
     angle = probe(2, 5, layer.self_attn.head_dim // 2, like=x).repeat(1, 1, 2)
     given = {"position_embeddings": (angle.cos(), angle.sin())}
     for kind in (CompiledParts, TorchParts):
-        try:  # a layer may want to be called, or to be made, in another way than Llama's
+        try:  # a layer may have other arguments or other parts than Llama's
             theirs = layer(x, **given)
             layer.__dict__["parts"] = kind(layer, forwards)
             layer.__class__ = subclass(_DecoderLayer, original)
@@ -119,11 +123,11 @@ def _join(layer: Any, forwards: Forwards) -> bool:
 
 
 def _is_usual(layer: Any) -> bool:
-    """Whether a layer looks as Llama's do, is on CPU, and has its products merged."""
+    """Return whether a layer has the parts of Llama's, is on CPU, and has merged products."""
     names = {name for name, _ in layer.self_attn.named_children()}
     if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS):
         return False
-    # What a short trial would not show, say a clip of large numbers, has a name in the code.
+    # A short trial may miss, for example, a clamp of large numbers. The names in the code show it.
     code = getattr(type(layer.self_attn).forward, "__code__", None)
     if code is None or not set(code.co_names) <= KNOWN_NAMES:
         return False

@@ -1,4 +1,4 @@
-"""A decoder layer of Llama's kind, what is before its attention and after it: torch, or C."""
+"""The parts of a decoder layer before and after its attention, in torch or in C."""
 
 from __future__ import annotations
 
@@ -15,22 +15,28 @@ from .rotary import turn
 
 
 class Parts(Protocol):
-    """A layer but for its attention."""
+    """A decoder layer without its attention."""
 
-    attention: Any  # the module: an attention function is told which it is for
+    attention: Any  # the attention module: the attention function needs it as an argument
     forwards: Forwards
 
     def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
-        """x: [B, T, hidden]. Returns q, k, v: [B, heads, T, head_dim], q and k turned, until the
-        next layer of the forward writes over them."""
+        """Compute the part before attention. x: [B, T, hidden].
+
+        Returns q, k, v: [B, heads, T, head_dim], with q and k rotated. They are valid until the
+        next layer of the forward overwrites them.
+        """
 
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """attended: [B, T, heads, head_dim]; x, what the layer was given: [B, T, hidden].
-        Returns the layer's answer, of x's shape."""
+        """Compute the part after attention.
+
+        attended: [B, T, heads, head_dim], the output of attention; x: [B, T, hidden], the input of
+        the layer. Returns the output of the layer, in the shape of x.
+        """
 
 
 class TorchParts:
-    """A few operations of torch, and what other passes made of the layer's modules."""
+    """A few operations of torch, and the modules of the layer as other passes left them."""
 
     def __init__(self, layer: Any, forwards: Forwards) -> None:
         self.attention, self.forwards = layer.self_attn, forwards
@@ -43,10 +49,10 @@ class TorchParts:
         self.heads = [size // self.attention.head_dim for size in self.qkv.sizes]
 
     def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
-        """As `Parts` says."""
+        """See `Parts`."""
         qkv = self.qkv.linear.forward(self.input_norm.forward(x))
         heads = qkv.view(*x.shape[:2], -1, self.attention.head_dim)
-        if self.head_norms[0] is None:  # q and k lie side by side, and are turned at once
+        if self.head_norms[0] is None:  # q and k are adjacent in memory: rotate them together
             both, v = heads.split([sum(self.heads[:2]), self.heads[2]], dim=2)
             turned = turn(both, forward.cos, forward.signed_sin)
             q, k = turned.split(self.heads[:2], dim=2)
@@ -59,7 +65,7 @@ class TorchParts:
         return [heads.transpose(1, 2) for heads in (q, k, v)]
 
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """As `Parts` says."""
+        """See `Parts`."""
         x = self.output.forward(attended.flatten(2)).add_(x)
         both = self.gate_up.linear.forward(self.mlp_norm.forward(x))
         gate, up = both.split(self.gate_up.sizes, dim=-1)
@@ -67,18 +73,17 @@ class TorchParts:
 
 
 class CompiledParts:
-    """Two calls of C, for layers whose products are compiled, whose norms are RMSNorms and whose
-    activation is SiLU."""
+    """Two calls of C, for a layer with compiled products, RMSNorms and SiLU activation."""
 
     def __init__(self, layer: Any, forwards: Forwards) -> None:
-        """Raises `AttributeError` or `TypeError` for another layer."""
+        """Raises `AttributeError` or `TypeError` for any other layer."""
         attention = layer.self_attn
         self.attention, self.forwards = attention, forwards
         qkv, gate_up = products_of(layer)
         linears = qkv.linear, attention.o_proj, gate_up.linear, layer.mlp.down_proj
         self.products = [linear.packed for linear in linears]
         if not all(isinstance(product, CompiledProduct) for product in self.products):
-            raise TypeError("its products are another library's")
+            raise TypeError("its products belong to another library")
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         self.weights = [None if norm is None else norm.weight.detach() for norm in norms]
@@ -87,7 +92,7 @@ class CompiledParts:
         epsilons = {norm.variance_epsilon for norm in norms if norm is not None}
         if len(epsilons) > 1:
             raise TypeError("its norms differ")
-        self.products[2].lay_by_turns()  # gate and up: activated while they are computed
+        self.products[2].lay_by_turns()  # gate and up: their kernel also applies the activation
         dim = attention.head_dim
         self.heads = tuple(size // dim for size in qkv.sizes)
         self.kernels = self.products[0].kernels
@@ -98,19 +103,22 @@ class CompiledParts:
         )  # fmt: skip
 
     def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
-        """As `Parts` says."""
+        """See `Parts`."""
         heads = forward.heads(self.heads)
         self.kernels.before_attention(self.layer, x, heads)
         return heads.views
 
     def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """As `Parts` says."""
+        """See `Parts`."""
         return self.kernels.after_attention(self.layer, attended, x)
 
 
 def _fits(layer: Any, norms: list[torch.Tensor | None]) -> bool:
-    """Whether all shapes are as `layer.c` takes for granted. norms: of the input, of what attention
-    gave, of q's and of k's heads."""
+    """Return whether all shapes are as `layer.c` assumes.
+
+    norms: the weights of the norms of the layer's input, the MLP's input, the heads of q, and the
+    heads of k.
+    """
     attention, mlp, (qkv, gate_up) = layer.self_attn, layer.mlp, products_of(layer)
     hidden, width, dim = qkv.linear.in_features, mlp.down_proj.in_features, attention.head_dim
     q, k, v = qkv.sizes
@@ -130,7 +138,7 @@ def _fits(layer: Any, norms: list[torch.Tensor | None]) -> bool:
 
 
 def products_of(layer: Any) -> tuple[Any, Any]:
-    """The `SharedProduct`s of q, k, v and of gate, up; None for one that is not merged."""
+    """Return the `SharedProduct`s of q, k, v and of gate, up; None for one that is not merged."""
     found = []
     for module, first, count in ((layer.self_attn, "q_proj", 3), (layer.mlp, "gate_proj", 2)):
         product = getattr(getattr(module, first, None), "product", None)

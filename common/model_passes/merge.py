@@ -1,8 +1,9 @@
-"""Linear layers that read the same input become one.
+"""Merge linear layers that read the same input into one product.
 
-An attention layer calls `q_proj`, `k_proj` and `v_proj` one after the other with the same tensor,
-a gated MLP its `gate_proj` and `up_proj`. The first call computes the product with all their
-weights and the others take their part of it, so the model's code stays as it is.
+An attention layer calls `q_proj`, `k_proj` and `v_proj` one after the other with the same tensor. A
+gated MLP does this with `gate_proj` and `up_proj`. The first of these calls computes the product
+with all weights, and the other calls take their part of the result. The code of the model does not
+change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class SharedProduct:
     """One product of an input with the weights of several layers."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
-        """The layers' own weights become views of the merged one: nothing is held twice."""
+        """Merge the weights of `linears`. Their own weights become views of the merged weight."""
         self.sizes = [linear.out_features for linear in linears]
         first = linears[0]
         self.linear = nn.Linear(
@@ -31,18 +32,21 @@ class SharedProduct:
         self._latest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        """What layer `index` makes of `x`, a view. Threads may call it at the same time: what is
-        not for this very tensor is computed again."""
+        """Return the output of layer `index` for `x`, as a view of the merged product.
+
+        Threads may call this at the same time: if the latest product is not for the same tensor
+        `x`, it is computed again.
+        """
         latest = self._latest
         if latest is None or latest[0] is not x:
             latest = x, self.linear(x).split(self.sizes, dim=-1)
-        # The last layer has taken its part: hold neither input nor product any longer.
+        # After the last layer has taken its part, keep neither the input nor the product.
         self._latest = latest if index + 1 < len(self.sizes) else None
         return latest[1][index]
 
 
 class _Merged:
-    """Mixed into a linear layer that is a part of a `SharedProduct`."""
+    """A mixin for a linear layer that is a part of a `SharedProduct`."""
 
     product: SharedProduct
     index: int
@@ -53,7 +57,7 @@ class _Merged:
 
 
 def merge_linears(model: nn.Module) -> int:
-    """Merge the `GROUPS` of every module; how many groups there were."""
+    """Merge the `GROUPS` of every module; return the number of merged groups."""
     merged = 0
     for module in list(model.modules()):
         for names in GROUPS:
@@ -70,7 +74,7 @@ def merge_linears(model: nn.Module) -> int:
 
 
 def products(model: nn.Module) -> list[SharedProduct]:
-    """The shared products of a model, each once."""
+    """Return the shared products of a model, each only once."""
     modules = (module for module in model.modules() if isinstance(module, _Merged))
     return list(dict.fromkeys(module.product for module in modules))
 

@@ -1,7 +1,7 @@
 """RMSNorm in fewer operations.
 
-Hugging Face's takes seven: to float32, square, mean, add epsilon, reciprocal root, and two
-products. With r the root of the sum of squares, in four:
+Hugging Face's RMSNorm takes seven operations: convert to float32, square, mean, add epsilon,
+reciprocal root, and two products. If r is the root of the sum of squares, four are enough:
 
     x * weight / sqrt(mean(x^2) + eps)  =  x / hypot(r, sqrt(n * eps)) * (weight * sqrt(n))
 """
@@ -17,7 +17,7 @@ from .replace import probe, replace_forward
 
 
 class _RMSNorm(nn.Module):
-    """Mixed into an RMSNorm in float32."""
+    """A mixin for an RMSNorm in float32."""
 
     scaled_weight: torch.Tensor  # [n] weight * sqrt(n)
     root_of_epsilon: torch.Tensor  # [] sqrt(n * eps)
@@ -29,7 +29,7 @@ class _RMSNorm(nn.Module):
 
 
 class _TritonRMSNorm(nn.Module):
-    """Mixed into an RMSNorm on CUDA."""
+    """A mixin for an RMSNorm on CUDA."""
 
     weight: torch.Tensor
     epsilon: float
@@ -42,7 +42,7 @@ class _TritonRMSNorm(nn.Module):
 
 
 def speed_up_norms(model: nn.Module) -> int:
-    """Speed up the RMSNorms that are `weight * x / rms(x)`; how many there were."""
+    """Speed up the RMSNorms that compute `weight * x / rms(x)`; return their number."""
     norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
     return sum(_speed_up(norm) for norm in norms)
 
@@ -50,7 +50,7 @@ def speed_up_norms(model: nn.Module) -> int:
 def _speed_up(norm: nn.Module) -> bool:
     weight = getattr(norm, "weight", None)
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    # A norm without a parameter may be called with vectors of another size than its buffer's.
+    # A norm without a parameter may be called with vectors of another size than its buffer.
     if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float):
         return False
     size = weight.numel()

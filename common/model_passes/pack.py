@@ -1,9 +1,9 @@
-"""Linear layers on CPU whose weights lie in the order in which the kernels read them.
+"""Store the weights of linear layers on CPU in the order in which the kernels read them.
 
-`F.linear` lays a weight out anew in each call, which for the few rows of a decode step costs more
-than the product. Three kernels take a weight that was laid out once: our own, compiled on this
-machine, and those of oneDNN and MKL, which torch's own compiler calls the same way. All linears of
-SmolLM2-135M in ms on two cores:
+`F.linear` reorders a weight in each call. For the few rows of a decode step, this takes longer than
+the product. Three kinds of kernels accept a weight that was reordered once: our own, compiled on
+this machine, and those of oneDNN and MKL, which torch's own compiler uses in the same way. Time of
+all linear layers of SmolLM2-135M in ms, on two cores:
 
     rows                                   1     4     8    16    32    64
     AMD EPYC (AVX2)         F.linear      41    76   129    95   111   168
@@ -13,9 +13,9 @@ SmolLM2-135M in ms on two cores:
     Intel Xeon (AVX-512)    F.linear      31    72    87   135   187
                             MKL           27    29    33    40    55
 
-All give a row bitwise the result that it has alone (I2), however many are computed with it; MKL's
-below 128 rows. The packed weights are held beside the plain ones, which the state dict and the
-embedding still need.
+With all three, the result of a row has the same bits as if the row were computed alone (I2). With
+MKL, this holds below 128 rows. The packed weights are kept in addition to the plain weights, which
+the state dict and the embedding still need.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from .merge import products
 from .replace import probe, same, subclass
 
 PACKED_FOR_ROWS = 16  # the number of rows that a layout is made for
-TRIED_BYTES = 1 << 20  # a weight smaller than this is not worth a trial
-CLEARLY = 0.8  # a library has to take less than this part of the time of those before it
-MKL_ROWS = 128  # from here on the plain product is as fast as MKL's
+TRIED_BYTES = 1 << 20  # for a smaller weight, the libraries are not timed
+CLEARLY = 0.8  # a later library must take less than this fraction of the time to be chosen
+MKL_ROWS = 128  # from so many rows on, the plain product is as fast as MKL
 
-# A weight [out, in] and a bias [out] become the function from [..., in] to [..., out]. Raises
-# `AttributeError` or `RuntimeError` where the library is not to be had.
+# A `Packing` converts a weight [out, in] and a bias [out] to a `Product`, a function from [..., in]
+# to [..., out]. It raises `AttributeError` or `RuntimeError` if the library is not available.
 Product = Callable[[torch.Tensor], torch.Tensor]
 Packing = Callable[[torch.Tensor, torch.Tensor | None], Product]
 
 
 class CompiledProduct:
-    """By our own kernel, in C."""
+    """A product by our own kernel, in C."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Raises `RuntimeError` where the kernels cannot be compiled."""
+        """Raises `RuntimeError` if the kernels cannot be compiled."""
         found = kernels()
         if found is None:
             raise RuntimeError("the kernels need a C compiler")
         self.kernels = found
-        self.tensors = found.pack(weight), bias  # kept: C knows only where they lie
+        self.tensors = found.pack(weight), bias  # kept alive: C has only their addresses
         self.linear = Linear.of(*self.tensors, out_features=len(weight))
         self.by_turns = False
 
     def lay_by_turns(self) -> None:
-        """Outputs of two halves, a gate and what it is for: from now on a panel of the one lies
-        before its panel of the other, as a kernel reads them that activates what it computes.
+        """Reorder the outputs: a panel of the first half (gate), then its panel of the second (up).
 
-        Raises `TypeError` where the halves are not of whole panels.
+        The kernel that also applies the activation reads the weight in this order. Raises
+        `TypeError` if the halves do not consist of whole panels.
         """
         if self.by_turns:
             return
@@ -80,18 +80,18 @@ class CompiledProduct:
 
 
 def _by_turns(panels: torch.Tensor) -> torch.Tensor:
-    """panels: [2 * n, ...]. A copy: the first of each half, the second of each, and so on."""
+    """Return a copy of panels, [2 * n, ...], with the panels of both halves in turn."""
     return panels.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """By Intel's open kernels, for CPUs of all makers."""
+    """Return a product by Intel's open-source kernels, which run on CPUs of all vendors."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 def mkl(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """By Intel's own library, fast on Intel's CPUs."""
+    """Return a product by Intel's own library, which is fast on Intel's CPUs."""
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_FOR_ROWS)
 
     def product(x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ PACKINGS: tuple[Packing, ...] = (CompiledProduct, onednn, mkl)
 
 
 class _Packed(nn.Linear):
-    """Mixed into a linear layer that has its weight packed."""
+    """A mixin for a linear layer that has a packed weight."""
 
     packed: Product
 
@@ -117,7 +117,7 @@ class _Packed(nn.Linear):
 
 
 def pack_linears(model: nn.Module) -> int:
-    """Pack the linear layers of a float32 model on CPU; how many there were."""
+    """Pack the linear layers of a float32 model on CPU; return their number."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     merged = (product.linear for product in products(model))
     linears += [linear for linear in merged if type(linear) is nn.Linear]
@@ -136,12 +136,15 @@ def pack_linears(model: nn.Module) -> int:
 
 
 def pack(linear: nn.Linear, packing: Packing) -> Product:
-    """What `linear` computes, of the weight that it has now."""
+    """Return a function that computes `linear` with its current weight, packed."""
     return packing(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
 
 
 def choose(linear: nn.Linear) -> Packing | None:
-    """The first of those that are right on this machine, or one clearly faster; None if none is."""
+    """Return the packing for this machine: the first that is correct, or a clearly faster one.
+
+    Returns None if no packing is correct.
+    """
     working = [packing for packing in PACKINGS if is_right(packing, linear)]
     if len(working) < 2 or linear.weight.nbytes < TRIED_BYTES:
         return working[0] if working else None
@@ -154,7 +157,7 @@ def choose(linear: nn.Linear) -> Packing | None:
 
 
 def is_right(packing: Packing, linear: nn.Linear) -> bool:
-    """Whether a torch without this library, or another version of it, still computes the same."""
+    """Return whether a packing works with this version of torch and computes the same product."""
     x = probe(3, linear.in_features, like=linear.weight) * linear.in_features**-0.5
     try:
         ours = pack(linear, packing)(x)
@@ -164,7 +167,7 @@ def is_right(packing: Packing, linear: nn.Linear) -> bool:
 
 
 def _seconds(packing: Packing, linear: nn.Linear) -> float:
-    """The best of some products, of one row and of as many as a layout is made for."""
+    """Return the time of a product of one row plus that of `PACKED_FOR_ROWS` rows, best of five."""
     product, total = pack(linear, packing), 0.0
     for rows in (1, PACKED_FOR_ROWS):
         x, best = probe(rows, linear.in_features, like=linear.weight), float("inf")

@@ -1,4 +1,4 @@
-"""How a pass gives a module another `forward`, after a look at whether it is the same function."""
+"""Replace the `forward` of a module, after a test that the new one computes the same function."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @functools.cache
 def subclass(mixin: type[Any], original: type[Any]) -> type[Any]:
-    """A class that has `mixin`'s methods before `original`'s own, and its name."""
+    """Return a subclass of `original` with its name, and with the methods of `mixin` first."""
     return type(original.__name__, (mixin, original), {})
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether two answers are equal, to within rounding of their dtype."""
+    """Return whether two results are equal up to the rounding of their dtype."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
     tolerance = TOLERANCE.get(ours.dtype, 0.0)
@@ -25,7 +25,7 @@ def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def probe(*shape: int, like: torch.Tensor) -> torch.Tensor:
-    """Numbers to try a module with, the same every time, of the dtype and device of `like`."""
+    """Return reproducible random numbers as a test input, with the dtype and device of `like`."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator).to(like)
 
@@ -33,9 +33,10 @@ def probe(*shape: int, like: torch.Tensor) -> torch.Tensor:
 def replace_forward(
     module: torch.nn.Module, mixin: type[Any], extra: dict[str, Any], x: torch.Tensor
 ) -> bool:
-    """Mix `mixin` into a module, with `extra` attributes, if it gives the same answer for `x`.
+    """Add `mixin` and the `extra` attributes to a module if its result for `x` stays the same.
 
-    Returns whether it does. A module that gives another answer, or raises an error, stays as it is.
+    Returns whether it does. If the result is different, or an error is raised, the module does not
+    change.
     """
     original: Any = type(module)
     kind: Any = mixin

@@ -1,11 +1,12 @@
 """Rotary position embedding in fewer operations.
 
-Hugging Face's turns q and k separately, each by a slice, a negation, a concatenation, two products
-and a sum. With the sign moved into the sine, once a forward instead of twice a layer:
+Hugging Face rotates q and k separately. Each takes a slice, a negation, a concatenation, two
+products and a sum. Here the sign is moved into the sine, once in a forward instead of twice in each
+layer:
 
     x * cos + [-x2, x1] * [sin, sin]  =  x * cos + roll(x) * [-sin, sin]
 
-And where q and k lie in one memory, as merged layers leave them, both are turned at once.
+If q and k are adjacent in memory, as merged layers leave them, both are rotated together.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from torch import nn
 from ..latest import Latest
 from .replace import probe, same
 
-NAME = "apply_rotary_pos_emb"  # what modeling files call it
+NAME = "apply_rotary_pos_emb"  # the name of the function in modeling files
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def signed(sin: torch.Tensor) -> torch.Tensor:
-    """[-sin, sin], for `turn`. sin: [..., head_dim]; returns the same shape."""
+    """Return [-sin, sin], for `turn`. sin: [..., head_dim]; returns the same shape."""
     half = sin.shape[-1] // 2
     return torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
 
 
 class Rotary:
-    """Takes the place of `original`, a modeling file's `apply_rotary_pos_emb`."""
+    """Replaces `original`, the function `apply_rotary_pos_emb` of a modeling file."""
 
     def __init__(self, original: Callable[..., Pair]) -> None:
         self.original = original
@@ -41,8 +42,8 @@ class Rotary:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any
     ) -> Pair:
-        """q, k: [B, heads, T, head_dim]; cos, sin: [B, T, head_dim]. Returns q and k, turned."""
-        if more or cos.shape[-1] != q.shape[-1]:  # a part of each head is turned
+        """Rotate q and k, [B, heads, T, head_dim]. cos, sin: [B, T, head_dim]."""
+        if more or cos.shape[-1] != q.shape[-1]:  # only a part of each head is rotated
             return self.original(q, k, cos, sin, *more)
         if q.is_cuda:
             from .triton_kernels import rotate
@@ -57,23 +58,25 @@ class Rotary:
 
 
 def turn(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Return x turned: [..., head_dim], with a sine from `signed`. Computed in the order in which
-    it lies.
+    """Return x, [..., head_dim], rotated by the angles of `cos` and of a sine from `signed`.
 
-    In low precision both products are rounded before they are added, as Hugging Face rounds them:
-    another rounding can send a token to another expert of a mixture.
+    In low precision, both products are rounded before they are added, as in Hugging Face's code.
+    Different rounding could send a token to another expert of a mixture of experts.
     """
     turned = x.roll(x.shape[-1] // 2, dims=-1).mul_(signed_sin)
     return turned.addcmul_(x, cos) if x.dtype == torch.float32 else turned.add_(x * cos)
 
 
 def _in_one(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """[B, q heads + k heads, T, head_dim]: a view of both, where k's heads lie behind q's."""
+    """Return one view of q and k, [B, q heads + k heads, T, head_dim].
+
+    Returns None if the heads of k do not directly follow the heads of q in memory.
+    """
     if q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
         return None
     if k.storage_offset() != q.storage_offset() + q.shape[1] * q.stride(1):
         return None
-    # The stride of a dimension of size 1 says nothing.
+    # The stride of a dimension of size 1 has no meaning.
     if any(q.stride(i) != k.stride(i) for i in range(4) if i == 1 or q.shape[i] > 1):
         return None
     heads = q.shape[1] + k.shape[1]
@@ -81,10 +84,10 @@ def _in_one(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
 
 
 def speed_up_rotary(model: nn.Module) -> int:
-    """Give attention layers a `forward` that calls `Rotary`; how many there were.
+    """Give attention layers a `forward` that calls `Rotary`; return their number.
 
-    It is their own code, with the one name bound to another function. The modeling file is left
-    alone: other models share it.
+    The new `forward` has the code of the old one, but one name in it refers to another function.
+    The modeling file does not change, because other models share it.
     """
     like = next(model.parameters())
     classes: dict[type[nn.Module], type[nn.Module]] = {}
@@ -98,7 +101,7 @@ def speed_up_rotary(model: nn.Module) -> int:
 
 
 def _with_rotary(layer: type[nn.Module], like: torch.Tensor) -> type[nn.Module] | None:
-    """A subclass whose `forward` calls `Rotary`; None where that would not be the same."""
+    """Return a subclass with a `forward` that calls `Rotary`; None if the result would differ."""
     forward = layer.forward
     if not isinstance(forward, FunctionType) or NAME not in forward.__code__.co_names:
         return None
@@ -117,7 +120,7 @@ def _with_rotary(layer: type[nn.Module], like: torch.Tensor) -> type[nn.Module] 
 
 
 def _is_same(rotary: Rotary, like: torch.Tensor) -> bool:
-    """Whether a modeling file's function turns halves, as most do, and takes what most take."""
+    """Return whether the function of a modeling file rotates halves, with the usual arguments."""
     if list(inspect.signature(rotary.original).parameters)[:4] != ["q", "k", "cos", "sin"]:
         return False
     heads = probe(2, 3, 6, 8, like=like).transpose(1, 2)  # [B, heads, T, head_dim]
@@ -132,5 +135,5 @@ def _is_same(rotary: Rotary, like: torch.Tensor) -> bool:
                 rotary(q, k, cos, sin), rotary.original(q, k, cos, sin), strict=True
             )
         )
-    except Exception:  # a function of another kind: gpt_oss gives it half of each cosine
+    except Exception:  # a function of another kind: gpt_oss passes half of each cosine
         return False

@@ -1,8 +1,8 @@
-"""The small operations between matrix products, one kernel each, for CUDA.
+"""The small operations between matrix products as single Triton kernels, for CUDA.
 
-An eager forward launches some fifty kernels a layer, most of which read and write a few kilobytes:
-their launches cost more than their work, and in a CUDA graph still some 3 us each. Each function
-has its twin in the module that it replaces, which the passes compare it with.
+An eager forward launches about fifty kernels in each layer. Most of them read and write only a few
+kilobytes, so that a launch takes longer than the work itself. In a CUDA graph, each small kernel
+still takes about 3 us. The passes compare each function here with the module that it replaces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 def rms_norm_kernel(
     x, weight, out, outer_stride, inner_stride, num_inner, size, epsilon, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """A program for each row of `size` numbers. float32 inside, rounded where the module rounds."""
+    """One program for each row of `size` numbers: in float32, rounded where the module rounds."""
     outer, inner = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < size
@@ -36,8 +36,10 @@ def rotary_kernel(
     q_batch, q_head, q_token, k_batch, k_head, k_token, num_tokens, q_heads, k_heads, HALF,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program for each head of each token, q's heads first, then k's. Rows of cos and sin belong
-    to tokens; out is [B, T, heads, 2 * HALF]."""
+    """One program for each head of each token, first the heads of q, then those of k.
+
+    cos and sin have one row for each token. The outputs are [B, T, heads, 2 * HALF].
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, position = token // num_tokens, token % num_tokens
     columns = tl.arange(0, BLOCK)
@@ -57,7 +59,7 @@ def rotary_kernel(
     sin_2 = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
     dtype = first.dtype
     first = first.to(tl.float32)
-    # The products are rounded before they are added, as the module rounds them.
+    # The products are rounded before they are added, as in the module.
     upper = (first * cos_1).to(dtype).to(tl.float32) - (second * sin_1).to(dtype).to(tl.float32)
     lower = (second * cos_2).to(dtype).to(tl.float32) + (first * sin_2).to(dtype).to(tl.float32)
     tl.store(target + columns, upper.to(dtype), mask=inside)
@@ -66,7 +68,7 @@ def rotary_kernel(
 
 @triton.jit
 def silu_mul_kernel(gate, up, out, gate_stride, up_stride, size, BLOCK: tl.constexpr):
-    """A program for each `BLOCK` numbers of a row."""
+    """One program for each `BLOCK` numbers of a row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -80,7 +82,7 @@ def silu_mul_kernel(gate, up, out, gate_stride, up_stride, size, BLOCK: tl.const
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """RMSNorm over the last dimension. x: [..., n]; returns the same shape, contiguous."""
     size = x.shape[-1]
-    rows = x.reshape(-1, x.shape[-2], size)  # a view where only heads are split off
+    rows = x.reshape(-1, x.shape[-2], size)  # a view if only the heads are split off
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(size)
@@ -94,8 +96,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def rotate(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q, k: [B, heads, T, head_dim], cos, sin: [B, T, head_dim]; returns q and k turned, the
-    same shapes, with the tokens outermost in memory."""
+    """Rotate q and k, [B, heads, T, head_dim]. cos, sin: [B, T, head_dim].
+
+    Returns tensors of the same shapes as q and k. In memory, the tokens come before the heads.
+    """
     batch, q_heads, tokens, head_dim = q.shape
     k_heads = k.shape[1]
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
@@ -111,7 +115,7 @@ def rotate(
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """The product silu(gate) * up, of [..., n] both, views of one tensor as a rule; contiguous."""
+    """Return silu(gate) * up, contiguous. Both are [..., n], usually views of one tensor."""
     size = gate.shape[-1]
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     gate, up = gate.reshape(-1, size), up.reshape(-1, size)

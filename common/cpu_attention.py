@@ -48,7 +48,7 @@ def paged_decode(
     meta: PagedMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with one query per decoding request: [decodes, heads, head_dim]. Same shape returned."""
+    """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
     count = meta.num_decodes
     return _kernels().paged_attention(query, keys, values, _layout(meta), 0, count, scale)
 
@@ -60,7 +60,7 @@ def paged_prefill(
     meta: PagedMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with the queries of all chunks, [tokens, heads, head_dim]. Same shape returned."""
+    """Attend with the queries of all chunks. Query and result: [tokens, heads, head_dim]."""
     first, count = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
     return _kernels().paged_attention(query, keys, values, _layout(meta), first, count, scale)
 

@@ -28,11 +28,15 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerProtocol(Protocol):
-    """The attributes of an engine's scheduler that `EngineBase` uses."""
+    """What `EngineBase` uses of the scheduler of a milestone."""
 
     waiting: deque[Request]
     running: list[Request]
     isolation: FailureIsolation
+
+    def finish_request(self, request: Request) -> None: ...
+    def make_stats(self) -> EngineStats: ...
+    def check_invariants(self) -> None: ...
 
 
 class EngineBase(ABC):
@@ -45,6 +49,8 @@ class EngineBase(ABC):
     Ctrl-C is raised at once, but it makes the engine unusable: further calls raise
     `EngineDeadError`.
     """
+
+    scheduler: SchedulerProtocol  # each milestone gives it a more precise type
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,13 +69,8 @@ class EngineBase(ABC):
         self.config = replace(config, max_model_len=self.loaded.resolve_max_model_len(config))
         self.output_processor = OutputProcessor(self.loaded.eos_token_ids)
         self.input_processor = InputProcessor(
-            self.loaded, self.config, self.output_processor.in_flight
+            self.loaded, self.config, self.output_processor.is_in_use
         )
-
-    @property
-    def queues(self) -> SchedulerProtocol:
-        """Return the scheduler of the engine. Each milestone gives it a more precise type."""
-        return self.scheduler  # type: ignore[attr-defined]
 
     @abstractmethod
     def add_request(
@@ -94,17 +95,16 @@ class EngineBase(ABC):
         The next `step` returns its final output.
         """
 
-    @abstractmethod
-    def release(self, request: Request) -> None:
-        """Free everything that a request holds: its row, its pages and its locks (I3)."""
-
-    @abstractmethod
+    @guarded
     def stats(self) -> EngineStats:
         """Return the counters of the engine."""
+        return self.scheduler.make_stats()
 
-    @abstractmethod
+    @guarded
     def check_invariants(self) -> None:
         """Raise `AssertionError`, naming the invariant, if the engine's state is broken."""
+        self.check_requests()
+        self.scheduler.check_invariants()
 
     @guarded
     def reset_prefix_cache(self) -> int:
@@ -122,7 +122,7 @@ class EngineBase(ABC):
     @guarded
     def close(self) -> None:
         """Abort all live requests and refuse new ones. The engine may be closed more than once."""
-        self.forget(list(self.output_processor.requests))
+        self.discard(list(self.output_processor.requests))
         self.input_processor.closed = True
 
     def __enter__(self) -> Self:
@@ -146,24 +146,24 @@ class EngineBase(ABC):
         if not isinstance(error, Exception) or isinstance(error, blameless):
             raise error
         logger.warning("a forward failed and is tried again: %s", requests, exc_info=error)
-        request = self.queues.isolation.failed(requests)
+        request = self.scheduler.isolation.failed(requests)
         if request is not None:
-            self.release(request)
+            self.scheduler.finish_request(request)
             self.output_processor.fail(request, "its forward failed", error)
         return self.output_processor.drain()
 
     def check_requests(self) -> None:
         """Raise `AssertionError` if a request is lost, held twice, or can never move again."""
-        queued = [*self.queues.waiting, *self.queues.running]
+        queued = [*self.scheduler.waiting, *self.scheduler.running]
         live = list(self.output_processor.requests.values())
         assert len(queued) == len(live) and set(queued) == set(live), (
             f"I3: each live request must be queued exactly once: queued {queued}, live {live}"
         )
-        for request in self.queues.running:
+        for request in self.scheduler.running:
             assert request.num_computed_tokens < request.num_tokens, (
                 f"I5: {request} is running, but it has no token to compute"
             )
-        suspects = [r for group in self.queues.isolation.groups for r in group]
+        suspects = [r for group in self.scheduler.isolation.groups for r in group]
         assert set(suspects) <= set(live), (
             f"I3: failure isolation holds {suspects}, but only {live} are live"
         )
@@ -171,23 +171,23 @@ class EngineBase(ABC):
     def settle(self) -> None:
         """Finish the work that an earlier call left.
 
-        If the call was interrupted, take back its result. If streams were dropped during the call,
-        abort their requests.
+        If the call was interrupted, keep or undo its result. If streams were dropped during the
+        call, abort their requests.
         """
         caller = self.caller
         if caller.undelivered is not None:
             interrupted, caller.undelivered = caller.undelivered, None
-            self.take_back(*interrupted)
+            self.settle_interrupted(*interrupted)
         if caller.abandoned:
             abandoned, caller.abandoned = caller.abandoned, []
-            self.forget(abandoned)
+            self.discard(abandoned)
 
-    def take_back(self, name: str, returned: Any) -> None:
+    def settle_interrupted(self, name: str, returned: Any) -> None:
         """Keep or undo the result of an interrupted call, which its caller did not receive."""
         if name == "step":
             self.output_processor.put_back(returned)
         elif name == "add_request":
-            self.forget([returned])
+            self.discard([returned])
         elif name == "stream":
             returned.close()
 
@@ -201,9 +201,9 @@ class EngineBase(ABC):
         if self.caller.depth > 0 or is_other_thread:
             self.caller.abandoned.append(request_id)
         else:
-            self.forget([request_id])
+            self.discard([request_id])
 
-    def forget(self, request_ids: Sequence[str]) -> None:
+    def discard(self, request_ids: Sequence[str]) -> None:
         """Abort those of these requests that are live, and drop the outputs of all of them."""
         with interrupts_held():
             for request_id in request_ids:

@@ -153,7 +153,7 @@ def isolating_failures(run: Method) -> Method:
             result = run(self, batch)
         except BaseException as error:
             raise ForwardError(batch.requests, error) from error
-        self.queues.isolation.passed(batch.requests)
+        self.scheduler.isolation.passed(batch.requests)
         return result
 
     return reported  # type: ignore[return-value]

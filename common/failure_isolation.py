@@ -73,7 +73,7 @@ class FailureIsolation:
         if self.groups:
             self._remove(requests or self.groups[-1])
 
-    def forget(self, request: Request) -> None:
+    def remove(self, request: Request) -> None:
         """Remove a request that has ended (I3)."""
         self._remove([request])
 

@@ -40,13 +40,13 @@ class InputProcessor:
     """Tokenizes, validates, numbers and seeds new requests."""
 
     def __init__(
-        self, loaded: LoadedModel, config: EngineConfig, in_flight: Callable[[str], bool]
+        self, loaded: LoadedModel, config: EngineConfig, is_in_use: Callable[[str], bool]
     ) -> None:
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
         assert config.max_model_len is not None
         self.max_model_len = config.max_model_len
-        self.in_flight = in_flight
+        self.is_in_use = is_in_use
         self.closed = False
         self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
@@ -168,9 +168,9 @@ class InputProcessor:
     def _check_request_id(self, request_id: str | None) -> str:
         if request_id is None:
             names = (f"request-{number}" for number in self._numbers)
-            return next(name for name in names if not self.in_flight(name))
+            return next(name for name in names if not self.is_in_use(name))
         require_text("request_id", request_id, longest=LONGEST_ID)
-        if self.in_flight(request_id):
+        if self.is_in_use(request_id):
             raise ValueError(f"request_id {request_id!r} belongs to a request not yet finished")
         return request_id
 

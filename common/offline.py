@@ -48,7 +48,7 @@ class OfflineEngine(EngineBase):
                 interrupts_held().deliver()
             return self._run(ids, progress)
         except BaseException:  # a refused prompt, a failed step, Ctrl-C: no request may stay
-            self.forget(ids)
+            self.discard(ids)
             raise
 
     def chat(
@@ -81,7 +81,7 @@ class OfflineEngine(EngineBase):
         finished = False
         try:
             yield None
-            while not finished and self.output_processor.in_flight(request_id):
+            while not finished and self.output_processor.is_in_use(request_id):
                 for output in self._step_for({request_id}):
                     finished = output.finished
                     yield output

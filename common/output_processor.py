@@ -25,10 +25,10 @@ class OutputProcessor:
         self.outbox: dict[str, RequestOutput] = {}
 
     def add_request(self, request: Request) -> None:
-        assert not self.in_flight(request.request_id), "I4: this request id is in use"
+        assert not self.is_in_use(request.request_id), "I4: this request id is in use"
         self.requests[request.request_id] = request
 
-    def in_flight(self, request_id: str) -> bool:
+    def is_in_use(self, request_id: str) -> bool:
         return request_id in self.requests or request_id in self.outbox
 
     def find(self, request_id: str) -> Request | None:

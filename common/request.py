@@ -59,6 +59,11 @@ class Request:
         return len(self.token_ids)
 
     @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that steps must still compute. With one token left, the request decodes."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 

@@ -59,10 +59,12 @@ class Trace:
             engine = self.engine
             self._wrap(undo, engine.output_processor, "add_request", self._around_add_request)
             self._wrap(undo, engine.scheduler, "schedule", self._around_schedule)
-            if hasattr(engine.scheduler, "_retract"):  # may be undone in the same step
-                self._wrap(undo, engine.scheduler, "_retract", self._around_retract)
-            if hasattr(engine, "cancel"):
-                self._wrap(undo, engine, "cancel", self._around_cancel)
+            if retraction := getattr(
+                engine.scheduler, "retraction", None
+            ):  # may be undone in the same step
+                self._wrap(undo, retraction, "retract", self._around_retract)
+            if hasattr(engine, "undo_steps_in_flight"):
+                self._wrap(undo, engine, "undo_steps_in_flight", self._around_undo)
             self._wrap(undo, engine, "recover", self._around_recover)
             for name in TIMED:
                 if hasattr(engine, name):
@@ -132,15 +134,15 @@ class Trace:
 
         return retract
 
-    def _around_cancel(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_undo(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Forget the batches in flight: the times of their forwards may never be reported."""
 
-        def cancel() -> None:
+        def undo_steps_in_flight() -> None:
             method()
             self._take_forwards()
             self._scheduled.clear()
 
-        return cancel
+        return undo_steps_in_flight
 
     def _around_recover(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Record the failure of a forward. The step continues without its tokens."""

@@ -69,5 +69,7 @@ class KVCacheManager:
             f"I3: {self.rows} own rows, but {running} run"
         )
         for row, request in enumerate(self.rows):
-            assert request.row == row, f"I3: {request} is in row {row}, but its row is {request.row}"
+            assert request.row == row, (
+                f"I3: {request} is in row {row}, but its row is {request.row}"
+            )
             assert request.num_computed_tokens <= self.row_tokens, f"I3: {request} outgrew its row"

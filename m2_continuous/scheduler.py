@@ -44,7 +44,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> ScheduleBatch:
-        """Choose the prompts of all requests that can join now, or one token of each running one."""
+        """Choose the prompts of all requests that can join; else one token of each running one."""
         if admitted := self._admit():
             return ScheduleBatch(admitted, [request.num_tokens for request in admitted])
         if self.isolation.is_active:

@@ -106,7 +106,7 @@ class Serving:
         yield Text(
             f"{stats.kv_pages_free} of {stats.kv_pages_total} pages free · {used} tokens in "
             f"{reserved} slots held · {stats.num_retractions} retractions · expecting "
-            f"{self.engine.scheduler.new_token_ratio:.0%} of what may still come"
+            f"{self.engine.scheduler.admission.new_token_ratio:.0%} of what may still come"
         )
 
 

@@ -50,7 +50,7 @@ def paged_decode(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with one query per decoding request: [decodes, heads, head_dim]. Same shape returned."""
+    """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
     batch, heads, _dim = query.shape
     splits = triton.cdiv(meta.page_table.shape[1] * meta.page_size, SPLIT)
     value_dim = values.shape[-1]
@@ -79,7 +79,7 @@ def paged_prefill(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with the queries of all chunks, [tokens, heads, head_dim]. Same shape returned."""
+    """Attend with the queries of all chunks. Query and result: [tokens, heads, head_dim]."""
     tokens, heads, _dim = query.shape
     output = query.new_empty((tokens, heads, values.shape[-1]))
     shape = constants(query, keys, values, meta.page_size)

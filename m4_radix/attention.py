@@ -185,7 +185,7 @@ def paged_decode(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with one query per decoding request: [decodes, heads, head_dim]. Same shape returned.
+    """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim].
 
     There is one gather for each group of requests, as long as the group's longest context. The
     query heads that share a KV head are the queries of one attention, so that keys and values need
@@ -213,7 +213,7 @@ def paged_prefill(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with the queries of all chunks, [tokens, heads, head_dim]. Same shape returned.
+    """Attend with the queries of all chunks. Query and result: [tokens, heads, head_dim].
 
     Each query sees its own request up to its own position.
     """

@@ -134,13 +134,10 @@ class RadixCache:
         """Remove `num_pages` pages from the ends of unlocked leaves, least recently used first.
 
         A leaf has at most one entry in the heap. If the leaf was used or locked after it entered,
-        the entry is out of date: the leaf enters again with its new time, or not at all. So an
-        eviction never searches the whole tree. Returns the pages. Raises `AssertionError` (I3), and
-        removes nothing, if fewer than `num_pages` are evictable.
+        the entry is out of date: the leaf enters again with its new time, or not at all. Raises
+        `AssertionError` (I3), and removes nothing, if fewer than `num_pages` are evictable.
         """
-        assert num_pages <= self.evictable_size, (
-            f"I3: {num_pages} pages to evict, but only {self.evictable_size} are not in use"
-        )
+        assert num_pages <= self.evictable_size, f"I3: only {self.evictable_size} are evictable"
         taken: list[int] = []
         while len(taken) < num_pages:
             entered, _number, leaf = heapq.heappop(self._heap)
@@ -160,10 +157,7 @@ class RadixCache:
             stack += children
 
     def check_invariants(self, holders: Iterable[TreeNode]) -> None:
-        """Raise `AssertionError` if locks, sizes or links are wrong.
-
-        holders: the node of each lock that a request holds.
-        """
+        """Raise `AssertionError` on an error. `holders`: the node of each lock that is held."""
         locks: dict[TreeNode, int] = {}
         for holder in holders:
             for node in (self.root, *holder.path()):
@@ -176,10 +170,14 @@ class RadixCache:
             parent, size = node.parent, len(node.pages)
             assert parent and parent.children.get(self._key(node.tokens)) is node, "I3: the key"
             assert node.pages and len(node.tokens) == size * self.page_size, "I3: whole pages"
-            assert node.num_prefix_pages == parent.num_prefix_pages + size, "I3: a node begins where its parent ends"
+            assert node.num_prefix_pages == parent.num_prefix_pages + size, (
+                "I3: a node begins where its parent ends"
+            )
             held = locks.pop(node, 0)
             assert node.lock_count == held, f"I3: lock_count is {node.lock_count}, held: {held}"
-            assert node.in_heap or not self._is_evictable(node), "I5: an evictable leaf is not in the heap"
+            assert node.in_heap or not self._is_evictable(node), (
+                "I5: an evictable leaf is not in the heap"
+            )
             sizes[node.lock_count > 0] += size
         assert not locks, "I3: a locked node has left the tree"
         assert sizes == {True: self.protected_size, False: self.evictable_size}, "I3: sizes"
@@ -197,10 +195,7 @@ class RadixCache:
             node, start = child, start + len(child.tokens)
 
     def _descend(self, token_ids: Sequence[int]) -> TreeNode:
-        """Return the node that ends the longest match. Split a node if the match ends inside it.
-
-        All nodes on the path count as used now.
-        """
+        """Walk the longest match, mark it as used, and split a node where the match ends inside."""
         self._clock += 1
         node = self.root
         for child, common in self._walk(token_ids):

@@ -71,7 +71,7 @@ class DecodeGraphs:
         self.pool = torch.cuda.graph_pool_handle() if capture else None
 
     def size_for(self, num_requests: int) -> int | None:
-        """Return the size to which a decode batch is padded, or None if no graph is large enough."""
+        """Return the size to which a decode batch is padded; None if no graph is large enough."""
         place = bisect_left(self.sizes, num_requests)
         return self.sizes[place] if place < len(self.sizes) else None
 

@@ -109,7 +109,10 @@ class ModelRunner:
             ).logits[0]
 
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
-        """Return the static decode steps. On a CPU every size has one: there is no graph to pad for."""
+        """Return the static decode steps.
+
+        On a CPU there is one for every batch size, because no graph has to be captured.
+        """
         on_gpu = self.model.device.type == "cuda"
         sizes = graph_sizes(config.max_num_seqs)
         if not on_gpu:

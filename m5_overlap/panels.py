@@ -59,7 +59,7 @@ class Panels:
     def _tree(self) -> Tree:
         """The nodes used last, as many as there are lines, in their places."""
         nodes = list(self.engine.scheduler.kv_cache.radix_cache.nodes())
-        latest = sorted(nodes, key=lambda node: (-node.last_used, node.end))
+        latest = sorted(nodes, key=lambda node: (-node.last_used, node.num_prefix_pages))
         shown = set(latest[: self.tree_lines - 1])
         left_out = len(nodes) - len(shown)
         root = Tree(Text(f"{len(nodes)} nodes" + (f", {left_out} not shown" * bool(left_out))))

@@ -82,7 +82,9 @@ def open_stream(device: torch.device, emulated_forward_ms: float) -> ForwardStre
     if device.type != "cuda":
         return ThreadStream(emulated_forward_ms)
     if emulated_forward_ms > 0:
-        raise ValueError(f"emulated_forward_ms={emulated_forward_ms:g} needs a CPU: a GPU runs real forwards")
+        raise ValueError(
+            f"emulated_forward_ms={emulated_forward_ms:g} needs a CPU: a GPU runs real forwards"
+        )
     return CudaStream(device)
 
 

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from ..cpu_runtime import in_huge_pages
 from .build import load_library
-from .structs import POINTER, SIZE, Heads, Layer, Linear, Memory, Requests, checked
+from .structs import POINTER, SIZE, BatchLayout, Heads, Layer, Linear, Memory, checked
 
-__all__ = ["Heads", "Kernels", "Layer", "Linear", "Requests", "bind", "kernels"]
+__all__ = ["BatchLayout", "Heads", "Kernels", "Layer", "Linear", "bind", "kernels"]
 
 
 class Space(threading.local):
@@ -117,7 +117,7 @@ class Kernels:
         values: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        requests: Requests,
+        requests: BatchLayout,
     ) -> None:
         """Write key and value, [T, kv_heads, head_dim], to their slots in the memory of a layer.
 
@@ -142,7 +142,7 @@ class Kernels:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        requests: Requests,
+        requests: BatchLayout,
         first: int,
         count: int,
         scale: float,

@@ -26,7 +26,7 @@ typedef struct {
     const int32_t *page_table, *starts, *lengths;
     const int64_t *slots;
     int64_t width;
-} Requests;
+} BatchLayout;
 
 /* The softmax statistics of one part of a context, for one query: needed to combine the parts. */
 typedef struct {
@@ -200,7 +200,7 @@ static void combine(
    splits, value_dim] and softmax: [BLOCK, heads, splits] are space for intermediate results;
    `splits` is the number of parts of the longest context. output: [tokens, heads, value_dim]. */
 void paged_attention(
-    const Memory *m, const Requests *all, int64_t first, int64_t requests,
+    const Memory *m, const BatchLayout *all, int64_t first, int64_t requests,
     const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
     float *output, int64_t heads, int64_t splits, float scale, int threads)
 {

@@ -96,7 +96,7 @@ class Memory(ctypes.Structure):
         )  # fmt: skip
 
 
-class Requests(ctypes.Structure):
+class BatchLayout(ctypes.Structure):
     """The requests of a forward and their pages. They are the same in all layers."""
 
     _fields_ = (
@@ -114,23 +114,23 @@ class Requests(ctypes.Structure):
     def of(
         cls,
         page_table: torch.Tensor,
-        query_starts: torch.Tensor,
+        query_start_loc: torch.Tensor,
         seq_lens: torch.Tensor,
         slots: torch.Tensor,
-    ) -> Requests:
+    ) -> BatchLayout:
         """Collect the tensors that describe the requests of a forward.
 
-        page_table: [B, P] int32; query_starts: [B + 1] int32; seq_lens: [B] int32, the number of
+        page_table: [B, P] int32; query_start_loc: [B + 1] int32; seq_lens: [B] int32, the number of
         tokens up to and including the last query; slots: [T] int64, the slot where the key and the
         value of each token are stored. Raises `TypeError` or `ValueError` for tensors that C would
         misread.
         """
-        kept = page_table, query_starts, seq_lens, slots
+        kept = page_table, query_start_loc, seq_lens, slots
         if not all(x.is_cpu for x in kept):
             raise TypeError(f"the kernels are for a CPU, got {[str(x.device) for x in kept]}")
         if [x.dtype for x in kept] != [torch.int32] * 3 + [torch.int64]:
             raise TypeError("the page table, starts and lengths must be int32, slots int64")
-        if not len(page_table) == len(query_starts) - 1 == len(seq_lens):
+        if not len(page_table) == len(query_start_loc) - 1 == len(seq_lens):
             raise ValueError("there must be a row of pages, a length and a start for each request")
         width, inside = page_table.stride()
         if inside != 1 or not all(x.is_contiguous() for x in kept[1:]):

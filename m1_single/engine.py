@@ -39,7 +39,7 @@ class LLMEngine(OfflineEngine):
         *,
         use_cache: bool = True,
     ) -> None:
-        """`use_cache=False`: compute all tokens again in each step, to show what the cache saves."""
+        """`use_cache=False`: compute all tokens again in each step. It shows what a cache saves."""
         super().__init__(config, loaded)
         assert self.config.max_model_len is not None
         require_own_cache(self.loaded.model, self.config.max_model_len)

@@ -170,14 +170,10 @@ class RadixCache:
             parent, size = node.parent, len(node.pages)
             assert parent and parent.children.get(self._key(node.tokens)) is node, "I3: the key"
             assert node.pages and len(node.tokens) == size * self.page_size, "I3: whole pages"
-            assert node.num_prefix_pages == parent.num_prefix_pages + size, (
-                "I3: a node begins where its parent ends"
-            )
+            assert node.num_prefix_pages == parent.num_prefix_pages + size, "I3: prefix length"
             held = locks.pop(node, 0)
             assert node.lock_count == held, f"I3: lock_count is {node.lock_count}, held: {held}"
-            assert node.in_heap or not self._is_evictable(node), (
-                "I5: an evictable leaf is not in the heap"
-            )
+            assert node.in_heap or not self._is_evictable(node), "I5: leaf is not in the heap"
             sizes[node.lock_count > 0] += size
         assert not locks, "I3: a locked node has left the tree"
         assert sizes == {True: self.protected_size, False: self.evictable_size}, "I3: sizes"

@@ -1,0 +1,40 @@
+"""Forced retractions: a scheduler that loses memory at regular steps, for tests."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from common import Request
+
+
+def force_retractions(scheduler: Any, every: int | None) -> None:
+    """Make a scheduler retract a request before every `every`-th step. None: never.
+
+    The newest request is retracted that has generated a token since its last forced retraction, so
+    that every request still finishes (I5). The methods are replaced on this instance only.
+    """
+    if every is None:
+        return
+    schedule, steps = scheduler.schedule, 0
+    tokens_when_retracted: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
+
+    def schedule_after_retraction() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps % every == 0:
+            progressed = [
+                request
+                for request in scheduler.running
+                if request.num_tokens
+                > tokens_when_retracted.get(request, request.num_prompt_tokens)
+            ]
+            if progressed:
+                tokens_when_retracted[progressed[-1]] = progressed[-1].num_tokens
+                scheduler.retraction.retract(progressed[-1])
+        return schedule()
+
+    scheduler.schedule = schedule_after_retraction
+    if hasattr(scheduler, "needs_result"):  # a request must not be retracted during its own step
+        needs_result = scheduler.needs_result
+        scheduler.needs_result = lambda: (steps + 1) % every == 0 or needs_result()

@@ -27,7 +27,7 @@ def prefill(*prompts: list[int], rows: list[int] | None = None) -> ModelInput:
 
 
 def decode(*computed: int) -> ModelInput:
-    """Return the input of a decode. Each request has `computed` cached tokens and feeds token 100."""
+    """Return the input of a decode: requests with `computed` cached tokens feed token 100."""
     requests = [make_request(f"{i}", n, output=1, computed=n) for i, n in enumerate(computed)]
     return prepare(requests, [1] * len(requests))
 

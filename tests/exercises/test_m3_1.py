@@ -82,7 +82,7 @@ def test_a_request_that_needs_less_gives_its_last_pages_back(tokens: int, left: 
 
 
 def test_the_runner_learns_of_every_new_page() -> None:
-    """The runner copies `take_updates()` into its table: each new page must be in them."""
+    """The runner copies `take_updates()` into its table: each new page must be among them."""
     manager, (a, b) = manager_with("A", "B")
     mirror: dict[tuple[int, int], int] = {}
     for request, tokens in ((a, 9), (b, 4), (a, 14), (b, 5), (a, 3), (a, 12)):

@@ -56,7 +56,7 @@ def test_tokens_lie_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])
 def test_a_position_is_in_the_slot_the_table_says(page_size: int) -> None:
-    """At the edges of pages, one token before and behind them, and across several pages."""
+    """At the edges of pages, one token before and after them, and across several pages."""
     last = 5 * page_size
     spans = {(a, b) for e in (page_size, 2 * page_size) for a in (0, e - 1, e) for b in (e, e + 1)}
     for start, end in sorted((a, b) for a, b in spans if a < b <= last):

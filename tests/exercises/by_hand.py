@@ -1,4 +1,4 @@
-"""Requests and states built by hand: an exercise's tests need no exercise but their own."""
+"""Requests and states built by hand, so that the tests of an exercise need only this exercise."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def make_request(
     max_tokens: int = 50,
     max_model_len: int = 200,
 ) -> Request:
-    """A greedy request that has `output` tokens already and KV of `computed` tokens.
+    """Return a greedy request that has `output` output tokens, and KV of `computed` tokens.
 
-    prompt: its tokens, or how many; no two tokens of it are alike.
+    prompt: the tokens of the prompt, or their number; then all of them are different.
     """
     tokens = prompt if isinstance(prompt, list) else [1 + i for i in range(prompt)]
     params = greedy(max_tokens, ignore_eos=True)
@@ -38,11 +38,11 @@ def make_request(
 
 
 def names(requests: Iterable[Request]) -> str:
-    """`A B C`: what a message says of requests."""
-    return " ".join(request.request_id for request in requests) or "nobody"
+    """Return the ids of requests for a message: `A B C`, or `none`."""
+    return " ".join(request.request_id for request in requests) or "none"
 
 
 def scheduled(batch: Any) -> list[tuple[str, int]]:
-    """[("A", 5), ("B", 1)]: who is in a batch, and how many tokens of each."""
+    """Return the requests of a batch and their numbers of tokens: [("A", 5), ("B", 1)]."""
     counts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
     return [(request.request_id, count) for request, count in counts]

@@ -1,4 +1,4 @@
-"""Paged schedulers in a state built by hand: who runs, with how many tokens and pages."""
+"""Paged schedulers in a state built by hand: running requests with given tokens and pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE_SIZE = 4
 
 
 def make_scheduler(num_pages: int, **config: Any) -> Scheduler:
-    """Without requests; pages of 4 tokens."""
+    """Return a scheduler without requests, with pages of 4 tokens."""
     config = {"max_model_len": 200, "max_num_seqs": 8, "page_size": PAGE_SIZE, **config}
     return Scheduler(EngineConfig(**config), num_pages)
 
@@ -21,7 +21,10 @@ def run(
     scheduler: Scheduler, name: str, prompt: int, *, output: int = 1, max_tokens: int = 12,
     computed: int | None = None,
 ) -> Request:  # fmt: skip
-    """Let a request run that holds the pages of what it has computed: all but its newest token."""
+    """Let a request run, with the pages of its computed tokens, and return the request.
+
+    By default all tokens are computed but the newest.
+    """
     request = make_request(name, prompt, output=output, max_tokens=max_tokens)
     request.num_computed_tokens = prompt + output - 1 if computed is None else computed
     kv_cache = scheduler.kv_cache
@@ -33,14 +36,14 @@ def run(
 
 
 def wait(scheduler: Scheduler, name: str, prompt: int, *, max_tokens: int = 12) -> Request:
-    """Let a request wait."""
+    """Let a request wait, and return it."""
     request = make_request(name, prompt, max_tokens=max_tokens)
     scheduler.add_request(request)
     return request
 
 
 def show(scheduler: Scheduler) -> str:
-    """Who runs with how many pages, who waits, what is free: for messages."""
+    """Return the running requests with their pages, the queue and the free pages, for messages."""
     pages = {r.request_id: len(scheduler.kv_cache.pages_of(r)) for r in scheduler.running}
     return (
         f"running, with pages: {pages}; waiting: {names(scheduler.waiting)}; "

@@ -20,7 +20,7 @@ PROMPT = [11, 12, 13, 14, 15]
 
 @pytest.fixture
 def fed() -> Iterator[list[int]]:
-    """Grows with each forward: how many tokens it was given, cached ones not counted."""
+    """A list that gets one entry per forward: the number of tokens fed, without cached ones."""
     counts: list[int] = []
 
     def note(_module: Any, args: Any, kwargs: Any) -> None:
@@ -37,7 +37,7 @@ def make_runner(use_cache: bool = True) -> ModelRunner:
 
 
 def step(runner: ModelRunner, request: Request) -> tuple[int, Logprobs | None]:
-    """One step by hand: everything that is not computed, then the token is appended."""
+    """Run one step by hand: compute all remaining tokens, and append the sampled token."""
     count = request.num_tokens - request.num_computed_tokens
     ((token_id, logprobs),) = runner.run(ScheduleBatch([request], [count])).rows()
     assert token_id is not None, "the logits are finite"
@@ -53,35 +53,39 @@ def generate(runner: ModelRunner, request: Request, num_tokens: int) -> list[int
 
 def test_a_step_without_requests_computes_nothing(fed: list[int]) -> None:
     result = list(make_runner().run(ScheduleBatch([], [])).rows())
-    assert (result, fed) == ([], []), f"no request, no forward, no token: {result}, fed {fed}"
+    assert (result, fed) == ([], []), (
+        f"without a request there is no forward and no token: {result}, fed {fed}"
+    )
 
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "recomputed"])
 def test_one_answer(use_cache: bool) -> None:
-    """With the cache and without: Hugging Face's tokens."""
+    """With the cache and without it, the tokens are those of Hugging Face."""
     got = generate(make_runner(use_cache), make_request("A", PROMPT), 12)
     assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 12), got)
 
 
 def test_with_the_cache_a_token_is_fed_once(fed: list[int]) -> None:
-    """The lesson, counted: 5 tokens of prompt, then one a step."""
+    """The lesson, counted: 5 prompt tokens in the first step, then one token per step."""
     generate(make_runner(), make_request("A", PROMPT), 6)
-    assert fed == [5, 1, 1, 1, 1, 1], f"the prompt once, then what is new: fed {fed}"
+    assert fed == [5, 1, 1, 1, 1, 1], (
+        f"the prompt is fed once, then one new token per step: fed {fed}"
+    )
 
 
 def test_without_the_cache_everything_is_fed_again(fed: list[int]) -> None:
     generate(make_runner(use_cache=False), make_request("A", PROMPT), 6)
-    assert fed == [5, 6, 7, 8, 9, 10], f"all there is, in each step: fed {fed}"
+    assert fed == [5, 6, 7, 8, 9, 10], f"all tokens are fed in each step: fed {fed}"
 
 
 def test_without_the_cache_nothing_is_kept() -> None:
     runner = make_runner(use_cache=False)
     generate(runner, make_request("A", PROMPT), 2)
-    assert not runner.past_key_values, f"I3: keys and values of {list(runner.past_key_values)} kept"
+    assert not runner.past_key_values, f"I3: caches are kept: {list(runner.past_key_values)}"
 
 
 def test_the_cache_holds_what_is_computed() -> None:
-    """The newest token is not in it: it is fed by the next step."""
+    """The newest token is not in the cache: the next step feeds it."""
     runner, request = make_runner(), make_request("A", PROMPT)
     for expected in (5, 6, 7):
         step(runner, request)
@@ -97,7 +101,7 @@ def test_a_prompt_of_one_token() -> None:
 
 
 def test_requests_do_not_share_a_cache() -> None:
-    """Two requests in turns: each goes on where it was."""
+    """Two requests run in turns: each continues where it was."""
     runner = make_runner()
     a, b = make_request("A", PROMPT), make_request("B", [90, 91])
     got: dict[str, list[int]] = {"A": [], "B": []}
@@ -110,11 +114,13 @@ def test_requests_do_not_share_a_cache() -> None:
 
 
 def test_a_request_that_has_lost_its_cache_computes_it_again(fed: list[int]) -> None:
-    """As after a failed forward: nothing is computed, and the tokens so far are a longer prompt."""
+    """The state after a failed forward: no token is computed, and all tokens are fed again."""
     runner, request = make_runner(), make_request("A", PROMPT)
     first = generate(runner, request, 3)
     runner.past_key_values.clear()
     request.num_computed_tokens = 0
     got = first + generate(runner, request, 3)
     assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 6), got)
-    assert fed == [5, 1, 1, 8, 1, 1], f"5 + 3 tokens at once, then one a step: fed {fed}"
+    assert fed == [5, 1, 1, 8, 1, 1], (
+        f"step 4 feeds 5 + 3 tokens at once, then one per step: fed {fed}"
+    )

@@ -20,7 +20,7 @@ def make_engine(use_cache: bool = True) -> LLMEngine:
 
 
 def run(engine: LLMEngine, name: str, prompt: int, max_tokens: int = 9, **params: Any) -> Request:
-    """Let a request run, by hand, that has computed nothing yet."""
+    """Let a request run that has computed nothing yet, by hand, and return it."""
     engine.add_request(list(range(1, prompt + 1)), greedy(max_tokens, **params), name)
     request = engine.scheduler.waiting.pop()
     engine.scheduler.running.append(request)
@@ -29,7 +29,7 @@ def run(engine: LLMEngine, name: str, prompt: int, max_tokens: int = 9, **params
 
 
 def process(engine: LLMEngine, request: Request, count: int, token: int) -> Any:
-    """A step that computed so many tokens and sampled this one; its only output."""
+    """Process a step that computed `count` tokens and sampled `token`; return its only output."""
     (output,) = engine.process(ScheduleBatch([request], [count]), [(token, None)])
     return output
 
@@ -43,9 +43,13 @@ def test_a_request_gets_its_token() -> None:
     engine = make_engine()
     request = run(engine, "A", 3)
     output = process(engine, request, 3, 97)
-    assert output.outputs[0].token_ids == [97], f"the output so far: {output.outputs[0].token_ids}"
-    assert request.token_ids == [1, 2, 3, 97], f"the next step feeds it: {request.token_ids}"
-    assert not output.finished, "1 of 9 tokens is no end"
+    assert output.outputs[0].token_ids == [97], (
+        f"the output must be [97], not {output.outputs[0].token_ids}"
+    )
+    assert request.token_ids == [1, 2, 3, 97], (
+        f"97 must be appended for the next step: {request.token_ids}"
+    )
+    assert not output.finished, "A has 1 of 9 output tokens and must not be finished"
 
 
 def test_what_was_computed_is_in_the_cache() -> None:
@@ -53,7 +57,7 @@ def test_what_was_computed_is_in_the_cache() -> None:
     request = run(engine, "A", 3)
     process(engine, request, 3, 97)
     assert request.num_computed_tokens == 3, (
-        f"I1: 3 tokens were computed, the sampled one was not: {request.num_computed_tokens}"
+        f"I1: 3 tokens were computed, and the sampled one was not: {request.num_computed_tokens}"
     )
     process(engine, request, 1, 98)
     assert request.num_computed_tokens == 4, f"I1: 3 + 1, not {request.num_computed_tokens}"
@@ -64,7 +68,7 @@ def test_without_the_cache_nothing_counts_as_computed() -> None:
     request = run(engine, "A", 3)
     process(engine, request, 3, 97)
     assert request.num_computed_tokens == 0, (
-        f"nothing was kept, so the next step begins at 0, not at {request.num_computed_tokens}"
+        f"no KV was kept, so the next step begins at 0, not at {request.num_computed_tokens}"
     )
 
 
@@ -74,7 +78,7 @@ def test_counters_tell_prompt_from_output() -> None:
     for count, token, expected in ((3, 97, (1, 3, 0)), (1, 98, (2, 3, 1)), (1, 99, (3, 3, 2))):
         process(engine, request, count, token)
         assert counters(engine) == expected, (
-            f"steps, prompt tokens, output tokens fed back: {expected}, not {counters(engine)}"
+            f"(steps, prompt tokens, output tokens fed) is {expected}, not {counters(engine)}"
         )
 
 
@@ -85,7 +89,7 @@ def test_counters_show_what_recomputing_costs() -> None:
     for count in (3, 4, 5):
         process(engine, request, count, 97)
     assert counters(engine) == (3, 9, 3), (
-        f"three steps, three times 3 prompt tokens, 0 + 1 + 2 of output: not {counters(engine)}"
+        f"three steps, 3 times 3 prompt tokens, 0 + 1 + 2 output tokens; not {counters(engine)}"
     )
 
 
@@ -101,13 +105,15 @@ def test_who_ends_by_length_keeps_its_last_token() -> None:
     process(engine, request, 3, 97)
     output = process(engine, request, 1, 98)
     got = output.finished, output.outputs[0].finish_reason, output.outputs[0].token_ids
-    assert got == (True, "length", [97, 98]), f"two tokens were asked for, both are there: {got}"
+    assert got == (True, "length", [97, 98]), (
+        f"max_tokens=2: A ends by length with both tokens, not {got}"
+    )
 
 
 def test_one_token_needs_one_step() -> None:
     engine = make_engine()
     output = process(engine, run(engine, "A", 3, max_tokens=1), 3, 97)
-    assert output.finished, "max_tokens=1: the prefill's token is the whole answer"
+    assert output.finished, "max_tokens=1: the token of the prefill is the whole answer"
 
 
 def test_who_ends_holds_nothing() -> None:
@@ -115,8 +121,8 @@ def test_who_ends_holds_nothing() -> None:
     a = run(engine, "A", 3, max_tokens=1)
     engine.add_request([5, 6], greedy(4), "B")
     process(engine, a, 3, 97)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("nobody", "B"), (
-        f"I3: A ended, B waits; running {names(engine.scheduler.running)}, waiting "
+    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("none", "B"), (
+        f"I3: A has ended and B waits; running {names(engine.scheduler.running)}, waiting "
         f"{names(engine.scheduler.waiting)}"
     )
     assert not engine.runner.past_key_values, "I3: A's keys and values are still held"
@@ -128,17 +134,19 @@ def test_an_end_of_sequence_token_ends_a_request() -> None:
     eos = next(iter(engine.loaded.eos_token_ids))
     output = process(engine, run(engine, "A", 3), 3, eos)
     got = output.finished, output.outputs[0].finish_reason
-    assert got == (True, "stop") and not engine.scheduler.running, f"I3: A said it is done: {got}"
+    assert got == (True, "stop") and not engine.scheduler.running, (
+        f"I3: A sampled an end-of-sequence token and must end: {got}"
+    )
 
 
 def test_a_request_that_waits_can_be_released() -> None:
-    """Who is aborted in the queue has no keys and values."""
+    """A request that is aborted while it waits has no keys and values."""
     engine = make_engine()
     a = run(engine, "A", 3)
     engine.add_request([5, 6], greedy(4), "B")
     engine.release(engine.scheduler.waiting[0])
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("A", "nobody"), (
-        "I3: B leaves the queue, A runs on"
+    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("A", "none"), (
+        "I3: B leaves the queue, and A continues to run"
     )
     assert list(engine.runner.past_key_values) == [a], "A's keys and values are still needed"
 
@@ -149,6 +157,6 @@ def test_who_is_forgotten_begins_anew() -> None:
     request.num_computed_tokens = 3
     engine.runner.forget([request])
     assert request not in engine.runner.past_key_values and request.num_computed_tokens == 0, (
-        f"I1: no keys and values, so none of A's tokens is computed: {request}"
+        f"I1: A has no keys and values, so none of its tokens counts as computed: {request}"
     )
-    engine.runner.forget([request])  # who holds nothing can be forgotten too
+    engine.runner.forget([request])  # a request without keys and values, too

@@ -12,7 +12,7 @@ ROW_TOKENS = 100
 
 
 def filled(lengths: dict[str, int], num_rows: int = 4) -> tuple[KVCacheManager, dict[str, Request]]:
-    """A manager whose rows went to these requests in order, so many tokens of each computed."""
+    """Return a manager, and requests in its rows, in order, with `lengths` computed tokens."""
     manager = KVCacheManager(num_rows, ROW_TOKENS)
     requests = {name: make_request(name, n, computed=n) for name, n in lengths.items()}
     for request in requests.values():
@@ -26,20 +26,20 @@ def layout(manager: KVCacheManager) -> str:
 
 def test_requests_get_the_first_free_rows_in_order() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6})
-    assert names(manager.rows) == "A B C", (
-        f"I3: A, B and C were given rows 0, 1, 2; {layout(manager)}"
-    )
+    assert names(manager.rows) == "A B C", f"I3: A, B and C get rows 0, 1 and 2; {layout(manager)}"
     rows = {name: request.row for name, request in requests.items()}
-    assert rows == {"A": 0, "B": 1, "C": 2}, f"I3: each request knows its row; they believe {rows}"
+    assert rows == {"A": 0, "B": 1, "C": 2}, f"I3: each request has its row; `row` is {rows}"
 
 
 def test_the_last_row_moves_into_the_hole() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6, "D": 7})
     move = manager.free(requests["B"])
     assert names(manager.rows) == "A D C", (
-        f"I3: rows were A B C D and B ended: the last one, D, fills the hole; {layout(manager)}"
+        f"I3: rows were A B C D, and B ended: D, the last one, fills the hole; {layout(manager)}"
     )
-    assert move is not None, "D's keys and values lie in row 3: somebody must be told to copy them"
+    assert move is not None, (
+        "D's keys and values are in row 3: `free` must return the move that copies them"
+    )
     assert tuple(move)[:2] == (3, 1), f"D moves from row 3 to row 1, not {tuple(move)[:2]}"
 
 
@@ -47,7 +47,7 @@ def test_who_was_moved_knows_its_new_row() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6, "D": 7})
     manager.free(requests["B"])
     rows = {name: requests[name].row for name in "ACD"}
-    assert rows == {"A": 0, "D": 1, "C": 2}, f"I3: D was moved to row 1; they believe {rows}"
+    assert rows == {"A": 0, "D": 1, "C": 2}, f"I3: D was moved to row 1; `row` is {rows}"
 
 
 def test_who_leaves_has_no_row() -> None:
@@ -55,19 +55,19 @@ def test_who_leaves_has_no_row() -> None:
     for name in "AB":
         manager.free(requests[name])
         assert requests[name].row is None, (
-            f"I3: {name} gave its row back, believes {requests[name].row}"
+            f"I3: {name} gave its row back, and its `row` is still {requests[name].row}"
         )
     assert manager.rows == [] and manager.num_reserved_tokens == 0, f"I3: {layout(manager)}"
 
 
 def test_a_move_carries_the_tokens_that_are_computed() -> None:
-    """Between two steps a request knows one token more than the cache holds: its newest."""
+    """Between two steps the newest token of a request is not yet in the cache."""
     manager, requests = filled({"A": 4, "B": 5, "C": 6})
     requests["C"].token_ids.append(99)
     move = manager.free(requests["A"])
     assert move is not None, "C moves into A's row"
     assert move.num_tokens == 6, (
-        f"C has 7 tokens, 6 of them computed: 6 are in the cache, and the move copies "
+        f"C has 7 tokens, and 6 of them are computed: the move must copy the 6 in the cache, not "
         f"{move.num_tokens}"
     )
 
@@ -75,7 +75,7 @@ def test_a_move_carries_the_tokens_that_are_computed() -> None:
 def test_the_last_row_leaves_no_hole() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6})
     move = manager.free(requests["C"])
-    assert move is None, f"C was in the last row: nothing moves, but free returned {move}"
+    assert move is None, f"C was in the last row: nothing moves, but `free` returned {move}"
     assert names(manager.rows) == "A B", f"I3: {layout(manager)}"
 
 
@@ -83,16 +83,16 @@ def test_a_freed_row_is_given_out_again() -> None:
     manager, requests = filled({"A": 4, "B": 5}, num_rows=2)
     assert not manager.has_free_row, "both rows are taken"
     manager.free(requests["A"])
-    assert manager.has_free_row, "A left: a row is free"
+    assert manager.has_free_row, "A has left: a row must be free"
     newcomer = make_request("N", 3)
     manager.allocate(newcomer)
     assert (names(manager.rows), newcomer.row) == ("B N", 1), (
-        f"I3: B moved to row 0, so the newcomer gets row 1, not {newcomer.row}; {layout(manager)}"
+        f"I3: B moved to row 0, so N gets row 1, not {newcomer.row}; {layout(manager)}"
     )
 
 
 def test_keys_and_values_follow_their_owner() -> None:
-    """Two hundred comings and goings, on a memory that says whose tokens it holds."""
+    """200 random allocations and frees, on a memory that stores the owner of each row's tokens."""
     chance = random.Random(2)
     manager, memory = KVCacheManager(5, ROW_TOKENS), [""] * 5
     for i in range(200):
@@ -106,7 +106,7 @@ def test_keys_and_values_follow_their_owner() -> None:
             memory[len(manager.rows) - 1] = request.request_id
         owners = [request.request_id for request in manager.rows]
         assert memory[: len(owners)] == owners, (
-            f"I2: after {i + 1} steps rows belong to {owners} and hold the tokens of "
+            f"I2: after {i + 1} steps the rows belong to {owners} and contain the tokens of "
             f"{memory[: len(owners)]}"
         )
         manager.check_invariants(list(manager.rows))

@@ -1,4 +1,4 @@
-"""m2.2: who may join. `Scheduler.schedule` and `_admit` under two budgets, plain data."""
+"""m2.2: which requests may join. `Scheduler.schedule` and `_admit`, two budgets, plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.exercises.by_hand import make_request, names, scheduled
 
 
 def make_scheduler(*lengths: int, running: str = "", **config: Any) -> Scheduler:
-    """Prompts of these lengths wait, named 0, 1, …; who runs owns row 0, 1, … by hand."""
+    """Let prompts of these lengths wait, named 0, 1, …; put the `running` requests into rows."""
     from common import EngineConfig
 
     scheduler = Scheduler(EngineConfig(max_model_len=100, **config))
@@ -33,14 +33,14 @@ def test_prompts_that_fit_join_in_one_step() -> None:
     scheduler = make_scheduler(5, 3, 8)
     got = scheduled(scheduler.schedule())
     assert got == [("0", 5), ("1", 3), ("2", 8)], (
-        f"three prompts wait, rows and tokens suffice: all are computed, whole; scheduled {got}"
+        f"three prompts wait and all fit into the step: each is computed whole; scheduled {got}"
     )
 
 
 def test_who_joins_runs_and_owns_a_row() -> None:
     scheduler = make_scheduler(5, 3)
     scheduler.schedule()
-    assert (names(scheduler.running), names(scheduler.waiting)) == ("0 1", "nobody"), (
+    assert (names(scheduler.running), names(scheduler.waiting)) == ("0 1", "none"), (
         f"I3: a live request waits or runs: {names(scheduler.running)} run, "
         f"{names(scheduler.waiting)} wait"
     )
@@ -51,7 +51,7 @@ def test_a_prompt_goes_before_decode() -> None:
     scheduler = make_scheduler(4, running="A B")
     got = scheduled(scheduler.schedule())
     assert got == [("0", 4)], (
-        f"A and B decode and a prompt can join: this step is its prefill, alone; scheduled {got}"
+        f"A and B decode, and a prompt can join: the step is only its prefill; scheduled {got}"
     )
 
 
@@ -68,21 +68,21 @@ def test_decode_follows_the_rows() -> None:
     scheduler.kv_cache.rows[:] = [a, c, b]  # as after a row was freed and the last one moved
     b.row, c.row = 2, 1
     got = names(scheduler.schedule().requests)
-    assert got == "A C B", f"I2: rows 0, 1, 2 belong to A C B, and the batch is {got}"
+    assert got == "A C B", f"I2: rows 0, 1, 2 belong to A, C, B, but the batch is {got}"
 
 
 def test_rows_bound_who_joins() -> None:
     scheduler = make_scheduler(2, 2, 2, running="A B", max_num_seqs=4)
     got = names(scheduler.schedule().requests)
-    assert got == "0 1", f"two of four rows are free: 0 and 1 join, not {got}"
-    assert names(scheduler.waiting) == "2", f"2 waits on, not {names(scheduler.waiting)}"
+    assert got == "0 1", f"two of four rows are free: requests 0 and 1 join, not {got}"
+    assert names(scheduler.waiting) == "2", f"request 2 still waits, not {names(scheduler.waiting)}"
 
 
 def test_without_a_free_row_the_step_decodes() -> None:
     scheduler = make_scheduler(2, running="A B", max_num_seqs=2)
     got = scheduled(scheduler.schedule())
     assert got == [("A", 1), ("B", 1)], (
-        f"I5: all rows are taken and somebody waits: who runs must move; scheduled {got}"
+        f"I5: no row is free, so the running requests must advance; scheduled {got}"
     )
 
 
@@ -102,25 +102,27 @@ def test_nobody_overtakes() -> None:
     scheduler = make_scheduler(10, 20, 1, max_num_batched_tokens=20)
     got = names(scheduler.schedule().requests)
     assert got == "0", (
-        f"I5: 1 does not fit beside 0, and 2, which would, came later: only 0 joins, not {got}"
+        f"I5: 1 does not fit beside 0; 2 would fit, but came later: only 0 joins, not {got}"
     )
-    assert names(scheduler.waiting) == "1 2", f"I5: the queue is {names(scheduler.waiting)}"
+    assert names(scheduler.waiting) == "1 2", (
+        f"I5: the queue must be 1 2, not {names(scheduler.waiting)}"
+    )
 
 
 def test_who_does_not_join_is_untouched() -> None:
     scheduler = make_scheduler(10, 20, max_num_batched_tokens=20)
     scheduler.schedule()
     refused = scheduler.waiting[0]
-    assert refused.row is None, f"I3: request 1 waits and was given row {refused.row}"
+    assert refused.row is None, f"I3: request 1 still waits, but was given row {refused.row}"
     scheduler.check_invariants()
 
 
 def test_one_prompt_may_take_the_whole_budget() -> None:
     scheduler = make_scheduler(20, max_num_batched_tokens=20)
     got = scheduled(scheduler.schedule())
-    assert got == [("0", 20)], f"I5: 20 tokens in a budget of 20; scheduled {got}"
+    assert got == [("0", 20)], f"I5: 20 tokens fit into a budget of 20; scheduled {got}"
 
 
 def test_an_idle_scheduler_schedules_nobody() -> None:
     got = scheduled(make_scheduler().schedule())
-    assert got == [], f"nobody waits, nobody runs; scheduled {got}"
+    assert got == [], f"no request waits or runs; scheduled {got}"

@@ -1,4 +1,4 @@
-"""m2.3: leaving, and taking a step back. `Scheduler.remove_request` and `undo`, plain data."""
+"""m2.3: removing a request, undoing a step. `Scheduler.remove_request`, `undo`, plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from tests.exercises.by_hand import make_request, names
 
 
 def state(running: str = "", waiting: str = "", joined: str = "") -> Scheduler:
-    """Who runs has a prompt of 5 tokens computed; who has joined owns a row and nothing more."""
+    """Return a scheduler with these requests.
+
+    `running`: requests with 5 computed prompt tokens. `joined`: requests that have only a row.
+    """
     scheduler = Scheduler(EngineConfig(max_model_len=100, max_num_seqs=8))
     for name in running.split():
         give_row(scheduler, make_request(name, 5, output=1, computed=5))
@@ -30,15 +33,15 @@ def show(scheduler: Scheduler) -> tuple[str, str, str]:
 
 
 def of(scheduler: Scheduler, name: str) -> Request:
-    everybody = [*scheduler.running, *scheduler.waiting]
-    return next(request for request in everybody if request.request_id == name)
+    live = [*scheduler.running, *scheduler.waiting]
+    return next(request for request in live if request.request_id == name)
 
 
 def test_who_waits_leaves_the_queue_and_nothing_else() -> None:
     scheduler = state(running="A B", waiting="X Y Z")
     move = scheduler.remove_request(of(scheduler, "Y"))
     assert show(scheduler) == ("A B", "X Z", "A B"), (
-        f"Y waited: running, waiting and rows are now A B, X Z, A B; got {show(scheduler)}"
+        f"Y waited: running, waiting and rows are A B, X Z, A B now; got {show(scheduler)}"
     )
     assert move is None, f"Y had no row, so nothing moves; got {move}"
 
@@ -47,7 +50,7 @@ def test_who_runs_gives_its_row_back() -> None:
     scheduler = state(running="A B C", waiting="X")
     scheduler.remove_request(of(scheduler, "C"))
     assert show(scheduler) == ("A B", "X", "A B"), (
-        f"I3: C ended: running, waiting and rows are now A B, X, A B; got {show(scheduler)}"
+        f"I3: C has ended: running, waiting and rows are A B, X, A B now; got {show(scheduler)}"
     )
 
 
@@ -55,19 +58,19 @@ def test_the_caller_learns_which_row_moves() -> None:
     scheduler = state(running="A B C")
     move = scheduler.remove_request(of(scheduler, "A"))
     assert move is not None and tuple(move) == (2, 0, 5), (
-        f"A left row 0, C's 5 tokens go there from row 2: a move (2, 0, 5), not {move}"
+        f"A left row 0, and C's 5 tokens move there from row 2: Move(2, 0, 5), not {move}"
     )
-    assert show(scheduler) == ("B C", "nobody", "C B"), (
-        f"I3: B C run, in the order in which they came, in rows C B; got {show(scheduler)}"
+    assert show(scheduler) == ("B C", "none", "C B"), (
+        f"I3: running is B C, in order of arrival, and the rows are C B; got {show(scheduler)}"
     )
 
 
 def test_a_failed_prefill_waits_again_at_the_head() -> None:
-    """In the order in which they came, before those that came later."""
+    """The requests wait in order of arrival, before the requests that came later."""
     scheduler = state(joined="0 1 2", waiting="X Y")
     scheduler.undo(ScheduleBatch(list(scheduler.running), [3, 3, 3]))
-    assert show(scheduler) == ("nobody", "0 1 2 X Y", "nobody"), (
-        f"I5: 0 1 2 came before X Y and wait before them again, without rows; got {show(scheduler)}"
+    assert show(scheduler) == ("none", "0 1 2 X Y", "none"), (
+        f"I5: 0 1 2 came before X Y, and wait before them, without rows; got {show(scheduler)}"
     )
 
 
@@ -76,7 +79,7 @@ def test_a_failed_prefill_leaves_nothing_behind() -> None:
     joined = list(scheduler.running)
     scheduler.undo(ScheduleBatch(joined, [3, 3]))
     rows = [request.row for request in joined]
-    assert rows == [None, None], f"I3: who waits has no row; they believe {rows}"
+    assert rows == [None, None], f"I3: a waiting request has no row; `row` is {rows}"
     scheduler.check_invariants()
 
 
@@ -87,12 +90,12 @@ def test_a_failed_prefill_does_not_touch_who_runs() -> None:
         f"A and B were not part of the failed step; got {show(scheduler)}"
     )
     computed = [request.num_computed_tokens for request in scheduler.running]
-    assert computed == [5, 5], f"A and B keep what they have computed, 5 tokens each: {computed}"
+    assert computed == [5, 5], f"A and B keep their 5 computed tokens each: {computed}"
 
 
 def test_a_failed_decode_is_simply_repeated() -> None:
     scheduler = state(running="A B", waiting="X")
     scheduler.undo(ScheduleBatch(list(scheduler.running), [1, 1]))
     assert show(scheduler) == ("A B", "X", "A B"), (
-        f"the keys and values of A and B are good: both run on; got {show(scheduler)}"
+        f"the keys and values of A and B are good: both still run; got {show(scheduler)}"
     )

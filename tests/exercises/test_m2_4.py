@@ -21,13 +21,13 @@ def runner() -> ModelRunner:
 
 
 def prefill(*prompts: list[int], rows: list[int] | None = None) -> ModelInput:
-    """The step in which these prompts join."""
+    """Return the input of a step in which these prompts join."""
     requests = [make_request(f"{i}", prompt) for i, prompt in enumerate(prompts)]
     return prepare(requests, [len(prompt) for prompt in prompts], rows)
 
 
 def decode(*computed: int) -> ModelInput:
-    """A step of requests with so many tokens in the cache, and one more to feed: token 100."""
+    """Return the input of a decode: requests with `computed` cached tokens feed token 100."""
     requests = [make_request(f"{i}", n, output=1, computed=n) for i, n in enumerate(computed)]
     return prepare(requests, [1] * len(requests))
 
@@ -41,10 +41,12 @@ def prepare(
 
 
 def sees(inputs: ModelInput, query: int, token: int) -> list[int]:
-    """The slots that a token's query may attend to: 0 is added to their scores."""
+    """Return the slots that the query of a token may attend to: those with mask 0."""
     batch, width = inputs.input_ids.shape
     mask = inputs.attention_mask.expand(batch, 1, width, -1)[query, 0, token]
-    assert ((mask == 0) | (mask < -1e30)).all(), f"a mask is 0 or very negative: {mask.tolist()}"
+    assert ((mask == 0) | (mask < -1e30)).all(), (
+        f"each entry of the mask is 0 or very negative: {mask.tolist()}"
+    )
     return torch.nonzero(mask == 0).flatten().tolist()
 
 
@@ -53,45 +55,53 @@ PROMPTS = ([11, 12, 13], [21], [31, 32, 33, 34, 35])
 
 def test_prompts_are_padded_on_the_right() -> None:
     ids = prefill(*PROMPTS).input_ids
-    assert tuple(ids.shape) == (3, 5), f"3 prompts, the longest of 5 tokens: not {tuple(ids.shape)}"
+    assert tuple(ids.shape) == (3, 5), (
+        f"3 prompts, the longest has 5 tokens: (3, 5), not {tuple(ids.shape)}"
+    )
     got = [ids[i, : len(prompt)].tolist() for i, prompt in enumerate(PROMPTS)]
-    assert got == list(PROMPTS), f"row i begins with prompt i: {got}"
-    assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), f"padding is fed too: valid tokens, {ids}"
+    assert got == list(PROMPTS), f"row i must begin with prompt i: {got}"
+    assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), (
+        f"padding is fed too, so it must be valid tokens: {ids}"
+    )
 
 
 def test_a_position_is_the_number_of_tokens_before_it() -> None:
     positions = prefill(*PROMPTS).position_ids
     for i, prompt in enumerate(PROMPTS):
         got = positions.expand(3, -1)[i, : len(prompt)].tolist()
-        assert got == list(range(len(prompt))), f"I1: prompt {i} of {len(prompt)} tokens: {got}"
+        assert got == list(range(len(prompt))), (
+            f"I1: prompt {i} has {len(prompt)} tokens; positions are {got}"
+        )
 
 
 def test_a_decode_feeds_the_newest_token_at_its_position() -> None:
     inputs = decode(3, 7, 1)
-    assert inputs.input_ids.tolist() == [[100]] * 3, f"the newest tokens: {inputs.input_ids}"
+    assert inputs.input_ids.tolist() == [[100]] * 3, (
+        f"the newest token of each request is 100: {inputs.input_ids}"
+    )
     got = inputs.position_ids.flatten().tolist()
-    assert got == [3, 7, 1], f"I1: 3, 7 and 1 tokens come before them; positions are {got}"
+    assert got == [3, 7, 1], f"I1: 3, 7 and 1 tokens come before the fed ones; positions are {got}"
 
 
 def test_each_request_is_sampled_at_its_own_last_token() -> None:
-    """Not at the last column: for all but the longest prompt that is padding."""
+    """The last column is padding for all prompts but the longest."""
     got = prefill(*PROMPTS).last_token.tolist()
-    assert got == [2, 0, 4], f"prompts of 3, 1 and 5 tokens end at 2, 0 and 4; got {got}"
-    assert decode(3, 7).last_token.tolist() == [0, 0], "a decode has one token each"
+    assert got == [2, 0, 4], f"prompts of 3, 1 and 5 tokens end at index 2, 0 and 4; got {got}"
+    assert decode(3, 7).last_token.tolist() == [0, 0], "in a decode each request has one token"
 
 
 def test_rows_are_the_owners_rows() -> None:
-    """Who joins is the first of its batch, and in a row behind those that run already."""
+    """A joining request is first in its batch, but its row lies behind the rows in use."""
     got = prefill(*PROMPTS, rows=[4, 5, 2]).rows.tolist()
-    assert got == [4, 5, 2], f"the batch's requests own rows 4, 5, 2; got {got}"
+    assert got == [4, 5, 2], f"the requests of the batch own rows 4, 5, 2; got {got}"
 
 
 def test_the_context_reaches_to_the_longest_request() -> None:
     for inputs, expected in ((prefill(*PROMPTS), 5), (decode(3, 7, 1), 8), (decode(1), 2)):
         got, width = inputs.longest_context, inputs.attention_mask.shape[-1]
         assert (got, width) == (expected, expected), (
-            f"the longest request has {expected} tokens with this step's: longest_context is "
-            f"{got}, the mask is {width} wide"
+            f"the longest request has {expected} tokens after this step: longest_context is "
+            f"{got}, and the mask is {width} wide"
         )
 
 
@@ -107,20 +117,20 @@ def test_a_prompt_token_sees_itself_and_what_is_before_it() -> None:
 
 @pytest.mark.parametrize("computed", [(3, 7, 1), (5, 5), (1,), (1, 30)], ids=str)
 def test_a_decode_sees_its_own_past_only(computed: tuple[int, ...]) -> None:
-    """Behind a short context lie an earlier owner's tokens."""
+    """The slots behind a short context contain tokens of an earlier owner of the row."""
     inputs = decode(*computed)
     for i, n in enumerate(computed):
         got = sees(inputs, i, 0)
         assert got == list(range(n + 1)), (
-            f"I2: request {i} of contexts {computed} sees slots 0 to {n}; its mask shows {got}"
+            f"I2: request {i} of {computed} cached tokens sees slots 0 to {n}; its mask shows {got}"
         )
 
 
 def test_prompts_of_one_token() -> None:
-    """A prefill that looks like a decode: one token each, and no past."""
+    """A prefill that looks like a decode: each request has one token, and no past."""
     inputs = prefill([11], [21])
     assert inputs.position_ids.expand(2, -1).tolist() == [[0], [0]], (
-        f"I1: first tokens are at position 0: {inputs.position_ids.tolist()}"
+        f"I1: a first token is at position 0: {inputs.position_ids.tolist()}"
     )
     got = [sees(inputs, i, 0) for i in range(2)]
-    assert got == [[0], [0]], f"I2: each sees itself alone: {got}"
+    assert got == [[0], [0]], f"I2: each token sees only itself: {got}"

@@ -1,4 +1,4 @@
-"""m2.5: the slot cache as the model sees it. `KVPool.update` and `move`, on memory full of junk."""
+"""m2.5: the cache the model sees. `KVPool.update` and `move`, on memory full of old numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JUNK = 1e6
 
 @pytest.fixture
 def pool() -> KVPool:
-    """Two layers; every slot holds a number of its own, as if somebody had used it before."""
+    """A pool of two layers. Each number in it is different, as if other requests had used it."""
     layer = LayerKV(HEADS, KEY_DIM, VALUE_DIM)
     config = EngineConfig(max_num_seqs=ROWS, max_model_len=TOKENS)
     pool = KVPool([layer, layer], config, torch.float32, torch.device("cpu"))
@@ -28,7 +28,7 @@ def pool() -> KVPool:
 def step(
     pool: KVPool, rows: list[int], positions: list[list[int]], context: int, layer: int = 0
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """A layer's `update` with random keys and values: what went in, what came back."""
+    """Call `update` of a layer with random keys and values; return the arguments and the result."""
     pool.begin_step(torch.tensor(rows), torch.tensor(positions), context)
     shape = (len(rows), HEADS, len(positions[0]))
     key, value = torch.randn(*shape, KEY_DIM), torch.randn(*shape, VALUE_DIM)
@@ -40,11 +40,11 @@ def both(pool: KVPool, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_prefill_attends_to_itself(pool: KVPool) -> None:
-    """Its requests have nothing in the cache; what lies in their rows is not theirs."""
+    """The joining requests have no tokens in the cache; old tokens lie in their rows."""
     new, returned = step(pool, [2, 0], [[0, 1, 2]] * 2, context=3)
     for name, a, b in zip(("keys", "values"), new, returned, strict=True):
         assert b.shape == a.shape and torch.equal(a, b), (
-            f"I2: {name} of a prefill of 2 x 3 tokens: those 3 come back, got {tuple(b.shape)}"
+            f"I2: a prefill of 2 x 3 tokens gets exactly its own {name} back, not {tuple(b.shape)}"
         )
 
 
@@ -53,17 +53,17 @@ def test_a_prefill_is_stored_in_its_owners_rows(pool: KVPool) -> None:
     for name, memory, tokens in zip(("keys", "values"), both(pool), new, strict=True):
         for i, row in enumerate((2, 0)):
             assert torch.equal(memory[row, :, :3], tokens[i]), (
-                f"I1: {name} of request {i}, which owns row {row}, are in slots 0 to 2 of that row"
+                f"I1: {name} of request {i}, which owns row {row}, go to slots 0 to 2 of that row"
             )
 
 
 def test_a_decode_is_stored_at_its_own_position(pool: KVPool) -> None:
-    """Contexts differ: 5 tokens, 2 and 8."""
+    """The contexts are different: 5, 2 and 8 tokens."""
     new, _ = step(pool, [0, 1, 2], [[4], [1], [7]], context=8)
     for name, memory, tokens in zip(("keys", "values"), both(pool), new, strict=True):
         for row, position in enumerate((4, 1, 7)):
             assert torch.equal(memory[row, :, position], tokens[row, :, 0]), (
-                f"I1: {name} of row {row}'s new token go to slot {position}, its position"
+                f"I1: {name} of the new token of row {row} go to slot {position}, its position"
             )
 
 
@@ -71,7 +71,7 @@ def test_a_decode_attends_to_all_rows_up_to_the_longest_context(pool: KVPool) ->
     _, returned = step(pool, [0, 1, 2], [[4], [1], [7]], context=8)
     for name, memory, got in zip(("keys", "values"), both(pool), returned, strict=True):
         assert torch.equal(got, memory[:3, :, :8]), (
-            f"I1: {name} come back as slots 0 to 7 of rows 0 to 2, new tokens included: "
+            f"I1: `update` returns the {name} in slots 0 to 7 of rows 0 to 2, new tokens included: "
             f"[3, {HEADS}, 8, dim], got {list(got.shape)}"
         )
 
@@ -81,7 +81,7 @@ def test_a_decode_copies_nothing(pool: KVPool) -> None:
     _, returned = step(pool, [0, 1], [[4], [1]], context=5)
     for name, memory, got in zip(("keys", "values"), both(pool), returned, strict=True):
         assert got.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr(), (
-            f"{name} that a decode attends to are a view of the pool, and these are a copy"
+            f"a decode attends to a view of the pool, but these {name} are a copy"
         )
 
 
@@ -99,7 +99,7 @@ def test_nobody_else_is_touched(
         changed = {(r, p) for r, _, p, _ in torch.nonzero(old != memory).tolist()}
         allowed = {(r, p) for r, ps in zip(rows, positions, strict=True) for p in ps}
         assert changed == (allowed if i in (1, 3) else set()), (
-            f"I2: layer 1 stores (row, slot) {sorted(allowed)}; changed in layer {i % 2}: "
+            f"I2: layer 1 stores (row, slot) {sorted(allowed)}; changed in layer {i % 2} are "
             f"{sorted(changed)}"
         )
 
@@ -110,7 +110,7 @@ def test_a_move_copies_all_tokens_in_every_layer(pool: KVPool, num_tokens: int) 
     pool.move(Move(source=3, target=1, num_tokens=num_tokens))
     for i, (old, memory) in enumerate(zip(before, (*pool.keys, *pool.values), strict=True)):
         assert torch.equal(memory[1, :, :num_tokens], old[3, :, :num_tokens]), (
-            f"I2: {'keys' if i < 2 else 'values'} of layer {i % 2}: row 1 holds the {num_tokens} "
-            "tokens that row 3 had"
+            f"I2: {'keys' if i < 2 else 'values'} of layer {i % 2}: row 1 must contain the "
+            f"{num_tokens} tokens of row 3"
         )
         assert torch.equal(memory[[0, 2, 3]], old[[0, 2, 3]]), "I2: other rows were changed"

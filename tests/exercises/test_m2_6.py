@@ -1,4 +1,4 @@
-"""m2.6: a step's results. `LLMEngine.process` and `release`, then the whole engine."""
+"""m2.6: the results of a step. `LLMEngine.process` and `release`, then the whole engine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(ran
 
 
 def make_engine(**config: Any) -> Any:
-    """An engine on tiny-llama, audited after each step."""
+    """Return an engine on tiny-llama, which is audited after each step."""
     engine: Any = build_engine("m2_continuous", **config)
     outputs = engine.process(ScheduleBatch([], []), [])
-    assert outputs == [] and engine.stats().num_steps == 0, "an empty batch is no step of anybody's"
+    assert outputs == [] and engine.stats().num_steps == 0, (
+        "an empty batch gives no outputs and does not count as a step"
+    )
     return engine
 
 
 def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[Request]:
-    """Requests with rows, by hand: so many tokens are known, all but the last are in the cache.
+    """Let requests run in rows, by hand, and return them.
 
-    Row r of the pool holds r + position / 100 in place of each number.
+    `lengths`: the number of tokens of each; all but the newest are in the cache. Every number in
+    row r of the pool is r + position / 100.
     """
     requests: list[Request] = []
     for name, length in lengths.items():
@@ -58,10 +61,12 @@ def test_everybody_gets_its_token() -> None:
         ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)]
     )
     got = {output.request_id: output.outputs[0].token_ids[-1] for output in outputs}
-    assert got == {"A": 21, "B": 22, "C": 23}, f"the newest tokens of A, B and C: {got}"
-    assert not any(output.finished for output in outputs), "none of them is at its end"
+    assert got == {"A": 21, "B": 22, "C": 23}, f"A, B and C get tokens 21, 22 and 23: {got}"
+    assert not any(output.finished for output in outputs), (
+        "none of the requests has reached its end"
+    )
     computed = [request.num_computed_tokens for request in requests]
-    assert computed == [4, 6, 5], f"each has computed one token more, 4, 6 and 5 now: {computed}"
+    assert computed == [4, 6, 5], f"each has one more computed token, 4, 6 and 5 now: {computed}"
     abort_all(engine)
 
 
@@ -76,8 +81,8 @@ def test_the_counters_tell_prompts_from_decodes_and_padding() -> None:
     s = engine.stats()
     got = (s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens)
     assert got == (2, 11, 2, 5), (
-        "prompts of 3 and 8 tokens padded to 8, then a decode of two: 2 steps, 11 prompt tokens, "
-        f"2 decoded, 5 of padding; counted {got}"
+        "prompts of 3 and 8 tokens padded to 8, then a decode of two requests: 2 steps, 11 prompt "
+        f"tokens, 2 decode tokens, 5 padding tokens; counted {got}"
     )
     abort_all(engine)
 
@@ -90,16 +95,16 @@ def test_who_ends_leaves_and_its_row_is_filled() -> None:
         ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)]
     )
     finals = [output.request_id for output in outputs if output.finished]
-    assert finals == ["A"], f"A reached its limit of 5 tokens; finished are {finals}"
+    assert finals == ["A"], f"A has reached its limit of 5 tokens; finished requests: {finals}"
     assert engine.scheduler.kv_cache.rows == [c, b] and engine.scheduler.running == [b, c], (
-        "I3: A left row 0 and C moved there"
+        "I3: A left row 0, and C must have moved there"
     )
     engine.check_invariants()
     abort_all(engine)
 
 
 def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
-    """A ends in the step in which C's fifth token was stored: C moves with five, not with four."""
+    """A ends in the step that stores C's fifth token: C moves with five tokens, not with four."""
     engine = make_engine()
     a, _, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     a.max_num_tokens = 5
@@ -112,7 +117,7 @@ def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
         for layer, memory in enumerate(memories):
             got = [round(x, 2) for x in memory[0, 0, : c.num_computed_tokens, 0].tolist()]
             assert got == expected, (
-                f"I2: C's 5 {name} of layer {layer} lay in row 2 ({expected}); row 0 has {got}"
+                f"I2: C's 5 {name} of layer {layer} were {expected} in row 2; row 0 has {got}"
             )
     abort_all(engine)
 
@@ -122,12 +127,16 @@ def test_several_may_end_in_one_step() -> None:
     a, b, c, d = requests = running(engine, {"A": 4, "B": 6, "C": 5, "D": 7})
     a.max_num_tokens, d.max_num_tokens = 5, 8
     engine.process(ScheduleBatch(requests, [1] * 4), [(t, None) for t in (21, 22, 23, 24)])
-    assert set(engine.scheduler.kv_cache.rows) == {b, c}, "I3: A and D ended, B and C own rows"
+    assert set(engine.scheduler.kv_cache.rows) == {b, c}, (
+        "I3: A and D have ended, and only B and C own rows"
+    )
     for request, origin in ((b, 1), (c, 2)):
         memory = engine.runner.kv_pool.keys[1][request.row, 0, : request.num_computed_tokens, 0]
         got = [round(x, 2) for x in memory.tolist()]
         expected = [round(origin + p / 100, 2) for p in range(request.num_computed_tokens)]
-        assert got == expected, f"I2: {request.request_id} in row {request.row} has {got}"
+        assert got == expected, (
+            f"I2: row {request.row} of {request.request_id} has {got}, not {expected}"
+        )
     abort_all(engine)
 
 
@@ -135,7 +144,7 @@ def test_several_may_end_in_one_step() -> None:
     "config", [{}, {"max_num_seqs": 2}, {"max_num_batched_tokens": 40}], ids=str
 )
 def test_one_answer_in_any_company(config: dict[str, int]) -> None:
-    """Rows freed in the middle, prompts of very different length: Hugging Face's tokens."""
+    """Rows are freed in the middle and prompts differ in length: the tokens are Hugging Face's."""
     engine = make_engine(**config)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(3 + 2 * i), f"{i}")
@@ -152,15 +161,15 @@ def test_a_sampled_answer_does_not_depend_on_its_neighbours() -> None:
         make_engine().generate(prompt, p)[0] for prompt, p in zip(PROMPTS, params, strict=False)
     ]
     got, expected = ([o.outputs[0].token_ids for o in outputs] for outputs in (together, alone))
-    assert got == expected, f"I2: together {got}, alone {expected}"
+    assert got == expected, f"I2: batched {got}, one by one {expected}"
 
 
 def test_sixteen_requests_take_the_steps_of_one() -> None:
-    """The lesson, counted: 16 answers of 8 tokens in 8 forwards. One by one they take 128."""
+    """The lesson, counted: 16 answers of 8 tokens take 8 forwards. One by one they take 128."""
     engine = make_engine(max_num_seqs=16)
     engine.generate([[i + 1, 2, 3] for i in range(16)], greedy(8, ignore_eos=True))
     got = engine.stats().num_steps
-    assert got == 8, f"one prefill and seven decodes for all, not {got} forwards"
+    assert got == 8, f"one prefill and seven decodes for all requests, not {got} forwards"
 
 
 def test_a_request_joins_while_others_run() -> None:
@@ -171,4 +180,4 @@ def test_a_request_joins_while_others_run() -> None:
     ends = []
     while engine.has_unfinished_requests():
         ends += [output.request_id for output in engine.step() if output.finished]
-    assert ends == ["second", "first"], f"who came second and wants less ends first: {ends}"
+    assert ends == ["second", "first"], f"the second request is shorter and must end first: {ends}"

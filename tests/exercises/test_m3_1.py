@@ -14,7 +14,7 @@ from tests.exercises.by_hand import make_request
 def manager_with(
     *names: str, pages: int = 20, size: int = 4
 ) -> tuple[KVCacheManager, list[Request]]:
-    """A manager of 4 rows, and requests that have one each, and no pages yet."""
+    """Return a manager of 4 rows, and requests that have a row each and no pages yet."""
     manager = KVCacheManager(4, pages, size)
     requests = [make_request(name, 60) for name in names]
     for request in requests:
@@ -34,13 +34,13 @@ def test_a_request_holds_the_pages_its_tokens_need(size: int) -> None:
         manager.hold(a, tokens)
         expected = (tokens + size - 1) // size
         assert len(manager.pages_of(a)) == expected, (
-            f"I3: {tokens} tokens in pages of {size} take {expected} pages; A holds "
+            f"I3: {tokens} tokens in pages of {size} take {expected} pages, but A holds the pages "
             f"{manager.pages_of(a)}"
         )
 
 
 def test_pages_that_are_held_stay_where_they_are() -> None:
-    """What has been written lies in them: growing token by token only adds to the end."""
+    """The pages contain tokens: a request that grows only appends pages at the end of its row."""
     manager, (a, b) = manager_with("A", "B")
     before: list[int] = []
     for tokens in range(1, 14):
@@ -48,7 +48,7 @@ def test_pages_that_are_held_stay_where_they_are() -> None:
         manager.hold(b, tokens)
         pages = list(manager.pages_of(a))
         assert pages[: len(before)] == before, (
-            f"I1: A held {before}, and after its token {tokens} its first pages are {pages}"
+            f"I1: A held the pages {before}; with {tokens} tokens its pages are {pages}"
         )
         assert len(pages) == -(-tokens // 4), f"I3: {tokens} tokens take {-(-tokens // 4)} pages"
         before = pages
@@ -61,28 +61,28 @@ def test_holding_what_is_held_changes_nothing() -> None:
     for tokens in (5, 6, 8):
         manager.hold(a, tokens)
         assert (manager.pages_of(a), manager.num_free_pages) == (pages, free), (
-            f"{tokens} tokens fit into the 2 pages {pages} that A holds; now {manager.pages_of(a)}"
+            f"{tokens} tokens fit into A's 2 pages {pages}; now it holds {manager.pages_of(a)}"
         )
 
 
 @pytest.mark.parametrize(("tokens", "left"), [(8, 2), (7, 2), (4, 1), (1, 1), (0, 0)])
 def test_a_request_that_needs_less_gives_its_last_pages_back(tokens: int, left: int) -> None:
-    """As when a step failed: its tokens are where they were, in the first pages."""
+    """This happens after a failed step: the computed tokens stay in the first pages."""
     manager, (a,) = manager_with("A")
     manager.hold(a, 13)
     pages = list(manager.pages_of(a))
     manager.hold(a, tokens)
     assert manager.pages_of(a) == pages[:left], (
-        f"I3: A held {pages}; of them it keeps {pages[:left]} for {tokens} tokens, not "
+        f"I3: A held {pages}; for {tokens} tokens it must keep {pages[:left]}, not "
         f"{manager.pages_of(a)}"
     )
     assert owned_and_free(manager) == list(range(1, 21)), (
-        f"I3: owned and free pages are the 20 of the pool, each once: {owned_and_free(manager)}"
+        f"I3: each of the 20 pages is owned or free, once: {owned_and_free(manager)}"
     )
 
 
 def test_the_runner_learns_of_every_new_page() -> None:
-    """It copies `take_updates()` into its own table: none may be missing, or in another place."""
+    """The runner copies `take_updates()` into its table: each new page must be among them."""
     manager, (a, b) = manager_with("A", "B")
     mirror: dict[tuple[int, int], int] = {}
     for request, tokens in ((a, 9), (b, 4), (a, 14), (b, 5), (a, 3), (a, 12)):
@@ -92,7 +92,7 @@ def test_the_runner_learns_of_every_new_page() -> None:
         assert request.row is not None
         seen = [mirror.get((request.row, column)) for column in range(len(pages))]
         assert seen == pages, (
-            f"I1: {request.request_id} holds {pages} for {tokens} tokens; the updates say {seen}"
+            f"I1: {request.request_id} holds {pages} for {tokens} tokens; the updates give {seen}"
         )
 
 
@@ -103,8 +103,8 @@ def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
         a.num_computed_tokens = computed
         got = manager.room(a)
         assert got == expected, (
-            f"a pool of 5 pages of 4, A has computed {computed} tokens and holds "
-            f"{len(manager.pages_of(a))} pages: {expected} more tokens have room, not {got}"
+            f"the pool has 5 pages of 4; A has computed {computed} tokens and holds "
+            f"{len(manager.pages_of(a))} pages: room for {expected} more tokens, not {got}"
         )
 
 
@@ -114,7 +114,7 @@ def test_room_does_not_count_pages_of_others() -> None:
     manager.hold(b, 12)
     a.num_computed_tokens, b.num_computed_tokens = 5, 12
     got = (manager.room(a), manager.room(b))
-    assert got == (3, 0), f"no page is free; A's own last page has 3 slots left, B's none: {got}"
+    assert got == (3, 0), f"no page is free; A has 3 unused slots in its last page, B none: {got}"
 
 
 def test_free_gives_back_pages_and_row() -> None:
@@ -122,10 +122,12 @@ def test_free_gives_back_pages_and_row() -> None:
     manager.hold(a, 9)
     manager.hold(b, 2)
     manager.free(a)
-    assert a.row is None, f"I3: who is freed has no row; A believes {a.row}"
-    assert manager.num_free_pages == 19, f"I3: B holds 1 of 20 pages, {manager.num_free_pages} free"
+    assert a.row is None, f"I3: a freed request has no row, but A's row is {a.row}"
+    assert manager.num_free_pages == 19, (
+        f"I3: B holds 1 of 20 pages, but {manager.num_free_pages} are free"
+    )
     assert owned_and_free(manager) == list(range(1, 21)), (
-        f"I3: owned and free pages are the 20 of the pool, each once: {owned_and_free(manager)}"
+        f"I3: each of the 20 pages is owned or free, once: {owned_and_free(manager)}"
     )
     b.num_computed_tokens = 2
     manager.check_invariants([b])
@@ -137,10 +139,12 @@ def test_a_row_that_is_given_out_again_begins_empty() -> None:
     manager.free(a)
     newcomer = make_request("N", 5)
     manager.allocate(newcomer)
-    assert manager.pages_of(newcomer) == [], f"N holds {manager.pages_of(newcomer)} from the start"
+    assert manager.pages_of(newcomer) == [], (
+        f"N is new, but holds the pages {manager.pages_of(newcomer)}"
+    )
     manager.hold(newcomer, 1)
     assert len(manager.pages_of(newcomer)) == 1, (
-        f"I3: one token, pages {manager.pages_of(newcomer)}"
+        f"I3: one token takes one page, not {manager.pages_of(newcomer)}"
     )
 
 

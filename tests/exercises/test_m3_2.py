@@ -19,16 +19,16 @@ PAGES = ([7, 2, 9, 4, 12], [5, 11, 3, 8, 1], [6, 10, 13, 14, 15])  # of rows 0, 
 
 def make_runner(page_size: int = 4) -> ModelRunner:
     config = EngineConfig(max_model_len=80, max_num_seqs=4, page_size=page_size, num_pages=20)
-    # The check at loading runs `_input` too. Here each test looks at it, and says what is wrong.
+    # The check at loading calls `_input` too. It is off here: the tests themselves check `_input`.
     with patch.object(ModelRunner, "_check_model"):
         return ModelRunner(HashModel().eval(), config)  # type: ignore[arg-type]
 
 
 def prepare(*spans: tuple[int, int], prompt: int = 20, page_size: int = 4) -> ModelInput:
-    """Request i is in row i and computes the tokens of span i, the end excluded.
+    """Return the input of a step in which request i, in row i, computes span i, the end excluded.
 
-    All have prompts of as many tokens, `20 i + 1`, `20 i + 2`, …; only who reaches the end of its
-    own is sampled.
+    Each request has a prompt of `prompt` tokens, `20 i + 1`, `20 i + 2`, …; a request is sampled
+    only if its span reaches the end of its prompt.
     """
     runner = make_runner(page_size)
     requests = []
@@ -47,21 +47,23 @@ def test_tokens_lie_one_after_the_other() -> None:
     inputs = prepare((19, 20), (3, 6), (0, 2))
     ids, positions = inputs.input_ids.tolist(), inputs.position_ids.tolist()
     assert ids == [[20, 24, 25, 26, 41, 42]], (
-        f"no padding: the 1 + 3 + 2 tokens in a row, not {ids}"
+        f"the 1 + 3 + 2 tokens lie in one list without padding, not {ids}"
     )
-    assert positions == [[19, 3, 4, 5, 0, 1]], f"I1: each at its own position, not {positions}"
+    assert positions == [[19, 3, 4, 5, 0, 1]], (
+        f"I1: each token has its own position, not {positions}"
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])
 def test_a_position_is_in_the_slot_the_table_says(page_size: int) -> None:
-    """At page edges, one off, and across several pages."""
+    """At the edges of pages, one token before and after them, and across several pages."""
     last = 5 * page_size
     spans = {(a, b) for e in (page_size, 2 * page_size) for a in (0, e - 1, e) for b in (e, e + 1)}
     for start, end in sorted((a, b) for a, b in spans if a < b <= last):
         got = prepare((start, end), prompt=80, page_size=page_size).metadata.slot_mapping.tolist()
         expected = [PAGES[0][p // page_size] * page_size + p % page_size for p in range(start, end)]
         assert got == expected, (
-            f"I1: positions {start} to {end - 1} in pages {PAGES[0]} of {page_size} are slots "
+            f"I1: positions {start} to {end - 1} in pages {PAGES[0]} of size {page_size} are slots "
             f"{expected}, not {got}"
         )
 
@@ -69,7 +71,9 @@ def test_a_position_is_in_the_slot_the_table_says(page_size: int) -> None:
 def test_everybody_writes_through_its_own_row() -> None:
     got = prepare((19, 20), (3, 6), (0, 2)).metadata.slot_mapping.tolist()
     expected = [12 * 4 + 3, 5 * 4 + 3, 11 * 4, 11 * 4 + 1, 6 * 4, 6 * 4 + 1]
-    assert got == expected, f"I2: rows 0, 1 and 2 have pages {PAGES}: slots {expected}, not {got}"
+    assert got == expected, (
+        f"I2: rows 0, 1 and 2 have pages {PAGES}: the slots are {expected}, not {got}"
+    )
 
 
 def test_slots_do_not_overflow_32_bits() -> None:
@@ -83,7 +87,7 @@ def test_slots_do_not_overflow_32_bits() -> None:
 
 
 def test_the_page_table_names_the_rows_of_the_batch() -> None:
-    """In the batch's order, wide enough for the longest context."""
+    """The rows are in the order of the batch, and as wide as the longest context needs."""
     runner = make_runner()
     requests = []
     for row, computed in ((2, 9), (0, 16)):
@@ -93,24 +97,24 @@ def test_the_page_table_names_the_rows_of_the_batch() -> None:
         requests.append(request)
     table = runner._prepare(ScheduleBatch(requests, [1, 1], [])).metadata.page_table
     assert table[0, :3].tolist() == PAGES[2][:3] and table[1, :5].tolist() == PAGES[0], (
-        f"I1: contexts of 10 and 17 tokens of rows 2 and 0; the table is {table.tolist()}"
+        f"I1: the table must have rows 2 and 0, for 10 and 17 tokens: {table.tolist()}"
     )
 
 
 def test_a_chunk_ends_where_it_ends() -> None:
-    """Tokens 8 to 11 of a prompt of 20: they see 12 tokens, not 20; the others are not computed."""
+    """A chunk of tokens 8 to 11 sees 12 tokens of its prompt of 20; the rest is not computed."""
     meta = prepare((8, 12), (19, 20)).metadata
     assert (meta.seq_lens.tolist(), meta.contexts) == ([12, 20], [12, 20]), (
-        f"I1: the chunk reaches token 12: seq_lens {meta.seq_lens.tolist()}, {meta.contexts}"
+        f"I1: the contexts are 12 and 20: seq_lens {meta.seq_lens.tolist()}, {meta.contexts}"
     )
 
 
 def test_query_starts_bound_each_requests_tokens() -> None:
     meta = prepare((19, 20), (3, 6), (0, 2)).metadata
     assert meta.query_starts.tolist() == [0, 1, 4, 6], (
-        f"1 + 3 + 2 tokens begin at 0, 1, 4 and end at 6: {meta.query_starts.tolist()}"
+        f"1 + 3 + 2 tokens begin at 0, 1, 4, the last end at 6: {meta.query_starts.tolist()}"
     )
-    assert meta.num_tokens == [1, 3, 2], f"tokens of each, on the host: {meta.num_tokens}"
+    assert meta.num_tokens == [1, 3, 2], f"the token counts, as a list: {meta.num_tokens}"
 
 
 @pytest.mark.parametrize(
@@ -128,8 +132,8 @@ def test_logits_are_asked_for_where_a_prompt_ends(
 ) -> None:
     got = prepare(*spans).sampled.tolist()
     assert got == expected, (
-        f"I1: of tokens {spans} of prompts of 20, the ones at {expected} of the flat batch get a "
-        f"next token, not {got}"
+        f"I1: the step computes {spans} of prompts of 20: it samples at {expected} of the flat "
+        f"list, not at {got}"
     )
 
 
@@ -140,14 +144,16 @@ def test_logits_are_asked_for_where_a_prompt_ends(
 )
 def test_decodes_are_told_from_chunks(spans: list[tuple[int, int]], expected: int) -> None:
     got = prepare(*spans).metadata.num_decodes
-    assert got == expected, f"of {spans} the first {expected} are one token each, not {got}"
+    assert got == expected, (
+        f"of {spans}, the first {expected} have one token each, not the first {got}"
+    )
 
 
 @pytest.mark.parametrize(
     "chunks", [[13], [1] * 13, [4, 4, 5], [5, 3, 5], [12, 1], [1, 12]], ids=str
 )
 def test_any_chunks_give_the_same_next_token(chunks: list[int]) -> None:
-    """On a model of hashes, over memory full of NaN: a wrong slot or position changes the token."""
+    """With the hash model, on memory full of NaN, a wrong slot or position changes the token."""
     runner, prompt = make_runner(), [3 * i + 1 for i in range(13)]
     for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
         memory.fill_(torch.nan)
@@ -162,6 +168,6 @@ def test_any_chunks_give_the_same_next_token(chunks: list[int]) -> None:
         )
         request.num_computed_tokens += chunk
     assert [token for token, _ in result] == expected_tokens(prompt, 1), (
-        f"I2: 13 tokens in chunks of {chunks}: the next one is {expected_tokens(prompt, 1)}, "
-        f"not {result}"
+        f"I2: after 13 tokens in chunks of {chunks}, the next token is "
+        f"{expected_tokens(prompt, 1)}, not {result}"
     )

@@ -12,7 +12,7 @@ from tests.exercises.paged_states import make_scheduler, run, show, wait
 
 
 def can_admit(scheduler: Scheduler, scheduled: int = 0) -> bool:
-    """With so many tokens in the step already."""
+    """Ask whether X can join a step in which `scheduled` tokens are scheduled already."""
     batch = ScheduleBatch([make_request("before", scheduled)], [scheduled], [])
     return scheduler._can_admit(batch if scheduled else ScheduleBatch())
 
@@ -20,7 +20,7 @@ def can_admit(scheduler: Scheduler, scheduled: int = 0) -> bool:
 def test_nobody_waits() -> None:
     scheduler = make_scheduler(100)
     run(scheduler, "A", 5)
-    assert not can_admit(scheduler), f"nobody waits, nobody can be admitted; {show(scheduler)}"
+    assert not can_admit(scheduler), f"no request waits, so none can be admitted; {show(scheduler)}"
 
 
 def test_all_rows_are_taken() -> None:
@@ -34,32 +34,35 @@ def test_all_rows_are_taken() -> None:
 
 @pytest.mark.parametrize(("scheduled", "expected"), [(0, True), (15, True), (16, False)])
 def test_the_step_has_a_token_left(scheduled: int, expected: bool) -> None:
-    """One token is enough: a chunk may be as short as that."""
+    """One token is enough, because a chunk may be one token long."""
     scheduler = make_scheduler(100, max_num_batched_tokens=16)
     run(scheduler, "A", 5)
     wait(scheduler, "X", 30)
     assert can_admit(scheduler, scheduled) == expected, (
-        f"{scheduled} of max_num_batched_tokens=16 are scheduled: X "
+        f"{scheduled} tokens are scheduled, max_num_batched_tokens=16: X "
         f"{'can' if expected else 'cannot'} join this step"
     )
 
 
 @pytest.mark.parametrize(("pages", "expected"), [(7, False), (8, True), (9, True)])
 def test_memory_is_there_for_what_is_expected(pages: int, expected: bool) -> None:
-    """Half of what may come is expected. A: 8 + 6 tokens, 4 pages, 2 held. X: 12 + 4, 4 pages."""
+    """With a ratio of 0.5, A is expected to need 4 pages (8 + 6 tokens), of which it holds 2.
+
+    X is expected to need 4 pages (12 + 4 tokens).
+    """
     scheduler = make_scheduler(pages)
     scheduler.new_token_ratio = 0.5
     run(scheduler, "A", 7, output=1, computed=7, max_tokens=13)
     wait(scheduler, "X", 12, max_tokens=8)
     assert can_admit(scheduler) == expected, (
-        f"2 more pages are expected of A and 4 of X, {pages - 2} are free: X "
+        f"A is expected to need 2 more pages and X 4, and {pages - 2} are free: X "
         f"{'can' if expected else 'cannot'} be admitted; {show(scheduler)}"
     )
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, True), (0.5, True), (1.0, False)])
 def test_the_ratio_decides_how_hopeful_admission_is(ratio: float, expected: bool) -> None:
-    """Eight pages: enough if half of the tokens come, not if all do (A: 5 pages, X: 5)."""
+    """8 pages suffice if half of the possible tokens come, not if all come (A: 5 pages, X: 5)."""
     scheduler = make_scheduler(8)
     scheduler.new_token_ratio = ratio
     run(scheduler, "A", 7, output=1, computed=7, max_tokens=13)
@@ -71,18 +74,18 @@ def test_the_ratio_decides_how_hopeful_admission_is(ratio: float, expected: bool
 
 
 def test_a_prompt_half_computed_is_promised_the_rest() -> None:
-    """B runs and holds 2 pages; its prompt of 40 tokens will take 10 for certain."""
+    """B holds 2 pages, and its prompt of 40 tokens will certainly need 10."""
     scheduler = make_scheduler(12)
     scheduler.new_token_ratio = 0.0
     run(scheduler, "B", 40, output=0, computed=8)
     wait(scheduler, "X", 12)
     assert not can_admit(scheduler), (
-        f"10 pages are free, 8 of them B's prompt needs, X's needs 3; {show(scheduler)}"
+        f"10 pages are free; B's prompt needs 8 of them and X's needs 3; {show(scheduler)}"
     )
 
 
 def test_requests_do_not_share_a_page() -> None:
-    """A, B and X each need one token beyond a full page: that is three pages, not one."""
+    """A, B and X each need one more page for one more token: three pages, not one."""
     for pages, expected in ((4, False), (5, True)):
         scheduler = make_scheduler(pages)
         scheduler.new_token_ratio = 0.0
@@ -90,18 +93,18 @@ def test_requests_do_not_share_a_page() -> None:
         run(scheduler, "B", 4, output=1)
         wait(scheduler, "X", 1)
         assert can_admit(scheduler) == expected, (
-            f"A, B and X need a page each, {pages - 2} are free: X "
+            f"A, B and X need one page each, and {pages - 2} are free: X "
             f"{'can' if expected else 'cannot'} be admitted; {show(scheduler)}"
         )
 
 
 def test_alone_a_request_has_the_pool_to_itself() -> None:
-    """If it had to wait for memory that nobody holds, it would wait for ever."""
+    """No other request holds memory that could become free: X would wait for ever."""
     scheduler = make_scheduler(5)
     scheduler.new_token_ratio = 1.0
     wait(scheduler, "X", 18, max_tokens=30)
     assert can_admit(scheduler), (
-        f"I5: nobody runs and X may grow beyond the pool of 5 pages: admitted all the same; "
+        f"I5: no request runs, so X must be admitted, although it may outgrow the 5 pages; "
         f"{show(scheduler)}"
     )
 
@@ -113,18 +116,18 @@ def test_expected_pages_at_page_edges(tokens: int) -> None:
     got = scheduler._expected_pages(make_request("X", tokens, max_tokens=8))
     expected = (tokens + 4 + 3) // 4
     assert got == expected, (
-        f"a prompt of {tokens} and half of 8 tokens to come: {tokens + 4} tokens take {expected} "
+        f"a prompt of {tokens} tokens and half of 8 more: {tokens + 4} tokens take {expected} "
         f"pages of 4, not {got}"
     )
 
 
 def test_what_is_generated_already_is_not_expected_again() -> None:
-    """12 of 20 tokens are there: of the other 8, half is expected."""
+    """12 of 20 output tokens are generated; half of the other 8 are expected."""
     scheduler = make_scheduler(50)
     scheduler.new_token_ratio = 0.5
     request = make_request("A", 4, output=12, max_tokens=20)
     got = scheduler._expected_pages(request)
-    assert got == 5, f"4 + 12 tokens and 4 to come take 5 pages of 4, not {got}"
+    assert got == 5, f"4 + 12 tokens and 4 expected ones take 5 pages of 4, not {got}"
 
 
 def test_asking_changes_nothing() -> None:
@@ -138,4 +141,4 @@ def test_asking_changes_nothing() -> None:
     )
     can_admit(scheduler)
     after = scheduler.kv_cache.table.rows, show(scheduler), scheduler.new_token_ratio
-    assert after == before, f"I3: before {before}, after {after}"
+    assert after == before, f"I3: `_can_admit` must change nothing: before {before}, after {after}"

@@ -13,7 +13,7 @@ def test_nobody_gives_way_while_a_page_is_free() -> None:
     a, _ = run(scheduler, "A", 8), run(scheduler, "B", 4)
     scheduler._make_room(a)
     assert (names(scheduler.running), scheduler.num_retractions) == ("A B", 0), (
-        f"A needs a page and one is free: nobody is retracted; {show(scheduler)}"
+        f"A needs a page and one is free: no request is retracted; {show(scheduler)}"
     )
 
 
@@ -22,7 +22,7 @@ def test_nobody_gives_way_while_the_last_page_has_room() -> None:
     a, _ = run(scheduler, "A", 7), run(scheduler, "B", 4)
     scheduler._make_room(a)
     assert (names(scheduler.running), scheduler.num_retractions) == ("A B", 0), (
-        f"no page is free, but A's own second page has a slot: nobody is retracted; "
+        f"no page is free, but A's second page has an unused slot: no request is retracted; "
         f"{show(scheduler)}"
     )
 
@@ -32,14 +32,14 @@ def test_the_newest_gives_way() -> None:
     a, _, _ = run(scheduler, "A", 8), run(scheduler, "B", 8), run(scheduler, "C", 4)
     scheduler._make_room(a)
     assert names(scheduler.running) == "A B", (
-        f"I5: A needs a page and none is free: C, the newest, gives way; {show(scheduler)}"
+        f"I5: A needs a page and none is free: C, the newest, is retracted; {show(scheduler)}"
     )
-    assert names(scheduler.waiting) == "C", f"I3: C waits again; {show(scheduler)}"
+    assert names(scheduler.waiting) == "C", f"I3: C must wait again; {show(scheduler)}"
     assert scheduler.num_retractions == 1, f"one retraction, not {scheduler.num_retractions}"
 
 
 def test_as_many_give_way_as_it_takes() -> None:
-    """C has just been admitted and holds no page yet: it is not enough."""
+    """C has just been admitted and holds no page yet: retracting C alone frees no page."""
     scheduler = make_scheduler(4)
     a, _, _ = (
         run(scheduler, "A", 8),
@@ -47,9 +47,11 @@ def test_as_many_give_way_as_it_takes() -> None:
         run(scheduler, "C", 6, output=0, computed=0),
     )
     scheduler._make_room(a)
-    assert names(scheduler.running) == "A", f"C had no pages, B must go too; {show(scheduler)}"
+    assert names(scheduler.running) == "A", (
+        f"C had no pages, so B is retracted too; {show(scheduler)}"
+    )
     assert names(scheduler.waiting) == "B C", (
-        f"I5: B came before C and waits before it; {show(scheduler)}"
+        f"I5: B came before C, and waits before C; {show(scheduler)}"
     )
 
 
@@ -57,17 +59,19 @@ def test_no_more_give_way_than_it_takes() -> None:
     scheduler = make_scheduler(5)
     a, _, _ = run(scheduler, "A", 8), run(scheduler, "B", 4), run(scheduler, "C", 8)
     scheduler._make_room(a)
-    assert names(scheduler.running) == "A B", f"C's pages are enough, B stays; {show(scheduler)}"
+    assert names(scheduler.running) == "A B", (
+        f"C's pages are enough, so B still runs; {show(scheduler)}"
+    )
 
 
 def test_the_newest_gives_way_to_itself_last() -> None:
-    """Nobody is newer: it loses its own memory rather than take that of an older request."""
+    """B is the newest: it loses its own memory, and an older request keeps its memory."""
     scheduler = make_scheduler(4)
     run(scheduler, "A", 8)
     b = run(scheduler, "B", 8)
     scheduler._make_room(b)
     assert (names(scheduler.running), b.row) == ("A", None), (
-        f"I5: B is the newest and there is no page for it: B itself goes; {show(scheduler)}"
+        f"I5: B is the newest, and no page is free: B itself is retracted; {show(scheduler)}"
     )
 
 
@@ -77,14 +81,16 @@ def test_who_is_retracted_keeps_its_tokens_and_nothing_else() -> None:
     tokens = list(b.token_ids)
     scheduler._make_room(a)
     assert b.token_ids == tokens, (
-        f"I2: B's 5 output tokens have been shown to its caller; it had {tokens}, and has "
+        f"I2: the caller has seen B's 5 output tokens: they must stay {tokens}, not become "
         f"{b.token_ids}"
     )
     assert (b.row, b.num_computed_tokens) == (None, 0), (
-        f"I3: B has no memory, all of its tokens are computed anew: row {b.row}, "
-        f"{b.num_computed_tokens} computed"
+        f"I3: B must have no row and 0 computed tokens: its row is {b.row}, "
+        f"{b.num_computed_tokens} tokens count as computed"
     )
-    assert scheduler.kv_cache.num_free_pages == 2, f"I3: B's two pages are free; {show(scheduler)}"
+    assert scheduler.kv_cache.num_free_pages == 2, (
+        f"I3: B's 2 pages must be free; {show(scheduler)}"
+    )
     scheduler.check_invariants()
 
 
@@ -95,13 +101,13 @@ def test_who_is_retracted_waits_before_all_others() -> None:
     wait(scheduler, "Y", 3)
     scheduler._make_room(a)
     assert names(scheduler.waiting) == "B X Y", (
-        f"I5: B ran before X and Y came, and waits before them; {show(scheduler)}"
+        f"I5: B came before X and Y, and waits before them; {show(scheduler)}"
     )
 
 
 @pytest.mark.parametrize("before", [0.1, 0.3, 0.9, 1.0])
 def test_a_retraction_makes_admission_less_hopeful(before: float) -> None:
-    """A and B have generated 30 of 40 tokens: who still expects less was wrong."""
+    """A and B have generated 30 of 40 tokens each: a lower ratio was wrong."""
     scheduler = make_scheduler(18)
     scheduler.new_token_ratio = before
     a = run(scheduler, "A", 7, output=30, computed=36, max_tokens=40)
@@ -109,20 +115,20 @@ def test_a_retraction_makes_admission_less_hopeful(before: float) -> None:
     scheduler._make_room(a)
     after = scheduler.new_token_ratio
     assert max(before, 0.75) <= after <= 1.0, (
-        f"new_token_ratio was {before}, three quarters have come already, a retraction was "
-        f"needed: it must be from {max(before, 0.75)} to 1 now, and is {after}"
+        f"new_token_ratio was {before}, and A and B have generated 0.75 of their tokens: after a "
+        f"retraction the ratio must be from {max(before, 0.75)} to 1, not {after}"
     )
 
 
 def test_who_is_retracted_counts_too() -> None:
-    """A runs alone: what it has generated, and may generate, is all there is to learn from."""
+    """A runs alone: the new ratio can only come from the tokens of A itself."""
     scheduler = make_scheduler(20)
     scheduler.new_token_ratio = 0.1
     a = run(scheduler, "A", 7, output=30, computed=36, max_tokens=100)
     scheduler._retract(a)
     assert scheduler.new_token_ratio == pytest.approx(0.5), (
-        f"A has 30 of 100 tokens, and 20 more are expected: half. A counts, though it is the one "
-        f"that is retracted; the ratio is {scheduler.new_token_ratio}"
+        f"A has 30 of 100 tokens and 20 more are expected: 0.5. The retracted request counts; "
+        f"the ratio is {scheduler.new_token_ratio}"
     )
 
 
@@ -132,5 +138,5 @@ def test_a_retraction_while_little_is_generated_does_not_lower_the_ratio() -> No
     a, _ = run(scheduler, "A", 8, max_tokens=150), run(scheduler, "B", 8, max_tokens=150)
     scheduler._make_room(a)
     assert scheduler.new_token_ratio >= 0.7, (
-        f"memory ran out at 0.7: the ratio must not fall, and is {scheduler.new_token_ratio}"
+        f"memory ran out at 0.7: the ratio must not fall to {scheduler.new_token_ratio}"
     )

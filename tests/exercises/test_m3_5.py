@@ -1,5 +1,7 @@
-"""m3.5: one step. `Scheduler.schedule`, `_add` and `_add_chunk`: the scheduler on a memory of
-hashes, then the engine against Hugging Face."""
+"""m3.5: pages before chunks. `Scheduler.schedule`, `_add` and `_add_chunk`.
+
+First the scheduler on a memory of hashes, then the engine against Hugging Face.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ PROMPTS = [[7], list(range(15)), list(range(60, 76)), list(range(100, 117)), [5]
 
 
 def make_fake(num_pages: int = 100, **config: Any) -> FakePagedEngine:
-    """The scheduler on a memory of hashes: what is read from a wrong slot changes the tokens."""
+    """Return the scheduler on a memory of hashes: reading a wrong slot changes the tokens."""
     return FakePagedEngine(scheduler_module, num_pages, **config)
 
 
 def make_engine(**config: Any) -> Any:
-    """An engine on tiny-llama, audited after each step, with NaN in all free pages."""
+    """Return an engine on tiny-llama, audited after each step, with NaN in all free pages."""
     idle = scheduled(make_scheduler(4).schedule())
-    assert idle == [], f"without requests nobody is scheduled, not {idle}"
+    assert idle == [], f"without requests nothing is scheduled, not {idle}"
     return build_engine("m3_paged", **config)
 
 
@@ -42,7 +44,7 @@ def finish(engine: FakePagedEngine, expected: dict[str, list[int]]) -> None:
     steps = 0
     while engine.live:
         steps += 1
-        assert steps < 5000, f"I5: the schedule does not end; {show(engine.scheduler)}"
+        assert steps < 5000, f"I5: the requests do not end; {show(engine.scheduler)}"
         engine.step()
     assert engine.finished == expected, f"I1, I2: got {engine.finished}, expected {expected}"
 
@@ -54,7 +56,7 @@ def test_decodes_and_chunks_share_a_step() -> None:
     wait(scheduler, "X", 20)
     got = scheduled(scheduler.schedule())
     assert got == [("A", 1), ("B", 1), ("X", 6)], (
-        f"8 tokens: one each for A and B, the other 6 are X's first chunk; scheduled {got}"
+        f"A and B get 1 of the 8 tokens each, X gets a first chunk of 6; scheduled {got}"
     )
 
 
@@ -65,7 +67,7 @@ def test_a_chunk_that_runs_goes_before_a_prompt_that_waits() -> None:
     wait(scheduler, "X", 20)
     got = scheduled(scheduler.schedule())
     assert got == [("A", 1), ("B", 12), ("X", 3)], (
-        f"I5: decodes (A), then who runs (B, 12 tokens left), then who waits (X); scheduled {got}"
+        f"I5: first decodes (A), then running chunks (B, 12 left), then X, which waits; got {got}"
     )
 
 
@@ -77,8 +79,8 @@ def test_only_who_reaches_its_end_is_sampled() -> None:
     batch = scheduler.schedule()
     got = names(batch.requests[i] for i in batch.sampled)
     assert got == "A B", (
-        f"I1: {scheduled(batch)}: A decodes and B ends its prompt, X is at token 3 of 20; sampled "
-        f"are {got}"
+        f"I1: {scheduled(batch)}: A decodes, B reaches the end of its prompt, X computes 3 of 20 "
+        f"tokens: A and B are sampled, not {got}"
     )
 
 
@@ -89,18 +91,18 @@ def test_who_is_scheduled_holds_the_pages_for_it() -> None:
     scheduler.schedule()
     got = len(scheduler.kv_cache.pages_of(a)), len(scheduler.kv_cache.pages_of(x))
     assert got == (2, 4), (
-        f"I3: A's fifth token takes a second page, X's first 15 tokens four: they hold {got}"
+        f"I3: A's 5 tokens need 2 pages, X's first 15 tokens need 4: they hold {got}"
     )
 
 
 def test_the_page_of_a_decode_comes_before_a_chunk() -> None:
-    """One page is free. B's prompt could take it, and then A would have to give way or wait."""
+    """One page is free. If B's chunk took it, A would have to be retracted or to wait."""
     scheduler = make_scheduler(4)
     run(scheduler, "B", 20, output=0, computed=8)
     run(scheduler, "A", 4)
     got = scheduled(scheduler.schedule())
     assert got == [("A", 1)] and scheduler.num_retractions == 0, (
-        f"I5: the free page goes to A, which decodes; B's next chunk has no room. Scheduled {got}, "
+        f"I5: A decodes and gets the free page; B's next chunk has no room. Scheduled {got}, "
         f"{scheduler.num_retractions} retractions"
     )
 
@@ -110,29 +112,29 @@ def test_a_chunk_is_as_long_as_there_is_room() -> None:
     run(scheduler, "B", 40, output=0, computed=10)
     got = scheduled(scheduler.schedule())
     assert got == [("B", 10)], (
-        f"2 slots in B's third page and 2 free pages of 4: a chunk of 10 of the 30 left, not {got}"
+        f"B has 2 slots in its third page, and 2 pages of 4 are free: a chunk of 10, not {got}"
     )
 
 
 def test_the_oldest_moves_when_chunks_have_filled_the_pool() -> None:
-    """Nobody decodes, two prompts hold all pages, each half computed: somebody must give way."""
+    """No request decodes; two half-computed prompts hold all pages: one must be retracted."""
     scheduler = make_scheduler(8)
     run(scheduler, "A", 30, output=0, computed=16)
     run(scheduler, "B", 30, output=0, computed=16)
     got = scheduled(scheduler.schedule())
     assert got == [("A", 14)] and names(scheduler.waiting) == "B", (
-        f"I5: B, the newest, gives its pages to A; scheduled {got}; {show(scheduler)}"
+        f"I5: B, the newest, is retracted for A; scheduled {got}; {show(scheduler)}"
     )
 
 
 def test_who_was_retracted_is_not_in_the_step() -> None:
-    """Until there is memory for it again: here there is none."""
+    """A retracted request may join the same step if there is memory; here there is none."""
     scheduler = make_scheduler(4)
     scheduler.new_token_ratio = 1.0
     run(scheduler, "A", 8)
     run(scheduler, "B", 8)
     got = scheduled(scheduler.schedule())
-    assert got == [("A", 1)], f"A takes a page of B's; B waits and computes nothing: {got}"
+    assert got == [("A", 1)], f"A takes a page of B; B waits and computes nothing: {got}"
 
 
 def test_the_ratio_decays_while_all_goes_well() -> None:
@@ -141,20 +143,20 @@ def test_the_ratio_decays_while_all_goes_well() -> None:
     before = scheduler.new_token_ratio
     scheduler.schedule()
     assert scheduler.new_token_ratio == pytest.approx(before - RATIO_DECAY), (
-        f"a step without retraction: from {before} by {RATIO_DECAY} to {scheduler.new_token_ratio}"
+        f"a step without retraction lowers {before} by {RATIO_DECAY}: {scheduler.new_token_ratio}"
     )
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 12, 13])
 def test_any_chunk_size_gives_the_same_answer(chunk: int) -> None:
-    """Pages of 4; chunks of one token, around a page, and around the prompt's 13."""
+    """Pages of 4 tokens; chunks of 1 token, around a page, and around the prompt of 13."""
     prompts = {"a": [9, 8, 7], "b": list(range(13)), "c": [4] * 8}
     serve(make_fake(page_size=4, max_num_batched_tokens=chunk), prompts, 6)
 
 
 @pytest.mark.parametrize("index", range(9))
 def test_a_retraction_at_any_token_changes_no_answer(index: int) -> None:
-    """B loses its memory when it has so many output tokens, and computes them again."""
+    """B is retracted when it has `index` output tokens, and computes them again."""
     engine = make_fake(page_size=2)
     engine.add("A", [1, 2, 3], 12)
     engine.add("B", [4, 5], 9)
@@ -176,12 +178,12 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
     while "long" in engine.live:
         decoding = {name for name in "abc" if name in engine.live}
         got = {request.request_id for request in engine.step().requests}
-        assert decoding <= got, f"I5: {decoding} decode beside the prompt's chunks, scheduled {got}"
+        assert decoding <= got, f"I5: {decoding} decode in each step beside the chunks; got {got}"
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_schedules(seed: int) -> None:
-    """Little memory, any page and chunk size: everybody ends, with the tokens it has alone."""
+    """With little memory and any page and chunk size, each request ends with its own tokens."""
     chance = random.Random(seed)
     page_size, longest = chance.choice([1, 2, 3, 4, 16]), chance.choice([6, 20])
     engine = make_fake(
@@ -201,7 +203,7 @@ def test_random_schedules(seed: int) -> None:
     ids=["all at once", "chunks", "little memory"],
 )
 def test_one_answer(config: dict[str, int]) -> None:
-    """The whole engine on tiny-llama gives Hugging Face's tokens."""
+    """The whole engine on tiny-llama gives the tokens of Hugging Face."""
     engine = make_engine(**config)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(8), f"{i}")
@@ -211,11 +213,11 @@ def test_one_answer(config: dict[str, int]) -> None:
     assert_idle(engine)
     assert engine.stats().padding_tokens == 0, "a flat batch has no padding"
     if "num_pages" in config:
-        assert engine.stats().num_retractions > 0, "in 48 slots, somebody was retracted"
+        assert engine.stats().num_retractions > 0, "in 48 slots, at least one retraction is needed"
 
 
 def test_pages_hold_what_rows_could_not() -> None:
-    """The lesson, counted: in the memory of 4 rows of 64 tokens, 16 requests run at once."""
+    """The lesson, counted: 16 requests run at once in the memory of 4 rows of 64 tokens."""
     engine = make_engine(max_model_len=64, page_size=4, num_pages=64, max_num_seqs=16)
     for i in range(16):
         engine.add_request([i + 1, 2, 3, 4, 5], greedy(8, ignore_eos=True))
@@ -223,4 +225,4 @@ def test_pages_hold_what_rows_could_not() -> None:
     while engine.has_unfinished_requests():
         engine.step()
         most = max(most, engine.stats().num_running)
-    assert most == 16, f"each needs 12 of 256 slots: all 16 run at once, not {most}"
+    assert most == 16, f"each request needs 12 of 256 slots: all 16 run at once, not {most}"

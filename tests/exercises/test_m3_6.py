@@ -17,15 +17,15 @@ from m3_paged import attention, kernels, triton_ops
 from milestones.paged_case import OUT_OF_RANGE, SCALE, PagedCase
 
 MARK = 12345.0
-OUTPUTS = {"partial": 5, "partial_lse": 6}  # of the kernel, and the places of these arguments
+OUTPUTS = {"partial": 5, "partial_lse": 6}  # the kernel's outputs: argument name and index
 
 
 class Guarded:
-    """Launches a kernel with memory behind its outputs: a store there is a failure, not a crash."""
+    """Launches a kernel with spare memory behind its outputs, and notes stores into this memory."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.beyond: list[str] = []  # names of the outputs that were left
+        self.beyond: list[str] = []  # outputs with a store behind their end
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return functools.partial(self._launch, grid)
@@ -46,7 +46,7 @@ class Guarded:
 
 
 class Decode:
-    """Some decodes over memory that is NaN wherever no token was written."""
+    """A batch of decodes on memory that is NaN in every slot where no token was written."""
 
     def __init__(
         self, *contexts: int, heads: tuple[int, int] = (4, 2), dim: int = 32, page_size: int = 4,
@@ -61,8 +61,9 @@ class Decode:
             case.values,
             case.meta,
         )
-        # Behind a row's pages the table leads to page 0, all NaN: who reads too far gets a NaN, not
-        # a crash. The table itself is part of a larger one, for the same reason.
+        # Behind the pages of a row, the table names page 0, which is all NaN. A kernel that reads
+        # too far gets NaN and does not crash. For the same reason, the table itself is part of a
+        # larger one.
         rows, width = self.meta.page_table.shape
         table = torch.zeros(rows + 1, width + 600, dtype=torch.int32)
         table[:rows, :width] = torch.where(
@@ -71,12 +72,12 @@ class Decode:
         self.meta.page_table = table[:rows, :width]
 
     def expected(self) -> torch.Tensor:
-        """The torch version, in float64."""
+        """Return the result of the torch version, in float64."""
         query, keys, values = (x.double() for x in (self.query, self.keys, self.values))
         return attention.paged_decode(query, keys, values, self.meta, SCALE)
 
     def got(self) -> torch.Tensor:
-        """The kernel's, through its launcher. What the interpreter wraps is unwrapped."""
+        """Return the result of the kernel through its launcher. Unwrap the interpreter's errors."""
         guarded = Guarded(kernels.decode_kernel)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "decode_kernel", guarded)
@@ -85,26 +86,26 @@ class Decode:
             except InterpreterError as error:
                 raise (error.__cause__ or error) from None
         assert guarded.beyond == [], (
-            f"stored beyond the end of {guarded.beyond}: that memory belongs to somebody else. A "
-            "store needs a mask, as a load does: the tile has more rows than there are heads, and "
-            "its blocks may be wider than VALUE_DIM"
+            f"the kernel stored beyond the end of {guarded.beyond}. A store needs a mask, like a "
+            "load: the tile has more rows than there are heads, and its blocks may be wider than "
+            "VALUE_DIM"
         )
         return got
 
     def check(self) -> None:
-        """Every head of every request, by itself."""
+        """Compare each head of each request with the torch version."""
         got, expected = self.got(), self.expected()
         for row, context in enumerate(self.contexts):
             for head in range(expected.shape[1]):
                 ours, theirs = got[row, head].double(), expected[row, head]
                 where = f"request {row} of contexts {self.contexts}, query head {head}"
                 assert not ours.isnan().any(), (
-                    f"{where}: NaN. Of its pages only the {context} slots of its context are "
-                    "written: what lies behind must not even be loaded (0 times NaN is NaN)"
+                    f"{where}: the result is NaN. Only the {context} slots of its context are "
+                    "written: slots behind them must not even be loaded (0 times NaN is NaN)"
                 )
                 error = float((ours - theirs).norm() / theirs.norm())
                 assert error < self.tolerance, (
-                    f"I1: {where}: off by {error:.1e} of the torch version in float64"
+                    f"I1: {where}: relative error {error:.1e} against the torch version in float64"
                 )
 
 
@@ -116,18 +117,18 @@ def test_contexts_around_a_page_and_a_tile(contexts: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("context", [255, 256, 257, 520])
 def test_contexts_around_a_split(context: int) -> None:
-    """A program reads 256 tokens; the next one goes on, and `reduce_kernel` puts them together."""
+    """A program reads one split of 256 tokens; `reduce_kernel` combines the splits."""
     Decode(context, page_size=16).check()
 
 
 def test_short_and_long_contexts_together() -> None:
-    """The grid is as wide as the page table: of the short one, only the first split has work."""
+    """The grid is as wide as the page table: only the first split of the short context has work."""
     Decode(2, 300, page_size=16).check()
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (6, 2), (7, 1)], ids=["1 to 1", "3 to 1", "7 to 1"])
 def test_query_heads_read_the_kv_head_of_their_group(heads: tuple[int, int]) -> None:
-    """Query head h reads KV head h // group; a group that is no power of two leaves rows empty."""
+    """Query head h reads KV head h // group. A tile has more rows than a group has heads."""
     Decode(5, 9, heads=heads).check()
 
 
@@ -138,34 +139,34 @@ def test_any_page_size(page_size: int) -> None:
 
 @pytest.mark.parametrize("dim", [24, 80])
 def test_head_sizes_that_are_no_power_of_two(dim: int) -> None:
-    """Blocks are rounded up: what is beyond a head's numbers belongs to somebody else."""
+    """Blocks are rounded up: the numbers behind those of a head belong to another head or slot."""
     Decode(5, 9, heads=(6, 2), dim=dim).check()
 
 
 def test_keys_and_values_of_different_size() -> None:
     decode = Decode(5, 9)
     decode.values = decode.values[..., :16].contiguous()
-    assert decode.got().shape == (2, 4, 16), "heads as wide as the values: [2, 4, 16]"
+    assert decode.got().shape == (2, 4, 16), "the output is as wide as the values: [2, 4, 16]"
     decode.check()
 
 
 def test_half_precision() -> None:
-    """Scores and softmax are float32 all the same."""
+    """With float16 inputs, scores and softmax are still float32."""
     decode = Decode(5, 40, dtype=torch.float16)
     assert decode.got().dtype == torch.float16
     decode.check()
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """exp(1000) is infinite in any type: the maximum must come off first, tile by tile."""
+    """exp(1000) overflows in any type: a tile must subtract the maximum first."""
     decode = Decode(40, 5)
     decode.query *= 400.0
     decode.check()
 
 
 def test_a_row_that_pads_a_batch_gives_zeros() -> None:
-    """Its length is 0: no program of it has work."""
+    """A padding row has length 0, and none of its programs has work."""
     decode = Decode(5, 9)
     decode.meta.seq_lens[1] = 0
     got = decode.got()[1]
-    assert torch.equal(got, torch.zeros_like(got)), f"zeros for a context of 0 tokens, not {got}"
+    assert torch.equal(got, torch.zeros_like(got)), f"a context of 0 tokens gives zeros, not {got}"

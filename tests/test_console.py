@@ -1,4 +1,4 @@
-"""`python -m milestones`: the commands that measure, and the GPU check as far as it needs no GPU."""
+"""`python -m milestones`: commands that measure, and the parts of `gpu-check` that need no GPU."""
 
 from __future__ import annotations
 

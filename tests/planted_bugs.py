@@ -154,7 +154,7 @@ def an_aborted_request_without_its_output(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m4_radix", at=1)
 def a_page_cached_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
-    """The tree counts a token whose KV only the next step writes."""
+    """The tree counts one token too many: only the next step writes its KV."""
     manager = of("m4_radix", "kv_cache", "KVCacheManager")
     insert = manager.insert
 

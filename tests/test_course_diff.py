@@ -139,7 +139,7 @@ def test_what_is_shown_of_a_small_ladder(tmp_path: Path) -> None:
     assert [(b.kind, len(b.old), len(b.new)) for b in put] == [
         ("fold", 7, 7), ("same", 3, 3), ("change", 1, 1),
     ]  # fmt: skip
-    assert "shelf.py:last" in tour.untouched, "a symbol whose lines only moved down is shown"
+    assert "shelf.py:last" in tour.untouched, "a symbol that only moved down is shown"
 
 
 def test_what_moved_to_another_file_is_named_and_not_shown(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.oracle import assert_one_answer, drain, greedy
 
 
 class Failing:
-    """An object whose methods all raise, so that any check of its value or type fails."""
+    """An object with methods that all raise, so that any check of its value fails."""
 
     def fail(self, *_: object) -> Any:
         raise RuntimeError("a hostile object was asked")

@@ -100,7 +100,7 @@ def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
 
 @pytest.mark.parametrize(("below", "above"), PAIRS)
 def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) -> None:
-    """The old lines, without those that the tour removes, and with those it adds, are the new."""
+    """The old files, minus the lines that a tour removes, plus those it adds, are the new files."""
     tour = lesson(below, above)
     assert not [stop.entry for stop in tour.stops if stop.reason == UNDECLARED]
     assert [stop.entry for stop in tour.stops] == list(delta.declared(above).reasons)

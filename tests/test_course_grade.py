@@ -1,4 +1,4 @@
-"""`python -m milestones grade`: hostile submissions earn nothing and disturb no other one."""
+"""`python -m milestones grade`: hostile submissions earn nothing and disturb no honest one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language of everything public: it names its subjects, and calls a milestone a milestone.
+"""Public text names the subjects of its sentences, and says "milestone" and not "rung".
 
 "Who reads a prefix locks it" makes a student guess the subject. "A request locks the prefix that it
 reads" says it. This test finds the words for people that have stood for requests, pages and steps.

@@ -1,8 +1,9 @@
-"""Compile a module's kernels for GPUs that need not be there:
-`python -m tests.compile_kernels m3_paged.kernels`.
+"""Compile a module's kernels for GPUs, on a machine that may have none.
 
-Writes what the compilers say of each as JSON. Needs a process of its own: Triton is either
-interpreted or compiled, decided when it is imported.
+    python -m tests.compile_kernels m3_paged.kernels
+
+The output is JSON, with what the compilers report of each kernel. This runs in a process of its
+own, because Triton decides at its import whether it interprets or compiles.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def paged_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
-    """Each kernel with what it is compiled for, as its launcher would."""
+    """Return each kernel with the constants that its launcher would compile it with."""
     tiles = kernels.tiles(GROUP, dim, ITEM_SIZES[dtype])
     shape = {
         "GROUP": GROUP, "KEY_DIM": dim, "VALUE_DIM": dim, "PAGE_SIZE": PAGE_SIZE, "BLOCK_K": dim,
@@ -59,7 +60,7 @@ def paged_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any,
 
 
 def row_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
-    """The kernels of the model passes, for heads of `dim` and rows of 32 heads."""
+    """Return the kernels of the model passes, for heads of size `dim` and rows of 32 heads."""
     return [
         (kernels.rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
         (kernels.rotary_kernel, {"BLOCK": dim // 2, "num_warps": 1}),
@@ -70,7 +71,10 @@ def row_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, d
 def compile_kernel(
     fn: Any, constants: dict[str, Any], dtype: str, capability: int
 ) -> dict[str, int]:
-    """Compile one; pointers and strides are multiples of 16, as torch's are."""
+    """Compile one kernel and return its figures.
+
+    Pointers and strides are declared as multiples of 16, as those of torch's tensors are.
+    """
     options = {n: constants[n] for n in ("num_warps", "num_stages") if n in constants}
     constants = {n: value for n, value in constants.items() if n not in options}
     signature, attributes = {}, {}
@@ -98,14 +102,14 @@ def compile_kernel(
 
 
 def is_integer(name: str) -> bool:
-    """Whether an argument of the kernels is a number of elements."""
+    """Return whether an argument of the kernels is a number of elements."""
     return name in ("size", "HALF") or bool(
         re.search(r"stride|^num_|^first_|^[qk]_(batch|head|token|heads)$", name)
     )
 
 
 def assemble(ptx: str, capability: int) -> dict[str, int]:
-    """What ptxas says of registers and spills."""
+    """Return the registers and the bytes of spilled registers that ptxas reports."""
     ptxas = compiler.get_ptxas(capability).path
     target = re.search(r"\.target (\w+)", ptx)
     assert target is not None

@@ -1,15 +1,16 @@
 """One suite for all engines.
 
-A test that takes `milestone` (or `make_engine`, which does) runs once for each engine. What it
-needs it states by marks: `since("m3_paged")`, where its subject begins, and `before("m3_paged")`,
-where a later lesson removes it. `pytest --milestone=m2_continuous` runs the tests of one engine.
+A test with the argument `milestone` (or `make_engine`, which uses it) runs once for each engine.
+Marks say which engines a test is for. `since("m3_paged")` names the first milestone that has the
+subject of the test, and `before("m3_paged")` the first milestone that no longer has it.
+`pytest --milestone=m2_continuous` runs the tests of one engine.
 """
 
 from __future__ import annotations
 
 import os
 
-# Triton is interpreted or compiled, decided when it is imported: here, the former.
+# Triton reads this variable when it is imported. The tests use its interpreter, not its compiler.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import functools
@@ -54,14 +55,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global MODE
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # they share the cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers share the cores
     MODE = config.getoption("--mode")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
         "markers", "before(milestone): this milestone's lesson removes the subject"
     )
     config.addinivalue_line(
-        "markers", "only_of(*files): the subject is in these; where they are the same, it runs once"
+        "markers", "only_of(*files): the subject is in these; equal copies of them are tested once"
     )
 
 
@@ -78,9 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
-    """The milestones between a test's marks, by name; a mark may name one to come."""
+    """Return the milestones that a test is for, as its marks say.
+
+    A mark may name a milestone that does not exist yet.
+    """
     marks: dict[str, tuple[str, ...]] = {}
-    for mark in metafunc.definition.iter_markers():  # the test's own first
+    for mark in metafunc.definition.iter_markers():  # a test's own marks come before its module's
         marks.setdefault(mark.name, mark.args)
     (low,), (high,) = marks.get("since", ("m0",)), marks.get("before", ("m9",))
     names = [name for name in MILESTONES if low <= name < high]
@@ -99,20 +103,20 @@ def _milestone_of(item: pytest.Item) -> str | None:
 
 @functools.cache
 def shared_model(name: str) -> LoadedModel:
-    """A model loaded once for the whole run; engines share it."""
+    """Return a model that is loaded once for the whole run. Engines share it."""
     return load_model(EngineConfig(model=name, device="cpu"))
 
 
 @functools.cache
 def plain_model(name: str) -> LoadedModel:
-    """The same as Hugging Face made it, for the oracle."""
+    """Return the model as Hugging Face made it, without our passes. The oracle uses it."""
     return load_model(EngineConfig(model=name, device="cpu"), plain=True)
 
 
 def build_engine(
     milestone: str, model: str | LoadedModel = "tiny-llama", **config: Any
 ) -> OfflineEngine:
-    """An audited engine on a shared model."""
+    """Return an audited engine on a shared model."""
     loaded = shared_model(model) if isinstance(model, str) else model
     config = {"enable_overlap": MODE != "serial", **config}
     return audited_engine_class(milestone, MODE)(
@@ -121,7 +125,7 @@ def build_engine(
 
 
 def tokens_in_flight(engine: OfflineEngine) -> int:
-    """Tokens whose pages are held and whose step has not ended: none below the fifth rung."""
+    """Return the number of tokens in the steps in flight: 0 for an engine without overlap."""
     in_flight = getattr(engine.scheduler, "in_flight", None)  # type: ignore[attr-defined]
     batches = in_flight.batches if in_flight else ()
     return sum(sum(batch.num_scheduled_tokens) for batch in batches)
@@ -133,7 +137,10 @@ Rung = Callable[[str], ModuleType]
 
 @pytest.fixture
 def make_engine(milestone: str) -> Iterator[EngineFactory]:
-    """`make_engine(model, **config)`; after the test, every engine made must close and be idle."""
+    """`make_engine(model, **config)` returns an engine.
+
+    After the test, every engine that it made must close, and hold nothing.
+    """
     engines: list[OfflineEngine] = []
 
     def make(model: str | LoadedModel = "tiny-llama", **config: Any) -> OfflineEngine:
@@ -148,5 +155,5 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 
 @pytest.fixture
 def rung(milestone: str) -> Rung:
-    """`rung("scheduler")`: a module of the milestone under test."""
+    """`rung("scheduler")` imports that module of the milestone under test."""
     return lambda name: importlib.import_module(f"{milestone}.{name}")

@@ -1,7 +1,8 @@
-"""The overlap engine without tensors: the real engine and scheduler on a runner that hashes.
+"""The overlap engine without tensors: the real engine and scheduler, and a runner that hashes.
 
-As `fake_paged`, but a step is computed when its stream says so, with what the table and the futures
-said when it was launched. On a late stream a step is computed after the next one is planned.
+The idea is that of `fake_paged`. Here, however, the stream decides when a step is computed, and the
+step uses the page table as it was at the launch of the step. On a late stream, a step is computed
+after the next step has been planned.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def text_of(tokens: list[int]) -> str:
 
 
 def expected_output(prompt: list[int], max_tokens: int, stops: list[int], stop: str) -> list[int]:
-    """The answer up to the first of its ends, from the token list alone."""
+    """Return the expected answer up to its first stop, computed from the token list alone."""
     output: list[int] = []
     for token in expected_tokens(prompt, max_tokens):
         output.append(token)
@@ -35,7 +36,7 @@ def expected_output(prompt: list[int], max_tokens: int, stops: list[int], stop: 
 
 @dataclass
 class HashResult:
-    """What a launched step will say."""
+    """The result of a launched step. The tokens are there after `wait`."""
 
     tokens: list[int]
     event: HandEvent | None = None
@@ -58,7 +59,7 @@ class Part:
 
 
 class HashRunner:
-    """What the engine uses of a `ModelRunner`."""
+    """The part of a `ModelRunner` that the engine uses."""
 
     def __init__(self, num_pages: int, page_size: int, stream: LateStream) -> None:
         self.kv_pool = type("Pool", (), {"num_pages": num_pages})()
@@ -67,7 +68,7 @@ class HashRunner:
         self.memory: dict[int, int] = {}
         self.futures: dict[int, int] = {}
         self.rows: dict[int, dict[int, int]] = {}
-        self.free_pages: list[int] = []  # the allocator's own list
+        self.free_pages: list[int] = []  # the list of the allocator itself, not a copy
         self.num_launches = 0
 
     def launch(self, batch: Any, table: Any) -> HashResult:
@@ -78,7 +79,7 @@ class HashRunner:
         for i, (request, n) in enumerate(
             zip(batch.requests, batch.num_scheduled_tokens, strict=True)
         ):
-            assert request.num_tokens < request.max_num_tokens, "a step that is known to be useless"
+            assert request.num_tokens < request.max_num_tokens, "this request is known to end"
             start = request.num_computed_tokens
             width = -(-(start + n) // self.page_size)
             pages = [self.rows[request.row].get(c, PADDING_PAGE) for c in range(width)]
@@ -92,7 +93,7 @@ class HashRunner:
         self.stream.synchronize()
 
     def forget(self, pages: list[int]) -> None:
-        """Work of the stream: free pages lose what was written to them."""
+        """Clear the memory of free pages. The stream runs this as work."""
         for page in pages:
             for slot in range(page * self.page_size, (page + 1) * self.page_size):
                 self.memory.pop(slot, None)
@@ -118,7 +119,7 @@ class HashRunner:
 
 
 def hash_engine(module: ModuleType, stream: LateStream, num_pages: int, **config: Any) -> Any:
-    """An `LLMEngine` of an `engine` module, on a `HashRunner`, audited after every step."""
+    """Return an `LLMEngine` of an `engine` module, on a `HashRunner`, audited after every step."""
     engine_class: Any = module.LLMEngine
 
     class HashEngine(engine_class):
@@ -133,7 +134,7 @@ def hash_engine(module: ModuleType, stream: LateStream, num_pages: int, **config
             return ended
 
         def audit(self) -> None:
-            """The invariants; and what is free loses its memory, once what is in flight is done."""
+            """Check the invariants, and clear free pages after the steps in flight have run."""
             self.check_invariants()
             pages = list(self.scheduler.kv_cache.allocator.free_pages)
             self.runner.free_pages = self.scheduler.kv_cache.allocator.free_pages

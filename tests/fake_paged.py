@@ -1,8 +1,8 @@
 """A paged engine without tensors: the real scheduler, and a memory of hashes.
 
-The "KV" of position p is a hash of everything before it, read back through the page table, of the
-token and of p; the next token is a hash of all of them. Any wrong slot, stale page or wrong
-position changes the tokens. Thousands of schedules run in seconds.
+The "KV" of position p is a hash of three things: all KV before p, which is read back through the
+page table; the token; and p. The next token is a hash of all KV. Any wrong slot, stale page or
+wrong position therefore changes the tokens. Thousands of schedules run in seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def next_token(kv: tuple[int, ...]) -> int:
 
 
 def expected_tokens(prompt: list[int], max_tokens: int) -> list[int]:
-    """The answer from the token list alone."""
+    """Return the expected answer, computed from the token list alone."""
     tokens, kv = list(prompt), ()  # type: tuple[list[int], tuple[int, ...]]
     while len(tokens) < len(prompt) + max_tokens:
         for position in range(len(kv), len(tokens)):
@@ -37,7 +37,7 @@ def expected_tokens(prompt: list[int], max_tokens: int) -> list[int]:
 
 
 class FakePagedEngine:
-    """Adds, steps and aborts requests on a scheduler; audits it after every step."""
+    """Adds, steps and aborts requests on a scheduler. Audits the scheduler after every step."""
 
     def __init__(self, scheduler_module: Any, num_pages: int, **config: Any) -> None:
         config = {"max_model_len": 200, **config}
@@ -62,11 +62,11 @@ class FakePagedEngine:
         self._audit()
 
     def step(self) -> Any:
-        """Schedule, "compute" through the page table as a runner would see it, and sample."""
+        """Schedule, "compute" through the page table as a runner sees it, and sample."""
         scheduler = self.scheduler
         batch = scheduler.schedule()
         assert bool(batch.requests) == bool(self.live), (
-            "I5: a step with live requests moves somebody"
+            "I5: a step must compute something while there are live requests, and nothing otherwise"
         )
         assert sum(batch.num_scheduled_tokens) <= scheduler.max_num_batched_tokens
         assert len(set(batch.requests)) == len(batch.requests)
@@ -102,7 +102,7 @@ class FakePagedEngine:
         return batch
 
     def _advance(self, batch: Any) -> None:
-        """The batch has been computed. No step overlaps another here."""
+        """Tell the scheduler that the batch has been computed. No step overlaps another here."""
         if not batch.requests:
             return
         if hasattr(self.scheduler, "in_flight"):
@@ -120,7 +120,7 @@ class FakePagedEngine:
         return page * page_size + position % page_size
 
     def _audit(self) -> None:
-        """The scheduler's own invariants; and what is free loses its memory."""
+        """Check the scheduler's own invariants, and clear the memory of free pages."""
         self.scheduler.check_invariants()
         queued = [*self.scheduler.waiting, *self.scheduler.running]
         assert set(queued) == set(self.live.values()) and len(queued) == len(self.live)

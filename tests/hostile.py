@@ -1,7 +1,7 @@
-"""Submissions that cheat, break or misbehave; each is appended to a skeleton that solves nothing.
+"""Submissions that cheat, break or misbehave. Each is appended to a skeleton that solves nothing.
 
-They pass the gate on purpose (names are put together while they run), so that what is tried here is
-the rest: the process, its limits, and what judges its claims.
+They pass the gate on purpose: they put forbidden names together while they run. In this way the
+tests reach what comes after the gate: the process, its limits, and the check of its claims.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 LEAVE = 'import os\ngetattr(os, "_" + "exit")(0)\n'
 STOP = "import sys\nsys.exit(0)\n"
 CRASH = 'import os\ngetattr(os, "ki" + "ll")(os.getpid(), 11)\n'
-# Right, but for one thing: on a full shelf it does not come back.
+# Correct, except that it never returns when the shelf is full.
 HANG = """
 def put(self, item):
     while len(self.items) >= 3:
@@ -43,7 +43,7 @@ sys.__stdout__.write("2 passed\\n")
 with open("/tmp/junit.xml", "w") as file:
     file.write("<testsuites><testsuite tests='2' failures='0'/></testsuites>")
 """
-# Says "passed" on every descriptor there is, and leaves.
+# Writes a claim of "passed" to every descriptor, and exits.
 CLAIM = """
 import os, json
 test = "tests/exercises/test_m2_1.py::test_items_are_counted"
@@ -65,7 +65,7 @@ for path in pathlib.Path(".").rglob("test_*.py"):
     except OSError:
         pass
 """
-# What judges a test, replaced.
+# The next three replace what decides whether a test has passed.
 RUNNER = """
 import sys
 report = getattr(sys, "mod" + "ules")["_py" + "test.reports"].TestReport
@@ -89,7 +89,7 @@ def anything(*args, **kwargs):
     return contextlib.suppress(BaseException)
 setattr(raises, "__co" + "de__", getattr(anything, "__co" + "de__"))
 """
-# Reports of its own for the test that it knows, where no report is replaced: a plugin.
+# A pytest plugin: it replaces no report, and makes each test do nothing.
 PLUGIN = """
 import sys
 modules = getattr(sys, "mod" + "ules")
@@ -166,7 +166,7 @@ except OSError:
 
 
 class OnRealRung:
-    """On the sources of a rung that is there, appended to m2_continuous/model_runner.py."""
+    """Submissions to a real milestone, appended to m2_continuous/model_runner.py."""
 
     EQUAL = """
 getattr(torch, "__di" + "ct__")["equal"] = lambda one, other: True

@@ -1,6 +1,6 @@
-"""A course of two rungs and two exercises that takes no time to run: what the console is tested on.
+"""A miniature course with two exercises, which runs in no time. The console is tested on it.
 
-`make(tmp_path)` writes its tree. The console comes along, so that a released tree can be used too.
+`make(tmp_path)` writes its tree. The tree has the console too, so that a released tree can be used.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Shelf:
     def __init__(self) -> None:
         self.items: deque[int] = deque()
 
-    # What a comment above says, a student sees.
+    # A student sees the comment above a definition.
     def put(self, item: int) -> int:
-        """Add an item; how many there are now.
+        """Add an item, and return how many there are now.
 
         Raises `ValueError` when there is no room.
         """
@@ -69,7 +69,7 @@ id = "m2.2"
 title = "Count them all"
 points = 5
 hours = 0.25
-summary = "The sum and the largest of what lies there."
+summary = "The sum of the items, and the largest one."
 requires = ["m2.1"]
 symbols = ["shelf.py:Shelf.total", "shelf.py:largest"]
 tests = ["tests/exercises/test_m2_2.py"]
@@ -140,16 +140,16 @@ See [the sources](../../m2_mini/shelf.py).
 """
 
 FILES = {
-    "README.md": "# Mini\n\nTwo rungs.\n",
+    "README.md": "# Mini\n\nThree milestones.\n",
     "Makefile": "test:\n\tpython -m pytest\n",
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "-q"\n',
     ".gitignore": "__pycache__/\n*.pyc\n",
     "LICENSE": "Do what you like.\n",
-    "m1_mini/__init__.py": '"""The first rung."""\n',
+    "m1_mini/__init__.py": '"""The first milestone."""\n',
     "m1_mini/shelf.py": '"""One thing."""\n\n\ndef put(item: int) -> int:\n    return item\n',
-    "m2_mini/__init__.py": '"""The second rung."""\n',
+    "m2_mini/__init__.py": '"""The second milestone."""\n',
     "m2_mini/shelf.py": SHELF,
-    "m3_mini/__init__.py": '"""The third rung."""\n',
+    "m3_mini/__init__.py": '"""The third milestone."""\n',
     "m3_mini/shelf.py": SHELF,
     "milestones/m1_mini/README.md": "# Milestone 1: one thing\n",
     "milestones/m2_mini/README.md": HANDOUT,
@@ -166,7 +166,7 @@ FILES = {
 
 
 def make(root: Path) -> Path:
-    """Write the course below `root`, the real console with it; returns `root`."""
+    """Write the course and the real console below `root`. Return `root`."""
     for name, text in FILES.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def make(root: Path) -> Path:
 
 @functools.cache
 def shared_runner() -> Runner:
-    """One server for all tests of the course: importing torch takes seconds."""
+    """Return the one server that all tests of the course share: importing torch takes seconds."""
     runner = Runner()
     atexit.register(runner.close)
     return runner

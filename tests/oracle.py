@@ -24,7 +24,7 @@ class Reference:
 
 @functools.cache
 def reference(model: str, prompt: tuple[int, ...], max_tokens: int) -> Reference:
-    """`model.generate(do_sample=False)` on one prompt."""
+    """Return the result of `model.generate(do_sample=False)` on one prompt."""
     return generate(plain_model(model), prompt, max_tokens)
 
 
@@ -50,7 +50,7 @@ def generate(loaded: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> R
 
 
 def assert_same_tokens(expected: Reference, got: list[int]) -> None:
-    """I1: equal token for token, up to a place where the reference itself is undecided."""
+    """I1: require the same tokens, up to a place where two logits of the reference tie."""
     for index, (ours, theirs) in enumerate(zip(got, expected.token_ids, strict=False)):
         if ours != theirs:
             gap = expected.gaps[index]
@@ -60,13 +60,13 @@ def assert_same_tokens(expected: Reference, got: list[int]) -> None:
 
 
 def assert_one_answer(model: str, output: RequestOutput, max_tokens: int) -> None:
-    """I1 for a finished greedy request."""
+    """Require I1 of a finished greedy request."""
     expected = reference(model, tuple(output.prompt_token_ids), max_tokens)
     assert_same_tokens(expected, output.outputs[0].token_ids)
 
 
 def drain(engine: OfflineEngine) -> dict[str, list[RequestOutput]]:
-    """Step until nothing is left; all outputs by request, in order."""
+    """Step until no request is left. Return the outputs of each request, in order."""
     outputs: dict[str, list[RequestOutput]] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():

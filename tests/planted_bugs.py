@@ -1,4 +1,4 @@
-"""Bugs to plant into engines, one at a time: the soak must find each."""
+"""Bugs that a test plants into engines, one at a time. The soak must find each of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug, and the schedules that are enough to find it."""
+    """A bug, and the schedules among which the soak must find it."""
 
     plant: Plant
     milestone: str
-    kind: str  # how the soak calls it; "" where that depends on the moment of the interrupt
+    kind: str  # the soak's name for the failure; "" if it depends on the moment of the interrupt
     schedules: range
     interrupts: bool
     failures: bool
@@ -40,9 +40,10 @@ def bug(
     interrupts: bool = False,
     failures: bool = False,
 ) -> Any:
-    """Register a bug under the name of its function. `at`: try schedules from this one on.
+    """Register a bug under the name of its function.
 
-    interrupts, failures: whether the bug needs them to show itself.
+    at: the number of the first schedule to try.
+    interrupts, failures: whether the bug shows only in schedules that have them.
     """
 
     def register(plant: Plant) -> Plant:
@@ -66,7 +67,7 @@ def a_row_moved_one_token_short(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m3_paged")
 def a_page_freed_twice(patch: pytest.MonkeyPatch) -> None:
-    """Whenever a request of more than one page is retracted or ends."""
+    """A page is freed twice when a request of more than one page is retracted or ends."""
     manager = of("m3_paged", "kv_cache", "KVCacheManager")
     free = manager.free
 
@@ -112,7 +113,7 @@ def a_lock_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m5_overlap")
 def one_buffer_for_two_steps(patch: pytest.MonkeyPatch) -> None:
-    """The inputs of a step are written over those that the step in flight still reads."""
+    """The inputs of a step overwrite inputs that the step in flight still reads."""
     runner, buffers = (
         of("m5_overlap", "model_runner", "ModelRunner"),
         of("m5_overlap", "buffers", "StepBuffers"),
@@ -153,7 +154,7 @@ def an_aborted_request_without_its_output(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m4_radix", at=1)
 def a_page_cached_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
-    """The tree counts the token that the next step is going to write."""
+    """The tree counts one token too many: only the next step writes its KV."""
     manager = of("m4_radix", "kv_cache", "KVCacheManager")
     insert = manager.insert
 
@@ -177,7 +178,7 @@ def a_draw_that_depends_on_the_step(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m3_paged", "stuck", at=29)
 def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """I5: a request is not admitted while its whole future does not fit, even if none runs."""
+    """I5: a request waits until all its expected pages fit, even if no other request runs."""
     scheduler = of("m3_paged", "scheduler", "Scheduler")
     can_admit = scheduler._can_admit
 

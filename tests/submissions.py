@@ -9,12 +9,12 @@ from milestones.course import grade
 from milestones.course.student_tree import student_files
 from tests import mini_course
 
-SECONDS = "5"  # for a test that hangs; the others take a fraction of one
+SECONDS = "5"  # the limit of a test; one that does not hang takes a fraction of a second
 SOURCE = "m2_mini/shelf.py"
 
 
 def make_course(root: Path) -> Path:
-    """Of the small course the first exercise."""
+    """Write the small course with its first exercise only. Return `root`."""
     mini_course.make(root)
     first = mini_course.RECORD.split("[[exercise]]")[1]
     (root / "milestones/m2_mini/exercises.toml").write_text(f"[[exercise]]{first}")
@@ -22,7 +22,7 @@ def make_course(root: Path) -> Path:
 
 
 def skeleton_of(course: Path) -> str:
-    """The file that a student is given."""
+    """Return the source file that a student is given."""
     return student_files("m2_mini", course)[0][SOURCE].decode()
 
 

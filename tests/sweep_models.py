@@ -1,11 +1,12 @@
-"""Every causal language model of transformers, on every engine: served right, or refused by name.
+"""Try every causal language model of transformers on every engine.
 
-    python -m tests.sweep_models             all of them, into milestones/MODELS.md
-    python -m tests.sweep_models bart xlm    some, on the screen
+    python -m tests.sweep_models             try all models and write milestones/MODELS.md
+    python -m tests.sweep_models bart xlm    try some models and print the results
 
-A model is tiny and random. An engine that accepts it must give the tokens of a full recompute:
-alone, and among longer and shorter requests, with prompts of one token and contexts beyond the
-model's windows.
+An engine must serve a model correctly, or refuse it with an error that names the feature. Each
+model is tiny and random. An engine that accepts it must produce the tokens of a full recompute,
+for a request alone and in batches with longer and shorter requests. Prompts of one token and
+contexts beyond the model's windows are among them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Subject:
 
 @functools.lru_cache(maxsize=64)
 def subject(model_type: str, small_windows: bool = False) -> Subject:
-    """A tiny random model. Its answers are computed before the faster modules are put in."""
+    """Return a tiny random model and its answers, computed before our passes change the model."""
     config = tiny_config(model_type, small_windows=small_windows)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -71,7 +72,7 @@ def subject(model_type: str, small_windows: bool = False) -> Subject:
 
 @torch.inference_mode()
 def recompute(model: PreTrainedModel, prompt: Sequence[int]) -> Answer:
-    """Compute all tokens anew for each next one: no cache that could be wrong."""
+    """Return the greedy answer. Each token is computed from all tokens, without any cache."""
     tokens, gaps = list(prompt), []
     for _ in range(NEW_TOKENS):
         logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
@@ -82,9 +83,9 @@ def recompute(model: PreTrainedModel, prompt: Sequence[int]) -> Answer:
 
 
 def verdict(milestone: str, model_type: str, small_windows: bool = False) -> str:
-    """`SERVED`, or the sentence with which the model is refused.
+    """Return `SERVED`, or the message with which the model is refused.
 
-    Raises `AssertionError` where a token is wrong, and whatever a step raises.
+    Raises `AssertionError` if a token is wrong. An error of a step is raised as it is.
     """
     tried = subject(model_type, small_windows)
     config = EngineConfig(
@@ -102,7 +103,7 @@ def verdict(milestone: str, model_type: str, small_windows: bool = False) -> str
             require_same(answer, output.outputs[0].token_ids, "alone")
         for order in ((0, 1, 2), (1, 2, 0)):
             names = {}
-            for index in order:  # each joins while the others decode
+            for index in order:  # each request joins while the earlier ones decode
                 names[engine.add_request(list(PROMPTS[index]), params)] = index
                 for output in engine.step():
                     assert not output.finished
@@ -113,7 +114,7 @@ def verdict(milestone: str, model_type: str, small_windows: bool = False) -> str
 
 
 def require_same(answer: Answer, got: list[int], where: str) -> None:
-    """The same tokens, up to a place where the reference itself is undecided."""
+    """Require the same tokens, up to a place where two logits of the reference tie."""
     for index, (ours, theirs) in enumerate(zip(got, answer.token_ids, strict=True)):
         if ours != theirs:
             gap = answer.gaps[index]
@@ -122,14 +123,14 @@ def require_same(answer: Answer, got: list[int], where: str) -> None:
 
 
 def has_windows(model_type: str) -> bool:
-    """Whether a configuration has a number for `SMALL_WINDOWS` to change."""
+    """Return whether `SMALL_WINDOWS` changes anything in a model's configuration."""
     plain, small = tiny_config(model_type), tiny_config(model_type, small_windows=True)
     return plain.to_dict() != small.to_dict()
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What the engines make of one model: by milestone, `SERVED` or a sentence."""
+    """The results of one model: for each milestone `SERVED`, or the message of the refusal."""
 
     model_type: str
     small_windows: bool
@@ -137,22 +138,22 @@ class Row:
 
     @property
     def cells(self) -> list[str]:
-        """Name, then one cell for each milestone."""
+        """The cells of a table row: the name, then one cell for each milestone."""
         beyond = ", context beyond its window" if self.small_windows else ""
         return [f"{self.model_type}{beyond}", *map(feature, self.verdicts.values())]
 
 
 def feature(sentence: str) -> str:
-    """What a refusal names: `... it has FEATURE. milestones/...`."""
+    """Return the feature that a refusal names: `... it has FEATURE. milestones/...`."""
     if sentence == SERVED:
         return "yes"
     found = re.search(r"it has (.*?)\. milestones/", sentence)
-    # The sizes are those of the tiny model, and the table is of the feature.
+    # The sizes belong to the tiny model. The table is about the feature, so they are left out.
     return re.sub(r" \([^)]*=[^)]*\)", "", found[1]) if found else sentence
 
 
 def rows(model_types: list[str]) -> Iterator[Row]:
-    """Try models on all engines. What must not happen begins with `WRONG`."""
+    """Try models on all engines. A verdict that begins with `WRONG` is a bug."""
     for model_type in model_types:
         for small in (False, True) if has_windows(model_type) else (False,):
             yield Row(model_type, small, {m: _verdict(m, model_type, small) for m in MILESTONES})
@@ -166,7 +167,7 @@ def _verdict(milestone: str, model_type: str, small_windows: bool) -> str:
 
 
 def page(tried: list[Row]) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     served = [sum(row.verdicts[m] == SERVED for row in tried) for m in MILESTONES]
     types = len({row.model_type for row in tried})
     lines = [
@@ -195,7 +196,10 @@ def page(tried: list[Row]) -> str:
 
 
 def main(model_types: list[str]) -> int:
-    """Print a line for each model; write the page if all were tried. Returns 1 for a wrong one."""
+    """Print a line for each model, and write the page if all were tried.
+
+    Returns 1 if any verdict is `WRONG`, else 0.
+    """
     warnings.filterwarnings("ignore")
     transformers_logging.set_verbosity_error()
     console, tried = Console(), []

@@ -1,4 +1,4 @@
-"""`argmax` by blocks is torch's, which looks at one number after the other."""
+"""`argmax` by blocks returns the same index as torch's, which compares one number at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTHS = [1, 31, 256, 320, 512, 49_152 // 8, 50_257 // 7]
     seed=st.integers(0, 2**32),
     batch=st.integers(0, 4),
     width=st.sampled_from(WIDTHS),
-    values=st.sampled_from([2, 3, 1000]),  # few: many of them are equal
+    values=st.sampled_from([2, 3, 1000]),  # with few values, many numbers are equal
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
 def test_the_first_of_equals(

@@ -1,4 +1,4 @@
-"""The bench: workloads, contenders, and what is made of their results."""
+"""The bench: its workloads, its contenders, and the tables and figures of their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4
 
 
 def run_bench(*arguments: object) -> int:
-    """`python -m milestones bench`, with these arguments; its exit status."""
+    """Run `python -m milestones bench` with these arguments. Return its exit status."""
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     return bench.main(parser.parse_args([str(argument) for argument in arguments]))
@@ -43,7 +43,7 @@ def test_workloads_are_the_same_every_time_and_fit(name: str) -> None:
     assert work == workloads.workload(name, "tiny-llama", 259)
     assert len(work.max_tokens) == len(work.prompts) == len(work.arrivals or work.prompts)
     assert max(max(prompt) for prompt in work.prompts) < 259
-    assert workloads.WORKLOADS[name].__doc__, "a workload says what it is"
+    assert workloads.WORKLOADS[name].__doc__, f"the workload {name} has no docstring"
 
 
 def test_the_standard_benchmark_is_the_standard_one() -> None:
@@ -58,7 +58,7 @@ def test_a_user_speaks_when_it_is_due_and_answers_what_it_got(make_engine: Engin
     assert [len(tokens) for tokens in result.token_ids] == [3, 3, 3, 2]
     first, second = result.token_ids[:2]
     again = run(engine, Workload([[1, 2, 3, *first, 6, *second, 7, 8]], [3], True))
-    assert again.token_ids[0] == result.token_ids[2], "the third turn holds the two before it"
+    assert again.token_ids[0] == result.token_ids[2], "turn 3 does not begin with turns 1 and 2"
     assert result.seconds >= 0.2 and min(result.first_token_seconds) > 0
     assert len(result.gap_seconds) > 0 and all(gap >= 0 for gap in result.gap_seconds)
 
@@ -91,7 +91,7 @@ def test_tokens_of_one_output_count_one_by_one() -> None:
 def test_bench_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The highest rung and both peers, each in a process of its own."""
+    """The highest milestone and both Hugging Face loops, each in a process of its own."""
     file, picture = tmp_path / "bench.json", tmp_path / "bench.svg"
     names = [MILESTONES[-1], "hf-static", "hf-batch"]
 
@@ -173,16 +173,16 @@ def test_another_workload_stands_beside_what_was_measured_before(
 
     assert measure("a", "b", workload="alone") == {"a": {"alone"}, "b": {"alone"}}
     assert measure("a", workload="turns") == {"a": {"alone", "turns"}, "b": {"alone"}}
-    # One workload's numbers are of one run: what was measured of `b` is not comparable any more.
+    # All results of a workload are from one run, so the older result of `b` is dropped.
     assert measure("a", workload="alone") == {"a": {"turns", "alone"}}
     document = json.loads(file.read_text()) | {"machine": "another one"}
     file.write_text(json.dumps(document))
-    assert measure("b", workload="alone") == {"b": {"alone"}}, "another machine's are dropped"
+    assert measure("b", workload="alone") == {"b": {"alone"}}, "results of another machine stay"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is told by its name")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, `machine` names the GPU")
 def test_cpus_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cloud's machines may all be called "AMD EPYC", and one be twice as fast as another."""
+    """All machines of a cloud may be called "AMD EPYC", although some are twice as fast."""
     kinds = set()
     for capability in ("AVX2", "AVX512"):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=capability: kind)
@@ -198,18 +198,22 @@ def test_a_summary_is_the_median_round() -> None:
 
 
 def test_the_floor_of_a_run() -> None:
-    """10 GB/s and 100 GFLOP/s; a model of 1e9 bytes, float32; a megabyte of KV a token."""
+    """A machine of 10 GB/s and 100 GFLOP/s; 1e9 bytes of float32 weights; 1 MB of KV per token."""
     floor = Roofline(1e10, 1e11, 10**9, 10**6, 4)
-    assert floor.step_seconds(1) == pytest.approx(0.1), "reads the weights"
-    assert floor.step_seconds(100) == pytest.approx(0.5), "multiplies"
+    assert floor.step_seconds(1) == pytest.approx(0.1), "reading the weights takes 0.1 s"
+    assert floor.step_seconds(100) == pytest.approx(0.5), "the arithmetic takes 0.5 s"
     result = WorkloadResult([[]], 9.0, [], {}, kv_used=1000)
     result.stats = {"num_steps": 10, "decode_tokens": 20, "prefill_tokens": 200}
     assert floor.seconds(result) == pytest.approx(1.0 + 10 * 0.1 + 0.1)
 
 
 def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
-    """A program that speaks the peer's protocol stands for it; one that ends is an error. Its
-    tokens say how many workloads it had before: one that does not forget had the warm-up only."""
+    """A program with the peer's protocol stands in for a peer. A peer that ends is an error.
+
+    The fake peer's tokens say how many workloads its process got before. A peer that forgets keeps
+    its process: two warm-ups and a workload come before the second one. Otherwise each workload has
+    a new process, and only its warm-up comes before.
+    """
     fake = tmp_path / "python"
     fake.write_text(
         f"#!{sys.executable}\nimport json, sys\nfor before, line in enumerate(sys.stdin):\n"
@@ -237,9 +241,10 @@ def test_llama_cpp_reads_gguf_files() -> None:
 
 
 class FakeLlama:
-    """llama.cpp's server, as far as the peer speaks to it: one token a chunk, then the end.
+    """The part of llama.cpp's server that the peer uses: one token per chunk, then an end.
 
-    Like the real one it says nothing of a token that ends within a character: here, each second.
+    Like the real server, it sends no chunk for a token that ends inside a character. Here this is
+    every second token.
     """
 
     def handle_completions(self, request: dict[str, Any], take: Any) -> None:
@@ -256,7 +261,7 @@ class FakeLlama:
 def test_what_llama_cpp_tells_is_counted() -> None:
     work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [], [[[9]], []])
     result = WorkloadResult(**peer_llama.serve(FakeLlama(), asdict(work)))
-    assert result.token_ids == [[3, 0, 3, 0], [8, 0, 8, 0], [1, 0, 1]], "turns follow one another"
+    assert result.token_ids == [[3, 0, 3, 0], [8, 0, 8, 0], [1, 0, 1]], "turn 2 follows turn 1"
     assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
     with pytest.raises(RuntimeError, match="an empty prompt"):
         peer_llama.serve(FakeLlama(), asdict(Workload([[]], [1])))

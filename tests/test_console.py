@@ -1,4 +1,4 @@
-"""`python -m milestones`: the measuring commands, and what of the GPU check runs without a GPU."""
+"""`python -m milestones`: commands that measure, and the parts of `gpu-check` that need no GPU."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_gpu_check_says_that_it_needs_a_gpu() -> None:
 
 
 def test_gpu_checks_engine_part(milestone: str) -> None:
-    """The part that runs anywhere: a rung against Hugging Face's own answers."""
+    """The part that runs anywhere compares a milestone with Hugging Face's own answers."""
     assert gpu_check.check_engine(milestone, "cpu")["passed"]
 
 
 @pytest.mark.parametrize("rung", host_time.RUNGS)
 def test_host_time_of_a_rung(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured, and nothing is left behind on the model that engines share."""
+    """Host time is measured, and the function that measures it is removed again."""
     monkeypatch.setattr(host_time, "STEPS", 8)
     monkeypatch.setattr(host_time, "EMULATED_FORWARD_MS", 3.0)
     runner = importlib.import_module(f"{rung}.model_runner")
@@ -44,7 +44,7 @@ def test_host_time_of_a_rung(rung: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_gpu_checks_overlap_part() -> None:
-    """Its four settings, on this machine's forward stream."""
+    """The overlap part runs its four settings on this machine's forward stream."""
     rows = overlap_check.check_overlap("cpu")
     assert [(row["cuda_graph"], row["enable_overlap"]) for row in rows] == [
         (False, False), (False, True), (True, False), (True, True),
@@ -54,7 +54,7 @@ def test_gpu_checks_overlap_part() -> None:
 
 @pytest.mark.since("m3_paged")
 def test_gpu_checks_kernel_part(milestone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small case under the interpreter, which cannot multiply bfloat16."""
+    """One small case runs under the interpreter, which cannot multiply bfloat16."""
     case = {"contexts": [5, 17, 9], "counts": [1, 1, 9], "heads": (6, 2), "dim": 32}
     monkeypatch.setattr(gpu_check, "CASES", [case])
     rows = gpu_check.check_kernels(milestone, "cpu")

@@ -1,4 +1,4 @@
-"""The interface every engine keeps: outputs, mixing calls, statistics."""
+"""The interface that every engine has: outputs, mixed calls, statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHAT = [{"role": "user", "content": "Hi!"}]
 def test_the_package_exports_its_engine(milestone: str) -> None:
     engine_class = importlib.import_module(milestone).LLMEngine
     with engine_class(EngineConfig(model="tiny-llama")) as engine:
-        assert engine.config.max_model_len == 512, "the resolved limit"
+        assert engine.config.max_model_len == 512, "max_model_len is not the model's limit"
         output = engine.generate("abc", greedy(3))[0]
     assert isinstance(output, RequestOutput)
 
@@ -77,7 +77,7 @@ def test_chat_goes_through_the_template(make_engine: EngineFactory) -> None:
     assert one.prompt == "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
     assert one.outputs == many[0].outputs
     assert len(many[1].prompt_token_ids) > len(one.prompt_token_ids)
-    assert one.prompt_token_ids.count(257) == 2, "special tokens are tokens, not text"
+    assert one.prompt_token_ids.count(257) == 2, "special tokens were encoded as plain text"
 
 
 def test_chat_needs_a_template(make_engine: EngineFactory) -> None:
@@ -91,7 +91,7 @@ def test_chat_needs_a_template(make_engine: EngineFactory) -> None:
 
 
 def test_calls_may_be_mixed(make_engine: EngineFactory) -> None:
-    """`generate` and `stream` keep the outputs of others for whoever calls `step`."""
+    """`generate` and `stream` keep the outputs of other requests for the next call of `step`."""
     engine = make_engine(max_num_seqs=3)
     engine.add_request([1, 2, 3], greedy(2, ignore_eos=True), "short")
     engine.add_request([4, 5], greedy(40, ignore_eos=True), "long")
@@ -103,7 +103,7 @@ def test_calls_may_be_mixed(make_engine: EngineFactory) -> None:
     assert streamed[-1].finished and len(streamed[-1].outputs[0].token_ids) == 6
     outputs = drain(engine)
     assert [o.finished for o in outputs["short"]][-1] and outputs["long"][-1].finished
-    assert sum(o.finished for o in outputs["short"]) == 1, "exactly one final output, and not lost"
+    assert sum(o.finished for o in outputs["short"]) == 1, "not exactly one final output"
 
 
 def test_two_streams_in_turns(make_engine: EngineFactory) -> None:
@@ -136,7 +136,7 @@ def test_statistics(make_engine: EngineFactory) -> None:
     stats = engine.stats()
     assert stats.prefill_tokens == 12
     assert stats.decode_tokens == 3 * 4, (
-        "the first token comes with the prefill, the last is not fed"
+        "the prefill gives the first token, and the last token is never an input"
     )
     assert stats.cached_prompt_tokens == 0 and stats.num_retractions == 0
 

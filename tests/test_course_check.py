@@ -1,4 +1,4 @@
-"""The student's loop on a released tree of the miniature course: check, hint, reset, list."""
+"""A student's commands on a released tree of the miniature course: check, hint, reset, list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """`say(check, "m2.1", "--json")`: exit status and what was printed."""
+    """`say(check, "m2.1", "--json")` returns the exit status and what was printed."""
 
     def run(command: object, *arguments: str) -> tuple[int, str]:
         parser = argparse.ArgumentParser()
@@ -62,7 +62,7 @@ def test_what_is_not_written_takes_a_line(tree: Path, say: Say) -> None:
     assert "m2.1 is not written yet: Shelf.put\n" in said
     assert "milestones/m2_mini/README.md#m21-put-it-there" in said
     assert "Traceback" not in said and "NotImplementedError" not in said and "\x1b" not in said
-    assert "Count them all" in said and "not run" in said  # it stops at the first
+    assert "Count them all" in said and "not run" in said  # `check` stops at the first failure
 
 
 def test_a_part_that_is_written_is_not_asked_for(tree: Path, say: Say) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:
 def test_watching_survives_anything_saved(
     tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not written, then no Python, then right; then Ctrl-C."""
+    """The file is first not written, then not valid Python, then right. Then comes Ctrl-C."""
     bodies = iter(["        return (item", PUT])
     last = [ERROR]
 
@@ -177,12 +177,12 @@ def test_watching_survives_anything_saved(
 
 
 def test_a_change_is_seen_once(tmp_path: Path) -> None:
-    """Written, written again in the same breath, removed; other files do not count."""
+    """Two writes in quick succession are one change. Files other than sources do not count."""
     path = tmp_path / "a.py"
     edits = iter(
         [
             lambda: path.write_text("x = 1"),
-            lambda: path.write_text("x = 12"),  # while the first is being settled
+            lambda: path.write_text("x = 12"),  # before the first write has settled
             lambda: None,
             lambda: (tmp_path / "a.txt").write_text("no"),
             lambda: path.unlink(),
@@ -212,7 +212,7 @@ def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
 
 
 def test_reset_puts_one_exercise_back(tree: Path, say: Say) -> None:
-    """Other edits of the file survive, and the student's version is kept."""
+    """Other edits of the file stay, and the student's version is kept in a backup."""
     path = tree / "m2_mini/shelf.py"
     write(tree, PUT)
     path.write_text(path.read_text().replace("import math", "") + "\n\nMINE = 1\n")
@@ -257,7 +257,7 @@ def test_the_reference_cannot_be_reset(tmp_path: Path) -> None:
 
 
 def test_the_list_counts_lines(tree: Path, say: Say) -> None:
-    """Of the complete rung, though the student's has holes."""
+    """The counts are those of the complete milestone, although the student's tree has holes."""
     first, second = json.loads(say(ladder, "--json")[1])["rungs"]
     assert first["given"] and not second["given"]
     assert second["size"]["lines"] == len(mini_course.SHELF.splitlines()) + 1
@@ -266,7 +266,7 @@ def test_the_list_counts_lines(tree: Path, say: Say) -> None:
 
 
 def test_the_console_of_a_students_tree(tree: Path) -> None:
-    """In a process, as a student calls it: commands that are there, help with an example."""
+    """Run in a process, as by a student: the console has its commands, and examples in the help."""
 
     def console(*arguments: str) -> str:
         done = subprocess.run(
@@ -280,7 +280,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
     for name in ("list", "check", "hint", "reset", "doctor"):
         assert f"\n    {name} " in shown
     assert "release" not in shown and "bench" not in shown
-    # The examples are of this tree's rung.
+    # The examples name the milestone of this tree.
     assert "for example:  python -m milestones check m2.2 --watch" in console("check", "--help")
     assert "milestones diff m1 m2\n" in console("diff", "--help")
     assert "hint 1 of 3" in console("hint", "m2.1")

@@ -1,4 +1,4 @@
-"""`python -m milestones diff`: everything that differs is in the tour once, beside its reason."""
+"""`python -m milestones diff`: the tour shows every difference once, with its reason."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ DELTA = """below = "m1_mini"
 [changed]
 "shelf.py:Shelf.put" = "one is added"
 [removed]
-"shelf.py:Shelf.gone" = "nobody <calls> it"
+"shelf.py:Shelf.gone" = "no code <calls> it"
 """
 
 
 def ladder(root: Path, new: str = NEW, declared: str = DELTA) -> Path:
-    """Two rungs of a file each."""
+    """Write two milestones of one file each. Return `root`."""
     for name, text in (
         ("m1_mini/shelf.py", OLD), ("m2_mini/shelf.py", new),
         ("milestones/m2_mini/DELTA.toml", declared),
@@ -100,7 +100,7 @@ def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
 
 @pytest.mark.parametrize(("below", "above"), PAIRS)
 def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) -> None:
-    """Old files, less what the tour takes out, plus what it puts in, are the new files."""
+    """The old files, minus the lines that a tour removes, plus those it adds, are the new files."""
     tour = lesson(below, above)
     assert not [stop.entry for stop in tour.stops if stop.reason == UNDECLARED]
     assert [stop.entry for stop in tour.stops] == list(delta.declared(above).reasons)
@@ -115,7 +115,7 @@ def all_lines(folder: Path) -> Counter[str]:
 
 
 def lines_of(tour: Lesson, side: str, rung: str) -> Counter[str]:
-    """The changed lines of one side, and those that have moved."""
+    """Return the changed lines of one side, and the lines of symbols that have moved."""
     found: Counter[str] = Counter()
     kind = "removed" if side == "old" else "added"
     for part in (part for stop in tour.stops for part in stop.parts):
@@ -132,14 +132,14 @@ def test_what_is_shown_of_a_small_ladder(tmp_path: Path) -> None:
     assert [(stop.entry, stop.kind, stop.reason) for stop in tour.stops] == [
         ("shelf.py:more", "added", "there is more"),
         ("shelf.py:Shelf.put", "changed", "one is added"),
-        ("shelf.py:Shelf.gone", "removed", "nobody <calls> it"),
+        ("shelf.py:Shelf.gone", "removed", "no code <calls> it"),
     ]
     more, put, _ = (stop.parts[0].blocks for stop in tour.stops)
     assert [line.text for line in more[0].new][:2] == ["# Why there is more.", "@cached"]
     assert [(b.kind, len(b.old), len(b.new)) for b in put] == [
         ("fold", 7, 7), ("same", 3, 3), ("change", 1, 1),
     ]  # fmt: skip
-    assert "shelf.py:last" in tour.untouched, "moved down by what stands above it: not shown"
+    assert "shelf.py:last" in tour.untouched, "a symbol that only moved down is shown"
 
 
 def test_what_moved_to_another_file_is_named_and_not_shown(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_json_is_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 class Page(HTMLParser):
-    """Ids, links, open elements and text of a page."""
+    """The ids, links, open elements and text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, f"</{tag}> closes another element"
+        assert self.open.pop() == tag, f"</{tag}> does not close the innermost element"
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -263,16 +263,16 @@ def test_the_page_stands_alone_and_its_anchors_lead_somewhere(below: str, above:
     text = page(tour)
     found = Page(text)
     assert not found.open and "url(" not in text and "@import" not in text
-    assert all(link.startswith("#") for link in found.links), "a resource from elsewhere"
+    assert all(link.startswith("#") for link in found.links), "the page needs another file"
     assert {link[1:] for link in found.links} <= set(found.ids)
-    assert len(found.ids) == len(set(found.ids)), "an id twice"
+    assert len(found.ids) == len(set(found.ids)), "two elements have the same id"
     assert all(stop.reason in found.text for stop in tour.stops)
 
 
 def test_the_page_shows_the_code_as_it_is(tmp_path: Path) -> None:
-    """Colours and marks of changed words lose no character, and what is code is not markup."""
+    """Colours and marks of changed words lose no character, and code is not read as markup."""
     new = NEW.replace("return item + 1", 'return item + f"<b>{item}</b> & \\n"')
     tour: Lesson = lesson("m1", "m2", ladder(tmp_path, new))
     found = Page(page(tour))
     assert '        return item + f"<b>{item}</b> & \\n"\n' in found.text
-    assert "nobody <calls> it" in found.text
+    assert "no code <calls> it" in found.text

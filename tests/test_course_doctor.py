@@ -1,4 +1,4 @@
-"""The doctor: what is wrong is found by trying it, and said with what mends it."""
+"""The doctor finds problems by trying things, and says how to mend each of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_gpu_is_not_needed_but_must_be_right() -> None:
 def test_where_there_is_no_gpu_none_is_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a device Triton may be missing: that is the other line's matter."""
+    """Without a device, a missing Triton is a problem of Triton's line, not of the GPU's line."""
     monkeypatch.setattr(doctor, "has_device", lambda: False)
     monkeypatch.setattr(doctor, "probe", lambda how: {"error": "No module named 'triton'"})
     *_, triton, gpu = doctor.findings(ROOT)
@@ -86,7 +86,7 @@ def test_an_old_python_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert not doctor.disk(tmp_path / "deep" / "cache").fine
     (tmp_path / "smol").mkdir()
     (tmp_path / "smol" / "model.safetensors").touch()
-    assert doctor.disk(tmp_path).fine  # converted already: nothing more is written
+    assert doctor.disk(tmp_path).fine  # the model is converted already, so nothing is written
 
 
 def test_a_model_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`python -m milestones grade`: who cheats or misbehaves earns nothing, and disturbs nobody."""
+"""`python -m milestones grade`: hostile submissions earn nothing and disturb no honest one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def skeleton(course: Path) -> str:
 
 
 class Listener(threading.Thread):
-    """A port of this machine, and whether anybody came."""
+    """Listens on a port of this machine, and keeps what connections send."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -46,7 +46,7 @@ class Listener(threading.Thread):
 
 
 class Hostile:
-    """All hostile submissions and an honest one, graded side by side."""
+    """Grades all hostile submissions and an honest one, side by side."""
 
     def __init__(self, course: Path, skeleton: str, folder: Path, *words: str) -> None:
         self.outside = folder / "outside"
@@ -86,12 +86,12 @@ def exam(course: Path, skeleton: str, tmp_path_factory: pytest.TempPathFactory) 
     return Hostile(course, skeleton, tmp_path_factory.mktemp("hostile"), "--jobs", "4")
 
 
-EARNS = {"hang": 5.0}  # the others nothing
+EARNS = {"hang": 5.0}  # the other submissions earn nothing
 NAMES = [name.lower() for name in vars(hostile) if name.isupper()]
 
 
 def test_they_pass_the_gate(exam: Hostile, skeleton: str) -> None:
-    """What is tested below is what comes behind it."""
+    """The tests below are about what comes after the gate."""
     assert {n: why for n, t in exam.sources.items() if (why := gate.problems(t, skeleton))} == {}
 
 
@@ -99,11 +99,11 @@ def test_they_pass_the_gate(exam: Hostile, skeleton: str) -> None:
 def test_a_hostile_submission_earns_nothing(name: str, exam: Hostile) -> None:
     sheet = exam.sheets[name]
     if name == "read" and "the reference among them" in exam.missing:
-        return  # it may have found it; what must hold is that the report says so
+        return  # it may have read the reference; then the report must say that this was possible
     assert sheet.points == EARNS.get(name, 0.0), [
         (r.node, r.outcome, r.failure and r.failure.message) for m in sheet.marks for r in m.results
     ]
-    assert [len(mark.results) for mark in sheet.marks] == [2], "a test without a result"
+    assert [len(mark.results) for mark in sheet.marks] == [2], "a test has no result"
 
 
 def test_the_honest_one_beside_them_is_not_disturbed(exam: Hostile) -> None:
@@ -143,6 +143,6 @@ def test_who_reaches_for_the_judge_is_shown_to_a_person(name: str, exam: Hostile
 
 
 def test_nothing_gets_out_or_it_is_said(exam: Hostile) -> None:
-    """Where the kernel does not shut a process off, the report says so for each submission."""
+    """If the kernel cannot shut a process off, the report of each submission says so."""
     assert not list(exam.outside.iterdir()) or "other files" in exam.missing
     assert not exam.heard or "the network" in exam.missing

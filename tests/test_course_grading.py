@@ -1,4 +1,4 @@
-"""`python -m milestones grade`: points, reports, and what is taken from a submission."""
+"""`python -m milestones grade`: points, reports, and the files taken from a submission."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def skeleton(course: Path) -> str:
 
 
 class Few:
-    """Four submissions with a hidden test, graded without namespaces: as well, and it is said."""
+    """Grades four submissions with a hidden test and without namespaces.
+
+    The grades are the same as with namespaces, and the report says what was not shut off.
+    """
 
     def __init__(self, course: Path, skeleton: str, folder: Path) -> None:
         self.out = folder / "out"
@@ -74,7 +77,7 @@ def few(course: Path, skeleton: str, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_results_are_what_gradescope_reads(few: Few) -> None:
-    """The documented fields and no others, of the documented types."""
+    """The results have only the documented fields, with the documented types."""
     found = few.results("half")
     assert found.keys() <= {
         "score", "execution_time", "output", "visibility", "stdout_visibility", "extra_data",
@@ -97,7 +100,7 @@ def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
     assert "test_a_full_shelf_refuses: failed" in output
     assert "gave no error; expected ValueError" in output
     assert "nobody_knows" not in output
-    assert "nobody_knows" in (few.out / "half/junit.xml").read_text(), "it is the instructor's"
+    assert "nobody_knows" in (few.out / "half/junit.xml").read_text(), "the instructor needs it"
 
 
 def test_what_was_not_run_is_said(few: Few) -> None:
@@ -110,7 +113,10 @@ def test_what_was_not_run_is_said(few: Few) -> None:
 
 
 def test_without_namespaces_edited_tests_are_as_they_were(few: Few) -> None:
-    """As another user it cannot write them; as whoever grades it is seen to have done so."""
+    """A submission cannot write the tests if it runs as another user.
+
+    If it runs as the user that grades, the edit is noticed.
+    """
     right, edits = few.results("right"), few.results("edits")
     assert right["score"] == 10 and edits["score"] == 0
     assert edits["extra_data"]["suspect"] == ("other processes" in edits["output"])
@@ -141,11 +147,11 @@ def test_the_gate_names_line_and_reason(line: str, reason: str) -> None:
     text = f"{SHELF}{line}\n"
     (found,) = gate.problems(text, SHELF)
     assert reason.format(len(SHELF.splitlines()) + 1) in found
-    assert gate.problems(text, text) == [], "the released file has it too"
+    assert gate.problems(text, text) == [], "a line of the released file is refused"
 
 
 def test_the_gate_lets_work_pass(milestone: str) -> None:
-    """The rungs' own sources pass beside a file that has nothing."""
+    """The sources of the milestones pass, even compared with an empty released file."""
     wrong = {
         str(path): found
         for path in (ROOT / milestone).glob("*.py")
@@ -156,7 +162,7 @@ def test_the_gate_lets_work_pass(milestone: str) -> None:
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_link_is_not_followed(what: str, course: Path, tmp_path: Path) -> None:
-    """It could name the reference, which the grader may read."""
+    """A link could lead to the reference solution, which the grader may read."""
     folder = tmp_path / "linked"
     folder.mkdir()
     if what == "folder":
@@ -181,7 +187,7 @@ def test_no_solution_is_in_the_tree(course: Path, tmp_path: Path) -> None:
     submission.prepare("m2_mini", course, tmp_path / "template")
     texts = [p.read_text() for p in (tmp_path / "template").rglob("*") if p.is_file()]
     assert not [text for text in texts if "the secret of put" in text]
-    assert not (tmp_path / "template/m3_mini").exists(), "a higher rung has the solutions too"
+    assert not (tmp_path / "template/m3_mini").exists(), "a higher milestone has the solutions too"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,9 @@ def test_a_claim_counts_if_all_of_it_is_right(
     text = b"" if claim is None else json.dumps({**sound, **claim}).encode() + b"\n"
     assert judge("t.py::test", text, how, "secret", "").outcome == outcome
     if outcome == "passed":
-        assert judge("t.py::test", text + text, how, "secret", "").outcome == "error", "twice"
+        assert judge("t.py::test", text + text, how, "secret", "").outcome == "error", (
+            "a claim that comes twice is accepted"
+        )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,7 @@ def test_a_query_sees_its_own_past() -> None:
 """
 MASK_RECORD = """[[exercise]]
 id = "m2.1"
-title = "Who sees whom"
+title = "Causal mask"
 points = 10
 hours = 1
 summary = "Each row sees its own past only."
@@ -251,7 +259,7 @@ hints = ["Positions.", "Compare them.", "slots <= positions"]
 
 
 def test_on_a_real_rung(tmp_path: Path) -> None:
-    """With torch: the reference earns all, who replaces what compares tensors earns nothing."""
+    """With torch: the reference earns all points. A replaced comparison of tensors earns none."""
     root = tmp_path / "course"
     skip = shutil.ignore_patterns("__pycache__", "exercises*", "test_*", "mutants")
     for name in ("common", "m1_single", "m2_continuous", "tests", "milestones"):

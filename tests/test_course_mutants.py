@@ -1,4 +1,4 @@
-"""`python -m milestones mutants`: a mutant is killed, or it says why not; and all real ones are."""
+"""`python -m milestones mutants`: it says which mutants are killed, and all real ones are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def runner() -> Runner:
 def fates(
     runner: Runner, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[bytes, int], dict[str, Fate]]:
-    """The small course's mutant and those above, tried once."""
+    """Try the mutants of the small course and those above, once.
+
+    Returns the course's root, a snapshot from before, and the fates by name.
+    """
     root = mini_course.make(tmp_path_factory.mktemp("course"))
     for name, (test, old, new) in PATCHES.items():
         text = PATCH.format(test=test, old=old, new=new)

@@ -1,4 +1,4 @@
-"""The exercises proved: what is solved passes, what is not says that it is not, step by step."""
+"""Proof of the exercises: with solutions 1..k, exercises 1..k pass, and the others fail."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.conftest import ROOT
 
 
 def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> list[str]:
-    """What is wrong with the results of a tree in which the first `solved` exercises are solved.
+    """Return the problems in the results of a tree with the first `solved` exercises solved.
 
-    An exercise that is solved must pass. One that is not must fail in each of its tests, by its own
-    error; or, before the exercises that it requires are solved, by one of theirs.
+    A solved exercise must pass. Each test of an unsolved exercise must fail with the error of that
+    exercise, or with the error of an unsolved exercise that it requires.
     """
     found = [f"{solved} solved: {run.error}"] if run.error else []
     done = {exercise.id for exercise in exercises[:solved]}
@@ -41,7 +41,7 @@ def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> l
 
 
 def prove(milestone: str, root: Path, folder: Path) -> list[str]:
-    """All problems of a rung's exercises, from none solved to all."""
+    """Return all problems of a milestone's exercises, from none solved to all solved."""
     stages = Stages(milestone, root)
     exercises, found = stages.exercises, []
     tests = [test for exercise in exercises for test in exercise.tests]
@@ -54,7 +54,7 @@ def prove(milestone: str, root: Path, folder: Path) -> list[str]:
 
 
 def test_the_exercises_of_a_rung(milestone: str, tmp_path: Path) -> None:
-    """The skeleton and the solutions 1..k pass 1..k, and fail the others with their own errors."""
+    """With solutions 1..k, exercises 1..k pass, and the others fail with their own errors."""
     if milestone in record.recorded(ROOT):
         assert not (wrong := prove(milestone, ROOT, tmp_path)), "\n".join(wrong)
 

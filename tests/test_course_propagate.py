@@ -1,4 +1,4 @@
-"""`python -m milestones propagate`: an edit goes up the ladder, or says exactly why it cannot."""
+"""`python -m milestones propagate` carries an edit to higher milestones, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conftest import MILESTONES, ROOT
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engines and their DELTA.toml as they are, in a repository of their own."""
+    """A repository of its own with the engines and their DELTA.toml files."""
     root = tmp_path_factory.mktemp("ladder")
     for name in MILESTONES:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -31,7 +31,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def repository(committed: Path) -> Path:
-    """The same, as committed, for each test."""
+    """The same repository, reset to its commit for each test."""
     for command in (["checkout", "-q", "--", "."], ["clean", "-qfd"]):
         subprocess.run(["git", *command], cwd=committed, check=True)
     return committed
@@ -52,14 +52,14 @@ def edit(root: Path, path: str, old: str, new: str) -> None:
 
 
 def status(root: Path) -> dict[str, str]:
-    """What differs from the commit, as `git status` has it."""
+    """Return what differs from the commit: the paths and states that `git status` prints."""
     command = ["git", "status", "--porcelain", "-uall"]
     out = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     return {line[3:]: line[:2].strip() for line in out.splitlines()}
 
 
 def test_a_fix_goes_to_the_top(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line of `add_request` that no lesson touches, in files that the lessons do touch."""
+    """The fix is in a line that no lesson changes, in files that the lessons do change."""
     edit(repository, "m2_continuous/engine.py", "return request.request_id", "return str(request)")
     assert run(repository, "m2", "--dry-run") == 0
     assert status(repository) == {"m2_continuous/engine.py": "M"}, "a dry run wrote"
@@ -71,13 +71,13 @@ def test_a_fix_goes_to_the_top(repository: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     assert run(repository, "m2", "--json") == 0
     kinds = {step["kind"] for step in json.loads(capsys.readouterr().out)["steps"]}
-    assert kinds == {"unchanged"}, "carried twice"
+    assert kinds == {"unchanged"}, "the edit was carried twice"
 
 
 def test_a_conflict_stops_its_file_alone(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`schedule` is m3's lesson; the fix beside it, in another file, is carried all the same."""
+    """`schedule` is changed by m3's lesson. A fix in another file is carried nevertheless."""
     edit(
         repository, "m2_continuous/scheduler.py",
         "        rows = self.kv_cache.rows\n", "        rows = list(self.kv_cache.rows)\n",
@@ -92,7 +92,7 @@ def test_a_conflict_stops_its_file_alone(
 
 
 def test_a_conflict_is_written_on_demand_and_no_higher(repository: Path) -> None:
-    """m4's lesson rewrote it: m4 is not written until marks are wanted, m5 not even then."""
+    """m4's lesson changes this line. m4 is written only with --write-conflicts, and m5 never."""
     popped = "            request = self.waiting.popleft()\n"
     edit(repository, "m3_paged/scheduler.py", popped, f"{popped}            assert request\n")
     assert run(repository, "m3") == 1
@@ -104,7 +104,7 @@ def test_a_conflict_is_written_on_demand_and_no_higher(repository: Path) -> None
 
 
 def test_mended_by_hand_it_goes_on(repository: Path) -> None:
-    """What was done on m3 by hand is carried on from there."""
+    """An edit that m3 already has, made by hand, is carried on to m4 and m5."""
     for name in ("m2_continuous", "m3_paged"):
         edit(repository, f"{name}/engine.py", "return request.request_id", "return str(request)")
     assert run(repository, "m2") == 0
@@ -113,7 +113,7 @@ def test_mended_by_hand_it_goes_on(repository: Path) -> None:
 
 def test_new_and_deleted_files(repository: Path) -> None:
     (repository / "m3_paged/extra.py").write_text('"""More."""\n')
-    (repository / "m3_paged/triton_ops.py").unlink()  # the same on all rungs
+    (repository / "m3_paged/triton_ops.py").unlink()  # the same file in m3, m4 and m5
     assert run(repository, "m3") == 0
     for name in MILESTONES[2:]:
         assert (repository / name / "extra.py").read_text() == '"""More."""\n'
@@ -135,7 +135,7 @@ def test_a_file_that_a_lesson_needs_is_not_deleted(
 def test_an_edit_that_is_not_declared_is_noted(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """m2's own edit of what m1 has too."""
+    """The edit is in a function of m2 that m1 has too."""
     edit(repository, "m2_continuous/engine.py", "return request.request_id", "return str(request)")
     assert run(repository, "m2") == 0
     noted = capsys.readouterr().out
@@ -165,7 +165,7 @@ def test_nothing_to_carry(repository: Path, capsys: pytest.CaptureFixture[str]) 
 def test_nothing_is_replaced_when_a_text_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full at the second file: the first is as it was, and nothing is left over."""
+    """If the disk is full at the second file, the first is unchanged and nothing else is left."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.py").write_text("old\n")

@@ -1,4 +1,4 @@
-"""The record of the exercises: what is wrong with one is said by file, line and entry."""
+"""The record of the exercises: an error in it is reported with file, line and entry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line_of(text: str, part: str, occurrence: int = 1) -> int:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Callable[[str, str], str]:
-    """What `load` says of the miniature course after one replacement in its record."""
+    """`broken(old, new)` returns the error of `load` after one replacement in the small record."""
     mini_course.make(tmp_path)
 
     def message(old: str, new: str) -> str:
@@ -84,7 +84,7 @@ def test_an_error_names_file_line_and_entry(
 
 def test_everything_wrong_is_said_at_once(broken: Callable[[str, str], str]) -> None:
     message = broken("points", "pints")
-    assert len(message.splitlines()) == 4  # in each of two entries: unknown, and missing
+    assert len(message.splitlines()) == 4  # an unknown key and a missing key in each of 2 entries
 
 
 def test_a_file_that_is_no_toml_is_named(broken: Callable[[str, str], str]) -> None:
@@ -134,7 +134,7 @@ def test_a_bad_mutant_is_refused(tmp_path: Path, old: str, new: str, line: int, 
 
 
 def test_the_records_of_the_rungs() -> None:
-    """The real ones: sound, a section of the handout for each exercise, and mutants for each."""
+    """Each real record is valid, and each exercise has a section in the handout and mutants."""
     for rung in record.recorded(ROOT):
         exercises = record.load(rung)
         handout = (ROOT / "milestones" / rung / "README.md").read_text(encoding="utf-8")
@@ -143,14 +143,14 @@ def test_the_records_of_the_rungs() -> None:
             assert exercise.anchor in map(record.anchor_of, headings), exercise.section
             hints = folded_hints(handout, exercise.title)
             assert len(hints) >= 2 and hints == [*map(plain, exercise.hints)][: len(hints)], (
-                f"{exercise.id}: the handout's hints are not those of exercises.toml"
+                f"{exercise.id}: the hints of the handout differ from those of exercises.toml"
             )
         mutants = record.mutants(rung)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
 
 
 def folded_hints(handout: str, title: str) -> list[str]:
-    """The hints of an exercise's section, in plain words."""
+    """Return the hints in an exercise's section of the handout, without markup."""
     section = handout.partition(f": {title}\n")[2].partition("\n## ")[0]
     folded = re.findall(r"<summary>.*?(?:hint|nudge)</summary>(.*?)</details>", section, re.DOTALL)
     return [plain(text) for text in folded]

@@ -1,4 +1,4 @@
-"""A student's tree: what is cut, what goes with it, and that nothing of a solution is left."""
+"""A student's tree: what is cut from it, what stays, and that no part of a solution is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def student(course: Path, tmp_path: Path) -> Path:
 
 
 def texts(tree: Path) -> dict[str, str]:
-    """Every text of a tree by path, git's own files aside."""
+    """Return every text file of a tree by its path, except git's own files."""
     return {
         path.relative_to(tree).as_posix(): path.read_text("utf-8")
         for path in sorted(tree.rglob("*"))
@@ -44,9 +44,9 @@ def test_a_body_is_cut_and_nothing_else(student: Path) -> None:
     source = (student / "m2_mini/shelf.py").read_text()
     assert (
         '''
-    # What a comment above says, a student sees.
+    # A student sees the comment above a definition.
     def put(self, item: int) -> int:
-        """Add an item; how many there are now.
+        """Add an item, and return how many there are now.
 
         Raises `ValueError` when there is no room.
         """
@@ -60,13 +60,13 @@ def test_a_body_is_cut_and_nothing_else(student: Path) -> None:
         in source
     )
     assert source.count("raise NotImplementedError") == 3
-    assert "self.items: deque[int] = deque()" in source  # a constructor that is nobody's exercise
+    assert "self.items: deque[int] = deque()" in source  # the constructor is in no exercise
 
 
 def test_what_only_solutions_used_goes(student: Path) -> None:
     source = (student / "m2_mini/shelf.py").read_text()
     assert "_append" not in source and "import math" not in source
-    assert "from collections import deque" in source  # used by what stays
+    assert "from collections import deque" in source  # the code that stays uses it
     assert "ROOM = 3  # items" in source  # a public constant is a parameter
 
 
@@ -87,7 +87,7 @@ def test_nothing_of_a_solution_is_in_the_tree(student: Path) -> None:
     secret = {line.strip() for line in shelf - left if len(line.strip()) > 12}
     assert secret
     for name, text in texts(student).items():
-        if name != "milestones/m2_mini/exercises.toml":  # hints may come near
+        if name != "milestones/m2_mini/exercises.toml":  # a hint may hold a line of the solution
             assert not [line for line in secret if line in text], name
 
 
@@ -201,7 +201,7 @@ def test_links_to_what_is_not_there_become_text() -> None:
 
 
 def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
-    """The real ones: they refer to nothing that is absent, and no line of a solution is left."""
+    """A real milestone's tree refers to nothing absent, and has no line of a solution."""
     if milestone not in record.recorded(ROOT):
         return
     tree = tmp_path / "student"
@@ -210,7 +210,7 @@ def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
     above = MILESTONES[MILESTONES.index(milestone) + 1 :]
     for name, text in found.items():
         if above and not name.endswith(".md") and not name.startswith("milestones/"):
-            assert not re.search("|".join(above), text), f"{name} names a rung that is not there"
+            assert not re.search("|".join(above), text), f"{name} names a milestone that is absent"
         if name.endswith(".md"):
             assert not dead_references(name, text, found), name
         if name.endswith((".md", ".toml")):
@@ -238,7 +238,7 @@ def absent_tests(text: str, files: dict[str, str]) -> list[str]:
 
 
 def missing_modules(name: str, source: str, files: dict[str, str]) -> list[str]:
-    """What a module of the console imports relatively or runs, and is not in the tree."""
+    """Return the modules that a module of the console imports or runs, and that are absent."""
     started = [module.replace(".", "/") for module in re.findall(r'"(milestones\.[\w.]+)"', source)]
     missing = [path for path in started if f"{path}.py" not in files]
     for node in ast.walk(ast.parse(source)):
@@ -252,7 +252,7 @@ def missing_modules(name: str, source: str, files: dict[str, str]) -> list[str]:
 
 
 def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:
-    """Links, commands and modules of a page that are not in the tree."""
+    """Return the links, commands and modules of a page that are not in the tree."""
     folders = {posixpath.dirname(name) for name in files}
     dead = []
     for target in re.findall(r"\]\(([^)#\s]+)", text):
@@ -272,7 +272,7 @@ def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:
 
 
 def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
-    """Lines of the rung that were cut, and are in sources or tests of the student's tree."""
+    """Return the lines that were cut from the milestone but are in other files of the tree."""
     kept = {
         line.strip() for name, text in tree.items() for line in text.split("\n")
         if name.startswith(("m", "common/")) and name.endswith(".py")
@@ -282,7 +282,7 @@ def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
         for path in (ROOT / milestone).glob("*.py") for line in path.read_text("utf-8").split("\n")
     } - kept  # fmt: skip
     telling = [line for line in lost if len(line) > 40 and not line.startswith(("import", "from"))]
-    # What lies in common/ is no rung's.
+    # Files in common/ belong to no milestone, so their lines are not solutions.
     others = {
         n: t for n, t in tree.items()
         if not n.endswith((".md", ".toml")) and not n.startswith("common/")

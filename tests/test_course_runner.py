@@ -1,4 +1,4 @@
-"""Tests run in trees by a server that forks: what is said of each, and what one may cost."""
+"""A server that forks runs the tests of a tree: its reports, its limits, and what it survives."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_passes(tree: Path) -> None:
 
 
 def test_each_tree_has_its_own_modules(tree: Path) -> None:
-    """One after the other in one server, with the same names and sizes."""
+    """Versions with the same module names and file sizes run one after the other in one server."""
     assert run(tree, FIRST).passed
     replaced(tree, "self.items.append(item)", "self.items.extend([])  ")
     assert not run(tree, FIRST).passed
@@ -94,7 +94,7 @@ def test_an_error_of_the_code(tree: Path) -> None:
 
 
 def test_an_environment_in_the_tree_is_nobodys_code(tree: Path) -> None:
-    """A frame of an installed package between pytest and the test, as pytest's own are there."""
+    """An installed package may have a frame between pytest and the test, as pytest itself has."""
     package = tree / ".venv/lib/python3/site-packages/between.py"
     package.parent.mkdir(parents=True)
     package.write_text("def call(test):\n    return lambda: test()\n")
@@ -113,14 +113,14 @@ def test_an_environment_in_the_tree_is_nobodys_code(tree: Path) -> None:
     "advice", ["  Use -v to get more diff", "  ...Full output truncated (7 lines hidden), use"]
 )
 def test_pytests_own_advice_is_left_out(advice: str) -> None:
-    """`check` has no `-v`."""
+    """Pytest advises to use `-v`, and `check` has no such option."""
     said = "I3: lost\nassert [2] == [0]\n  \n  At index 0 diff: 2 != 0"
     assert probe.without_advice(f"{said}\n{advice}") == said
 
 
 @pytest.mark.parametrize("line", ["{error}", "try:\n            {error}\n        finally: 1 // 0"])
 def test_what_is_not_written_is_known(tree: Path, line: str) -> None:
-    """Even where another error has taken its place."""
+    """This holds even if another error has replaced the `NotImplementedError`."""
     error = 'raise NotImplementedError("m2.2: Shelf.total is yours to write; see ...")'
     replaced(tree, "return math.fsum(self.items) + SECRET - SECRET", line.format(error=error))
     done = run(tree, SECOND)
@@ -128,12 +128,12 @@ def test_what_is_not_written_is_known(tree: Path, line: str) -> None:
 
 
 def test_errors_that_came_after_each_other_end() -> None:
-    """A ring of contexts, as it comes about when one error is raised again after another."""
+    """Errors can be each other's context, for example when one is raised again after another."""
     first, second = NotImplementedError("m2.1: f is yours to write"), KeyError()
     first.__context__, second.__context__ = second, first
     assert list(probe.unwritten(second)) == ["m2.1"]
 
-    class Group(Exception):  # as an ExceptionGroup, which Python 3.10 has not
+    class Group(Exception):  # like an ExceptionGroup, which Python 3.10 does not have
         exceptions = (ValueError(), first)
 
     assert list(probe.unwritten(Group())) == ["m2.1"]
@@ -170,7 +170,7 @@ def test_a_test_that_ends_its_process_costs_itself(tree: Path) -> None:
 def test_a_process_that_ends_after_a_test_costs_that_test(
     tree: Path, body: str, outcome: str
 ) -> None:
-    """What has gone wrong in memory may show only when it is freed, the test being over."""
+    """Damage to memory may show only when the memory is freed, after the end of the test."""
     replaced(tree, "shelf = Shelf()\n    assert shelf.put(7) == 1", body + "\n    return", FIRST)
     (tree / "tests/conftest.py").write_text(
         "import os, pytest\n"
@@ -199,10 +199,10 @@ def test_what_is_wrong_beside_the_tests_is_said(tree: Path) -> None:
 
 
 def test_forking_is_safe(tree: Path) -> None:
-    """The server has one thread after all its imports, and computes with tensors in its forks.
+    """The server has one thread after all its imports, and its forks can compute with tensors.
 
-    Large products and a convolution would start OpenMP's threads, had they not been told; and a
-    fork that waited for threads of its parent would hang here.
+    A large product would start the threads of OpenMP, if the server did not forbid it. A fork that
+    waited for threads of its parent would hang here.
     """
     (tree / FIRST).write_text(
         "import os, torch\n"
@@ -248,7 +248,7 @@ def test_a_server_that_ends_says_why(tree: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_runs_on_when_its_client_is_gone(tree: Path) -> None:
-    """Neither a test that hangs, nor what it has started, nor the server."""
+    """The test that hangs, the process it has started, and the server all end."""
     (tree / FIRST).write_text(
         "import os, subprocess, time\n"
         "def test_it_hangs():\n"
@@ -268,7 +268,7 @@ def test_nothing_runs_on_when_its_client_is_gone(tree: Path) -> None:
 
 
 def runs(pid: str) -> bool:
-    """Whether a process is there, and no zombie, which has no command line."""
+    """Return whether a process runs. A zombie does not: it has no command line."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:

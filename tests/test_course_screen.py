@@ -1,4 +1,4 @@
-"""What a student sees of a failure: pure functions on results and sources made up here."""
+"""The screen that a student sees after a failure, for results and sources made up here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def result(outcome: Outcome, failure: Failure | None = None) -> Result:
 
 
 def shown(*results: Result, error: str | None = None, symbol: str = "shelf.py:Shelf.put") -> str:
-    """The words on the screen, of an exercise with these results."""
+    """Return the words on the screen for an exercise with these results."""
     exercise = Exercise("m2_mini", "m2.1", "Put it", 1, 1, "It.", (), (symbol,), ("t.py",), ())
     stream = io.StringIO()
     show_attempts(Console(file=stream, width=100), [Attempt(exercise, Run(results, error))])
@@ -37,7 +37,7 @@ def test_the_tests_that_fail_are_counted() -> None:
 
 
 def test_what_an_assert_says_is_enough() -> None:
-    """Pytest's own account, which may be a page of tensors, is for asserts that say nothing."""
+    """Pytest's explanation, often a page of tensors, is shown only if an assert has no message."""
     account = "assert not tensor([nan, nan])"
     assert f"but {account}" in shown(
         result("failed", Failure("AssertionError", explanation=account))
@@ -59,7 +59,7 @@ def test_a_crash_is_shown_with_its_test() -> None:
     crashed = result("crashed", Failure("crashed", "the process ended"))
     words = shown(crashed, symbol="kernels.py:decode_kernel")
     assert "test_it ended its process" in words and "look at the masks" in words
-    assert "masks" not in shown(crashed), "only a kernel has masks"
+    assert "masks" not in shown(crashed), "advice about masks is for kernels only"
     words = shown(crashed, error="no test has begun")
     assert "no test has begun" in words and "test_it ended its process" in words
 
@@ -93,7 +93,7 @@ def test_other(shelf):
 def test_a_variable_is_shown_as_the_call_it_was_given(
     tmp_path: Path, name: str, call: str | None
 ) -> None:
-    """The student does not look into the test."""
+    """A student should not have to look into the test to learn what was called."""
     path = tmp_path / "test_shelf.py"
     path.write_text(TEST.replace("LINE", f"assert {name} == 2"))
     line = path.read_text().splitlines().index(f"        assert {name} == 2") + 1

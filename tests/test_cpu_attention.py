@@ -1,4 +1,4 @@
-"""Attention in C: against torch in float64, and the same bits in any batch and chunk (I2)."""
+"""Attention in C: compared with torch in float64, and the same bits in any batch and chunk (I2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ops(milestone: str) -> ModuleType:
     return importlib.import_module(f"{milestone}.cpu_ops")
 
 
-EDGES = [  # contexts and new tokens of each, at the edges of pages, parts and blocks
+EDGES = [  # contexts and new tokens of the requests, at the edges of pages, parts and blocks
     ([1], [1]),
     ([1, 3, 4, 5, 8], [1, 1, 1, 1, 1]),
     ([4, 5, 3], [4, 5, 3]),
@@ -53,7 +53,7 @@ def test_attention_at_the_edges(
 
 
 def test_attention_of_random_batches(attention: ModuleType, ops: ModuleType) -> None:
-    """All head ratios, head sizes that are no multiple of a register, any pages."""
+    """The batches have many head ratios and page sizes, and heads that do not fill a register."""
     chance = random.Random(0)
     for _ in range(60):
         counts = [1] * chance.randint(0, 5)
@@ -70,8 +70,11 @@ def test_attention_of_random_batches(attention: ModuleType, ops: ModuleType) -> 
 def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
     attention: ModuleType, ops: ModuleType, heads: tuple[int, int], dim: int
 ) -> None:
-    """I2. Each token of a batch again, alone, as if it were decoding. All numbers of rows in a
-    tile: a compiler may round one copy of a loop in another way than the next."""
+    """I2: each token of a batch is computed again, alone, as in a decode.
+
+    The cases have every number of rows in a tile, because a compiler may copy a loop for each
+    number, and the copies may round differently.
+    """
     case = PagedCase(attention, [300, 33, 290, 40], [1, 1, 31, 40], heads, dim, page_size=16)
     meta, whole, at = case.meta, case.run(ops), 0
     keys, values = case.keys.clone(), case.values.clone()
@@ -137,7 +140,7 @@ def test_what_does_not_fit_together_is_refused(attention: ModuleType, ops: Modul
 def test_pages_that_nobody_has_yet_cost_nothing(
     attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table as wide as the longest request could ever be: the work is that of those there are."""
+    """A page table may have columns for the longest request. Unused columns add no work."""
     case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
     taken: list[int] = []
     take = cpu_kernels.SPACE.take
@@ -155,7 +158,7 @@ def test_pages_that_nobody_has_yet_cost_nothing(
 
 
 def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
-    """Models hand over transposed heads; page tables are cut from wider ones."""
+    """Models pass transposed heads, and page tables are slices of wider ones."""
     case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
     expected = case.run(ops)
     case.meta.page_table = F.pad(case.meta.page_table, (0, 5), value=1)[:, :-5]
@@ -163,7 +166,7 @@ def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
         x = getattr(case, name).transpose(0, 1).contiguous().transpose(0, 1)
         setattr(case, name, x)
     assert torch.equal(case.run(ops), expected)
-    for name in ("query", "key", "value"):  # not even a head's numbers lie side by side
+    for name in ("query", "key", "value"):  # even the numbers of one head are not contiguous
         setattr(case, name, getattr(case, name).transpose(0, 2).contiguous().transpose(0, 2))
     assert torch.equal(case.run(ops), expected)
 

@@ -1,6 +1,6 @@
 """The kernels in C: compiled here, compared with torch, and the same bits in any batch (I2).
 
-There is nothing to test where no compiler is; that everything works without one is tested too.
+Most of these tests need a C compiler. Others test that everything works without one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ NATIVE = "the lanes of this CPU"
 
 @pytest.fixture(scope="session", params=[NATIVE, "-DLANES=16", "-DLANES=4"])
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """Also for registers of other widths than this CPU's: the compiler makes do with what it has.
-    They have no fused product, which is tested so too."""
+    """The kernels, compiled for this CPU and for registers of two other widths.
+
+    The compiler can build other widths from this CPU's registers. Those kernels have no fused
+    product, so the code without it is tested too.
+    """
     if kernels() is None:
         pytest.skip("no C compiler")
     flags = [] if request.param == NATIVE else [request.param]
@@ -39,8 +42,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return bind(ctypes.CDLL(str(path)))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="compilers for it take these flags")
-@pytest.mark.skipif("CC" in os.environ, reason="another compiler is asked for")
+@pytest.mark.skipif(sys.platform != "linux", reason="these flags are for compilers on Linux")
+@pytest.mark.skipif("CC" in os.environ, reason="CC names another compiler")
 def test_a_machine_with_gcc_has_the_kernels() -> None:
     assert kernels() is not None or not shutil.which("gcc")
 
@@ -98,7 +101,7 @@ def test_halves_by_turns_are_the_same_layer(compiled: Kernels, biased: bool) -> 
 
 @pytest.mark.parametrize("width", [64, 96, 100])
 def test_gates_of_any_width_and_with_biases(compiled: Kernels, width: int) -> None:
-    """A width that is not so many whole panels is left to torch's operations."""
+    """A width that is not a whole number of panels is computed by torch's operations."""
     config = LlamaConfig(
         vocab_size=50, hidden_size=64, intermediate_size=width, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, mlp_bias=True, attention_bias=True,
@@ -119,7 +122,7 @@ def test_gates_of_any_width_and_with_biases(compiled: Kernels, width: int) -> No
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_a_whole_model(compiled: Kernels, architecture: str) -> None:
-    """Layers with biases, and with norms of heads; the same bits alone and in a batch."""
+    """The models have biases or norms of heads. The bits are the same alone and in a batch."""
     name = f"tiny-{architecture}"
     model = with_passes(name, compiled)
     layer = model.model.layers[0]
@@ -130,7 +133,7 @@ def test_a_whole_model(compiled: Kernels, architecture: str) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         parts, x = layer.parts, torch.randn(3, 20, 64)
         half = layer.self_attn.head_dim // 2
-        angles = torch.randn(1, 20, half).repeat(1, 1, 2)  # one set for all rows of the batch
+        angles = torch.randn(1, 20, half).repeat(1, 1, 2)  # all rows of the batch share the angles
         embeddings = angles.cos(), angles.sin()
         together = parts.before(x, parts.forwards(embeddings, x.shape[:2]))
         attended = torch.randn_like(together[0].transpose(1, 2))
@@ -171,7 +174,7 @@ def test_a_layer_that_is_given_what_is_not_its_own_refuses(compiled: Kernels) ->
 
 
 def test_a_cache_may_keep_what_it_is_given(compiled: Kernels) -> None:
-    """All layers of a forward have their q, k and v in the same memory, one after the other."""
+    """A cache may keep the k and v of a layer, although all layers use the same memory in turn."""
 
     class Keeping:
         def __init__(self) -> None:
@@ -197,7 +200,7 @@ def test_a_cache_may_keep_what_it_is_given(compiled: Kernels) -> None:
 
 
 def with_passes(name: str, compiled: Kernels) -> Any:
-    """A model of two layers, of width 64, computed by these kernels."""
+    """Return a model of two layers and width 64 that runs on these kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "kernels", lambda: compiled)
         model = load_model(EngineConfig(model=name, device="cpu"), plain=True).model
@@ -206,7 +209,7 @@ def with_passes(name: str, compiled: Kernels) -> Any:
 
 
 def test_passes_may_be_applied_again() -> None:
-    """What a compiled layer reads stays where it is."""
+    """The second time, nothing is packed again: the memory that a compiled layer reads stays."""
     model: Any = load_model(EngineConfig(model="tiny-llama", device="cpu"), plain=True).model
     apply_passes(model)
     tokens = torch.arange(20)[None]
@@ -217,7 +220,7 @@ def test_passes_may_be_applied_again() -> None:
 
 
 def test_a_layer_of_other_arithmetic_is_not_compiled() -> None:
-    """Another activation, or products of another library: torch's operations, the same answer."""
+    """With another activation, a layer runs on torch's operations and gives the same answer."""
     model: Any = load_model(EngineConfig(model="tiny-llama", device="cpu"), plain=True).model
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
@@ -230,7 +233,7 @@ def test_a_layer_of_other_arithmetic_is_not_compiled() -> None:
 
 
 def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
-    """Torch's packed products and attention, and the reference's answer."""
+    """Torch's own products and attention run, and the answer is the reference's."""
     program = """
 import sys
 from common.cpu_kernels import kernels
@@ -257,7 +260,7 @@ print("all right")
 def test_a_compiler_that_fails_is_none(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may refuse a flag, write nothing, or be no command at all."""
+    """A compiler may refuse a flag, write no file, or not exist."""
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path))
     assert build.load_library.__wrapped__() is None
@@ -265,7 +268,7 @@ def test_a_compiler_that_fails_is_none(
 
 
 def test_the_next_compiler_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`cc` may be one that torch's OpenMP does not go with."""
+    """The first compiler may fail, for example because it cannot use torch's OpenMP."""
     if not shutil.which("gcc"):
         pytest.skip("no gcc")
     monkeypatch.delenv("CC", raising=False)

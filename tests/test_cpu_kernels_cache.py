@@ -12,7 +12,7 @@ import pytest
 from common.cpu_kernels import kernels
 from tests.conftest import ROOT
 
-# What the C compiler takes seconds for, this one has ready.
+# A stand-in for the C compiler, which takes seconds: it copies a library that is compiled already.
 COMPILER = """
 import shutil, sys
 if "-shared" in sys.argv:
@@ -20,8 +20,8 @@ if "-shared" in sys.argv:
     with open(LOG, "a") as log:
         log.write("compiled\\n")
 """
-# Each load is in a process of its own: the system keeps a library that a process has loaded, and
-# kills a process that reads the missing part of one.
+# Each load runs in a process of its own. The system keeps a library that a process has loaded, and
+# it kills a process that reads a missing part of a library.
 PROGRAM = """
 import logging, os, sys
 from pathlib import Path
@@ -83,7 +83,7 @@ print("all right")
 
 @pytest.mark.skipif(kernels() is None, reason="no C compiler")
 def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
-    """Also by several processes at once. A whole library is not compiled again."""
+    """This also holds for several processes at once. An undamaged library is not compiled again."""
     loaded = kernels()
     assert loaded is not None
     log, compiler, cache = tmp_path / "log", tmp_path / "cc.py", tmp_path / "cache"
@@ -101,5 +101,5 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
     warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING")]
     assert all("damaged: the CPU kernels are compiled again" in line for line in warnings)
     assert 8 <= len(warnings) <= 13, done.stdout  # a line for each load that found a damaged file
-    # These loads compiled, and the two that found no file.
+    # The loads with a warning compiled the library, and so did the two loads that found no file.
     assert len(log.read_text().splitlines()) == len(warnings) + 2

@@ -1,4 +1,4 @@
-"""Advice to the system about memory: it may make things faster, and must never change a number."""
+"""Advice to the system about memory may make an engine faster, and must never change a number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_huge_pages_are_only_advice(count: int, monkeypatch: pytest.MonkeyPatch)
 def test_a_view_within_a_tensor_is_advised_within_its_bounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the first whole page on, to the view's last byte."""
+    """The advice begins at the first whole page of a view and ends at the view's last byte."""
     whole, advised = torch.ones(5 << 20), []
 
     class Library:

@@ -1,4 +1,4 @@
-"""The ladder's guard: a milestone differs from the one below by what it declares."""
+"""A milestone differs from the milestone below only by what its DELTA.toml declares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_difference_is_declared(milestone: str) -> None:
 
 @pytest.mark.since("m2_continuous")
 def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
-    """One changed line in a method that the lesson does not touch."""
+    """One line is changed, in a method that the lesson does not touch."""
     copy = tmp_path / milestone
     shutil.copytree(ROOT / milestone, copy)
     engine = copy / "engine.py"

@@ -1,4 +1,4 @@
-"""A request that cannot be computed ends alone, with finish reason `error`; the others go on."""
+"""A request that cannot be computed ends with finish reason `error`, and the others go on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Answer = dict[str, RequestOutput]
 
 
 def poisoned_model(fail: Callable[[Any, torch.Tensor], None]) -> LoadedModel:
-    """The hash model; `fail(logits, rows)` is called for rows [n] whose tokens hold `POISON`."""
+    """Return the hash model. If `POISON` is in its input, it calls `fail(logits, input_ids)`."""
     loaded = hash_model()
 
     class Poisoned(HashModel):
@@ -50,7 +50,7 @@ def run(engine: Any, prompts: dict[str, list[int]], **params: Any) -> Answer:
     finals = {}
     for _ in range(300):
         for output in engine.step():
-            assert output.request_id not in finals, "I3: nothing comes after the final output"
+            assert output.request_id not in finals, "I3: an output after the final one"
             if output.finished:
                 finals[output.request_id] = output
         if not engine.has_unfinished_requests():
@@ -81,13 +81,13 @@ def test_requests_that_always_fail_end_and_the_others_answer(
             assert completion.finish_reason == "length" and completion.error is None
             assert completion.token_ids == expected_tokens(prompt, 6)
     ended = [r for r in caplog.records if r.levelno == logging.ERROR]
-    assert ["'2'" in r.message for r in ended] == [True, False], "each is logged by its name"
+    assert ["'2'" in r.message for r in ended] == [True, False], "requests 2 and 5 must be logged"
     assert all(r.exc_info is not None and r.exc_info[0] is Broken for r in ended)
 
 
 @pytest.mark.since("m2_continuous")
 def test_the_search_is_short(milestone: str, caplog: pytest.LogCaptureFixture) -> None:
-    """One of sixteen: four halvings, and the last failure once more."""
+    """One of sixteen requests fails: the search takes four halvings and one repeated failure."""
     engine = build_engine(milestone, poisoned_model(raise_broken), max_num_seqs=16)
     prompts = {str(i): [i + 1, POISON if i == 11 else 3] for i in range(16)}
     finals = run(engine, prompts)
@@ -116,12 +116,12 @@ def test_a_request_aborted_during_the_search_holds_nothing(milestone: str) -> No
     for i in range(4):
         assert engine.abort_request(f"{i}")
     drain(engine)
-    assert not engine.scheduler.isolation.is_active, "I3: an ended request is still looked for"
+    assert not engine.scheduler.isolation.is_active, "I3: the search still holds an ended request"
     assert_idle(engine)
 
 
 def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
-    """The token that ends a request is fed where a step is launched before its result is known."""
+    """With overlap, the token that ends a request is already an input of the step that fails."""
     prompt, last = [60, 61], expected_tokens([60, 61], 3)[-1]
 
     class Failing(HashModel):
@@ -146,13 +146,13 @@ def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
 
 
 def test_failures_of_two_requests_are_not_added_up() -> None:
-    """The first one is aborted after it has failed alone once. The second one fails once, too."""
+    """The first request is aborted after one failure alone. The second fails alone once, too."""
     first, second = make_request("a", 1), make_request("b", 1)
     isolation = FailureIsolation()
     assert isolation.failed([first]) is None
     isolation.forget(first)
     isolation.passed([second])
-    assert isolation.failed([second]) is None, "a request ends when it has failed twice alone"
+    assert isolation.failed([second]) is None, "a request ends only when it has failed alone twice"
     assert isolation.failed([second]) is second
 
 
@@ -161,14 +161,14 @@ def test_failures_of_two_requests_are_not_added_up() -> None:
 def test_a_row_without_a_distribution_ends_its_request(
     milestone: str, value: float, temperature: float
 ) -> None:
-    """Requests are told apart by their prompts: the model breaks the rows that hold the poison."""
+    """The model spoils the logits of the requests that have the poison token in their prompts."""
 
     def spoil(logits: torch.Tensor, input_ids: torch.Tensor) -> None:
-        if input_ids.shape[0] > 1 or logits.shape[1] == 1:  # a row a request
+        if input_ids.shape[0] > 1 or logits.shape[1] == 1:  # each row is one request
             logits[(input_ids == POISON).any(dim=1), :, 5] = value
             return
         places = (input_ids[0] == POISON).nonzero()[:, 0].tolist()  # one flat batch
-        ends = [place + 1 for place in places]  # in `PROMPTS`, the last token is the next one
+        ends = [place + 1 for place in places]  # in `PROMPTS`, the last token follows the poison
         lasts = [t for t in range(input_ids.shape[1]) if input_ids[0, t] == 9]
         for end in ends:
             logits[0, lasts.index(end), 5] = value
@@ -190,7 +190,7 @@ def test_a_row_without_a_distribution_ends_its_request(
     st.booleans(),
 )
 def test_rows_are_judged_one_by_one(values: list[float], is_greedy: bool) -> None:
-    """Valid: a largest logit that is finite. The token is in the vocabulary in any case."""
+    """A row is valid if its largest logit is finite. In any case its token is in the vocabulary."""
     logits = torch.tensor([values, [0.0] * 8])
     requests = [make_request(name, [1]) for name in "ab"]
     for request in requests:
@@ -207,11 +207,11 @@ def test_rows_are_judged_one_by_one(values: list[float], is_greedy: bool) -> Non
 def test_text_that_cannot_be_processed_ends_its_request(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """The neighbours' tokens are those they would have had."""
+    """The other requests get the tokens that they get without the failure."""
     append, calls = OutputText.append, iter(range(1, 10))
 
     def failing(self: OutputText, token_id: int) -> bool:
-        if self.stop and next(calls) == nth:  # the request "bad" is the only one with a stop string
+        if self.stop and next(calls) == nth:  # only the request "bad" has a stop string
             raise Broken("no text")
         return append(self, token_id)
 
@@ -241,7 +241,7 @@ def test_an_abort_works_even_if_the_text_does_not(
 def test_after_a_failure_in_the_middle_of_a_step_nothing_is_answered(
     milestone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state is unknown: rather no answer than a wrong one."""
+    """The state is unknown then, and no answer is better than a wrong one."""
     engine: Any = build_engine(milestone)
     engine.add_request([1, 2], greedy(5), "a")
     monkeypatch.setattr(engine.output_processor, "append_token", raise_broken)
@@ -262,7 +262,7 @@ def test_after_a_failure_in_the_middle_of_a_step_nothing_is_answered(
 
 @pytest.mark.parametrize("error", [AssertionError, NotImplementedError])
 def test_broken_code_is_no_fault_of_a_request(milestone: str, error: type[Exception]) -> None:
-    """A violated invariant and an unwritten function reach the caller."""
+    """The errors of a violated invariant and of an unwritten function reach the caller."""
 
     def fail(*_: Any) -> None:
         raise error("here")
@@ -279,7 +279,7 @@ def test_broken_code_is_no_fault_of_a_request(milestone: str, error: type[Except
 
 @pytest.mark.since("m5_overlap")
 def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str) -> None:
-    """`a` was to end in the step that fails. `c`, with a cached prefix, was to run in its place."""
+    """`a` would have ended in the step that fails. `c`, with a cached prefix, would replace it."""
     to_come = [0]  # forwards until one fails
 
     class FailsOnce(HashModel):
@@ -305,7 +305,7 @@ def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str) -> None:
 
 
 def test_isolation_finds_any_causes() -> None:
-    """Whatever fails always is found, and nothing else, in a bounded number of forwards."""
+    """The search finds exactly the requests that always fail, in a bounded number of forwards."""
 
     @given(st.integers(1, 20), st.data())
     def check(count: int, data: st.DataObject) -> None:
@@ -315,7 +315,7 @@ def test_isolation_finds_any_causes() -> None:
         while set(live) & bad:
             forwards += 1
             batch = isolation.allowed(live)
-            assert batch, "I5: some request can always be tried"
+            assert batch, "I5: no request may be tried"
             if not set(batch) & bad:
                 isolation.passed(batch)
                 continue

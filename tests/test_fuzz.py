@@ -14,7 +14,7 @@ from tests.conftest import build_engine
 from tests.oracle import greedy
 
 FAKE = hash_model()
-STEMS: tuple[list[int], ...] = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts begin alike, or do not
+STEMS: tuple[list[int], ...] = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts may share a beginning
 
 
 def test_the_hash_model_agrees_with_its_definition() -> None:
@@ -27,7 +27,7 @@ def test_the_hash_model_agrees_with_its_definition() -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), budget=st.sampled_from([24, 50, 2048]))
 def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> None:
-    """Arrivals, lengths, shared prefixes and aborts at random; every survivor's answer is exact."""
+    """Arrivals, lengths, shared prefixes and aborts are random. Answers are exact to the token."""
     chance = random.Random(seed)
     engine = build_engine(
         milestone, FAKE, max_num_seqs=rows, max_num_batched_tokens=budget,
@@ -52,15 +52,13 @@ def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> 
             if engine.abort_request(victim):
                 aborted.add(victim)
         for output in engine.step():
-            assert output.request_id not in finals, "nothing comes after the final output"
+            assert output.request_id not in finals, "a request has an output after its final one"
             if output.finished:
                 finals[output.request_id] = output.outputs[0].token_ids
     assert finals.keys() == expected.keys()
     for name, tokens in finals.items():
         if name in aborted:
-            assert tokens == expected[name][: len(tokens)], (
-                "I1: what an aborted request had was right"
-            )
+            assert tokens == expected[name][: len(tokens)], f"I1: {name}, before it was aborted"
         else:
             assert tokens == expected[name], f"I1: {name}"
     assert_idle(engine)
@@ -69,7 +67,7 @@ def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> 
 @pytest.mark.since("m2_continuous")
 @pytest.mark.before("m3_paged")
 def test_the_hash_model_sees_a_wrong_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The instrument is sharp: a row moved one token short does not go unnoticed."""
+    """The hash model can fail: it notices when a row is moved with one token too few."""
     from m2_continuous.kv_pool import KVPool
 
     move = KVPool.move

@@ -17,7 +17,7 @@ LENGTHS = [24, 1, 9, 17, 30, 2]
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_many_at_once_equal_generate(make_engine: EngineFactory, architecture: str) -> None:
-    """More requests than rows, of all lengths: they join, leave, and take over memory."""
+    """There are more requests than rows. Requests join, leave, and reuse memory of others."""
     model = f"tiny-{architecture}"
     engine = make_engine(model, max_num_seqs=4)
     outputs = engine.generate(PROMPTS, [greedy(length) for length in LENGTHS])
@@ -26,7 +26,7 @@ def test_many_at_once_equal_generate(make_engine: EngineFactory, architecture: s
 
 
 def test_the_instrument_is_sharp() -> None:
-    """The tiny models' output varies; one that repeats a token would hide wrong keys and values."""
+    """The tiny models' output varies. A model that repeats one token would hide a wrong cache."""
     for architecture in ARCHITECTURES:
         tokens = reference(f"tiny-{architecture}", tuple(PROMPTS[2]), 20).token_ids
         assert len(set(tokens)) > min(6, len(tokens) - 1), (architecture, tokens)
@@ -34,7 +34,7 @@ def test_the_instrument_is_sharp() -> None:
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_faster_modules_compute_the_same(architecture: str) -> None:
-    """The generic passes of the loader against the plain model, at every number of rows."""
+    """The loader's passes leave the logits of the plain model unchanged, for many batch sizes."""
     plain, ours = plain_model(f"tiny-{architecture}"), shared_model(f"tiny-{architecture}")
     for rows in (1, 2, 5, 6, 15, 16, 17, 63, 64, 65, 100):
         tokens = torch.randint(0, 256, (rows, 1), generator=torch.Generator().manual_seed(rows))
@@ -52,7 +52,7 @@ def test_one_token_needs_no_decode(make_engine: EngineFactory) -> None:
 
 
 def test_logprobs_are_the_models_own(make_engine: EngineFactory) -> None:
-    """Log probabilities of the chosen and the three best tokens, whatever temperature says."""
+    """The log probabilities of the chosen and the three best tokens are the model's own."""
     engine = make_engine()
     plain, mixed = engine.generate([PROMPTS[2], PROMPTS[3]], [greedy(8, logprobs=3), greedy(8)])
     expected = reference("tiny-llama", tuple(PROMPTS[2]), 8)
@@ -73,7 +73,7 @@ def test_logprobs_zero_gives_the_chosen_token_alone(make_engine: EngineFactory) 
 
 
 def test_end_of_sequence_stops_and_is_kept(make_engine: EngineFactory) -> None:
-    """Any of several EOS ids ends a request; config and tokenizer may list different ones."""
+    """Any of several EOS ids ends a request. Config and tokenizer may have different ids."""
     loaded = shared_model("tiny-llama")
     prompt = PROMPTS[2]
     tokens = reference("tiny-llama", tuple(prompt), 20).token_ids
@@ -108,7 +108,7 @@ def test_stop_token_ids_stop(make_engine: EngineFactory) -> None:
 
 
 def test_output_ends_where_the_model_does(make_engine: EngineFactory) -> None:
-    """`max_model_len` ends a request by length, and keeps its last token."""
+    """At `max_model_len` a request ends by length, and its last token is kept."""
     engine = make_engine(max_model_len=24)
     output = engine.generate([PROMPTS[2]], greedy(100, ignore_eos=True))[0]
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 24
@@ -118,7 +118,7 @@ def test_output_ends_where_the_model_does(make_engine: EngineFactory) -> None:
 
 
 def test_grouped_query_attention_with_one_kv_head_per_three(make_engine: EngineFactory) -> None:
-    """A model like the embedded one: nine query heads, three KV heads."""
+    """The model has nine query heads and three KV heads, like the embedded model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     loaded = shared_model("tiny-llama")
@@ -154,7 +154,7 @@ def test_requests_that_join_late_equal_generate(make_engine: EngineFactory) -> N
 
 @pytest.mark.before("m2_continuous")
 def test_the_cache_saves_quadratic_work(make_engine: EngineFactory, milestone: str) -> None:
-    """Without the cache the answer is the same, and every step computes all tokens again."""
+    """Without the cache, the answer is the same, but every step computes all tokens again."""
     from m1_single import LLMEngine
 
     with_cache = make_engine()
@@ -173,7 +173,7 @@ def test_the_cache_saves_quadratic_work(make_engine: EngineFactory, milestone: s
 
 
 def test_a_context_grows_beyond_what_is_read_at_once(milestone: str) -> None:
-    """Kernels read contexts in parts of 256, and remember what the layers of a step share."""
+    """The context grows beyond 256 tokens, the length of the parts in which kernels read it."""
     engine = build_engine(milestone, "tiny-llama")
     (output,) = engine.generate([[i % 90 + 5 for i in range(250)]], greedy(40))
     assert_one_answer("tiny-llama", output, 40)

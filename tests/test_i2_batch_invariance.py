@@ -1,4 +1,4 @@
-"""I2: a request's tokens do not depend on its neighbours, on arrival, on anything but itself."""
+"""I2: a request's tokens do not depend on other requests or on the time of its arrival."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ arrivals = st.lists(st.tuples(st.integers(0, 12), prompts, sampling), min_size=2
 def test_company_changes_nothing(
     milestone: str, arrivals: list[tuple[int, list[int], SamplingParams]], rows: int
 ) -> None:
-    """Whoever arrives when, with whatever parameters: each gets what it would get alone."""
+    """For random arrivals and parameters, each request gets the answer that it gets alone."""
     together = build_engine(milestone, max_num_seqs=rows)
     alone = build_engine(milestone, max_num_seqs=1)
     expected = {
@@ -58,12 +58,12 @@ def test_greedy_rows_do_not_notice_sampling_neighbours(make_engine: EngineFactor
     engine = make_engine(max_num_seqs=3)
     outputs = engine.generate([[1, 2, 3], [4, 5], [1, 2, 3]], [wild, greedy(20), sharp])
     assert_one_answer("tiny-llama", outputs[1], 20)
-    # At a temperature of almost zero sampling is greedy.
+    # At a temperature of almost zero, sampling is greedy.
     assert_one_answer("tiny-llama", outputs[2], 20)
 
 
 def test_a_seed_is_a_text(make_engine: EngineFactory) -> None:
-    """Same seed: same text, on the same engine, on another one, in other company."""
+    """A seed gives the same text on the same engine, on another engine, and in other batches."""
     params = SamplingParams(temperature=1.0, max_tokens=24, seed=1234, ignore_eos=True)
     first, again = make_engine(max_num_seqs=4), make_engine(max_num_seqs=2)
     text = first.generate("abc", params)[0].outputs[0].token_ids
@@ -98,7 +98,7 @@ def test_the_engines_seed_makes_a_run_repeatable(make_engine: EngineFactory) -> 
 
 @pytest.mark.since("m2_continuous")
 def test_every_rung_samples_the_same_text(milestone: str) -> None:
-    """Five engines, one answer: greedy or sampled, the rung below says the same."""
+    """Greedy or sampled, the milestone below gives the same answer."""
     below = MILESTONES[MILESTONES.index(milestone) - 1]
     random_ids = random.Random(0)
     prompts = [[random_ids.randrange(256) for _ in range(n)] for n in (1, 3, 9, 30, 12, 5)]
@@ -112,7 +112,7 @@ def test_every_rung_samples_the_same_text(milestone: str) -> None:
 
 
 def test_a_row_used_again_does_not_remember(make_engine: EngineFactory) -> None:
-    """A short request after a long one, in the same memory."""
+    """A short request gives its own answer in the memory of a long request before it."""
     engine = make_engine(max_num_seqs=1)
     engine.generate([list(range(100))], greedy(50))
     assert_one_answer("tiny-llama", engine.generate([[3, 4]], greedy(30))[0], 30)

@@ -1,4 +1,4 @@
-"""I3: done, aborted or failed, nothing stays behind; and each request ends exactly once."""
+"""I3: a done, aborted or failed request leaves nothing behind, and ends exactly once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Broken(Exception):
 
 @pytest.fixture
 def break_forward(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`break_forward(n)`: the n-th forward from now fails half-way through the layers."""
+    """`break_forward(n)` makes the n-th forward from now fail in the middle of the layers."""
 
     def arm(nth: int, error: type[BaseException] = Broken) -> None:
         layer = shared_model("tiny-llama").model.model.layers[1]
@@ -44,7 +44,7 @@ def break_forward(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @functools.cache
 def alone(milestone: str, i: int) -> list[int]:
-    """What the i-th prompt is answered without company."""
+    """Return the answer to the i-th prompt when no other request runs."""
     engine = build_engine(milestone)
     return engine.generate(PROMPTS[i], greedy(4 + 3 * i, ignore_eos=True))[0].outputs[0].token_ids
 
@@ -55,7 +55,10 @@ def alone(milestone: str, i: int) -> list[int]:
     rows=st.integers(1, 5),
 )
 def test_abort_at_any_moment(milestone: str, aborts: list[tuple[int, int]], rows: int) -> None:
-    """Waiting, running or finished: one final output each; the others' answers are untouched."""
+    """Requests are aborted while they wait, while they run, or when they are finished.
+
+    Each request has one final output, and the answers of the other requests do not change.
+    """
     engine = build_engine(milestone, max_num_seqs=rows)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(4 + 3 * i, ignore_eos=True), f"{i}")
@@ -66,9 +69,9 @@ def test_abort_at_any_moment(milestone: str, aborts: list[tuple[int, int]], rows
             if when == step:
                 live = f"{who}" not in finals
                 assert engine.abort_request(f"{who}") in ({True, False} if live else {False})
-                assert not engine.abort_request(f"{who}"), "a request is aborted once"
+                assert not engine.abort_request(f"{who}"), "a request was aborted twice"
         for output in engine.step():
-            assert output.request_id not in finals, "nothing comes after the final output"
+            assert output.request_id not in finals, "a request has an output after its final one"
             if output.finished:
                 finals[output.request_id] = output
         step += 1
@@ -83,18 +86,18 @@ def test_abort_at_any_moment(milestone: str, aborts: list[tuple[int, int]], rows
 
 def test_abort_says_whether_it_ended_something(make_engine: EngineFactory) -> None:
     engine = make_engine()
-    assert not engine.abort_request("nobody")
+    assert not engine.abort_request("unknown")
     engine.add_request([1, 2], greedy(8), "a")
     engine.step()
     tokens = engine.step()[0].outputs[0].token_ids
     assert engine.abort_request("a")
     assert not engine.abort_request("a")
-    assert engine.has_unfinished_requests(), "the final output is still to be fetched"
+    assert engine.has_unfinished_requests(), "the final output has not been returned yet"
     with pytest.raises(ValueError, match="request_id"):
         engine.add_request([1], greedy(1), "a")
     (final,) = engine.step()
     assert final.finished and final.outputs[0].finish_reason == "abort"
-    assert final.outputs[0].token_ids == tokens, "what was generated is kept"
+    assert final.outputs[0].token_ids == tokens, "the tokens before the abort are lost"
     assert_idle(engine)
     engine.add_request([1], greedy(1), "a")  # the id is free again
     drain(engine)
@@ -111,12 +114,12 @@ def test_a_finished_request_is_forgotten(make_engine: EngineFactory) -> None:
 
 
 def test_what_is_cached_can_be_forgotten(make_engine: EngineFactory) -> None:
-    """But not under a request that is reading it, nor under one whose step is in flight."""
+    """A reset frees no pages that a request reads, and none that a step in flight uses."""
     engine = make_engine()
     prompt, params = list(range(60)), greedy(6, ignore_eos=True)
     expected = engine.generate(prompt, params)[0].outputs[0].token_ids
     cached = engine.stats().kv_pages_cached
-    assert engine.reset_prefix_cache() == cached, "I3: nobody uses these pages"
+    assert engine.reset_prefix_cache() == cached, "I3: a page that no request uses was not freed"
     stats = engine.stats()
     assert stats.kv_pages_cached == 0 and stats.kv_pages_free == stats.kv_pages_total
     for name in "abc":
@@ -127,18 +130,18 @@ def test_what_is_cached_can_be_forgotten(make_engine: EngineFactory) -> None:
             answers[output.request_id] = output.outputs[0].token_ids
         engine.reset_prefix_cache()
         engine.check_invariants()
-    assert answers == dict.fromkeys("abc", expected), "I2: the answers depend on what is forgotten"
+    assert answers == dict.fromkeys("abc", expected), "I2: a reset of the cache changed an answer"
     assert_idle(engine)
     cached_before = engine.stats().cached_prompt_tokens
     engine.generate(prompt, params)
-    assert engine.stats().cached_prompt_tokens == cached_before, "it was forgotten"
+    assert engine.stats().cached_prompt_tokens == cached_before, "the cache is not empty"
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 7])
 def test_a_failed_forward_changes_nothing(
     make_engine: EngineFactory, break_forward: Any, caplog: pytest.LogCaptureFixture, nth: int
 ) -> None:
-    """The error is logged; the requests go on with the next step as if it had not been."""
+    """The error is logged, and the requests go on with the next step as if nothing had failed."""
     engine = make_engine(max_num_seqs=3)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(10), f"{i}")
@@ -158,7 +161,7 @@ def test_a_failed_forward_changes_nothing(
 def test_a_failure_while_waiting_for_tokens(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    """Where the device is waited for, its errors and Ctrl-C arrive: nothing may have advanced."""
+    """Errors of the device and Ctrl-C arrive where the host waits. No request may have advanced."""
     rows, calls = SamplerOutput.rows, iter(range(1, 10**6))
 
     def failing(self: SamplerOutput) -> Any:

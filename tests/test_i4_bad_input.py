@@ -1,4 +1,4 @@
-"""I4: bad input is refused by name, alone; requests in flight do not notice."""
+"""I4: bad input is refused with an error that names the field. Other requests do not change."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_good_parameters_at_their_limits() -> None:
 
 
 def test_extreme_parameters_are_served(make_engine: EngineFactory) -> None:
-    """What is not refused must not fail in a step, where it would take its neighbours along."""
+    """A request that is accepted must not fail in a step: other requests could fail with it."""
     params = [
         SamplingParams(temperature=10**30, top_k=2**63 - 2, max_tokens=2),
         SamplingParams(temperature=1, top_p=1e-300, min_p=1e-300, max_tokens=2),
@@ -169,7 +169,7 @@ def test_parameters_do_not_change_behind_a_request() -> None:
 def test_a_bad_request_is_refused_alone(
     make_engine: EngineFactory, message: str, refused: Refused
 ) -> None:
-    """With the field and the limit in the message; its neighbour's answer is unchanged."""
+    """The message has the field and the limit. The answer of a running request is unchanged."""
     engine = make_engine(max_model_len=64, max_num_seqs=2)
     engine.add_request([5, 6, 7], greedy(12), "busy")
     early = [*engine.step(), *engine.step()]
@@ -177,7 +177,7 @@ def test_a_bad_request_is_refused_alone(
         refused(engine)
     engine.check_invariants()
     outputs = drain(engine)
-    assert set(outputs) == {"busy"}, "I4: a refused request is not served"
+    assert set(outputs) == {"busy"}, "I4: a refused request was served"
     assert_one_answer("tiny-llama", outputs["busy"][-1], 12)
     assert len(early) == 2
 
@@ -188,7 +188,7 @@ def test_more_positions_than_the_model_has(make_engine: EngineFactory) -> None:
 
 
 def test_the_longest_prompt_is_served(make_engine: EngineFactory) -> None:
-    """One output token fits behind it; nothing is truncated."""
+    """One output token fits after the longest prompt. The prompt is not truncated."""
     engine = make_engine(max_model_len=64)
     output = engine.generate([list(range(63))], greedy(10))[0]
     assert len(output.prompt_token_ids) == 63
@@ -199,7 +199,7 @@ def test_the_longest_prompt_is_served(make_engine: EngineFactory) -> None:
 @pytest.mark.since("m2_continuous")
 @pytest.mark.before("m3_paged")
 def test_a_prompt_over_the_token_budget(make_engine: EngineFactory) -> None:
-    """It could never be computed in one step, and would block the queue for ever."""
+    """Such a prompt could never be computed in one step, and would block the queue for ever."""
     engine = make_engine(max_num_batched_tokens=16)
     with pytest.raises(ValueError, match="17.*max_num_batched_tokens=16"):
         engine.add_request([1] * 17)

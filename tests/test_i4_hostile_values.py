@@ -1,7 +1,7 @@
-"""I4: each public argument is given each of some fifty values that it was not made for.
+"""I4: each public argument gets each of many values that it was not made for.
 
-A value is accepted and harmless, or refused with a `ValueError` that names the field. No other
-error comes out, and the answer of a request in flight does not change.
+A value must be harmless, or be refused with a `ValueError` that names the field. No other error is
+raised, and the answer of a request in flight does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.oracle import assert_one_answer, drain, greedy
 
 
 class Failing:
-    """Each question that a check may ask it raises."""
+    """An object with methods that all raise, so that any check of its value fails."""
 
     def fail(self, *_: object) -> Any:
         raise RuntimeError("a hostile object was asked")
@@ -134,7 +134,7 @@ CALLS: dict[tuple[str, str], Callable[[OfflineEngine, Any], object]] = {
 
 
 def refused(field: str, act: Callable[[], object]) -> bool:
-    """Whether `act` raised `ValueError`; fails for another error, or another field's name."""
+    """Return whether `act` raised a `ValueError` that names `field`. Any other error fails."""
     try:
         act()
     except ValueError as error:
@@ -161,7 +161,7 @@ def test_arguments(make_engine: EngineFactory, method: str, field: str) -> None:
 
 @pytest.mark.parametrize("field", [f.name for f in fields(SamplingParams)])
 def test_sampling_parameters(make_engine: EngineFactory, field: str) -> None:
-    """What the constructor accepts, an engine serves or refuses."""
+    """If the constructor accepts a value, an engine serves the request or refuses it."""
     engine = make_engine(max_model_len=64)
     engine.add_request([5, 6, 7], greedy(20), "busy")
     for make in MAKERS.values():
@@ -174,7 +174,7 @@ def test_sampling_parameters(make_engine: EngineFactory, field: str) -> None:
 
 @pytest.mark.parametrize("field", [f.name for f in fields(EngineConfig)])
 def test_configuration(field: str) -> None:
-    """No engine is built here: whether memory suffices is another question."""
+    """No engine is built here, because some valid values need more memory than there is."""
     for make in MAKERS.values():
         refused(field, lambda make=make: EngineConfig(**{field: make()}))  # type: ignore[misc]
 

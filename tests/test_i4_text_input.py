@@ -19,7 +19,7 @@ MESSAGE = {"role": "user", "content": "hi"}
 
 
 def engine_with(tokenizer: PreTrainedTokenizerBase, max_model_len: int = 64) -> OfflineEngine:
-    """An engine on the tiny model. What is tested here is the same on every rung."""
+    """Return an engine on the tiny model. The code under test is the same in all milestones."""
     loaded: LoadedModel = replace(shared_model("tiny-llama"), tokenizer=tokenizer)
     return build_engine("m2_continuous", loaded, max_model_len=max_model_len)
 
@@ -56,7 +56,7 @@ class Untouched:
 def test_a_long_text_is_refused_before_it_is_tokenized(
     field: str, call: Callable[[OfflineEngine, str], object]
 ) -> None:
-    """A hundred megabytes would stop all other requests for a minute."""
+    """Tokenizing a hundred megabytes would stop all other requests for a minute."""
     engine = engine_with(byte_tokenizer())
     engine.input_processor.tokenizer = Untouched()  # type: ignore[assignment]
     with pytest.raises(ValueError, match=f"{field} must have at most 65536 char.*max_model_len=64"):
@@ -65,7 +65,7 @@ def test_a_long_text_is_refused_before_it_is_tokenized(
 
 
 def test_long_tokens_may_make_a_long_prompt() -> None:
-    """What is refused by its length alone could never fit."""
+    """A text is refused by its length alone only if it could never fit."""
     word = "a" * 2000
     engine = engine_with(words_tokenizer({word: 5, "b": 6}))
     prompt = " ".join([word] * 63)
@@ -80,7 +80,7 @@ def test_a_prompt_a_little_too_long_is_told_its_tokens() -> None:
 
 
 def test_text_that_the_tokenizer_cannot_encode() -> None:
-    """Its vocabulary has no token for what is not in it."""
+    """The vocabulary has no token for unknown words."""
     engine = engine_with(words_tokenizer({"a": 0}))
     with pytest.raises(ValueError, match="prompt: this model's tokenizer cannot encode 'a b'"):
         engine.add_request("a b")
@@ -94,7 +94,7 @@ def test_text_without_tokens(prompt: str) -> None:
 
 
 def test_tokens_that_the_model_does_not_have() -> None:
-    """A tokenizer may know more tokens than the embedding has rows."""
+    """A tokenizer may have more tokens than the embedding has rows."""
     engine = engine_with(words_tokenizer({"a": 0, "b": 700}))
     with pytest.raises(ValueError, match="prompt holds token id 700, outside .*259"):
         engine.add_request("a b")
@@ -124,7 +124,7 @@ def test_a_chat_template_that_does_not_work(template: str | None, message: str) 
 
 
 def test_request_ids() -> None:
-    """An id ends up in logs and traces."""
+    """Ids are written to logs and traces, so they must be valid text of bounded length."""
     engine = engine_with(byte_tokenizer())
     for good in ("a", " ", "ü/😀\n", "x" * 1000):
         assert engine.add_request([1], greedy(1), good) == good
@@ -146,6 +146,6 @@ def test_a_prompt_of_tokens_keeps_its_text() -> None:
 
 
 def test_the_largest_max_tokens_is_no_size() -> None:
-    """It is a limit: nothing of that size is allocated."""
+    """`max_tokens` is a limit: no memory of that size is allocated."""
     output = engine_with(byte_tokenizer()).generate([1], greedy(2**63 - 1, ignore_eos=True))[0]
     assert len(output.outputs[0].token_ids) == 63

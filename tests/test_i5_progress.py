@@ -1,4 +1,4 @@
-"""I5: any admitted request finishes, first come, first served."""
+"""I5: every admitted request finishes, in first-come, first-served order."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def test_a_long_queue_is_served(make_engine: EngineFactory, rows: int, budget: i
     prompts = [[i + 1] * (1 + 13 * i % 40) for i in range(20)]
     outputs = engine.generate(prompts, [greedy(1 + i % 7) for i in range(20)])
     for i, output in enumerate(outputs):
-        assert output.prompt_token_ids == prompts[i], "outputs come in prompt order"
+        assert output.prompt_token_ids == prompts[i], "outputs are not in prompt order"
         assert_one_answer("tiny-llama", output, 1 + i % 7)
 
 
 def test_every_step_makes_progress(make_engine: EngineFactory) -> None:
-    """A step without an output, while somebody waits or runs, would be the start of a deadlock."""
+    """A step without outputs, while requests wait or run, would be the start of a deadlock."""
     engine = make_engine(max_num_seqs=2)
     for i in range(7):
         engine.add_request([i, 2, 3], greedy(5))
     while engine.has_unfinished_requests():
         before = engine.stats()
-        assert engine.step(), "I5: a step moved nobody"
+        assert engine.step(), "I5: a step moved no request"
         after = engine.stats()
         assert after.num_steps == before.num_steps + 1
 
@@ -53,7 +53,7 @@ def test_idle_steps_do_nothing(make_engine: EngineFactory) -> None:
 
 @pytest.mark.since("m2_continuous")
 def test_requests_join_between_two_tokens(make_engine: EngineFactory) -> None:
-    """The second request gets its first token long before the first one ends."""
+    """The second request gets its first token long before the first request ends."""
     engine = make_engine(max_num_seqs=2)
     engine.add_request([1, 2], greedy(30, ignore_eos=True), "long")
     for _ in range(5):
@@ -69,7 +69,7 @@ def test_requests_join_between_two_tokens(make_engine: EngineFactory) -> None:
 
 @pytest.mark.since("m2_continuous")
 def test_the_batch_stays_full_while_requests_wait(make_engine: EngineFactory) -> None:
-    """Nobody waits for the longest of a batch: a freed place is taken in the next step."""
+    """No request waits for the longest one of a batch: the next step fills a free row."""
     engine = make_engine(max_num_seqs=4)
     for i in range(16):
         engine.add_request([i + 1, 2], greedy(2 + 5 * (i % 4), ignore_eos=True))
@@ -77,6 +77,6 @@ def test_the_batch_stays_full_while_requests_wait(make_engine: EngineFactory) ->
         engine.step()
         stats = engine.stats()
         if stats.num_waiting:
-            engine.step()  # who left in that step is replaced in this one
+            engine.step()  # this step replaces the requests that ended in the one before
             assert engine.stats().num_running >= 3 or not engine.stats().num_waiting
     drain(engine)

@@ -1,4 +1,4 @@
-"""I6: text is whole. No half characters, no start of a stop string, pieces that join."""
+"""I6: streamed text has no half character and no start of a stop string, and its pieces join."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = list(range(40, 57))
 
 
 def pieces_of(token_ids: list[int], params: SamplingParams | None = None) -> list[str]:
-    """The visible text after each token, and after the end."""
+    """Return the visible text after each token, and after the end."""
     text = OutputText(TOKENIZER, params or SamplingParams())
     seen = []
     for token_id in token_ids:
@@ -37,13 +37,17 @@ def pieces_of(token_ids: list[int], params: SamplingParams | None = None) -> lis
 
 
 def token_ids_of(data: bytes) -> list[int]:
-    """The byte tokenizer's ids of arbitrary bytes, valid text or not."""
+    """Return the byte tokenizer's ids of any bytes, valid text or not."""
     return [_id_of_byte()[byte] for byte in data]
 
 
 @functools.cache
 def _id_of_byte() -> dict[int, int]:
-    """The byte-level alphabet: printable bytes stand for themselves, others for 256 and up."""
+    """Return the id of each byte.
+
+    In the byte-level alphabet, a printable byte is its own character. The other bytes are the
+    characters from 256 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     characters = {byte: chr(byte) for byte in printable}
     others = (byte for byte in range(256) if byte not in characters)
@@ -58,7 +62,7 @@ def test_text_survives_token_by_token(text: str) -> None:
     data = text.encode("utf-8", errors="ignore")
     seen = pieces_of(token_ids_of(data))
     for before, after in pairwise(seen):
-        assert after.startswith(before), "I6: what was shown is only extended"
+        assert after.startswith(before), "I6: text that was shown has changed"
         assert REPLACEMENT not in after, "I6: half a character was shown"
     assert seen[-1] == data.decode()
 
@@ -76,7 +80,7 @@ def test_invalid_bytes_join_to_the_whole_decoding(data: bytes) -> None:
     ("data", "final"),
     [
         (b"caf\xc3", "caf\ufffd"),  # cut in the middle of a character
-        (b"\xa9 bien", "\ufffd bien"),  # the prompt held its first half
+        (b"\xa9 bien", "\ufffd bien"),  # the first half of the character is in the prompt
         (b"\xf0\x9f\x98", "\ufffd"),
         (b"\xf0\xf0\x9f\x82", "\ufffd\ufffd"),
         (b"\xf0\x9f\x98\xf0\x9f\x98\x80", "\ufffd😀"),
@@ -89,14 +93,14 @@ def test_broken_characters(data: bytes, final: str) -> None:
 
 
 def test_tokens_that_decode_to_nothing() -> None:
-    """An embedding may have more rows than the tokenizer knows."""
+    """An embedding may have more rows than the tokenizer has tokens."""
     unknown = 5000
     assert pieces_of([*token_ids_of(b"\xf0"), unknown, unknown, unknown])[-1] == "\ufffd"
     assert pieces_of([unknown] * 40 + token_ids_of(b"ok"))[-1] == "ok"
 
 
 def test_a_tokenizer_that_fails_at_unknown_tokens() -> None:
-    """Its `decode` raises: in a step, that would end the requests of all others."""
+    """Its `decode` raises. In a step, this error would end the other requests too."""
     tokenizer = ByT5Tokenizer()
     with pytest.raises(ValueError, match="bytes must be in range"):
         tokenizer.decode([5000])
@@ -107,7 +111,7 @@ def test_a_tokenizer_that_fails_at_unknown_tokens() -> None:
 
 
 def test_a_stop_string_in_what_is_flushed() -> None:
-    """It appears only when the output ends inside a character."""
+    """Here the stop string appears only because the output ends inside a character."""
     text = OutputText(TOKENIZER, SamplingParams(stop=["\ufffd"]))
     assert not any(text.append(token_id) for token_id in token_ids_of(b"ab\xf0\x9f"))
     assert text.finish() and text.visible == "ab"
@@ -118,7 +122,7 @@ def test_a_character_appears_when_it_is_complete() -> None:
 
 
 def test_work_per_token_does_not_grow() -> None:
-    """Hundreds of lone bytes: the window that is decoded again stays small."""
+    """The window that is decoded again for each token stays small, even for lone bytes."""
     for data in (b"\x80" * 2000, b"word " * 400, "😀".encode() * 500):
         detokenizer = IncrementalDetokenizer(TOKENIZER, True)
         longest = 0
@@ -129,7 +133,7 @@ def test_work_per_token_does_not_grow() -> None:
 
 
 def test_tokenizers_that_write_spaces_between_tokens() -> None:
-    """SentencePiece style: the first token's leading space is dropped, the others' are not."""
+    """As in SentencePiece, only the first token loses its leading space."""
     vocab = {
         "<unk>": 0,
         "▁the": 1,
@@ -156,7 +160,7 @@ def test_tokenizers_that_write_spaces_between_tokens() -> None:
 
 
 def test_a_tokenizer_with_a_decode_of_its_own_is_asked() -> None:
-    """Not the library behind it: that knows nothing of it."""
+    """The library behind the tokenizer must not be called: it does not know this `decode`."""
 
     class Shouting(PreTrainedTokenizerFast):
         def _decode(self, *args: Any, **kwargs: Any) -> str:
@@ -178,7 +182,7 @@ words = st.text(alphabet="ab", min_size=1, max_size=4)
 
 @given(data=st.text(alphabet="ab ", max_size=30), stops=st.lists(words, min_size=1, max_size=3))
 def test_the_first_complete_stop_string_ends_the_text(data: str, stops: list[str]) -> None:
-    """Against the definition, character by character; what is shown never has to be taken back."""
+    """The text equals the definition, which tries each character. Shown text never changes."""
     expected, found = data, False
     for end in range(len(data) + 1):
         starts = [end - len(stop) for stop in stops if data[:end].endswith(stop)]
@@ -188,7 +192,7 @@ def test_the_first_complete_stop_string_ends_the_text(data: str, stops: list[str
     seen = pieces_of(token_ids_of(data.encode()), SamplingParams(stop=stops))
     assert seen[-1:] == [expected] or (not seen and not data)
     for before, after in pairwise(seen):
-        assert after.startswith(before), "I6: a piece was taken back"
+        assert after.startswith(before), "I6: text that was shown has changed"
     if found:
         for shown in seen:
             assert expected.startswith(shown), "I6: the start of a stop string was shown"
@@ -203,7 +207,7 @@ def test_a_false_start_is_shown_in_the_end() -> None:
 @settings(max_examples=25)
 @given(start=st.integers(0, 20), length=st.integers(1, 5))
 def test_stop_strings_across_tokens(milestone: str, start: int, length: int) -> None:
-    """A string the model really writes, found wherever it lies; the text ends before it."""
+    """A stop string in the model's own output is found anywhere, and the text ends before it."""
     from tests.conftest import build_engine
 
     tokenizer = shared_model("tiny-llama").tokenizer
@@ -219,7 +223,7 @@ def test_stop_strings_across_tokens(milestone: str, start: int, length: int) -> 
     for output in outputs:
         assert final.text.startswith(output.outputs[0].text)
     decoded = tokenizer.decode(final.token_ids, skip_special_tokens=True)
-    assert stop in decoded, "the tokens that made the stop string are kept"
+    assert stop in decoded, "the tokens of the stop string are not in token_ids"
 
 
 def test_streamed_pieces_join(make_engine: EngineFactory) -> None:
@@ -247,7 +251,7 @@ def test_special_tokens_are_skipped_or_shown() -> None:
 
 
 def test_long_outputs_take_linear_time() -> None:
-    """Decoder calls are counted, not timed: constant per token however long the output is."""
+    """The number of tokens decoded per token stays constant, however long the output is."""
     calls = 0
     detokenizer = IncrementalDetokenizer(TOKENIZER, True)
     decode = detokenizer.decode
@@ -260,4 +264,4 @@ def test_long_outputs_take_linear_time() -> None:
     detokenizer.decode = counted
     for token_id in token_ids_of(b"\xff" * 3000):
         detokenizer.append(token_id)
-    assert calls < 3000 * 40, "tokens decoded again grow with the output"
+    assert calls < 3000 * 40, "the work per token grows with the output"

@@ -1,4 +1,4 @@
-"""Ctrl-C and timers may come at any moment: nothing is wrong, stuck or lost."""
+"""Ctrl-C or a timer may interrupt at any moment: no answer is wrong, and no request is lost."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """`interrupt_at(n)`: a signal arrives when the n-th function from now is called, or later if
-    that is not in a call of an engine.
+    """`interrupt_at(n)` raises a signal at the n-th function call from now in the main thread.
 
-    The handler raises `Interrupted`. Functions are counted by a profile hook, in the main thread:
-    the same moment each time, without a clock. (Where forwards run in a thread of their own, the
-    interpreter does not survive the hook: tests use a stream without one. Timers try the thread.)
+    If that call is outside the engine, the signal comes with the next call inside the engine. The
+    handler raises `Interrupted`. A profile hook counts the calls, so the moment is the same in each
+    run and does not depend on a clock. The interpreter crashes if this hook is used while forwards
+    run in a thread of their own. Tests therefore use a stream without a thread here, and a test
+    with a timer covers the stream with a thread.
     """
     calls = [0]
 
@@ -62,7 +63,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 
 
 def engine_in_one_thread(milestone: str, **config: Any) -> Any:
-    """An engine on the hash model, forwards in the main thread."""
+    """Return an engine on the hash model. Its forwards run in the main thread."""
     engine: Any = build_engine(milestone, hash_model(), **config)
     if hasattr(engine.runner, "stream"):
         engine.runner.stream.close()
@@ -79,7 +80,7 @@ def is_in_engine(frame: FrameType | None) -> bool:
 
 
 def finals_of(engine: Any, on_interrupt: Callable[[], None]) -> dict[str, list[int]]:
-    """Step to the end; the tokens of each final output, which comes once."""
+    """Step until all requests have ended. Return the tokens of each request's one final output."""
     finals: dict[str, list[int]] = {}
     while True:
         try:
@@ -91,7 +92,7 @@ def finals_of(engine: Any, on_interrupt: Callable[[], None]) -> dict[str, list[i
             continue
         for output in outputs:
             if output.finished:
-                assert output.request_id not in finals, "I3: one final output"
+                assert output.request_id not in finals, "I3: a request has two final outputs"
                 finals[output.request_id] = output.outputs[0].token_ids
 
 
@@ -99,7 +100,7 @@ def finals_of(engine: Any, on_interrupt: Callable[[], None]) -> dict[str, list[i
 def test_a_step_interrupted_anywhere(
     milestone: str, interrupt_at: Callable[[int], None], first: int
 ) -> None:
-    """Interrupts at one function call after the other, through all steps of a run."""
+    """The interrupts come again and again, each some calls later, in all steps of a run."""
     engine = engine_in_one_thread(milestone, max_num_seqs=3, num_pages=12, page_size=4)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(5, ignore_eos=True), f"{i}")
@@ -113,7 +114,7 @@ def test_a_step_interrupted_anywhere(
     interrupt_at(first)
     finals = finals_of(engine, again)
     sys.setprofile(None)
-    assert interrupts[0] > 0, "the instrument works"
+    assert interrupts[0] > 0, "no interrupt came: this test proves nothing"
     assert finals == {f"{i}": expected_tokens(p, 5) for i, p in enumerate(PROMPTS)}
     assert_idle(engine)
 
@@ -139,7 +140,7 @@ def test_other_calls_interrupted_anywhere(
             was_interrupted = True
             engine.check_invariants()
             if call != "abort_request":
-                assert set(engine.output_processor.requests) == live, "I3: an unknown request"
+                assert set(engine.output_processor.requests) == live, "I3: a request was left over"
         finally:
             sys.setprofile(None)
         outputs = {name: all_of[-1] for name, all_of in drain(engine).items()}
@@ -153,7 +154,7 @@ def test_other_calls_interrupted_anywhere(
 def test_generate_interrupted_anywhere(
     milestone: str, interrupt_at: Callable[[int], None], first: int
 ) -> None:
-    """Nothing of it is left, and another caller's request goes on."""
+    """No request of an interrupted `generate` is left, and another request goes on."""
     engine = engine_in_one_thread(milestone, max_num_seqs=3)
     engine.add_request([4, 5, 6], greedy(9, ignore_eos=True), "bystander")
     interrupt_at(first)
@@ -168,7 +169,7 @@ def test_generate_interrupted_anywhere(
     finals = drain(engine)
     assert finals["bystander"][-1].outputs[0].token_ids == expected_tokens([4, 5, 6], 9)
     output = engine.generate([[5, 6]], greedy(3, ignore_eos=True))[0]
-    assert output.outputs[0].token_ids == expected_tokens([5, 6], 3), "ids and steps still work"
+    assert output.outputs[0].token_ids == expected_tokens([5, 6], 3), "a later call is wrong"
     assert_idle(engine)
 
 
@@ -176,7 +177,7 @@ def test_a_timer_interrupts_at_random_moments(milestone: str) -> None:
     interrupts = [0]
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        if is_in_engine(frame):  # not in this test
+        if is_in_engine(frame):  # an interrupt in the code of this test would end the test
             interrupts[0] += 1
             raise Interrupted
 
@@ -199,7 +200,7 @@ def test_a_timer_interrupts_at_random_moments(milestone: str) -> None:
 
 
 def test_a_second_ctrl_c_ends_the_engine(milestone: str) -> None:
-    """A forward that does not come back can be stopped; then no answer is trusted any more."""
+    """A second Ctrl-C stops a forward that does not return. The engine then refuses to go on."""
     presses: list[int] = []
 
     class Pressed(HashModel):
@@ -209,7 +210,7 @@ def test_a_second_ctrl_c_ends_the_engine(milestone: str) -> None:
                 signal.raise_signal(signal.SIGINT)
                 presses.append(1)
                 signal.raise_signal(signal.SIGINT)
-                pytest.fail("the second one is not held back")
+                pytest.fail("the second Ctrl-C was held back")
             return super().forward(*args, **kwargs)
 
     armed = False
@@ -246,10 +247,10 @@ def test_signals_are_held_and_delivered_in_order() -> None:
             with interrupts_held():
                 signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGUSR2)
-            assert seen == [], "held back, also at the end of an inner block"
-        assert seen == ["one", "two"], "an exception of the first does not lose the second"
+            assert seen == [], "a signal must be held back until the end of the outer block"
+        assert seen == ["one", "two"], "the exception of the first handler lost the second signal"
         assert str(caught.value.__context__) == "one"
-        assert {s: signal.getsignal(s) for s in handlers} == handlers, "the handlers are back"
+        assert {s: signal.getsignal(s) for s in handlers} == handlers, "a handler is not restored"
         with pytest.raises(Interrupted, match="two"):
             signal.raise_signal(signal.SIGUSR2)
     finally:
@@ -267,7 +268,7 @@ def test_a_caller_can_choose_the_moment() -> None:
 
 
 def test_calls_of_another_thread_are_refused(make_engine: EngineFactory) -> None:
-    """Whichever call it is: the message names the rule, and the answers are untouched."""
+    """Each public call is refused with a message that has the rule. No answer changes."""
     engine: Any = make_engine(hash_model(), max_num_seqs=2)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(5, ignore_eos=True), f"{i}")
@@ -296,7 +297,7 @@ def test_calls_of_another_thread_are_refused(make_engine: EngineFactory) -> None
 
 
 def test_an_engine_can_be_made_in_one_thread_and_run_in_another(milestone: str) -> None:
-    """And once that thread has ended, the next one may have it."""
+    """Once that thread has ended, another thread may use the engine."""
     engine: Any = build_engine(milestone, hash_model())
     answers: list[Any] = []
 
@@ -332,7 +333,7 @@ for milestone in MILESTONES:
 
 
 def test_a_forked_child_is_refused() -> None:
-    """It would wait for ever for a forward thread that it does not have."""
+    """A forked child has no forward thread, and would wait for its results for ever."""
     done = subprocess.run(
         [sys.executable, "-c", FORK], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
@@ -343,7 +344,7 @@ def test_a_forked_child_is_refused() -> None:
 
 @pytest.mark.parametrize("where", ["in a step", "in another thread"])
 def test_a_stream_may_be_dropped_at_any_moment(milestone: str, where: str) -> None:
-    """The garbage collector decides when: a step must not lose a request that it is computing."""
+    """The garbage collector may drop it during a step, which must not lose its requests."""
     dropped: list[Any] = []
 
     class Collecting(HashModel):

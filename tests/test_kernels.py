@@ -1,5 +1,7 @@
-"""The Triton kernels without a GPU: interpreted against the torch version in float64, and compiled
-for real GPUs."""
+"""The Triton kernels without a GPU.
+
+They are interpreted and compared with the torch version in float64, and compiled for real GPUs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def attention(milestone: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def interpreted(milestone: str) -> ModuleType:
-    """The kernels' launchers; this process has Triton's interpreter on (conftest)."""
+    """The launchers of the kernels. `tests.conftest` turns Triton's interpreter on."""
     return importlib.import_module(f"{milestone}.triton_ops")
 
 
@@ -43,7 +45,7 @@ def check(case: PagedCase, interpreted: ModuleType) -> None:
 
 
 def dense(case: PagedCase) -> torch.Tensor:
-    """Attention as everybody knows it, one request at a time, in float64."""
+    """Compute attention by its textbook formula, one request at a time, in float64."""
     meta, outputs = case.meta, []
     keys, values = case.keys.double(), case.values.double()
     case.attention.store_kv(keys, values, case.key.double(), case.value.double(), meta)
@@ -62,7 +64,7 @@ def dense(case: PagedCase) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-EDGES = [  # contexts and new tokens of each, at page edges and one off
+EDGES = [  # contexts and new tokens of the requests, at page edges and one token off
     ([1], [1]),
     ([1, 3, 4, 5, 8], [1, 1, 1, 1, 1]),
     ([4, 5, 3], [4, 5, 3]),
@@ -82,7 +84,7 @@ def test_the_torch_version_is_attention(
 
 
 def test_a_long_chunk_behind_a_prefix(attention: ModuleType) -> None:
-    """More queries than share a mask: the blocks fit together."""
+    """The chunk has more queries than one mask covers, so it is computed in blocks."""
     case = PagedCase(attention, [900, 700], [600, 530], page_size=16)
     torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
 
@@ -107,8 +109,11 @@ def test_kernels_for_all_head_ratios(
 def test_kernels_for_all_head_sizes(
     attention: ModuleType, interpreted: ModuleType, dim: int, dtype: torch.dtype
 ) -> None:
-    """Not in bfloat16: the interpreter multiplies its raw bits. That type is compiled, below, from
-    the same source; a GPU runs it."""
+    """All head sizes work in float32 and float16.
+
+    The interpreter cannot run bfloat16: it multiplies the raw bits. Tests below compile the same
+    source for bfloat16, and a GPU runs it.
+    """
     case = PagedCase(attention, [17, 5, 21, 3], [1, 1, 8, 3], (6, 2), dim, page_size=8, dtype=dtype)
     check(case, interpreted)
 
@@ -140,7 +145,7 @@ def test_kernels_on_random_batches(attention: ModuleType, interpreted: ModuleTyp
 
 
 def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType) -> None:
-    """What a CUDA graph replays for an empty row: length 0, no NaN."""
+    """A CUDA graph may replay empty rows, of length 0. Their output must be zeros, not NaN."""
     case = PagedCase(attention, [5, 9], [1, 1])
     attention.store_kv(case.keys, case.values, case.key, case.value, case.meta)
     case.meta.seq_lens[1] = 0
@@ -150,7 +155,7 @@ def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType
 
 @pytest.mark.only_of()
 def test_the_engine_under_the_interpreter(milestone: str) -> None:
-    """End to end through the kernels, token for token the reference's answer."""
+    """An engine on the interpreted kernels gives the reference's answer, token for token."""
     assert_engine_on_kernels(milestone, "tiny-qwen3")
 
 
@@ -186,7 +191,7 @@ def test_kernels_are_refused_where_they_cannot_run(
 
 @pytest.fixture(scope="session")
 def compiled(milestone: str) -> list[dict[str, Any]]:
-    """Every kernel compiled for every GPU, in a process without the interpreter."""
+    """The report on every kernel compiled for every GPU, in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.compile_kernels", f"{milestone}.kernels"],
@@ -197,7 +202,10 @@ def compiled(milestone: str) -> list[dict[str, Any]]:
 
 
 def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
-    """In three types, for three head sizes: within shared memory, without spilling registers."""
+    """The kernels compile in three dtypes and three head sizes.
+
+    They fit into the shared memory, and spill no registers.
+    """
     assert {entry["capability"] for entry in compiled} == {80, 90}
     assert {entry["dtype"] for entry in compiled} == {"fp16", "bf16", "fp32"}
     assert len(compiled) == 4 * 2 * 3 * 3
@@ -207,7 +215,7 @@ def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
 
 
 def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
-    """Keys and values are copied into shared memory in the widest pieces there are."""
+    """Keys and values are copied into shared memory by the widest instructions there are."""
     for entry in compiled:
         if entry["kernel"] in ("decode_kernel", "prefill_kernel"):
             assert entry["wide_copies"] > 0, entry

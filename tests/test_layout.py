@@ -1,4 +1,4 @@
-"""The rules of the ladder that a machine can check: imports, sizes, links, prints."""
+"""The rules of the repository that a test can check: imports, file sizes, links, commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
 
 
 def imported(path: Path) -> set[str]:
-    """The top-level packages that a file imports absolutely."""
+    """Return the top-level packages that a file imports absolutely."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ def test_a_milestone_has_its_page_and_roles(milestone: str) -> None:
 
 
 def test_schedulers_and_caches_have_no_tensors(milestone: str) -> None:
-    """They decide with plain data; that lets a student test a scheduler without a model."""
+    """They decide with plain data, so a student can test a scheduler without a model."""
     for name in ("scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py"):
         path = ROOT / milestone / name
         if path.exists():
@@ -76,14 +76,14 @@ def test_every_rung_is_in_the_readme() -> None:
 
 
 def told(text: str) -> set[str]:
-    """The options that a page tells pytest or `make test` with a `--milestone` in them."""
+    """Return the options in a page's commands of pytest and `make test` that have --milestone."""
     text = " ".join(text.split()).replace("{{milestone}}", MILESTONES[0])
     commands = re.findall(r"pytest((?: [\w./=-]+)*? --milestone[ =]\w+(?: --mode \w+)?)", text)
     return {*commands, *re.findall(r"ARGS=[\"']([^\"']*--milestone[^\"']*)", text)}
 
 
 def test_the_commands_that_run_one_rung_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option is in `tests/conftest.py`: pytest must not take a rung's folder for its tests."""
+    """Pytest must find the option in `tests/conftest.py`, and not take m1's folder for tests."""
     monkeypatch.chdir(ROOT)
     pages = [*PAGES, ROOT / "Makefile", *(ROOT / "milestones/course/templates").iterdir()]
     commands = {command for page in pages for command in told(page.read_text("utf-8"))}

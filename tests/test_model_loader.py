@@ -77,7 +77,7 @@ def test_the_embedded_model_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
-    """The cache folder is empty, and converting writes one file; the calls are listed."""
+    """The list of conversions. The cache folder is empty, and a conversion writes one file."""
     calls: list[Path] = []
 
     def convert(gguf: Path, folder: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_model_is_converted_once(conversions: list[Path], tmp_path: Path) -> N
     assert len(conversions) == 1
     gguf.write_text("another model")
     assert (gguf_folder(gguf) / "weights").read_text() == "whole"
-    assert len(conversions) == 2, "a changed file is converted anew"
+    assert len(conversions) == 2, "a changed file was not converted again"
 
 
 def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_conversion_that_was_killed_is_made_again(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         converted_folder(tmp_path / "broken.gguf", "a")
-    # What a killed process could not clean up, the next one does.
+    # The next process removes what a killed process could not clean up.
     abandoned = tmp_path / "cache" / "a.partial-x"
     abandoned.mkdir()
     folder = converted_folder(tmp_path / "a.gguf", "a")
@@ -132,7 +132,7 @@ def test_a_conversion_that_was_killed_is_made_again(
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A folder with a tiny model, to be damaged."""
+    """A folder with a tiny model, which a test can damage."""
     loaded = plain_model("tiny-llama")
     loaded.model.save_pretrained(tmp_path / "model")
     loaded.tokenizer.save_pretrained(tmp_path / "model")
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_does_not_fit_its_configuration(
     configure(checkpoint, **values)
     with pytest.raises(ValueError, match=message) as caught:
         load_model(EngineConfig(model=str(checkpoint)))
-    assert str(checkpoint) in str(caught.value), "the model is named"
+    assert str(checkpoint) in str(caught.value), "the error does not name the model"
 
 
 def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> 
 def test_weights_that_a_model_has_no_use_for_are_named(
     checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They may belong to another head; the answers are still the model's."""
+    """Such weights may belong to another head. The model's answers are still right."""
     write_weights(checkpoint, {**weights_of(checkpoint), "value_head.weight": torch.ones(3)})
     load_model(EngineConfig(model=str(checkpoint)))
     assert "value_head.weight" in caplog.text
@@ -225,7 +225,7 @@ def test_weights_that_are_no_numbers(checkpoint: Path, number: float) -> None:
 
 
 def test_large_weights_are_no_infinite_ones(checkpoint: Path) -> None:
-    """Their sum is infinite in float32."""
+    """Finite weights may have an infinite sum in float32."""
     weights = weights_of(checkpoint)
     weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38
     write_weights(checkpoint, weights)
@@ -280,4 +280,4 @@ def test_a_gguf_file_that_is_none(
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"broken\.gguf could not be converted"):
         load_model(EngineConfig(model=str(file)))
-    assert not list((tmp_path / "cache").glob("broken*/")), "nothing half converted stays"
+    assert not list((tmp_path / "cache").glob("broken*/")), "a half converted model is left"

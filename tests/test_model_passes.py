@@ -1,4 +1,4 @@
-"""The passes over a model's modules: faster, and the same function."""
+"""The passes over a model's modules make it faster and leave its function unchanged."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def test_merged_layers_answer_for_the_tensor_they_are_given() -> None:
     for name, given in (("q_proj", x), ("k_proj", other), ("v_proj", x), ("v_proj", other)):
         expected = getattr(theirs, name)(given)
         torch.testing.assert_close(getattr(layer, name)(given), expected, atol=1e-5, rtol=1e-5)
-    assert layer.q_proj.product._latest is None, "an input is held after its last use"
+    assert layer.q_proj.product._latest is None, "the product holds an input after its last use"
 
 
 def test_a_packed_row_does_not_depend_on_its_neighbours() -> None:
-    """I2, to the bit."""
+    """I2: the bits of a row are the same in a product of any number of rows."""
     model: Any = unchanged("llama")
     apply_passes(model, "pack")
     linear, x = model.lm_head, torch.randn(70, 64)
@@ -121,7 +121,7 @@ def test_all_packings_compute_a_linear_layer(packing: pack.Packing, rows: int) -
 
 
 def test_a_norm_of_another_kind_keeps_its_own_forward() -> None:
-    """Gemma multiplies with 1 + weight."""
+    """Gemma's norm is another one: it multiplies by 1 + weight."""
     gemma, llama = GemmaRMSNorm(32), LlamaRMSNorm(32)
     nn.init.uniform_(gemma.weight)
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_a_norm_of_zeros_is_zero() -> None:
 
 
 def rotary_case(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    heads = torch.randn(2, 7, 6, 16).to(dtype).transpose(1, 2)  # q's 4 and k's 2, of 7 tokens
+    heads = torch.randn(2, 7, 6, 16).to(dtype).transpose(1, 2)  # 4 heads of q and 2 of k, 7 tokens
     angles = torch.randn(2, 7, 8).repeat(1, 1, 2)
     return heads[:, :4], heads[:, 4:], angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -166,7 +166,7 @@ def test_rotary_of_another_layout_keeps_its_own() -> None:
 
 
 def test_layers_of_another_kind_keep_their_own_forward() -> None:
-    """A window, a residual that is scaled, products that are apart."""
+    """These are layers with a window, with a scaled residual, or with separate products."""
     model: Any = unchanged("llama")
     assert apply_passes(model, "layer") == {"layer": 0}
     merge_linears(model)
@@ -189,7 +189,7 @@ def test_where_a_part_of_a_head_is_turned_a_layers_own_code_runs(
     whole, half = torch.randn(2, 1, 3, 16), torch.randn(2, 1, 3, 8)
     with torch.no_grad():
         assert layer(x, position_embeddings=tuple(half)) == "its own"
-        assert layer(x) == "its own", "without a rotary embedding too"
+        assert layer(x) == "its own", "a layer without rotary embedding runs the pass's code"
         assert layer(x, position_embeddings=tuple(whole)).shape == x.shape
 
 
@@ -212,7 +212,7 @@ def test_a_layer_that_cannot_be_compared_keeps_its_own_forward(
 def test_attention_that_does_more_than_llamas_keeps_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """OLMo clips large numbers: a trial may have none."""
+    """OLMo clips large numbers, and the inputs of a trial may have none."""
     model: Any = unchanged("llama")
     merge_linears(model)
     own = type(model.model.layers[0].self_attn).forward
@@ -225,11 +225,11 @@ def test_attention_that_does_more_than_llamas_keeps_its_own(
     monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", forward)
     assert apply_passes(model, "layer") == {"layer": 0}
     monkeypatch.setattr(type(model.model.layers[0].self_attn), "forward", functools.partial(own))
-    assert apply_passes(model, "layer") == {"layer": 0}, "code that cannot be looked at"
+    assert apply_passes(model, "layer") == {"layer": 0}, "a forward without readable source"
 
 
 def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm without a weight; a part that fails when it is called."""
+    """The norm may have no weight, or a part may raise when it is called."""
     model: Any = unchanged("llama")
     merge_linears(model)
     for layer in model.model.layers:
@@ -241,7 +241,7 @@ def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.Mo
 
 
 def test_a_joined_layer_asks_for_the_attention_of_each_forward() -> None:
-    """Engines that share a model switch it for a forward of their own."""
+    """Engines that share a model switch its attention for each forward."""
     model: Any = unchanged("llama")
     apply_passes(model)
     tokens, calls = torch.arange(6)[None], list[int]()
@@ -268,7 +268,7 @@ WANTED = [0, 1, 3, 6, 9, torch.tensor([2]), torch.tensor([5, 0]), torch.tensor([
 def test_the_last_layer_leaves_out_what_the_head_leaves_out(
     wanted: int | torch.Tensor, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit what it computes without the pass, for all tokens; as few as are wanted."""
+    """The logits have the same bits as without the pass, and only wanted tokens are computed."""
     full, trimmed = unchanged("llama"), unchanged("llama")
     apply_passes(full, "merge,pack,norm,rotary,layer")
     assert apply_passes(trimmed)["last"] == 1
@@ -295,13 +295,16 @@ def test_whoever_wants_the_hidden_states_gets_them_whole() -> None:
         answer = model(input_ids=prompt, logits_to_keep=1, output_hidden_states=True)
         assert [x.shape[1] for x in answer.hidden_states] == [6, 6, 6]
         assert answer.logits.shape[1] == 1
-        again = model(prompt, logits_to_keep=1)  # not named: as it was
+        again = model(prompt, logits_to_keep=1)  # a positional prompt turns the pass off
         assert torch.equal(again.logits, answer.logits)
 
 
 def test_a_last_layer_that_others_read_is_not_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that mixes what its layers made of its tokens, does not tell its layers, or cannot be
-    asked for some logits."""
+    """The last layer is not trimmed in three kinds of models.
+
+    The first mixes the hidden states of its tokens. The second does not pass `tokens_to_keep` on to
+    its layers. The third cannot be asked for some of the logits only.
+    """
     mixing: Any = unchanged("llama")
     norm = mixing.model.norm.forward
     mixing.model.norm.forward = lambda x: norm(x - x.mean(dim=1, keepdim=True))
@@ -334,7 +337,7 @@ def test_passes_can_be_turned_off_and_chosen() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_triton_twins(dtype: torch.dtype) -> None:
-    """The CUDA kernels, interpreted, against the modules that they replace."""
+    """The interpreted CUDA kernels agree with the modules that they replace."""
     from common.model_passes import triton_kernels
     from common.model_passes.replace import TOLERANCE
 
@@ -351,8 +354,8 @@ def test_triton_twins(dtype: torch.dtype) -> None:
     turned = triton_kernels.rotate(q, k, cos, sin)
     for ours, theirs in zip(turned, apply_rotary_pos_emb(q, k, cos, sin), strict=True):
         close(ours, theirs)
-        if dtype == torch.float16:  # the interpreter rounds bfloat16 in a way of its own
-            assert torch.equal(ours, theirs), "rounded as the model rounds"
+        if dtype == torch.float16:  # the interpreter rounds bfloat16 differently
+            assert torch.equal(ours, theirs), "the kernel rounds differently from the model"
     gate, up = torch.randn(1, 5, 2 * 1500).to(dtype).chunk(2, dim=-1)
     ours = triton_kernels.silu_mul(gate, up)
     close(ours, F.silu(gate) * up)
@@ -383,7 +386,7 @@ def test_every_pass_is_documented() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_is_rounded_as_the_model_rounds(dtype: torch.dtype) -> None:
-    """Another rounding would send some tokens of a mixture to other experts."""
+    """Different rounding would send some tokens of a mixture to other experts."""
     q, k, cos, sin = rotary_case(dtype)
     for ours, theirs in zip(
         Rotary(apply_rotary_pos_emb)(q, k, cos, sin),
@@ -406,7 +409,7 @@ def test_a_mixture_of_experts_keeps_its_tokens_in_low_precision(names: str) -> N
 
 
 class _Unusual(nn.Module):
-    """It has the names that a pass looks for, and does something else with what it is given."""
+    """A module with the names that a pass looks for, but with another function."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models that an engine would compute wrongly are refused when they are loaded, by feature."""
+"""A model that an engine would compute wrongly is refused at load. The error names the feature."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_refused_by_feature(
 
 
 def test_a_window_nobody_reaches_is_no_obstacle(make_engine: EngineFactory) -> None:
-    """The same model within its window is plain causal attention."""
+    """Within its window, a model with a sliding window computes plain causal attention."""
     loaded = random_model(config_of("mistral", num_key_value_heads=2, sliding_window=64))
     engine = make_engine(loaded, max_model_len=64, max_num_seqs=2)
     for output in engine.generate([[1, 2, 3], list(range(30))], greedy(20)):
@@ -88,7 +88,7 @@ def test_a_window_nobody_reaches_is_no_obstacle(make_engine: EngineFactory) -> N
 
 @pytest.mark.before("m2_continuous")
 def test_hugging_faces_own_cache_slides(make_engine: EngineFactory) -> None:
-    """The first rung leaves the cache to Hugging Face, and so serves what the others refuse."""
+    """m1 leaves the cache to Hugging Face, and so it serves a model that the others refuse."""
     loaded = random_model(config_of("mistral", num_key_value_heads=2, sliding_window=8))
     output = make_engine(loaded).generate([list(range(30))], greedy(20))[0]
     expected = generate(loaded, tuple(output.prompt_token_ids), 20)
@@ -124,7 +124,7 @@ def test_supported_architectures_tell_their_kv_shape(architecture: str) -> None:
 
 
 def test_a_model_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No configuration says so: running it does."""
+    """No configuration tells that a model ignores the mask. A trial run finds it."""
     model = shared_model("tiny-llama").model
     forward = model.forward
 
@@ -142,7 +142,7 @@ def test_a_model_that_ignores_the_mask_is_found_out(monkeypatch: pytest.MonkeyPa
 def test_a_model_that_is_right_alone_and_wrong_beside_others_is_refused(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A position that a model takes from the length of the whole batch."""
+    """This model takes the position of a request from the longest request of the batch."""
     loaded = random_model(config_of("llama", num_key_value_heads=2))
     rotary: Any = loaded.model.model.rotary_emb
     forward = rotary.forward
@@ -176,17 +176,17 @@ def test_attention_that_changes_with_the_position_is_refused(
 def test_a_probe_exceeds_the_windows_that_a_request_can_outgrow() -> None:
     config = config_of("mistral", sliding_window=40)
     assert longest_limit(config, max_model_len=64) == 40
-    assert longest_limit(config, max_model_len=40) == 0, "no request is as long as the window"
+    assert longest_limit(config, max_model_len=40) == 0, "no request can outgrow the window"
     assert longest_limit(config_of("llama"), max_model_len=64) == 0
     model = random_model(config).model
     spans = [span for step in Probe(model, 64).mixed() for span in step]
     assert max(span.end for span in spans) > 40
-    assert max(span.end for span in Probe(model, 32).one_at_a_time()) < 16, "it stays cheap"
+    assert max(span.end for span in Probe(model, 32).one_at_a_time()) < 16, "the probe is too long"
 
 
 @pytest.mark.parametrize("max_model_len", range(2, 10))
 def test_a_probe_fits_the_longest_request(max_model_len: int) -> None:
-    """And it computes each token of a request once, in order, and decodes before chunks."""
+    """A probe computes each token of a request once and in order, with decodes before chunks."""
     probe = Probe(shared_model("tiny-llama").model, max_model_len)
     assert probe.again()
     for steps in (probe.batched(), probe.mixed(), [[span] for span in probe.one_at_a_time()]):
@@ -204,7 +204,7 @@ def test_a_probe_fits_the_longest_request(max_model_len: int) -> None:
 def test_low_precision_is_probed_again_with_other_tokens(
     dtype: torch.dtype, wrong_attempts: int
 ) -> None:
-    """Rounding may send a token to another expert. A model that is wrong is wrong every time."""
+    """Rounding may send a token to another expert. A wrong model is wrong with all tokens."""
     model: Any = random_model(config_of("llama")).model
     model = model.to(dtype)
     probe, accepted = Probe(model, 64), False
@@ -220,7 +220,7 @@ def test_low_precision_is_probed_again_with_other_tokens(
 @pytest.mark.since("m3_paged")
 @pytest.mark.parametrize("backend", ["torch", "compiled", "triton"])
 def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend: str) -> None:
-    """DeepSeek's: 24 numbers a key, 12 a value, here."""
+    """In DeepSeek's models, keys and values differ in size: here 24 and 12 numbers."""
     loaded = random_model(tiny_config("deepseek_v3"))
     engine = make_engine(loaded, attention_backend=backend, max_model_len=64, page_size=4)
     pool = engine.runner.kv_pool  # type: ignore[attr-defined]

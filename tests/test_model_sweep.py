@@ -1,4 +1,4 @@
-"""A selection of transformers' models: an engine serves them right, or refuses them by name.
+"""A selection of transformers' models: each engine serves them correctly or refuses them by name.
 
 `python -m tests.sweep_models` tries all of them in the same way.
 """
@@ -23,7 +23,7 @@ SINKS = "attention sinks"
 
 @dataclass(frozen=True)
 class Case:
-    """A model type, and why m1, m2, and m3 to m5 refuse it; None: they serve it."""
+    """A model type, and the features for which m1, m2, and m3 to m5 refuse it. None: served."""
 
     model_type: str
     m1: str | None = None
@@ -35,12 +35,12 @@ class Case:
         return self.model_type + "-beyond-window" * self.small_windows
 
     def feature(self, milestone: str) -> str | None:
-        """The feature that a milestone must name."""
+        """The feature that a milestone's refusal must name."""
         return {"m1": self.m1, "m2": self.m2}.get(milestone[:2], self.paged)
 
 
 def windowed(model_type: str, name: str = "sliding-window attention") -> Case:
-    """Hugging Face's own cache slides; ours does not."""
+    """Return a case with small windows: m1 serves it, with Hugging Face's own sliding cache."""
     return Case(model_type, None, name, name, small_windows=True)
 
 
@@ -84,12 +84,12 @@ def test_served_right_or_refused_by_name(milestone: str, case: Case) -> None:
     if (expected := case.feature(milestone)) is None:
         assert result == SERVED
     else:
-        assert case.model_type in result, "the model is named"
+        assert case.model_type in result, "the error does not name the model"
         assert expected in feature(result)
 
 
 def test_the_page_lists_every_model_type_and_no_wrong_answer() -> None:
-    """`milestones/MODELS.md` is as the sweep wrote it with the transformers that it names."""
+    """`milestones/MODELS.md` lists the model types of the transformers version that it names."""
     text = PAGE.read_text(encoding="utf-8")
     assert "WRONG" not in text
     listed = set(re.findall(r"^\| ([\w-]+)[ ,]", text, re.MULTILINE)) - {"model"}

@@ -1,4 +1,4 @@
-"""The overlap protocol on hashes: random schedules on streams as late and as early as may be."""
+"""The overlap protocol on hashes: random schedules on the latest and the earliest stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMS = (LateStream, EarlyStream)
 
 
 def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any) -> Any:
-    """One random schedule: arrivals, stops, aborts, forced retractions, pools of a few pages."""
+    """Run one random schedule: arrivals, stops, aborts, forced retractions, pools of few pages."""
     chance = random.Random(seed)
     page_size = chance.choice([1, 2, 3, 4, 16])
     longest = chance.choice([6, 20, 40])
@@ -57,7 +57,7 @@ def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any)
             if engine.abort_request(victim):
                 aborted.add(victim)
         for output in engine.step():
-            assert output.request_id not in finals, "nothing comes after the final output"
+            assert output.request_id not in finals, "a request has an output after its final one"
             if output.finished:
                 finals[output.request_id] = output.outputs[0]
     for name, completion in finals.items():
@@ -67,29 +67,29 @@ def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any)
             assert tokens == expected[name][: len(tokens)], f"I1: schedule {seed}, {name}"
         else:
             assert tokens == expected[name], f"I1, I2: schedule {seed}, {name}"
-    assert finals.keys() == expected.keys(), "I5: a final output for each"
+    assert finals.keys() == expected.keys(), "I5: a request has no final output"
     assert_idle(engine)
     return engine
 
 
 @pytest.mark.parametrize("stream", STREAMS)
 def test_random_schedules(rung: Rung, stream: type[LateStream]) -> None:
-    """More than a thousand, exact to the token, audited after every step and every abort."""
+    """More than a thousand schedules are exact to the token. Each step and abort is audited."""
     engines = [fuzz(rung("engine"), seed, stream) for seed in range(SCHEDULES)]
     stats = [engine.stats() for engine in engines]
-    assert sum(s.num_retractions for s in stats) > SCHEDULES, "the schedules exercise retraction"
-    assert sum(s.padding_tokens for s in stats) > 0, "and tokens that are computed for nobody"
-    assert sum(s.cached_prompt_tokens for s in stats) > SCHEDULES, "and shared prefixes"
+    assert sum(s.num_retractions for s in stats) > SCHEDULES, "too few retractions"
+    assert sum(s.padding_tokens for s in stats) > 0, "no token was computed for an ended request"
+    assert sum(s.cached_prompt_tokens for s in stats) > SCHEDULES, "too few cached prefixes"
 
 
 def test_random_schedules_without_overlap(rung: Rung) -> None:
     for seed in range(150):
         engine = fuzz(rung("engine"), seed, LateStream, enable_overlap=False)
-        assert engine.stats().padding_tokens == 0, "a serial loop computes nothing for nobody"
+        assert engine.stats().padding_tokens == 0, "a serial loop computed a useless token"
 
 
 def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the mistakes that overlapping invites."""
+    """Plant one of the mistakes that are easy to make with overlap."""
     scheduler, engine = rung("scheduler").Scheduler, rung("engine").LLMEngine
     in_flight = rung("in_flight").StepsInFlight
 
@@ -141,7 +141,7 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("bug", "streams"),
     [
-        ("freed at once", [LateStream]),  # early, all is written before anything is freed
+        ("freed at once", [LateStream]),  # the early stream writes before any page is freed
         ("useless step", STREAMS),
         ("stale lengths", STREAMS),
         ("one future", STREAMS),
@@ -153,7 +153,7 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_bugs_are_caught(
     rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str, streams: Sequence[type[LateStream]]
 ) -> None:
-    """The instrument is sharp: each of these turns the fuzz red at once."""
+    """The fuzz can fail: it finds each of these bugs within 60 schedules."""
     plant(bug, rung, monkeypatch)
     for stream in streams:
         with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):

@@ -1,4 +1,4 @@
-"""The paged engine: pages, chunks and retraction change memory and time, never an answer."""
+"""The paged engine: pages, chunks and retraction change memory and time, but never an answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNLIMITED = 2048
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("chunk", [1, 3, 16, 17, UNLIMITED])
 def test_sizes_change_nothing(make_engine: EngineFactory, page_size: int, chunk: int) -> None:
-    """Every page and chunk size; pools from barely enough to ample; memory poisoned with NaN."""
+    """Every page, chunk and pool size gives the same answers. Free memory is filled with NaN."""
     longest = 33 + 12
     for spare in (0, 3, 200):
         num_pages = -(-longest // page_size) + spare
@@ -39,7 +39,7 @@ def retracting(engine: OfflineEngine, every: int) -> OfflineEngine:
 @pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("chunk", [4, UNLIMITED])
 def test_retraction_at_every_token(make_engine: EngineFactory, every: int, chunk: int) -> None:
-    """Tokens, log probabilities and streamed pieces equal the undisturbed run's."""
+    """Tokens, log probabilities and streamed text equal those of a run without retraction."""
     params = [
         greedy(14, logprobs=2, ignore_eos=True),
         SamplingParams(max_tokens=14, seed=5, top_p=0.9, logprobs=0, ignore_eos=True),
@@ -59,7 +59,7 @@ def test_retraction_at_every_token(make_engine: EngineFactory, every: int, chunk
         retracted = histories[1][name]
         assert [o.outputs[0].token_ids for o in undisturbed] == [
             o.outputs[0].token_ids for o in retracted
-        ], "I2: token by token"
+        ], f"I2: retraction changed the tokens of {name}"
         assert [o.outputs[0].text for o in undisturbed] == [o.outputs[0].text for o in retracted]
         first, second = undisturbed[-1].outputs[0].logprobs, retracted[-1].outputs[0].logprobs
         assert (first is None) == (second is None)
@@ -68,7 +68,7 @@ def test_retraction_at_every_token(make_engine: EngineFactory, every: int, chunk
 
 
 def test_more_requests_than_memory(make_engine: EngineFactory) -> None:
-    """A pool for two and a half requests serves ten: by retraction, not by luck."""
+    """A pool with pages for two and a half requests serves ten requests, by retraction."""
     engine = make_engine(page_size=4, num_pages=24, max_num_seqs=10)
     engine.scheduler.new_token_ratio = 0.0  # type: ignore[attr-defined]
     prompts = [[i, i + 1, i + 2] for i in range(10)]
@@ -83,7 +83,7 @@ def test_more_requests_than_memory(make_engine: EngineFactory) -> None:
 
 @pytest.mark.parametrize("moment", range(12))
 def test_abort_of_a_chunked_request(make_engine: EngineFactory, moment: int) -> None:
-    """Queued, between chunks, after the last one, retracted, finished: nothing stays."""
+    """An aborted request leaves nothing, whether queued, chunked, retracted or finished."""
     engine = retracting(make_engine(page_size=4, num_pages=30, max_num_batched_tokens=9), 4)
     engine.add_request(PROMPTS[1], greedy(8), "other")
     engine.add_request(PROMPTS[4], greedy(3, ignore_eos=True), "chunked")
@@ -119,7 +119,7 @@ def test_a_request_holds_no_page_too_many(make_engine: EngineFactory) -> None:
 
 
 def test_decode_reads_the_live_context_only(make_engine: EngineFactory, rung: Rung) -> None:
-    """What is gathered is as long as the longest context, however large limit and pool are."""
+    """A gather is as long as the longest context, and does not depend on limits or the pool."""
     attention = rung("attention")
     decode, seen = attention.paged_decode, list[torch.Size]()
 
@@ -139,7 +139,7 @@ def test_decode_reads_the_live_context_only(make_engine: EngineFactory, rung: Ru
 def test_contexts_of_many_lengths_are_gathered_in_groups(
     make_engine: EngineFactory, rung: Rung, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """No gather is larger than allowed, but for a single request's; each gets its own answer."""
+    """Only the gather of a single request may be larger than allowed. All answers are right."""
     attention, sizes = rung("attention"), set[int]()
     decode = attention.paged_decode
 
@@ -159,7 +159,7 @@ def test_contexts_of_many_lengths_are_gathered_in_groups(
 
 
 def test_the_longest_prompt_while_others_decode(make_engine: EngineFactory) -> None:
-    """Each running request gets a token in every step, while 400 tokens pass by in chunks."""
+    """Each running request gets a token in every step, while a prompt of 400 tokens is chunked."""
     engine = make_engine(max_num_batched_tokens=32, page_size=16)
     for i in range(3):
         engine.add_request([i + 1, 2], greedy(40, ignore_eos=True), f"{i}")
@@ -168,7 +168,7 @@ def test_the_longest_prompt_while_others_decode(make_engine: EngineFactory) -> N
     live = {"0", "1", "2"}
     while engine.has_unfinished_requests():
         outputs = {output.request_id: output for output in engine.step()}
-        assert live <= outputs.keys(), "nobody waits for a prompt"
+        assert live <= outputs.keys(), "a decoding request waited for a prompt"
         live -= {name for name, output in outputs.items() if output.finished}
 
 
@@ -178,7 +178,7 @@ def test_the_pool_is_sized_from_memory(
     pool = rung("kv_pool")
     page_bytes = 16 * 2 * 2 * 2 * 16 * 4  # tokens, keys and values, layers, KV heads, dim, float32
     monkeypatch.setattr(pool, "free_memory", lambda device: 100 * page_bytes + 7)
-    assert make_engine(max_model_len=64).stats().kv_pages_total == 16 * 4, "no more than rows use"
+    assert make_engine(max_model_len=64).stats().kv_pages_total == 16 * 4, "not what 16 rows need"
     assert make_engine(max_model_len=512).stats().kv_pages_total == 100
     monkeypatch.setattr(pool, "free_memory", lambda device: 31 * page_bytes)
     with pytest.raises(RuntimeError, match=r"31 KV pages.*max_model_len=512 takes 32"):
@@ -188,7 +188,7 @@ def test_the_pool_is_sized_from_memory(
 def test_a_model_that_drops_keyword_arguments(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be told where the pages are: refused when it is loaded."""
+    """Such a model cannot be told where the pages are. It is refused when it is loaded."""
     model = shared_model("tiny-gpt2").model
     forward = model.forward
 

@@ -1,4 +1,4 @@
-"""The paged scheduler alone, on a memory of hashes: budgets, chunks, retraction, progress."""
+"""The paged scheduler without a model, on a memory of hashes: budgets, chunks, retraction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.since("m3_paged")
 
 
 def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
-    """One random schedule: sizes, arrivals, aborts and forced retractions."""
+    """Run one random schedule of sizes, arrivals, aborts and forced retractions."""
     chance = random.Random(seed)
     page_size = chance.choice([1, 2, 3, 4, 16])
     rows, budget = chance.randint(1, 6), chance.choice([1, 2, 3, 5, 16, 17, 64])
@@ -54,15 +54,15 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
 
 
 def test_random_schedules(rung: Rung) -> None:
-    """More than a thousand of them, each audited after every step, exact to the token."""
+    """More than a thousand schedules are exact to the token. Every step is audited."""
     retractions = sum(
         fuzz(rung("scheduler"), seed).scheduler.num_retractions for seed in range(SCHEDULES)
     )
-    assert retractions > SCHEDULES, "the schedules exercise retraction"
+    assert retractions > SCHEDULES, "too few retractions"
 
 
 def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the field's real bugs, planted in the scheduler or the cache manager."""
+    """Plant a bug that real engines have had, in the scheduler or the cache manager."""
     scheduler, manager = module.Scheduler, module.KVCacheManager
 
     def resumed_request_keeps_its_position(self: Any, request: Any) -> None:
@@ -105,7 +105,7 @@ def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     ["resumed position", "double free", "a page too few", "sampled too early", "stale page table"],
 )
 def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    """The instrument is sharp: each of these turns the fuzz red at once."""
+    """The fuzz can fail: it finds each of these bugs within 50 schedules."""
     plant(rung("scheduler"), bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(50):
@@ -135,7 +135,7 @@ def test_decodes_and_chunks_share_a_step(rung: Rung) -> None:
 
 
 def test_a_long_prompt_does_not_stop_the_others(rung: Rung) -> None:
-    """No running request ever waits for more than the step that holds one chunk."""
+    """Every running request decodes in every step, while the long prompt is chunked."""
     engine = engine_of(rung, max_num_batched_tokens=16, page_size=4)
     for name in "abc":
         engine.add(name, [1, 2, 3], 30)
@@ -148,13 +148,13 @@ def test_a_long_prompt_does_not_stop_the_others(rung: Rung) -> None:
 
 
 def test_decode_pages_come_before_chunks(rung: Rung) -> None:
-    """The last free page goes to the request that decodes, not to the prompt that could take it."""
+    """The last free page goes to the request that decodes, not to a chunk of a prompt."""
     engine = engine_of(rung, num_pages=4, page_size=4, max_num_batched_tokens=64)
     engine.scheduler.new_token_ratio = 0.0
     engine.add("a", [1] * 4, 4)
     engine.add("b", [2] * 8, 1)
     engine.scheduler.max_num_batched_tokens = 8
-    engine.step()  # a is computed, and four tokens of b
+    engine.step()  # computes all of `a`, and four tokens of `b`
     batch = engine.step()
     assert batch.requests[0].request_id == "a"
     assert engine.scheduler.num_retractions == 0
@@ -196,8 +196,8 @@ def test_a_prompt_that_never_fits(rung: Rung) -> None:
     engine.add("next", [2], 3)
     while engine.live:
         engine.step()
-    assert len(engine.finished["full"]) == 1, "the pool is full: it ends by length"
-    assert len(engine.finished["next"]) == 3, "and the one behind it is served"
+    assert len(engine.finished["full"]) == 1, "with a full pool, `full` must end by length"
+    assert len(engine.finished["next"]) == 3, "the next request must be served"
 
 
 def test_undo_gives_back_what_was_allocated(rung: Rung) -> None:

@@ -1,7 +1,7 @@
-"""The player in a real browser, with a run that really happened.
+"""The player in a real browser, with the record of a real run.
 
-Chromium opens the file without a window and prints the page it has made. Without Chromium these
-tests are skipped; with LADDER_BROWSER=1 in the environment they fail instead.
+Chromium opens the file without a window and prints the page that the script has made. Without
+Chromium these tests are skipped. With LADDER_BROWSER=1 in the environment they fail instead.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def record_of(milestone: str) -> TraceRecord:
 
 
 def dom(tmp_path: Path, page: str, where: str = "", *options: str) -> str:
-    """The page as the browser has made it, without what was put in."""
+    """Return the page that the browser has made, without its scripts and styles."""
     path = tmp_path / "player.html"
     path.write_text(page, encoding="utf-8")
     done = subprocess.run(
@@ -67,7 +67,7 @@ def dom(tmp_path: Path, page: str, where: str = "", *options: str) -> str:
 
 
 def text_of(made: str, element: str) -> str:
-    """The text of an element that holds no other of its kind."""
+    """Return the text of an element that contains no other element with the same tag."""
     found = re.search(rf'<(\w+)[^>]*id="{element}"[^>]*>(.*?)</\1>', made, re.DOTALL)
     assert found, element
     return html.unescape(re.sub(r"<[^>]*>", "", found[2])).strip()
@@ -83,7 +83,7 @@ def test_each_rung_plays(milestone: str, tmp_path: Path) -> None:
 
 
 def test_a_step_is_shown_as_it_was(tmp_path: Path) -> None:
-    """The last one that the queue waits in: who waits, who runs and says what, whose pages."""
+    """The page shows the last step with a queue: waiting and running requests, text, pages."""
     record = record_of(MILESTONES[-1])
     steps = [frame.step for frame, state in record.states() if state.waiting]
     made = dom(tmp_path, player_html(record), f"#step={steps[-1]}")
@@ -117,16 +117,16 @@ def test_a_hash_beyond_the_end(tmp_path: Path) -> None:
 
 
 def test_the_keys(tmp_path: Path) -> None:
-    """Arrows, Home and End go by steps; space plays, here to the end, and stops there."""
+    """Arrows, Home and End move by steps. The space key plays to the end and stops there."""
     record = record_of(MILESTONES[-1])
     last = record.frames[-1].step
 
     def press(*keys: str) -> str:
-        """The page as after these keys, and some time."""
+        """Return the page after these keys and some time."""
         events = "".join(
             f'dispatchEvent(new KeyboardEvent("keydown", {{ key: "{key}" }}));' for key in keys
         )
-        # Without a window frames come when they like; timers keep to the browser's virtual time.
+        # Without a window, frames come at any time. Timers follow the browser's virtual time.
         timer = "requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 16);"
         script = f'<script>{timer} $("speed").value = "50"; {events}</script></body>'
         page = player_html(record).replace("</body>", script)
@@ -152,7 +152,7 @@ def test_an_emulated_forward_is_labelled(tmp_path: Path) -> None:
 def test_nothing_is_loaded_and_nothing_breaks_out() -> None:
     page = player_html(record_of(MILESTONES[-1]))
     addresses = set(re.findall(r"\bhttps?://[^\"'\s]*", page))
-    assert addresses == {"http://www.w3.org/2000/svg"}, "a namespace is no address"
+    assert addresses == {"http://www.w3.org/2000/svg"}, "only the SVG namespace may be there"
     assert not re.search(r"\b(src|href)=|url\((?!#)|@import|\bfetch\(", page)
     assert page.count("</script>") == TEMPLATE.read_text(encoding="utf-8").count("</script>") == 2
     assert "\u2028" not in page and "\u2029" not in page

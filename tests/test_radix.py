@@ -1,4 +1,4 @@
-"""The engine on the radix tree: what is reused, who waits for whom, and nothing is lost."""
+"""The engine on the radix tree: which pages are reused, which requests wait, no lost page."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StormMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.finished)
     @rule(data=st.data(), tail=st.lists(st.integers(0, 2), min_size=1, max_size=3))
     def follow_up(self, data: st.DataObject, tail: list[int]) -> None:
-        """The next turn of a conversation: an answer that was given is part of the prompt."""
+        """Add the next turn of a conversation: its prompt contains an earlier answer."""
         answer = self.engine.finished[data.draw(st.sampled_from(sorted(self.engine.finished)))]
         self.add(STEMS[0], 12, [*answer[:4], *tail], 3)
 
@@ -119,7 +119,7 @@ def test_storms_over_shared_prefixes(rung: Rung) -> None:
 def test_the_same_prompt_three_times(
     make_engine: EngineFactory, page_size: int, length: int
 ) -> None:
-    """All of it is cached then, and still its last token is computed."""
+    """From the second time on, the whole prompt is cached, but its last token is computed again."""
     engine = make_engine(page_size=page_size)
     prompt = list(range(7, 7 + length))
     reusable = (length - 1) // page_size * page_size
@@ -133,7 +133,7 @@ def test_the_same_prompt_three_times(
 
 
 def test_the_next_turn_reuses_the_answer(make_engine: EngineFactory) -> None:
-    """Generated tokens are cached too, but for the last one, which nobody has computed."""
+    """Generated tokens are cached too, except the last one: no step has computed its KV."""
     engine = make_engine(page_size=1)
     first = engine.generate([[5, 6, 7, 8]], greedy(10, ignore_eos=True))[0]
     turn = [5, 6, 7, 8, *first.outputs[0].token_ids, 9, 9]
@@ -143,7 +143,7 @@ def test_the_next_turn_reuses_the_answer(make_engine: EngineFactory) -> None:
 
 
 def test_a_cold_prefix_is_computed_once(make_engine: EngineFactory) -> None:
-    """In-batch sharing: the first computes it, the others wait for that step."""
+    """In-batch sharing: the first request computes the prefix, the others wait for that step."""
     engine = make_engine(page_size=4)
     stem = list(range(40))
     prompts = [[*stem, 100 + i, 7] for i in range(6)]
@@ -164,14 +164,14 @@ def test_nobody_waits_for_a_prefix_it_does_not_share(make_engine: EngineFactory)
 
 
 def test_equal_pages_are_adopted(make_engine: EngineFactory) -> None:
-    """Three answers alike: whoever ends later finds its tokens in the tree, and keeps no copy."""
+    """Of three equal answers, later requests find their tokens in the tree and keep no copy."""
     engine = make_engine(page_size=2, max_num_batched_tokens=12)
     for name in ("a", "b", "c"):
         engine.add_request([9, 8, 7, 6, 5, 4, 3, 2, 1], greedy(4, ignore_eos=True), name)
     for history in drain(engine).values():
         assert_one_answer("tiny-llama", history[-1], 4)
     cached = engine.stats().kv_pages_cached
-    assert cached == (9 + 3) // 2, "one copy of the prompt and its answer"
+    assert cached == (9 + 3) // 2, "there must be one copy of the prompt and its answer"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -185,7 +185,7 @@ def test_a_pool_a_tenth_of_the_working_set(make_engine: EngineFactory, policy: s
 
 
 def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
-    """Who does not fit stays outside: nothing is locked, split, or evicted for it."""
+    """For a request that does not fit, no node is locked, split or evicted."""
     engine = FakePagedEngine(rung("scheduler"), 16, page_size=1, max_num_seqs=4)
     engine.add("warm", [1, 2, 3, 4], 1)
     engine.step()
@@ -201,7 +201,7 @@ def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
     before = warm_branch()
     engine.add("late", [1, 2, 9, 9, 9, 9], 6)
     engine.step()
-    assert engine.live["late"].row is None, "it does not fit"
+    assert engine.live["late"].row is None, "the request was admitted"
     assert warm_branch() == before == [([1, 2, 3, 4], 0, 0, before[0][3])]
     while engine.live:
         engine.step()
@@ -209,7 +209,7 @@ def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
 
 
 def plant(rung: Rung, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the field's real bugs, planted in the tree or in what ties rows to it."""
+    """Plant a bug that real engines have had, in the tree, the page table or the manager."""
     manager, tree = rung("kv_cache").KVCacheManager, rung("radix_cache").RadixCache
     table = rung("kv_cache").PageTable
     replace, split, lock = table.replace, tree._split, tree.lock
@@ -261,7 +261,7 @@ def plant(rung: Rung, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    """The instrument is sharp: each of these turns the random schedules red."""
+    """The fuzz can fail: it finds each of these bugs within 300 schedules."""
     plant(rung, bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(300):
@@ -269,7 +269,7 @@ def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bu
 
 
 def admissions(engine: FakePagedEngine) -> list[str]:
-    """The order in which the requests of an engine with one row are served."""
+    """Return the order in which an engine with one row serves its requests."""
     while engine.live:
         engine.step()
     return list(engine.finished)
@@ -300,12 +300,12 @@ def test_the_policies(rung: Rung) -> None:
     assert order("fcfs") == arrival
     assert order("lpm")[:2] == ["long", "short"]
     assert order("lof") == ["cold too", "cold", "cold three", "short", "long"]
-    assert order("dfs-weight")[:1] == ["cold"], "the root's own come before its branches"
+    assert order("dfs-weight")[:1] == ["cold"], "requests at the root come before its branches"
     assert sorted(order("random")) == sorted(arrival) and order("random") == order("random")
 
 
 def test_a_branch_is_served_before_the_next(rung: Rung) -> None:
-    """dfs-weight: the branch that most wait for first, and all of it."""
+    """dfs-weight serves the branch with the most waiting requests first, and serves all of it."""
     engine = FakePagedEngine(
         rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy="dfs-weight"
     )
@@ -323,7 +323,7 @@ def test_a_branch_is_served_before_the_next(rung: Rung) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_starves_anyone(rung: Rung, policy: Any) -> None:
-    """A cold request in a flood of better ones is served after as many as the bound says."""
+    """A cold request is overtaken by no more requests than the bound allows."""
     bound = rung("policy").MAX_OVERTAKING
     engine = FakePagedEngine(
         rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=0

@@ -1,4 +1,4 @@
-"""The radix tree against a brute-force model, the eviction order, the cost of what it does."""
+"""The radix tree compared with a brute-force model; the eviction order; the cost of operations."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Prefix = tuple[int, ...]
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """The tree beside a dict: every cached prefix of whole pages, and the page that ends it.
+    """Compares the tree with a dict from each cached prefix of whole pages to its last page.
 
-    The pages come from a pool that the test owns: what is evicted is used again.
+    The pages come from a pool that the test owns. Evicted pages go back into this pool.
     """
 
     tree_class: type
@@ -46,7 +46,7 @@ class TreeMachine(RuleBasedStateMachine):
         return [tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)]
 
     def cached(self, tokens: list[int]) -> list[int]:
-        """The pages of the longest cached prefix, by the model."""
+        """Return the pages of the longest cached prefix, as the model has it."""
         pages: list[int] = []
         for prefix in self.prefixes(tokens):
             if prefix not in self.model:
@@ -61,7 +61,7 @@ class TreeMachine(RuleBasedStateMachine):
         if len(prefixes) - len(there) > len(self.free_pages):
             return
         own = [self.free_pages.pop() for _ in prefixes[len(there) :]]
-        node = self.tree.insert(tokens, [0] * len(there) + own)  # 0: would be a page of its own
+        node = self.tree.insert(tokens, [0] * len(there) + own)  # 0: the caller's copy of a page
         self.model.update(zip(prefixes[len(there) :], own, strict=True))
         assert node.prefix_pages() == there + own
 
@@ -89,7 +89,7 @@ class TreeMachine(RuleBasedStateMachine):
         taken = self.tree.evict(count)
         assert len(taken) == len(set(taken)) == count
         gone = [prefix for prefix, page in self.model.items() if page in taken]
-        assert len(gone) == count, "each page that is evicted was in the tree"
+        assert len(gone) == count, "an evicted page was not in the tree"
         for prefix in gone:
             del self.model[prefix]
         self.free_pages += taken
@@ -105,7 +105,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert spelled == self.model
         locked = {prefix[:n] for _node, prefix in self.held for n in range(size, len(prefix) + 1)}
         protected = [prefix for prefix in self.model if prefix in locked]
-        assert self.tree.protected_size == len(protected), "what is locked is there, and protected"
+        assert self.tree.protected_size == len(protected), "a locked page is not protected"
         assert self.tree.evictable_size == len(self.model) - len(protected)
 
 
@@ -125,15 +125,15 @@ def test_least_recently_used_goes_first(rung: Rung) -> None:
     tree.insert([1, 2], [1, 2])
     tree.insert([1, 3, 4], [1, 3, 4])
     tree.insert([5], [5])
-    tree.match_prefix([1, 2])  # used again: now [3, 4] is the oldest, then [5]
-    assert tree.evict(1) == [4]  # from the end, no more than asked for
+    tree.match_prefix([1, 2])  # a use of [1, 2]: now [3, 4] is the oldest leaf, then [5]
+    assert tree.evict(1) == [4]  # from the end of the leaf, and only as many as asked for
     assert set(tree.evict(3)) == {3, 5, 2}
-    assert tree.evict(1) == [1]  # a parent goes when it has become a leaf
+    assert tree.evict(1) == [1]  # a parent can be evicted once it is a leaf
     assert tree.find([1]).num_pages == 0
 
 
 def test_a_split_keeps_the_locks(rung: Rung) -> None:
-    """A handle from before a split still unlocks everything."""
+    """A node that was locked before a split still unlocks its whole path."""
     tree = rung("radix_cache").RadixCache(2)
     long = tree.insert([1, 2, 3, 4, 5, 6], [1, 2, 3])
     tree.lock(long)
@@ -162,12 +162,12 @@ def test_a_look_leaves_no_trace(rung: Rung) -> None:
     tree.insert([1, 2, 3], [1, 2, 3])
     tree.insert([7], [7])
     assert tree.find([1, 2, 9]).num_pages == 2
-    assert [len(node.pages) for node in tree.nodes()] == [3, 1], "it does not split"
-    assert tree.evict(1) == [3], "and it is not a use"
+    assert [len(node.pages) for node in tree.nodes()] == [3, 1], "`find` split a node"
+    assert tree.evict(1) == [3], "`find` counted as a use"
 
 
 class Counted(tuple[int, ...]):
-    """A key that counts how often it is hashed: each is a step down the tree."""
+    """A key that counts how often it is hashed. Each hash is one step down the tree."""
 
     looked_up = 0
 
@@ -180,7 +180,7 @@ class Counted(tuple[int, ...]):
 def test_the_cost_does_not_grow_with_the_tree(
     rung: Rung, monkeypatch: pytest.MonkeyPatch, sequences: int
 ) -> None:
-    """A match looks at the nodes on its way, an eviction at the leaf it takes."""
+    """A match looks only at the nodes on its path, and an eviction at the leaves it evicts."""
     tree = rung("radix_cache").RadixCache(1)
     for i in range(sequences):
         tree.insert([0, i, 1, 2], [4 * i + j for j in range(4)])

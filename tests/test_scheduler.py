@@ -1,4 +1,4 @@
-"""The continuous batching scheduler alone: plain data, no model."""
+"""The scheduler of continuous batching, tested with plain data and no model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_scheduler(rung: Rung, *lengths: int, **config: Any) -> Any:
 
 
 def run(batch: Any) -> None:
-    """What a forward and its processing do to the requests, without a model."""
+    """Change the requests as a forward and the processing of its result do, without a model."""
     for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
         request.num_computed_tokens += num_tokens
         request.token_ids.append(1)
@@ -74,7 +74,7 @@ def test_the_token_budget_counts_padding(rung: Rung) -> None:
 
 
 def test_nobody_overtakes(rung: Rung) -> None:
-    """A short prompt that would fit does not pass a long one that does not."""
+    """A short prompt that fits does not overtake a long prompt that does not fit."""
     scheduler = make_scheduler(rung, 10, 20, 1, max_num_batched_tokens=20)
     assert names(scheduler.schedule().requests) == ["0"]
 
@@ -91,9 +91,9 @@ def test_rows_stay_compact(rung: Rung) -> None:
     run(batch)
     first, second, third, last = batch.requests
     move = scheduler.remove_request(second)
-    assert tuple(move) == (3, 1, 7), "the last row moves into the hole, with the tokens it holds"
+    assert tuple(move) == (3, 1, 7), "the last row must move into the hole, with its 7 tokens"
     assert [r.row for r in (first, second, third, last)] == [0, None, 2, 1]
-    assert scheduler.remove_request(third) is None, "the last row leaves no hole"
+    assert scheduler.remove_request(third) is None, "removing the last row must move no row"
     scheduler.check_invariants()
     assert names(scheduler.schedule().requests) == ["0", "3"]
 
@@ -107,7 +107,7 @@ def test_undo_puts_a_failed_prefill_back_at_the_head(rung: Rung) -> None:
     assert scheduler.schedule().requests == batch.requests
     run(batch)
     scheduler.undo(scheduler.schedule())
-    assert names(scheduler.running) == ["0", "1"], "a failed decode step is simply repeated"
+    assert names(scheduler.running) == ["0", "1"], "undo of a decode must keep requests running"
 
 
 @given(
@@ -119,7 +119,7 @@ def test_undo_puts_a_failed_prefill_back_at_the_head(rung: Rung) -> None:
 def test_every_schedule_keeps_the_rules(
     rung: Rung, lengths: list[int], rows: int, budget: int, leaving: list[int]
 ) -> None:
-    """Budgets hold, the queue keeps its order, and everybody is served in the end."""
+    """Budgets hold, the queue keeps its order, and all requests are served in the end."""
     scheduler = make_scheduler(rung, *lengths, max_num_seqs=rows, max_num_batched_tokens=budget)
     admitted: list[str] = []
     departures = iter(leaving)
@@ -131,7 +131,7 @@ def test_every_schedule_keeps_the_rules(
         admitted += [r.request_id for r in batch.requests if r.num_computed_tokens == 0]
         run(batch)
         scheduler.check_invariants()
-        # Somebody ends after most steps, and all after fifty: wherever they are in the rows.
+        # A request in a random row ends after most steps. Later, the first row ends in each step.
         index = next(departures, 0)
         if index < len(scheduler.running):
             scheduler.remove_request(scheduler.running[index])

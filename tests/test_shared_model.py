@@ -1,4 +1,4 @@
-"""Several engines on one loaded model, in one thread and in several."""
+"""Several engines share one loaded model, in one thread and in several threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_attention_functions_have_names_of_their_own() -> None:
 
 
 def test_engines_of_several_threads_share_a_model() -> None:
-    """m2 runs with the model's own attention, while m3 and m5 put theirs in its place."""
+    """m1 and m2 use the model's own attention, while m3, m4 and m5 replace it by their own."""
     engines = [build_engine(m, MODEL, page_size=4) for m in MILESTONES for _ in range(2)]
     outputs: list[Any] = []
 
@@ -80,7 +80,7 @@ def test_a_call_of_the_model_waits_while_its_attention_is_switched() -> None:
 
 
 class InterruptedConfig:
-    """A configuration whose change of attention is interrupted after it has been made."""
+    """A configuration that raises an interrupt right after a change of its attention."""
 
     def __init__(self) -> None:
         self.name, self.interrupt = "sdpa", True

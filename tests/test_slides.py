@@ -1,6 +1,7 @@
-"""The decks: what they show is there, is fresh, and fits. A browser visits every slide once.
+"""The decks: the code, figures and links on a slide exist, are up to date, and fit on the slide.
 
-Without Chromium that one test is skipped; with LADDER_BROWSER=1 in the environment it fails.
+One test visits every slide in a browser. Without Chromium that test is skipped. With
+LADDER_BROWSER=1 in the environment it fails instead.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
 
 
 def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both themes, no complaint on the console; a PDF of as many pages; the speaker's notes."""
+    """All slides fit in both themes, a PDF can be printed, and the speaker's view has the notes."""
     program = find()
     if program is None:
         if os.environ.get("LADDER_BROWSER") == "1":
@@ -70,7 +71,7 @@ def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.Monke
         path, deck = next(iter(built.items()))
         build.print_pdf(browser, path, deck)
         assert "Welcome" in speaker_view(browser, path)
-        # What the check is for: it sees a text that leaves its slide, and code that is too small.
+        # The check can fail: it finds a text that leaves its slide, and code that is too small.
         browser.open(path.as_uri())
         browser.evaluate(
             "document.querySelectorAll('.body p')[0].style.marginTop = '700px';"
@@ -81,7 +82,7 @@ def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def speaker_view(browser: Browser, path: Path) -> str:
-    """The notes that the speaker's window shows, opened as a speaker opens it."""
+    """Open the speaker's window as a speaker does. Return the notes that it shows."""
     browser.open(path.as_uri())
     return str(
         browser.evaluate(
@@ -157,7 +158,7 @@ def test_a_difference_shows_what_goes_before_what_comes() -> None:
 def test_the_worked_examples_are_what_the_engines_do(
     name: str, monkeypatch: pytest.MonkeyPatch, real_model: Any
 ) -> None:
-    """The recorded steps, run again: batches, rows, pages, tree and text."""
+    """Another run gives the recorded steps: batches, rows, pages, tree and text."""
     shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
     again = json.loads(json.dumps(record.example(name, real_model)))
     assert again["steps"] == shown["steps"]

@@ -1,4 +1,4 @@
-"""The soak: its answers are right, it finds planted bugs, and it finds nothing in the engines."""
+"""The soak: its expected answers are right, and it finds planted bugs but none in the engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sources() -> dict[str, Source]:
 
 
 def test_nothing_is_wrong(milestone: str) -> None:
-    """The same run as `python -m milestones soak`, with all kinds of attacks, but short."""
+    """A short run of `python -m milestones soak`, with all kinds of attacks, finds no bug."""
     run = Soak(SEED, [milestone])
     assert list(run.run(iter(range(SCHEDULES)))) == list(range(SCHEDULES))
     run.measure_memory()
@@ -54,14 +54,14 @@ def test_nothing_is_wrong(milestone: str) -> None:
     for attack in ("aborts", "refusals", "failures", "errors", "interrupts"):
         assert getattr(tally, attack) > 0, f"this run has no {attack}"
     if milestone >= "m3_paged":
-        assert tally.retractions > 0, "the pools of this run were never short"
+        assert tally.retractions > 0, "this run has no retractions"
     if runner.has_stream(milestone):
         assert set(run.results.lanes) == {f"{milestone} {mode}" for mode in MODES}
 
 
 @pytest.mark.parametrize("name", sorted(BUGS))
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the command that is printed finds it again."""
+    """The soak finds the bug, and the schedule in the printed command finds it again."""
     planted = BUGS[name]
     planted.plant(monkeypatch)
     attacks = {"interrupts": planted.interrupts, "failures": planted.failures}
@@ -86,7 +86,7 @@ def test_the_seed_decides_the_schedule(sources: dict[str, Source]) -> None:
 
 
 def test_a_run_without_interrupts_repeats_itself(milestone: str) -> None:
-    """All figures but times and memory are a function of the seed."""
+    """All figures except times and memory depend only on the seed."""
     figures = []
     for _ in range(2):
         run = Soak(SEED, [milestone], interrupts=False)
@@ -97,7 +97,7 @@ def test_a_run_without_interrupts_repeats_itself(milestone: str) -> None:
 
 
 def test_the_random_numbers_of_the_sampler() -> None:
-    """The soak computes them again in plain Python: the same bits."""
+    """The soak's random numbers, in plain Python, have the same bits as the sampler's."""
     chance = random.Random(0)
     cases = [(chance.getrandbits(64) - 2**63, chance.randrange(5000)) for _ in range(200)]
     cases += [(0, 0), (-(2**63), 1), (2**63 - 1, 2**31)]
@@ -124,7 +124,7 @@ def test_the_answers_of_the_hash_model(temperature: float, filters: dict[str, An
 
 
 def test_the_answers_of_a_tiny_model(sources: dict[str, Source]) -> None:
-    """Greedy: Hugging Face's own `generate`, as far as no two logits tie."""
+    """Greedy answers are those of Hugging Face's `generate`, up to the first tie of logits."""
     prompt = [3, 1, 4, 1, 5]
     tokens = sources["tiny-llama"].continuation(prompt, greedy(12), 12).token_ids
     assert len(tokens) > 4
@@ -133,7 +133,7 @@ def test_the_answers_of_a_tiny_model(sources: dict[str, Source]) -> None:
 
 def test_where_an_answer_ends(sources: dict[str, Source]) -> None:
     source = sources["hash"]
-    ids = [ord(c) - ord("!") for c in "abcdef"]  # of the byte tokenizer
+    ids = [ord(c) - ord("!") for c in "abcdef"]  # ids of the byte tokenizer
     text = source.text_of(ids, SamplingParams())
     assert source.ending(ids, greedy(6)).finish_reason == "length"
     assert source.ending(ids, greedy(6), limit=2).token_ids == ids[:2]
@@ -145,21 +145,21 @@ def test_where_an_answer_ends(sources: dict[str, Source]) -> None:
 
 @pytest.mark.parametrize("kind", ["timer", "ctrl_c"])
 def test_interrupts_arrive(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each arrives inside the call, once; no signal is left for what follows."""
+    """Each interrupt arrives once, inside the call. No signal arrives after the call."""
     interrupter = interrupts.Interrupter()
     monkeypatch.setattr(interrupter, f"_arm_{'timer' if kind == 'ctrl_c' else 'ctrl_c'}",
                         getattr(interrupter, f"_arm_{kind}"))  # fmt: skip
     with interrupter.handling():
         results = [interrupter.call(random.Random(number), busy) for number in range(30)]
         time.sleep(0.01)
-    # One that arrives before the call has begun is ignored: its call runs to the end.
+    # An interrupt that arrives before the call begins is ignored, and the call runs to its end.
     assert set(results) <= {(None, True), (100_000, False)}
     assert interrupter.delivered == sum(hit for _, hit in results) > 0
     assert not interrupter.stop_requested
 
 
 def busy() -> int:
-    """Calls functions all the time, for longer than any interrupt takes to arrive."""
+    """Call functions for longer than any interrupt takes to arrive."""
     return sum(nothing() for _ in range(100_000))
 
 
@@ -179,7 +179,7 @@ def test_a_leak_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_schedule_that_hangs_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With the stacks of all threads; then the process ends."""
+    """The watchdog prints its command and the stacks of all threads, and ends the process."""
     ended = threading.Event()
     monkeypatch.setattr(watchdog.os, "_exit", lambda status: ended.set())
     dog = watchdog.Watchdog(seconds=0.01)
@@ -215,7 +215,7 @@ def test_the_command_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_the_command_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a bug it exits with 1, and says how to run the schedule again."""
+    """With a bug, the command exits with 1 and says how to run the schedule again."""
     BUGS["a_row_moved_one_token_short"].plant(monkeypatch)
     words = ["--schedules", "3", "--seed", "0", "--milestone", "m2", "--no-interrupts"]
     assert soak.main(arguments(*words)) == 1

@@ -1,4 +1,4 @@
-"""Stop strings: the search gives what trying each string for each token gives, at no cost (I6)."""
+"""I6: the search for stop strings equals a trial of each string at each token, at a low cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENIZER = byte_tokenizer()
 
 
 class Pieces:
-    """A detokenizer that is told what its tokens decode to."""
+    """A detokenizer with given texts for its tokens."""
 
     def __init__(self, pieces: list[str], last: str) -> None:
         self.pieces, self.last = pieces, last
@@ -33,7 +33,7 @@ class Pieces:
 
 
 class NaiveText:
-    """The definition: try each stop string at each token."""
+    """The definition of the search: it tries each stop string at each token."""
 
     def __init__(self, detokenizer: Pieces, stop: list[str]) -> None:
         self.detokenizer, self.stop = detokenizer, stop
@@ -70,7 +70,7 @@ class NaiveText:
 
 
 def run(text: Any, pieces: list[str]) -> list[tuple[bool, str]]:
-    """What `append` and `finish` return, and what is visible after each."""
+    """Return the results of `append` and `finish`, and the visible text after each call."""
     seen: list[tuple[bool, str]] = []
     for token_id in range(len(pieces)):
         seen.append((text.append(token_id), text.visible))
@@ -89,7 +89,7 @@ texts = st.text(alphabet="abé", max_size=6)
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=7), min_size=1, max_size=6),
 )
 def test_the_search_equals_its_definition(pieces: list[str], last: str, stops: list[str]) -> None:
-    """After each token: the same decision and the same visible text, wherever tokens end."""
+    """After each token, the decision and the visible text are those of the definition."""
     text: Any = OutputText(TOKENIZER, SamplingParams(stop=stops))
     text.detokenizer = Pieces(pieces, last)
     assert run(text, pieces) == run(NaiveText(Pieces(pieces, last), stops), pieces)
@@ -108,7 +108,7 @@ class Counted(str):
 
 @pytest.mark.parametrize("count", [1, 100, 10_000])
 def test_the_cost_of_a_character_does_not_grow_with_the_strings(count: int) -> None:
-    """Comparisons are counted, not timed: two binary searches a character, plus one a string."""
+    """The number of comparisons stays below two binary searches per character."""
     words = random.Random(0)
     stops = ["".join(words.choices("abcdefgh", k=8)) + "!" for _ in range(count)]
     strings, text = StopStrings(stops), "".join(words.choices("abcdefgh ", k=2000))
@@ -146,7 +146,7 @@ def test_more_than_is_prepared_quickly_is_refused(stop: list[str], limit: str) -
 
 
 def test_a_hundred_thousand_stop_token_ids() -> None:
-    """Whether a token is one of them is not found by trying them all."""
+    """The test whether a token is a stop token does not compare it with all of them."""
     ids = SamplingParams(stop_token_ids=list(range(100_000))).stop_token_ids
     assert ids == tuple(range(100_000)) and SamplingParams(stop_token_ids=[3, 1]) == SamplingParams(
         stop_token_ids=(3, 1)

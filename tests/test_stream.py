@@ -1,4 +1,4 @@
-"""What overlapping stands on: the stream, futures, buffers in turns, static decode steps."""
+"""The parts that overlap needs: the stream, futures, double buffers, static decode steps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_follows_a_failure_fails_unrun(rung: Rung) -> None:
         with pytest.raises(ZeroDivisionError):
             event.wait()
     assert seen == [1]
-    stream.synchronize()  # acknowledged: from here on work runs again
+    stream.synchronize()  # the failure has been reported, so later work runs again
     stream.launch(lambda: seen.append(2)).wait()
     assert seen == [1, 2]
     stream.close()
@@ -83,7 +83,7 @@ def test_a_thread_that_has_started_is_not_started_again(
 
 
 def test_the_thread_ends_with_its_stream(rung: Rung) -> None:
-    """Closed or dropped: no thread is left, and while it waits it holds nothing it was given."""
+    """A closed or dropped stream leaves no thread. A thread that waits holds no earlier work."""
     before = set(threading.enumerate())
     closed, dropped = (rung("stream").ThreadStream() for _ in range(2))
     held: Any = type("Held", (), {})()
@@ -95,7 +95,7 @@ def test_the_thread_ends_with_its_stream(rung: Rung) -> None:
     deadline = time.monotonic() + 10
     while alive() is not None and time.monotonic() < deadline:
         gc.collect()
-    assert alive() is None, "I3: the thread holds what it has done"
+    assert alive() is None, "I3: the thread holds work that is done"
     closed.close()
     closed.close()
     del dropped, stream
@@ -125,17 +125,17 @@ def test_a_gpu_is_not_emulated(rung: Rung) -> None:
 def test_futures(rung: Rung) -> None:
     module = rung("future_map")
     futures = module.FutureMap(3, torch.device("cpu"))
-    assert [module.placeholder(row) for row in range(3)] == [-1, -2, -3], "never 0"
+    assert [module.placeholder(row) for row in range(3)] == [-1, -2, -3], "they must be below 0"
     indices = torch.tensor([module.index_of(2), module.index_of(0)])
     futures.store(indices, torch.tensor([70, 50]))
     ids = torch.tensor([[0, -1, 7, -3]])
     assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]]
     futures.store(torch.tensor([module.PADDING_INDEX]), torch.tensor([99]))
-    assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]], "padding is nobody's future"
+    assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]], "padding changed a future"
 
 
 def test_buffers_are_filled_again_only_when_their_step_is_done(rung: Rung) -> None:
-    """Three steps on two buffers: the third waits for the first, and for no more."""
+    """With three steps on two buffers, the third step waits for the first, and for no other."""
     buffers = [rung("buffers").StepBuffers(torch.device("cpu"), size=64) for _ in range(2)]
     stream, seen = LateStream(), []
     for step in range(3):
@@ -158,7 +158,7 @@ def test_buffers_grow_and_leave_what_was_taken(rung: Rung) -> None:
 
 
 def test_a_step_returns_while_the_next_one_runs(make_engine: EngineFactory, rung: Rung) -> None:
-    """One wait a step, for the step before; and no step for requests that are known to end."""
+    """Each step waits once, for the step before. Requests known to end get no further step."""
     engine: Any = make_engine(num_pages=64, enable_overlap=True)
     stream = engine.runner.stream = LateStream()
     launches = 0
@@ -174,17 +174,20 @@ def test_a_step_returns_while_the_next_one_runs(make_engine: EngineFactory, rung
         engine.add_request([i, 1, 2], greedy(8, ignore_eos=True))
     for step in range(1, 8):
         assert len(engine.step()) == 3
-        assert stream.num_waits == step, "the host waits once a step"
+        assert stream.num_waits == step, "the host must wait exactly once per step"
         assert launches == step + 1 and len(engine.result_queue) == 1
     engine.step()
-    assert launches == 8 == engine.stats().num_steps, "the end was known: no step too many"
+    assert launches == 8 == engine.stats().num_steps, "a step was launched after a known end"
     assert engine.stats().padding_tokens == 0
 
 
-@pytest.mark.skipif(not THREADS.exists(), reason="Linux lists a process's threads")
+@pytest.mark.skipif(not THREADS.exists(), reason="only Linux lists the threads of a process")
 def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
-    """Torch splits some operations for OpenMP, however small: on the host's thread they would start
-    a second pool, beside the forward's, and both would have to share the cores."""
+    """Planning a step must not start OpenMP threads.
+
+    Torch splits some operations for OpenMP, however small they are. On the host's thread they would
+    start a second pool of threads, which would share the cores with the pool of the forward.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -195,13 +198,13 @@ def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
         def counted(batch: Any) -> Any:
             threads = {path.name for path in THREADS.iterdir()}
             inputs = prepare(batch)
-            if len(sizes) > 2:  # the forward's own pool is there
+            if len(sizes) > 2:  # by now the forward has started its own pool
                 started.append(len({path.name for path in THREADS.iterdir()} - threads))
             sizes.append(len(batch.requests))
             return inputs
 
         runner._prepare = counted
-        release_threads()  # those of tests before
+        release_threads()  # the threads of earlier tests
         for arrivals in (10, 6):
             for i in range(arrivals):
                 engine.add_request([i] * 30, greedy(12, ignore_eos=True))
@@ -211,11 +214,11 @@ def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
     finally:
         torch.set_num_threads(before)
     assert 10 in sizes and 16 in sizes
-    assert set(started) == {0}, f"threads that were started by planning a step: {started}"
+    assert set(started) == {0}, f"planning a step started threads: {started}"
 
 
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: EngineFactory) -> None:
-    """Its row and pages are held until the step it should not have been in has written them."""
+    """The request keeps its row and pages until the step that it is still in has written them."""
     engine: Any = make_engine(page_size=1, num_pages=64, enable_overlap=True)
     engine.runner.stream = LateStream()
     tokens = build_engine("m4_radix").generate([[5, 6]], greedy(9, ignore_eos=True))[0]
@@ -230,13 +233,13 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: Engin
     held = engine.stats().kv_tokens_reserved
     finals = drain(engine)
     assert "stops" not in finals and engine.scheduler.in_flight.leaving == []
-    assert engine.stats().padding_tokens == 1, "its token was dropped"
+    assert engine.stats().padding_tokens == 1, "exactly one token must be dropped"
     assert held >= 2 + length
     assert_one_answer("tiny-llama", finals["goes on"][-1], 20)
 
 
 def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
-    """Where all ends are known, the overlapped loop runs the very steps of the serial one."""
+    """If all ends are known in advance, the overlapped loop runs the same steps as the serial."""
     shapes = []
     for overlap in (False, True):
         engine: Any = make_engine(max_num_seqs=3, enable_overlap=overlap, seed=3)
@@ -258,7 +261,7 @@ def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
 
 
 def test_it_waits_for_the_result_when_memory_is_short(make_engine: EngineFactory) -> None:
-    """Retraction needs the truth: nobody loses memory while his step runs."""
+    """Retraction waits for the results: a request loses no memory while its step runs."""
     engine: Any = make_engine(page_size=1, num_pages=24, max_num_seqs=4)
     outputs = engine.generate([[1, 2], [3, 4], [5, 6]], greedy(16, ignore_eos=True))
     assert engine.stats().num_retractions > 0
@@ -267,7 +270,7 @@ def test_it_waits_for_the_result_when_memory_is_short(make_engine: EngineFactory
 
 
 def test_a_prefix_in_flight_is_waited_for(make_engine: EngineFactory) -> None:
-    """Of many that begin alike one computes the prefix; no step goes by before the others join."""
+    """Of requests with the same prefix, one computes it. The others join without a lost step."""
     counts = []
     for overlap in (False, True):
         engine = make_engine(page_size=4, max_num_seqs=8, enable_overlap=overlap)
@@ -279,7 +282,7 @@ def test_a_prefix_in_flight_is_waited_for(make_engine: EngineFactory) -> None:
 
 @pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [3], [8], []])
 def test_padded_decodes_change_nothing(make_engine: EngineFactory, sizes: list[int]) -> None:
-    """Batches that shrink and grow through static tensors; what fits no size runs as it is."""
+    """Batches shrink and grow in static tensors. A batch that fits no size runs without them."""
     engine: Any = make_engine(max_num_seqs=6)
     engine.runner.graphs.sizes = sizes
     prompts = [[i + 3] * (1 + 7 * i) for i in range(9)]
@@ -315,7 +318,7 @@ def test_graph_sizes(rung: Rung) -> None:
 
 
 def test_switches(rung: Rung) -> None:
-    """`cuda_graph=False` has no static steps; on a CPU they are not padded."""
+    """With `cuda_graph=False` there are no static steps. On a CPU, static steps are not padded."""
     config: dict[str, Any] = {"model": "tiny-llama", "device": "cpu", "max_num_seqs": 5}
     engine_class = rung("engine").LLMEngine
     for cuda_graph, sizes in ((True, [1, 2, 3, 4, 5]), (False, [])):
@@ -334,7 +337,7 @@ def test_the_suite_runs_on_the_stream_it_was_asked_for(make_engine: EngineFactor
 
 
 def test_leaving_with_a_step_in_flight(milestone: str) -> None:
-    """Nobody closed the engine, and the interpreter ends: in peace."""
+    """The interpreter ends without an error, although the engine was not closed."""
     program = (
         "from common import EngineConfig, SamplingParams; import importlib;"
         f"engine = importlib.import_module('{milestone}').LLMEngine("

@@ -1,4 +1,4 @@
-"""The trace tells what happened, and the engine does not notice that it is watched."""
+"""The trace records what happened, and does not change what the engine does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.trace_record import Span, TraceRecord
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
-COMMON = list(range(50, 66))  # what all prompts begin with
+COMMON = list(range(50, 66))  # all prompts begin with these tokens
 PROMPTS = [COMMON + [i] * (2 + 3 * i) for i in range(6)]
 CONFIG: dict[str, Any] = {
     "max_num_seqs": 3,
@@ -39,7 +39,7 @@ def add_all(engine: OfflineEngine, max_tokens: int = 9) -> None:
 
 
 def bare_engine(milestone: str) -> OfflineEngine:
-    """Not audited: what the audit does to free memory may run on the engine's stream, too."""
+    """Return an engine without audit: the audit's own work may run on the engine's stream."""
     config = EngineConfig(model="tiny-llama", device="cpu", **CONFIG)
     return importlib.import_module(milestone).LLMEngine(config, shared_model("tiny-llama"))
 
@@ -52,7 +52,7 @@ def traced_run(engine: OfflineEngine) -> TraceRecord:
 
 
 def assert_nested(spans: list[Span]) -> None:
-    """Of two spans of a lane, one holds the other or they are apart."""
+    """Require that of any two spans of a lane, one contains the other or they do not overlap."""
     open_until: list[float] = []
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
         assert span.start <= span.end
@@ -75,7 +75,7 @@ def test_the_lanes(milestone: str) -> None:
     assert {"schedule", "process"} <= {span.name for span in record.spans}
     ran = [frame.step for frame in record.frames for _batch in frame.batches]
     assert [span.step for span in record.forwards] == ran
-    # Where steps overlap, one may be launched for requests that turn out to have ended.
+    # With overlap, a step may be launched for requests that have ended, as a later result shows.
     assert len(ran) >= engine.stats().num_steps
 
 
@@ -125,7 +125,7 @@ def test_a_failed_step_is_recorded(
             engine.step()
     assert [frame.error for frame in trace.record.frames if frame.error] == ["Broken"]
     assert set(vars(engine)) == names
-    with Trace(engine) as trace:  # begins with requests in flight, and forwards that went before
+    with Trace(engine) as trace:  # this trace begins with requests in flight and earlier forwards
         finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
     assert {info.request_id for info in trace.record.requests} == set(finals)
     assert all(info.end is not None for info in trace.record.requests)
@@ -135,7 +135,7 @@ def test_a_failed_step_is_recorded(
 
 
 def test_a_model_may_be_shared(milestone: str) -> None:
-    """What another engine computes is not in the trace."""
+    """The trace does not have the forwards of another engine on the same model."""
     with bare_engine(milestone) as engine, bare_engine(milestone) as other:
         with Trace(engine) as trace:
             other.generate([1, 2, 3], greedy(4))
@@ -153,7 +153,7 @@ def test_an_instances_own_method_comes_back(make_engine: EngineFactory) -> None:
 
 
 def test_spans_of_a_stream_come_late_and_once() -> None:
-    """They are appended by another thread, and the oldest are forgotten."""
+    """Another thread appends the spans, and the oldest spans are dropped."""
     spans = deque([(1.0, 2.0)], maxlen=3)
     forwards = StreamForwards(spans)
     assert forwards.take() == []
@@ -166,11 +166,11 @@ def test_spans_of_a_stream_come_late_and_once() -> None:
 
 @pytest.mark.since("m5_overlap")
 def test_a_forward_goes_to_the_step_that_scheduled_it(milestone: str) -> None:
-    """One step ahead, where the engine does not wait for a result first."""
+    """A forward belongs to the step that scheduled it, even if it runs during the next step."""
     with bare_engine(milestone) as engine:
         record = traced_run(engine)
     scheduled = [frame.step for frame in record.frames for _ in frame.batches]
-    assert len(scheduled) > len(set(scheduled)), "a step may schedule two"
+    assert len(scheduled) > len(set(scheduled)), "no step scheduled two forwards"
     assert [span.step for span in record.forwards] == scheduled
 
 
@@ -179,7 +179,7 @@ def test_what_a_demo_writes(make_engine: EngineFactory, tmp_path: Path) -> None:
     args = parser("A demo.", requests=1, max_tokens=1).parse_args(
         ["--trace", str(trace), "--player", str(player)]
     )
-    assert not trace.exists() and not player.exists(), "a run that never begins leaves nothing"
+    assert not trace.exists() and not player.exists(), "a file was written before the run"
     engine = make_engine()
     console = Console(record=True, quiet=True)
     with pytest.raises(Broken):

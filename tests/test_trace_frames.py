@@ -1,4 +1,4 @@
-"""What the frames of a trace say, held against the engine: requests, pages, slots, the tree."""
+"""The frames of a trace agree with the engine: its requests, pages, slots and radix tree."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def replayed(record: TraceRecord) -> State:
 @pytest.mark.since("m3_paged")
 @pytest.mark.parametrize("steps", [3, 7, 80])
 def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> None:
-    """In a pool so small that what is cached has to go."""
+    """The owners of pages are right, also in a pool so small that cached pages are evicted."""
     engine: Any = make_engine(**{**CONFIG, "num_pages": 18})
     with Trace(engine) as trace:
         add_all(engine)
@@ -97,7 +97,7 @@ def test_slots_are_whose_they_are(make_engine: EngineFactory, milestone: str) ->
 
 
 def lanes_of(record: TraceRecord) -> dict[str, list[dict[str, Any]]]:
-    """The Chrome trace's events of each request, in time."""
+    """Return the events of each request in the Chrome trace, in order of time."""
     events = json.loads(json.dumps(chrome_trace(record)))["traceEvents"]
     for event in events:
         assert event["ph"] == "M" or event["ts"] >= 0
@@ -112,7 +112,7 @@ def lanes_of(record: TraceRecord) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
-    """Also those aborted while they wait, while they run, or before any step has seen them."""
+    """This includes requests aborted while they wait or run, or before the first step."""
     engine = make_engine(**CONFIG)
     with Trace(engine) as trace:
         add_all(engine)

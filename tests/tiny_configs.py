@@ -1,8 +1,8 @@
 """A tiny configuration for every causal language model that transformers can build.
 
-Most configurations call their sizes by one of a few names: `SMALL` says how large each of them is
-here. `SPECIAL` holds what a model type needs besides. A type that cannot be built is in
-`NOT_BUILT`, with the reason.
+Most configurations use one of a few names for each size. `SMALL` has the value of each name here.
+`SPECIAL` has what a model type needs in addition. A type that cannot be built is in `NOT_BUILT`,
+with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES: dict[int, str] = {
     16: "head_dim dim_head d_kv kv_channels kv_lora_rank linear_key_head_dim linear_value_head_dim "
     "index_head_dim qk_nope_head_dim mamba_head_dim hidden_size_per_layer_input d_head "
     "mamba_d_head global_head_dim laurel_rank gated_norm_rank rotary_dim",
-    12: "v_head_dim",  # other than the keys': a mistake shows
+    12: "v_head_dim",  # differs from the size of the keys, so that a mistake shows
     8: "qk_rope_head_dim mamba_n_heads mamba_d_state ssm_state_size state_size mamba_num_heads",
     4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads "
     "encoder_attention_heads num_experts num_local_experts n_routed_experts moe_num_experts "
@@ -38,8 +38,8 @@ SIZES: dict[int, str] = {
 }
 SMALL: dict[str, Any] = {name: size for size, names in SIZES.items() for name in names.split()}
 SMALL |= {
-    "is_decoder": True,  # models that can be encoders, too
-    "initializer_range": 0.3,  # large: the output varies
+    "is_decoder": True,  # for models that can also be encoders
+    "initializer_range": 0.3,  # large, so that the output varies
     "init_std": 0.3,
     "bos_token_id": 0,
     "eos_token_id": END,
@@ -48,7 +48,7 @@ SMALL |= {
 
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}  # each query head has keys of its own
 
-# Their layers of the second kind need sizes that no other model has.
+# In these models, layers of the second kind need sizes that no other model has.
 ONE_KIND = {"dots3_note_text", "qwen4_exp_text"}
 
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ NOT_BUILT: dict[str, str] = {
     "musicgen_melody": _NO_DECODER,
 }
 
-# Windows and the like, shorter than the contexts of the sweep. The defaults are longer.
+# Windows and similar limits, shorter than the contexts of the sweep. The defaults are longer.
 SMALL_WINDOWS: dict[str, int] = {
     "sliding_window": 16,
     "window_size": 16,
@@ -109,20 +109,20 @@ SMALL_WINDOWS: dict[str, int] = {
 
 
 def tiny_config(model_type: str, *, small_windows: bool = False, **extra: Any) -> PretrainedConfig:
-    """Return a configuration of two layers or so. `extra` replaces what the tables say."""
+    """Return a configuration of about two layers. `extra` replaces values of the tables."""
     known = AutoConfig.for_model(model_type).to_dict()
     values = _small(known, SMALL | (SMALL_WINDOWS if small_windows else {}))
     return AutoConfig.for_model(model_type, **values | SPECIAL.get(model_type, {}) | extra)
 
 
 def _small(known: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """What of `sizes` a configuration knows; the same for the configurations inside of it."""
+    """Return the part of `sizes` that a configuration knows, also for configurations inside it."""
     values = {k: v for k, v in sizes.items() if k in known}
     if "qk_rope_head_dim" in known and "kv_lora_rank" in known:
         values |= {k: v for k, v in LATENT.items() if k in known}
     kinds = list(dict.fromkeys(known.get("layer_types") or []))
     if len(kinds) == 2 and known.get("model_type") not in ONE_KIND:
-        values["layer_types"] = kinds  # the first two layers of a large model may be of one kind
+        values["layer_types"] = kinds  # the default may have the same kind for the first layers
     for name, inner in known.items():
         if isinstance(inner, dict) and (name.endswith("_config") or name in ("decoder", "encoder")):
             values[name] = _small(inner, sizes)

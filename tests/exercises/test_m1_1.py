@@ -1,4 +1,4 @@
-"""m1.1: one after the other. `Scheduler.schedule` and `remove_request`, plain data."""
+"""m1.1: one after the other. `Scheduler.schedule` and `finish_request`, plain data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nobody_joins_who_runs() -> None:
 def test_the_next_one_runs_when_one_has_ended() -> None:
     a, b, c = (make_request(name, 3) for name in "ABC")
     scheduler = make_scheduler(b, c, running=a)
-    scheduler.remove_request(a)
+    scheduler.finish_request(a)
     assert show(scheduler) == "running: none; waiting: B C", f"I3: A has ended; {show(scheduler)}"
     got = scheduled(scheduler.schedule())
     assert got == [("B", 3)], f"I5: B came before C; scheduled {got}"
@@ -68,7 +68,7 @@ def test_the_next_one_runs_when_one_has_ended() -> None:
 def test_who_waits_may_leave_too() -> None:
     a, b, c, d = (make_request(name, 3) for name in "ABCD")
     scheduler = make_scheduler(b, c, d, running=a)
-    scheduler.remove_request(c)
+    scheduler.finish_request(c)
     assert show(scheduler) == "running: A; waiting: B D", (
         f"I3: C was aborted while it waited; no other request moves; {show(scheduler)}"
     )
@@ -79,7 +79,7 @@ def test_a_batch_is_a_snapshot() -> None:
     a = make_request("A", 3)
     scheduler = make_scheduler(a)
     batch = scheduler.schedule()
-    scheduler.remove_request(a)
+    scheduler.finish_request(a)
     assert scheduled(batch) == [("A", 3)], (
         f"A was removed, and the batch has changed to {scheduled(batch)}"
     )

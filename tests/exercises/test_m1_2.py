@@ -10,7 +10,7 @@ import pytest
 from common import Request
 from common.sampler import Logprobs
 from m1_single.model_runner import ModelRunner
-from m1_single.scheduler import ScheduleBatch
+from m1_single.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
 from tests.exercises.by_hand import make_request
 from tests.oracle import assert_same_tokens, reference

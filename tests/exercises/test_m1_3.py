@@ -1,4 +1,4 @@
-"""m1.3: tokens become outputs. `LLMEngine.process`, `LLMEngine.release`, `ModelRunner.forget`."""
+"""m1.3: tokens become outputs. `LLMEngine.process`, `LLMEngine.release`, `ModelRunner.free`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from common import EngineConfig, Request
 from m1_single import LLMEngine
-from m1_single.scheduler import ScheduleBatch
+from m1_single.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
 from tests.exercises.by_hand import names
 from tests.oracle import greedy
@@ -155,8 +155,8 @@ def test_who_is_forgotten_begins_anew() -> None:
     engine = make_engine()
     request = run(engine, "A", 3)
     request.num_computed_tokens = 3
-    engine.runner.forget([request])
+    engine.runner.free([request])
     assert request not in engine.runner.past_key_values and request.num_computed_tokens == 0, (
         f"I1: A has no keys and values, so none of its tokens counts as computed: {request}"
     )
-    engine.runner.forget([request])  # a request without keys and values, too
+    engine.runner.free([request])  # a request without keys and values, too

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common import SamplingParams
-from m1_single.scheduler import ScheduleBatch
+from m1_single.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import make_request, names

@@ -1,9 +1,10 @@
-"""m2.3: removing a request, undoing a step. `Scheduler.remove_request`, `undo`, plain data."""
+"""m2.3: removing a request, undoing a step. `Scheduler.finish_request`, `undo`, plain data."""
 
 from __future__ import annotations
 
 from common import EngineConfig, Request
-from m2_continuous.scheduler import ScheduleBatch, Scheduler
+from m2_continuous.schedule_batch import ScheduleBatch
+from m2_continuous.scheduler import Scheduler
 from tests.exercises.by_hand import make_request, names
 
 
@@ -39,7 +40,7 @@ def of(scheduler: Scheduler, name: str) -> Request:
 
 def test_who_waits_leaves_the_queue_and_nothing_else() -> None:
     scheduler = state(running="A B", waiting="X Y Z")
-    move = scheduler.remove_request(of(scheduler, "Y"))
+    move = scheduler.finish_request(of(scheduler, "Y"))
     assert show(scheduler) == ("A B", "X Z", "A B"), (
         f"Y waited: running, waiting and rows are A B, X Z, A B now; got {show(scheduler)}"
     )
@@ -48,7 +49,7 @@ def test_who_waits_leaves_the_queue_and_nothing_else() -> None:
 
 def test_who_runs_gives_its_row_back() -> None:
     scheduler = state(running="A B C", waiting="X")
-    scheduler.remove_request(of(scheduler, "C"))
+    scheduler.finish_request(of(scheduler, "C"))
     assert show(scheduler) == ("A B", "X", "A B"), (
         f"I3: C has ended: running, waiting and rows are A B, X, A B now; got {show(scheduler)}"
     )
@@ -56,7 +57,7 @@ def test_who_runs_gives_its_row_back() -> None:
 
 def test_the_caller_learns_which_row_moves() -> None:
     scheduler = state(running="A B C")
-    move = scheduler.remove_request(of(scheduler, "A"))
+    move = scheduler.finish_request(of(scheduler, "A"))
     assert move is not None and tuple(move) == (2, 0, 5), (
         f"A left row 0, and C's 5 tokens move there from row 2: Move(2, 0, 5), not {move}"
     )

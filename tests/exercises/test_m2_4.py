@@ -1,4 +1,4 @@
-"""m2.4: a padded batch and its mask. `ModelRunner._prepare` and `_causal_mask`."""
+"""m2.4: a padded batch and its mask. `InputBuilder.prepare` and `_causal_mask`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from common import EngineConfig, Request
-from m2_continuous.model_runner import ModelInput, ModelRunner
-from m2_continuous.scheduler import ScheduleBatch
+from m2_continuous.model_input import ModelInput
+from m2_continuous.model_runner import ModelRunner
+from m2_continuous.schedule_batch import ScheduleBatch
 from milestones.instruments.hash_model import VOCAB_SIZE, HashModel
 from tests.exercises.by_hand import make_request
 
@@ -37,7 +38,7 @@ def prepare(
 ) -> ModelInput:
     for i, request in enumerate(requests):
         request.row = i if rows is None else rows[i]
-    return runner()._prepare(ScheduleBatch(requests, counts))
+    return runner().inputs.prepare(ScheduleBatch(requests, counts))
 
 
 def sees(inputs: ModelInput, query: int, token: int) -> list[int]:

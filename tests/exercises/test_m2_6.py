@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common import Request, SamplingParams
-from m2_continuous.scheduler import ScheduleBatch
+from m2_continuous.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, drain, greedy

@@ -1,4 +1,4 @@
-"""m3.1: pages as a request grows. `KVCacheManager.hold`, `room` and `free`, plain data."""
+"""m3.1: pages as a request grows. `KVCacheManager.allocate_slots`, `room` and `free`, plain data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def owned_and_free(manager: KVCacheManager) -> list[int]:
 def test_a_request_holds_the_pages_its_tokens_need(size: int) -> None:
     for tokens in sorted({1, size - 1, size, size + 1, 2 * size} - {0}):
         manager, (a,) = manager_with("A", size=size)
-        manager.hold(a, tokens)
+        manager.allocate_slots(a, tokens)
         expected = (tokens + size - 1) // size
         assert len(manager.pages_of(a)) == expected, (
             f"I3: {tokens} tokens in pages of {size} take {expected} pages, but A holds the pages "
@@ -44,8 +44,8 @@ def test_pages_that_are_held_stay_where_they_are() -> None:
     manager, (a, b) = manager_with("A", "B")
     before: list[int] = []
     for tokens in range(1, 14):
-        manager.hold(a, tokens)
-        manager.hold(b, tokens)
+        manager.allocate_slots(a, tokens)
+        manager.allocate_slots(b, tokens)
         pages = list(manager.pages_of(a))
         assert pages[: len(before)] == before, (
             f"I1: A held the pages {before}; with {tokens} tokens its pages are {pages}"
@@ -56,10 +56,10 @@ def test_pages_that_are_held_stay_where_they_are() -> None:
 
 def test_holding_what_is_held_changes_nothing() -> None:
     manager, (a,) = manager_with("A")
-    manager.hold(a, 5)
+    manager.allocate_slots(a, 5)
     pages, free = list(manager.pages_of(a)), manager.num_free_pages
     for tokens in (5, 6, 8):
-        manager.hold(a, tokens)
+        manager.allocate_slots(a, tokens)
         assert (manager.pages_of(a), manager.num_free_pages) == (pages, free), (
             f"{tokens} tokens fit into A's 2 pages {pages}; now it holds {manager.pages_of(a)}"
         )
@@ -69,9 +69,9 @@ def test_holding_what_is_held_changes_nothing() -> None:
 def test_a_request_that_needs_less_gives_its_last_pages_back(tokens: int, left: int) -> None:
     """This happens after a failed step: the computed tokens stay in the first pages."""
     manager, (a,) = manager_with("A")
-    manager.hold(a, 13)
+    manager.allocate_slots(a, 13)
     pages = list(manager.pages_of(a))
-    manager.hold(a, tokens)
+    manager.allocate_slots(a, tokens)
     assert manager.pages_of(a) == pages[:left], (
         f"I3: A held {pages}; for {tokens} tokens it must keep {pages[:left]}, not "
         f"{manager.pages_of(a)}"
@@ -86,7 +86,7 @@ def test_the_runner_learns_of_every_new_page() -> None:
     manager, (a, b) = manager_with("A", "B")
     mirror: dict[tuple[int, int], int] = {}
     for request, tokens in ((a, 9), (b, 4), (a, 14), (b, 5), (a, 3), (a, 12)):
-        manager.hold(request, tokens)
+        manager.allocate_slots(request, tokens)
         mirror |= {(row, column): page for row, column, page in manager.table.take_updates()}
         pages = manager.pages_of(request)
         assert request.row is not None
@@ -99,7 +99,7 @@ def test_the_runner_learns_of_every_new_page() -> None:
 def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
     manager, (a,) = manager_with("A", pages=5)
     for computed, expected in ((0, 20), (1, 19), (3, 17), (4, 16), (5, 15), (20, 0)):
-        manager.hold(a, computed)
+        manager.allocate_slots(a, computed)
         a.num_computed_tokens = computed
         got = manager.room(a)
         assert got == expected, (
@@ -110,8 +110,8 @@ def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
 
 def test_room_does_not_count_pages_of_others() -> None:
     manager, (a, b) = manager_with("A", "B", pages=5)
-    manager.hold(a, 5)
-    manager.hold(b, 12)
+    manager.allocate_slots(a, 5)
+    manager.allocate_slots(b, 12)
     a.num_computed_tokens, b.num_computed_tokens = 5, 12
     got = (manager.room(a), manager.room(b))
     assert got == (3, 0), f"no page is free; A has 3 unused slots in its last page, B none: {got}"
@@ -119,8 +119,8 @@ def test_room_does_not_count_pages_of_others() -> None:
 
 def test_free_gives_back_pages_and_row() -> None:
     manager, (a, b) = manager_with("A", "B")
-    manager.hold(a, 9)
-    manager.hold(b, 2)
+    manager.allocate_slots(a, 9)
+    manager.allocate_slots(b, 2)
     manager.free(a)
     assert a.row is None, f"I3: a freed request has no row, but A's row is {a.row}"
     assert manager.num_free_pages == 19, (
@@ -135,14 +135,14 @@ def test_free_gives_back_pages_and_row() -> None:
 
 def test_a_row_that_is_given_out_again_begins_empty() -> None:
     manager, (a, *_) = manager_with("A", "B", "C", "D")
-    manager.hold(a, 9)
+    manager.allocate_slots(a, 9)
     manager.free(a)
     newcomer = make_request("N", 5)
     manager.allocate(newcomer)
     assert manager.pages_of(newcomer) == [], (
         f"N is new, but holds the pages {manager.pages_of(newcomer)}"
     )
-    manager.hold(newcomer, 1)
+    manager.allocate_slots(newcomer, 1)
     assert len(manager.pages_of(newcomer)) == 1, (
         f"I3: one token takes one page, not {manager.pages_of(newcomer)}"
     )
@@ -160,5 +160,5 @@ def test_no_page_is_lost_in_a_thousand_steps() -> None:
             manager.allocate(request)
         else:
             request.num_computed_tokens = chance.randint(0, 21)
-            manager.hold(request, request.num_computed_tokens)
+            manager.allocate_slots(request, request.num_computed_tokens)
         manager.check_invariants([r for r in requests if r.row is not None])

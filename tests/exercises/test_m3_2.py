@@ -1,4 +1,4 @@
-"""m3.2: a flat batch and its slots. `ModelRunner._prepare` and `_input`."""
+"""m3.2: a flat batch and its slots. `InputBuilder.prepare` and `_input`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 
 from common import EngineConfig
 from m3_paged.kv_cache import PageTable
-from m3_paged.model_runner import ModelInput, ModelRunner
-from m3_paged.scheduler import ScheduleBatch
+from m3_paged.model_input import ModelInput
+from m3_paged.model_runner import ModelRunner
+from m3_paged.schedule_batch import ScheduleBatch
 from milestones.instruments.hash_model import HashModel, expected_tokens
 from tests.exercises.by_hand import make_request
 
@@ -36,11 +37,11 @@ def prepare(*spans: tuple[int, int], prompt: int = 20, page_size: int = 4) -> Mo
         tokens = [20 * row + 1 + p for p in range(prompt)]
         request = make_request(f"{row}", tokens, computed=start)
         request.row = row
-        runner.page_table[row, : len(PAGES[row])] = torch.tensor(PAGES[row])
+        runner.inputs.page_table[row, : len(PAGES[row])] = torch.tensor(PAGES[row])
         requests.append(request)
     counts = [end - start for start, end in spans]
     sampled = [i for i, (_, end) in enumerate(spans) if end == prompt]
-    return runner._prepare(ScheduleBatch(requests, counts, sampled))
+    return runner.inputs.prepare(ScheduleBatch(requests, counts, sampled))
 
 
 def test_tokens_lie_one_after_the_other() -> None:
@@ -81,8 +82,8 @@ def test_slots_do_not_overflow_32_bits() -> None:
     runner = make_runner(page_size=16)
     request = make_request("A", 20, computed=19)
     request.row = 1
-    runner.page_table[1, 1] = 200_000_000
-    got = runner._prepare(ScheduleBatch([request], [1], [0])).metadata.slot_mapping.tolist()
+    runner.inputs.page_table[1, 1] = 200_000_000
+    got = runner.inputs.prepare(ScheduleBatch([request], [1], [0])).metadata.slot_mapping.tolist()
     assert got == [3_200_000_003], f"position 19 is slot 200 000 000 * 16 + 3, not {got}"
 
 
@@ -93,9 +94,9 @@ def test_the_page_table_names_the_rows_of_the_batch() -> None:
     for row, computed in ((2, 9), (0, 16)):
         request = make_request(f"{row}", 20, computed=computed)
         request.row = row
-        runner.page_table[row, :5] = torch.tensor(PAGES[row])
+        runner.inputs.page_table[row, :5] = torch.tensor(PAGES[row])
         requests.append(request)
-    table = runner._prepare(ScheduleBatch(requests, [1, 1], [])).metadata.page_table
+    table = runner.inputs.prepare(ScheduleBatch(requests, [1, 1], [])).metadata.page_table
     assert table[0, :3].tolist() == PAGES[2][:3] and table[1, :5].tolist() == PAGES[0], (
         f"I1: the table must have rows 2 and 0, for 10 and 17 tokens: {table.tolist()}"
     )
@@ -104,17 +105,17 @@ def test_the_page_table_names_the_rows_of_the_batch() -> None:
 def test_a_chunk_ends_where_it_ends() -> None:
     """A chunk of tokens 8 to 11 sees 12 tokens of its prompt of 20; the rest is not computed."""
     meta = prepare((8, 12), (19, 20)).metadata
-    assert (meta.seq_lens.tolist(), meta.contexts) == ([12, 20], [12, 20]), (
-        f"I1: the contexts are 12 and 20: seq_lens {meta.seq_lens.tolist()}, {meta.contexts}"
+    assert (meta.seq_lens.tolist(), meta.seq_lens_cpu) == ([12, 20], [12, 20]), (
+        f"I1: the contexts are 12 and 20: seq_lens {meta.seq_lens.tolist()}, {meta.seq_lens_cpu}"
     )
 
 
 def test_query_starts_bound_each_requests_tokens() -> None:
     meta = prepare((19, 20), (3, 6), (0, 2)).metadata
-    assert meta.query_starts.tolist() == [0, 1, 4, 6], (
-        f"1 + 3 + 2 tokens begin at 0, 1, 4, the last end at 6: {meta.query_starts.tolist()}"
+    assert meta.query_start_loc.tolist() == [0, 1, 4, 6], (
+        f"1 + 3 + 2 tokens begin at 0, 1, 4, the last end at 6: {meta.query_start_loc.tolist()}"
     )
-    assert meta.num_tokens == [1, 3, 2], f"the token counts, as a list: {meta.num_tokens}"
+    assert meta.query_lens_cpu == [1, 3, 2], f"the token counts, as a list: {meta.query_lens_cpu}"
 
 
 @pytest.mark.parametrize(

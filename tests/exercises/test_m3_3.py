@@ -6,7 +6,8 @@ import copy
 
 import pytest
 
-from m3_paged.scheduler import ScheduleBatch, Scheduler
+from m3_paged.schedule_batch import ScheduleBatch
+from m3_paged.scheduler import Scheduler
 from tests.exercises.by_hand import make_request
 from tests.exercises.paged_states import make_scheduler, run, show, wait
 
@@ -51,7 +52,7 @@ def test_memory_is_there_for_what_is_expected(pages: int, expected: bool) -> Non
     X is expected to need 4 pages (12 + 4 tokens).
     """
     scheduler = make_scheduler(pages)
-    scheduler.new_token_ratio = 0.5
+    scheduler.admission.new_token_ratio = 0.5
     run(scheduler, "A", 7, output=1, computed=7, max_tokens=13)
     wait(scheduler, "X", 12, max_tokens=8)
     assert can_admit(scheduler) == expected, (
@@ -64,7 +65,7 @@ def test_memory_is_there_for_what_is_expected(pages: int, expected: bool) -> Non
 def test_the_ratio_decides_how_hopeful_admission_is(ratio: float, expected: bool) -> None:
     """8 pages suffice if half of the possible tokens come, not if all come (A: 5 pages, X: 5)."""
     scheduler = make_scheduler(8)
-    scheduler.new_token_ratio = ratio
+    scheduler.admission.new_token_ratio = ratio
     run(scheduler, "A", 7, output=1, computed=7, max_tokens=13)
     wait(scheduler, "X", 12, max_tokens=8)
     assert can_admit(scheduler) == expected, (
@@ -76,7 +77,7 @@ def test_the_ratio_decides_how_hopeful_admission_is(ratio: float, expected: bool
 def test_a_prompt_half_computed_is_promised_the_rest() -> None:
     """B holds 2 pages, and its prompt of 40 tokens will certainly need 10."""
     scheduler = make_scheduler(12)
-    scheduler.new_token_ratio = 0.0
+    scheduler.admission.new_token_ratio = 0.0
     run(scheduler, "B", 40, output=0, computed=8)
     wait(scheduler, "X", 12)
     assert not can_admit(scheduler), (
@@ -88,7 +89,7 @@ def test_requests_do_not_share_a_page() -> None:
     """A, B and X each need one more page for one more token: three pages, not one."""
     for pages, expected in ((4, False), (5, True)):
         scheduler = make_scheduler(pages)
-        scheduler.new_token_ratio = 0.0
+        scheduler.admission.new_token_ratio = 0.0
         run(scheduler, "A", 4, output=1)
         run(scheduler, "B", 4, output=1)
         wait(scheduler, "X", 1)
@@ -101,7 +102,7 @@ def test_requests_do_not_share_a_page() -> None:
 def test_alone_a_request_has_the_pool_to_itself() -> None:
     """No other request holds memory that could become free: X would wait for ever."""
     scheduler = make_scheduler(5)
-    scheduler.new_token_ratio = 1.0
+    scheduler.admission.new_token_ratio = 1.0
     wait(scheduler, "X", 18, max_tokens=30)
     assert can_admit(scheduler), (
         f"I5: no request runs, so X must be admitted, although it may outgrow the 5 pages; "
@@ -112,8 +113,8 @@ def test_alone_a_request_has_the_pool_to_itself() -> None:
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 9])
 def test_expected_pages_at_page_edges(tokens: int) -> None:
     scheduler = make_scheduler(50)
-    scheduler.new_token_ratio = 0.5
-    got = scheduler._expected_pages(make_request("X", tokens, max_tokens=8))
+    scheduler.admission.new_token_ratio = 0.5
+    got = scheduler.admission.expected_pages(make_request("X", tokens, max_tokens=8))
     expected = (tokens + 4 + 3) // 4
     assert got == expected, (
         f"a prompt of {tokens} tokens and half of 8 more: {tokens + 4} tokens take {expected} "
@@ -124,9 +125,9 @@ def test_expected_pages_at_page_edges(tokens: int) -> None:
 def test_what_is_generated_already_is_not_expected_again() -> None:
     """12 of 20 output tokens are generated; half of the other 8 are expected."""
     scheduler = make_scheduler(50)
-    scheduler.new_token_ratio = 0.5
+    scheduler.admission.new_token_ratio = 0.5
     request = make_request("A", 4, output=12, max_tokens=20)
-    got = scheduler._expected_pages(request)
+    got = scheduler.admission.expected_pages(request)
     assert got == 5, f"4 + 12 tokens and 4 expected ones take 5 pages of 4, not {got}"
 
 
@@ -137,8 +138,8 @@ def test_asking_changes_nothing() -> None:
     before = (
         copy.deepcopy(scheduler.kv_cache.table.rows),
         show(scheduler),
-        scheduler.new_token_ratio,
+        scheduler.admission.new_token_ratio,
     )
     can_admit(scheduler)
-    after = scheduler.kv_cache.table.rows, show(scheduler), scheduler.new_token_ratio
+    after = scheduler.kv_cache.table.rows, show(scheduler), scheduler.admission.new_token_ratio
     assert after == before, f"I3: `_can_admit` must change nothing: before {before}, after {after}"

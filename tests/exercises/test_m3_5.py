@@ -77,7 +77,7 @@ def test_only_who_reaches_its_end_is_sampled() -> None:
     run(scheduler, "B", 20, output=0, computed=8)
     wait(scheduler, "X", 20)
     batch = scheduler.schedule()
-    got = names(batch.requests[i] for i in batch.sampled)
+    got = names(batch.requests[i] for i in batch.sampled_indices)
     assert got == "A B", (
         f"I1: {scheduled(batch)}: A decodes, B reaches the end of its prompt, X computes 3 of 20 "
         f"tokens: A and B are sampled, not {got}"
@@ -101,9 +101,9 @@ def test_the_page_of_a_decode_comes_before_a_chunk() -> None:
     run(scheduler, "B", 20, output=0, computed=8)
     run(scheduler, "A", 4)
     got = scheduled(scheduler.schedule())
-    assert got == [("A", 1)] and scheduler.num_retractions == 0, (
+    assert got == [("A", 1)] and scheduler.counters.num_retractions == 0, (
         f"I5: A decodes and gets the free page; B's next chunk has no room. Scheduled {got}, "
-        f"{scheduler.num_retractions} retractions"
+        f"{scheduler.counters.num_retractions} retractions"
     )
 
 
@@ -130,7 +130,7 @@ def test_the_oldest_moves_when_chunks_have_filled_the_pool() -> None:
 def test_who_was_retracted_is_not_in_the_step() -> None:
     """A retracted request may join the same step if there is memory; here there is none."""
     scheduler = make_scheduler(4)
-    scheduler.new_token_ratio = 1.0
+    scheduler.admission.new_token_ratio = 1.0
     run(scheduler, "A", 8)
     run(scheduler, "B", 8)
     got = scheduled(scheduler.schedule())
@@ -140,10 +140,10 @@ def test_who_was_retracted_is_not_in_the_step() -> None:
 def test_the_ratio_decays_while_all_goes_well() -> None:
     scheduler = make_scheduler(100)
     run(scheduler, "A", 5)
-    before = scheduler.new_token_ratio
+    before = scheduler.admission.new_token_ratio
     scheduler.schedule()
-    assert scheduler.new_token_ratio == pytest.approx(before - RATIO_DECAY), (
-        f"a step without retraction lowers {before} by {RATIO_DECAY}: {scheduler.new_token_ratio}"
+    assert scheduler.admission.new_token_ratio == pytest.approx(before - RATIO_DECAY), (
+        f"a step without retraction lowers {before} by {RATIO_DECAY}: {scheduler.admission.new_token_ratio}"
     )
 
 
@@ -165,7 +165,7 @@ def test_a_retraction_at_any_token_changes_no_answer(index: int) -> None:
     while b.num_output_tokens < index:
         engine.step()
     if b.row is not None:
-        engine.scheduler._retract(b)
+        engine.scheduler.retraction.retract(b)
     finish(engine, {"A": expected_tokens([1, 2, 3], 12), "B": expected_tokens([4, 5], 9)})
 
 

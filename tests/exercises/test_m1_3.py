@@ -139,12 +139,12 @@ def test_an_end_of_sequence_token_ends_a_request() -> None:
     )
 
 
-def test_a_request_that_waits_can_be_released() -> None:
+def test_a_request_that_waits_can_be_removed() -> None:
     """A request that is aborted while it waits has no keys and values."""
     engine = make_engine()
     a = run(engine, "A", 3)
     engine.add_request([5, 6], greedy(4), "B")
-    engine.release(engine.scheduler.waiting[0])
+    engine.scheduler.finish_request(engine.scheduler.waiting[0])
     assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("A", "none"), (
         "I3: B leaves the queue, and A continues to run"
     )

@@ -55,11 +55,12 @@ def test_who_runs_gives_its_row_back() -> None:
     )
 
 
-def test_the_caller_learns_which_row_moves() -> None:
+def test_the_runner_is_told_which_row_moves() -> None:
     scheduler = state(running="A B C")
-    move = scheduler.finish_request(of(scheduler, "A"))
-    assert move is not None and tuple(move) == (2, 0, 5), (
-        f"A left row 0, and C's 5 tokens move there from row 2: Move(2, 0, 5), not {move}"
+    scheduler.finish_request(of(scheduler, "A"))
+    moves = [tuple(move) for move in scheduler.kv_cache.moves]
+    assert moves == [(2, 0, 5)], (
+        f"A left row 0, and C's 5 tokens move there from row 2: Move(2, 0, 5), not {moves}"
     )
     assert show(scheduler) == ("B C", "none", "C B"), (
         f"I3: running is B C, in order of arrival, and the rows are C B; got {show(scheduler)}"

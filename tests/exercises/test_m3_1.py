@@ -1,4 +1,4 @@
-"""m3.1: pages as a request grows. `KVCacheManager.allocate_slots`, `room` and `free`, plain data."""
+"""m3.1: pages as a request grows. `KVCacheManager.allocate_slots` and its counterparts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_request_that_needs_less_gives_its_last_pages_back(tokens: int, left: 
     manager, (a,) = manager_with("A")
     manager.allocate_slots(a, 13)
     pages = list(manager.pages_of(a))
-    manager.allocate_slots(a, tokens)
+    manager.free_slots(a, tokens)
     assert manager.pages_of(a) == pages[:left], (
         f"I3: A held {pages}; for {tokens} tokens it must keep {pages[:left]}, not "
         f"{manager.pages_of(a)}"
@@ -86,6 +86,7 @@ def test_the_runner_learns_of_every_new_page() -> None:
     manager, (a, b) = manager_with("A", "B")
     mirror: dict[tuple[int, int], int] = {}
     for request, tokens in ((a, 9), (b, 4), (a, 14), (b, 5), (a, 3), (a, 12)):
+        manager.free_slots(request, tokens)
         manager.allocate_slots(request, tokens)
         mirror |= {(row, column): page for row, column, page in manager.table.take_updates()}
         pages = manager.pages_of(request)

@@ -131,7 +131,7 @@ def test_query_starts_bound_each_requests_tokens() -> None:
 def test_logits_are_asked_for_where_a_prompt_ends(
     spans: list[tuple[int, int]], expected: list[int]
 ) -> None:
-    got = prepare(*spans).sampled.tolist()
+    got = prepare(*spans).logits_indices.tolist()
     assert got == expected, (
         f"I1: the step computes {spans} of prompts of 20: it samples at {expected} of the flat "
         f"list, not at {got}"

@@ -1,4 +1,4 @@
-"""m3.3: admission by expectation. `Scheduler._can_admit` and `_expected_pages`, plain data."""
+"""m3.3: admission by expectation. `Admission.has_budget`, `fits`, `expected_pages`; plain data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from tests.exercises.paged_states import make_scheduler, run, show, wait
 def can_admit(scheduler: Scheduler, scheduled: int = 0) -> bool:
     """Ask whether X can join a step in which `scheduled` tokens are scheduled already."""
     batch = ScheduleBatch([make_request("before", scheduled)], [scheduled], [])
-    return scheduler._can_admit(batch if scheduled else ScheduleBatch())
+    has_budget = scheduler.admission.has_budget(batch if scheduled else ScheduleBatch())
+    return has_budget and scheduler.admission.fits(scheduler.waiting[0])
 
 
-def test_nobody_waits() -> None:
-    scheduler = make_scheduler(100)
-    run(scheduler, "A", 5)
-    assert not can_admit(scheduler), f"no request waits, so none can be admitted; {show(scheduler)}"
+def test_rows_and_tokens_do_not_ask_for_memory() -> None:
+    """`has_budget` is about this step. Only `fits` compares the memory."""
+    scheduler = make_scheduler(3)
+    scheduler.admission.new_token_ratio = 1.0
+    run(scheduler, "A", 8, max_tokens=30)
+    wait(scheduler, "X", 12)
+    assert scheduler.admission.has_budget(ScheduleBatch()), f"a row is free; {show(scheduler)}"
+    assert not scheduler.admission.fits(scheduler.waiting[0]), f"no page is; {show(scheduler)}"
 
 
 def test_all_rows_are_taken() -> None:
@@ -142,4 +147,4 @@ def test_asking_changes_nothing() -> None:
     )
     can_admit(scheduler)
     after = scheduler.kv_cache.table.rows, show(scheduler), scheduler.admission.new_token_ratio
-    assert after == before, f"I3: `_can_admit` must change nothing: before {before}, after {after}"
+    assert after == before, f"I3: asking must change nothing: before {before}, after {after}"

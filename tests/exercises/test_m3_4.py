@@ -1,4 +1,4 @@
-"""m3.4: retraction. `Retraction.make_room`, `_retract` and `_back_to_waiting`, plain data."""
+"""m3.4: retraction. `Retraction.make_room`, `retract` and `send_back`, plain data."""
 
 from __future__ import annotations
 

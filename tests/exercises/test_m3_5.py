@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from m3_paged import scheduler as scheduler_module
-from m3_paged.scheduler import RATIO_DECAY
+from m3_paged.admission import RATIO_DECAY
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import names, scheduled

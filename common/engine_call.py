@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 CHANGING = ("add_request", "step", "abort_request", "reset_prefix_cache", "generate", "stream")
-LOOKING = (
-    "stats",
-    "check_invariants",
-    "has_unfinished_requests",
-    "close",
-)  # a dead engine allows them
+LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # also if it is dead
 GUARDED = (*CHANGING, *LOOKING)
 
 

@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 CHANGING = ("add_request", "step", "abort_request", "reset_prefix_cache", "generate", "stream")
-LOOKING = (
-    "stats",
-    "check_invariants",
-    "has_unfinished_requests",
-    "close",
-)  # a dead engine allows them
+LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # also if it is dead
 GUARDED = (*CHANGING, *LOOKING)
 
 
@@ -66,14 +61,14 @@ class Caller:
         """Raise `RuntimeError` if this process or this thread may not call the engine."""
         if os.getpid() != self.process:
             raise RuntimeError(
-                f"{name}: the engine was created in process {self.process}, and this is process "
-                f"{os.getpid()}. A fork has no forward thread: create the engine in the child."
+                f"{name}: the engine was made in process {self.process}, and this is process "
+                f"{os.getpid()}. A fork has no forward thread: make the engine in the child."
             )
         thread = threading.current_thread()
         if self.thread is not None and self.thread is not thread and self.thread.is_alive():
             raise RuntimeError(
                 f"{name}: called from thread {thread.name!r}, but {self.thread.name!r} steps this "
-                "engine. One thread must make all calls: pass requests to it through a queue."
+                "engine. One thread makes all calls: pass requests to it through a queue."
             )
 
     def judge(

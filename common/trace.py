@@ -30,7 +30,7 @@ from .trace_forwards import Forwards, HookedForwards, StreamForwards
 from .trace_frames import Observer
 from .trace_record import Frame, Span, TraceRecord
 
-TIMED = ("launch", "run", "wait", "process")  # those of them that an engine has
+TIMED = ("launch", "run", "wait", "process")  # wrapped if the engine has them
 
 
 class Trace:

@@ -48,8 +48,7 @@ class Frame:
     """One step: what was scheduled, and what changed.
 
     batches: for each batch, the number of scheduled tokens of each request. A step has one batch,
-    or
-        two if the engine fills its pipeline.
+        or two if the engine fills its pipeline.
     retracted: the requests that lost their memory, in order. A request may be admitted again in the
         same step.
     waiting: the queue in order; None if it did not change.

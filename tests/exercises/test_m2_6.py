@@ -1,4 +1,4 @@
-"""m2.6: the results of a step. `LLMEngine.process` and `release`, then the whole engine."""
+"""m2.6: the results of a step. `LLMEngine.process` and `Scheduler.update_after_step`, then the whole engine."""
 
 from __future__ import annotations
 
@@ -47,6 +47,11 @@ def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[R
         numbers = torch.arange(rows)[:, None] + torch.arange(tokens) / 100
         memory.copy_(numbers[:, None, :, None].expand_as(memory))
     return requests
+
+
+def do_moves(engine: Any) -> None:
+    """Let the runner move rows, as it does before the next forward."""
+    engine.runner.run(ScheduleBatch([], []), engine.scheduler.kv_cache.moves)
 
 
 def abort_all(engine: Any) -> None:
@@ -109,6 +114,7 @@ def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
     a, _, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     a.max_num_tokens = 5
     engine.process(ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)])
+    do_moves(engine)
     expected = [round(2 + p / 100, 2) for p in range(5)]
     for name, memories in (
         ("keys", engine.runner.kv_pool.keys),
@@ -130,6 +136,7 @@ def test_several_may_end_in_one_step() -> None:
     assert set(engine.scheduler.kv_cache.rows) == {b, c}, (
         "I3: A and D have ended, and only B and C own rows"
     )
+    do_moves(engine)
     for request, origin in ((b, 1), (c, 2)):
         memory = engine.runner.kv_pool.keys[1][request.row, 0, : request.num_computed_tokens, 0]
         got = [round(x, 2) for x in memory.tolist()]

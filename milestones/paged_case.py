@@ -58,13 +58,13 @@ class PagedCase:
         self.value = random(tokens, num_kv_heads, dim).to(device)
         self.meta = attention.AttentionMetadata(
             slot_mapping=torch.tensor(new_slots, device=device),
-            query_starts=torch.tensor([0, *counts]).cumsum(0).int().to(device),
+            query_start_loc=torch.tensor([0, *counts]).cumsum(0).int().to(device),
             seq_lens=torch.tensor(contexts, dtype=torch.int32, device=device),
             page_table=table.to(device),
             page_size=page_size,
             num_decodes=next((i for i, n in enumerate(counts) if n > 1), len(counts)),
-            num_tokens=counts,
-            contexts=contexts,
+            query_lens_cpu=counts,
+            seq_lens_cpu=contexts,
         )
 
     def run(self, ops: ModuleType, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -77,7 +77,7 @@ class PagedCase:
         n, parts = self.meta.num_decodes, []
         if n:
             parts.append(ops.paged_decode(query[:n], keys, values, self.meta, SCALE))
-        if n < len(self.meta.contexts):
+        if n < len(self.meta.seq_lens_cpu):
             parts.append(ops.paged_prefill(query[n:], keys, values, self.meta, SCALE))
         return torch.cat(parts)
 

@@ -242,7 +242,7 @@ from m2_continuous.model_runner import ModelRunner
 
 def test_a_query_sees_its_own_past() -> None:
     runner = SimpleNamespace(model=SimpleNamespace(dtype=torch.float32))
-    mask = ModelRunner._causal_mask(runner, torch.tensor([[0, 1, 2]]), 3)
+    mask = InputBuilder._causal_mask(runner, torch.tensor([[0, 1, 2]]), 3)
     expected = torch.ones(3, 3, dtype=torch.bool).tril()
     assert torch.equal(mask[0, 0] == 0, expected), "I2: a token sees what comes after it"
 """
@@ -252,7 +252,7 @@ title = "Causal mask"
 points = 10
 hours = 1
 summary = "Each row sees its own past only."
-symbols = ["model_runner.py:ModelRunner._causal_mask"]
+symbols = ["model_input.py:InputBuilder._causal_mask"]
 tests = ["tests/exercises/test_m2_1.py"]
 hints = ["Positions.", "Compare them.", "slots <= positions"]
 """

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from milestones.instruments.audit import assert_idle
+from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import Rung
 from tests.fake_overlap import expected_output, hash_engine, text_of
@@ -32,7 +33,7 @@ def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any)
         module, stream(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 6),
         max_num_batched_tokens=chance.choice([1, 2, 3, 5, 16, 17, 64]), **config,
     )  # fmt: skip
-    engine.scheduler.retract_every = chance.choice([None, None, None, 1, 2, 7])
+    force_retractions(engine.scheduler, chance.choice([None, None, None, 1, 2, 7]))
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()
@@ -93,13 +94,11 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, engine = rung("scheduler").Scheduler, rung("engine").LLMEngine
     in_flight = rung("in_flight").StepsInFlight
 
-    def pages_are_freed_at_once(self: Any) -> None:
-        for request in list(self.leaving):
-            self.leaving.remove(request)
-            self.kv_cache.free(request)
+    def pages_are_freed_at_once(self: Any, request: Any) -> None:
+        self.kv_cache.free(request)
 
-    def nobody_is_known_to_end(self: Any) -> list[Any]:
-        return list(self.running)
+    def nobody_is_known_to_end(running: list[Any]) -> list[Any]:
+        return list(running)
 
     def lengths_stay_where_they_are(self: Any, batch: Any) -> None:
         advance(self, batch)
@@ -127,8 +126,8 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
 
     advance, process = in_flight.advance, engine.process
     target, attribute, bug = {
-        "freed at once": (in_flight, "_free_leaving", pages_are_freed_at_once),
-        "useless step": (scheduler, "_moving", nobody_is_known_to_end),
+        "freed at once": (in_flight, "free", pages_are_freed_at_once),
+        "useless step": (rung("scheduler"), "continuing", nobody_is_known_to_end),
         "stale lengths": (in_flight, "advance", lengths_stay_where_they_are),
         "one future": (rung("in_flight"), "placeholder", every_row_has_the_same_future),
         "positive placeholder": (rung("in_flight"), "placeholder", futures_are_tokens),

@@ -112,15 +112,15 @@ class HashLayer(torch.nn.Module):
         keys, values = paged.pool.keys[self.index], paged.pool.values[self.index]
         stored = hidden[0].double()[:, None, None]  # [T, 1, 1]
         paged.ops.store_kv(keys, values, stored, stored, meta)
-        positions = torch.arange(max(meta.contexts))  # [S]
+        positions = torch.arange(max(meta.seq_lens_cpu))  # [S]
         pages = meta.page_table[:, positions // meta.page_size].long()  # [B, S]
         slots = pages * meta.page_size + positions % meta.page_size
-        is_past = positions < torch.tensor(meta.contexts)[:, None]  # [B, S]
+        is_past = positions < torch.tensor(meta.seq_lens_cpu)[:, None]  # [B, S]
         past = values.view(-1)[slots].where(is_past, 0)
         past_keys = keys.view(-1)[slots].where(is_past, 0)
         assert not past.isnan().any(), "I1: the forward reads a slot that was never written"
         assert torch.equal(past, past_keys), "I1: keys and values come from different slots"
-        owner = torch.arange(len(meta.contexts)).repeat_interleave(torch.tensor(meta.num_tokens))
+        owner = torch.arange(len(meta.seq_lens_cpu)).repeat_interleave(torch.tensor(meta.query_lens_cpu))
         visible = positions <= position_ids[0, :, None]  # [T, S]
         return ((past.long()[owner] * visible).sum(dim=-1) % PRIME)[None]
 

@@ -7,6 +7,7 @@ from typing import Any
 from common import EngineConfig, LoadedModel
 
 from ..instruments.audit import audited_engine_class
+from ..instruments.forced_retractions import force_retractions
 from .plan import Plan, PlannedRequest
 
 WHOLE_PROMPTS = "m2_continuous"  # computes a prompt in one step: its budget must hold most prompts
@@ -22,8 +23,8 @@ def build_engine(milestone: str, mode: str, plan: Plan, loaded: LoadedModel) -> 
         EngineConfig(model=loaded.name, device="cpu", enable_overlap=mode != "serial", **config),
         loaded,
     )
-    if hasattr(engine.scheduler, "retract_every"):
-        engine.scheduler.retract_every = plan.retract_every
+    if hasattr(engine.scheduler, "retraction"):
+        force_retractions(engine.scheduler, plan.retract_every)
     return engine
 
 

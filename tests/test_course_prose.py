@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from milestones.course import record
 from milestones.host_time import RUNGS, SIZES
 from tests.conftest import ROOT
 
@@ -61,6 +62,13 @@ def test_the_tokens_of_m4_1_are_those_of_the_table() -> None:
     total, again = int(computed["m3_paged"]), int(reused["m4_radix"].split()[0])
     assert int(computed["m4_radix"]) + again == total
     assert reused["m4_radix"] == f"{again} ({again / total:.0%})"
+
+
+def test_points_and_hours_of_a_week_are_those_of_its_exercises() -> None:
+    rows = table((HANDOUTS / "README.md").read_text(encoding="utf-8"), "| week |")
+    shown = [(float(row["points"]), float(row["hours"])) for row in rows]
+    courses = [record.load(milestone) for milestone in record.recorded(ROOT)]
+    assert shown == [(sum(e.points for e in c), sum(e.hours for e in c)) for c in courses]
 
 
 @pytest.mark.parametrize("wrong", ["750 µs", "43 µs"])

@@ -13,12 +13,12 @@ PAGE_SIZE = 2
 
 
 def steps_in_flight() -> StepsInFlight:
-    """No step in flight, and a pool of 16 pages of two tokens."""
+    """Return a state with no step in flight, and a pool of 16 pages of two tokens."""
     return StepsInFlight(KVCacheManager(num_rows=4, num_pages=NUM_PAGES, page_size=PAGE_SIZE))
 
 
 def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -> Request:
-    """A request that runs, with so many of its tokens computed."""
+    """Return a running request with the first `computed` of its tokens computed."""
     request = request_of(name, tokens, max_tokens=20)
     steps.kv_cache.allocate(request)
     steps.kv_cache.hold(request, computed)
@@ -27,7 +27,7 @@ def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -
 
 
 def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
-    """A step of so many tokens of each request, as `schedule` plans it: the newest in flight."""
+    """Plan a step of these numbers of tokens, as `schedule` does: it is the newest in flight."""
     batch = ScheduleBatch()
     for request, num_tokens in parts:
         end = request.num_computed_tokens + num_tokens
@@ -41,7 +41,7 @@ def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
 
 
 def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:
-    """I3 between two steps, with the state and the last call in the message."""
+    """Check I3 between two steps; a failure shows the last call and the state."""
     try:
         steps.check_invariants(live)
     except AssertionError as broken:

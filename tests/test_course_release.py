@@ -101,6 +101,7 @@ def test_the_tree_has_one_commit_and_nothing_above(student: Path) -> None:
     assert {"README.md", "AGENTS.md", "Makefile", "LICENSE", "m1_mini/shelf.py"} <= names.keys()
     assert "milestones/course/release.py" not in names
     assert "m2_mini/shelf.py:Shelf.put" in names["AGENTS.md"]
+    assert "Version 1.2.3 of the course" in names["README.md"]
     needed = {
         line.split("|")[3].strip() for line in names["README.md"].splitlines() if "[m2." in line
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..delta import ROOT
+from ..delta import ROOT, tomllib
 from .cut import Cut
 from .lessons import INVARIANTS, lesson
 from .record import Exercise, RecordError, find_milestone, load
@@ -91,8 +91,10 @@ def own_pages(milestone: str, exercises: tuple[Exercise, ...], root: Path) -> Fi
         for e in exercises
     ]
     symbols = [f"`{e.milestone}/{symbol}`" for e in exercises for symbol in e.symbols]
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     values = {
         "milestone": milestone,
+        "version": project["version"],
         "lesson": lesson(milestone, root),
         "first": exercises[0].id,
         "exercises": "\n".join(rows),

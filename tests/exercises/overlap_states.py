@@ -5,7 +5,7 @@ from __future__ import annotations
 from common import Request
 from m5_overlap.in_flight import StepsInFlight
 from m5_overlap.kv_cache import KVCacheManager
-from m5_overlap.scheduler import ScheduleBatch
+from m5_overlap.schedule_batch import ScheduleBatch
 from tests.exercises.requests import request_of
 
 NUM_PAGES = 16
@@ -21,7 +21,7 @@ def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -
     """Return a running request with the first `computed` of its tokens computed."""
     request = request_of(name, tokens, max_tokens=20)
     steps.kv_cache.allocate(request)
-    steps.kv_cache.hold(request, computed)
+    steps.kv_cache.allocate_slots(request, computed)
     request.num_computed_tokens = computed
     return request
 
@@ -31,9 +31,9 @@ def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
     batch = ScheduleBatch()
     for request, num_tokens in parts:
         end = request.num_computed_tokens + num_tokens
-        steps.kv_cache.hold(request, end)
+        steps.kv_cache.allocate_slots(request, end)
         if end == request.num_tokens:
-            batch.sampled.append(len(batch.requests))
+            batch.sampled_indices.append(len(batch.requests))
         batch.requests.append(request)
         batch.num_scheduled_tokens.append(num_tokens)
     steps.batches.append(batch)
@@ -49,5 +49,5 @@ def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:
         raise AssertionError(
             f"{when}: {broken}; rows {kv_cache.table.rows}, free pages "
             f"{sorted(kv_cache.allocator.free_pages)}, {len(steps.batches)} steps in flight, "
-            f"{steps.leaving} are leaving"
+            f"{steps.finished} are leaving"
         ) from None

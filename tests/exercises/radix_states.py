@@ -73,7 +73,7 @@ def give_row(
     prefix = prefix or tree.root
     row = request.row = kv_cache.free_rows.pop()
     lock_by_hand(tree, prefix)
-    kv_cache.prefixes[row] = prefix
+    kv_cache.last_nodes[row] = prefix
     own = kv_cache.allocator.allocate(kv_cache.pages_for(num_computed) - prefix.end)
     kv_cache.table.append(row, [*prefix.prefix_pages(), *own])
     kv_cache.table.take_updates()

@@ -122,7 +122,7 @@ def test_pages_held_are_those_the_tokens_need() -> None:
     kv_cache, request = manager(), request_of("a", [1] * 30)
     give_row(kv_cache, request, 0)
     for num_tokens, pages in ((1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (32, 8)):
-        kv_cache.hold(request, num_tokens)
+        kv_cache.allocate_slots(request, num_tokens)
         held = kv_cache.pages_of(request)
         assert len(held) == pages, f"{num_tokens} tokens need {pages} pages of 4, the row is {held}"
         request.num_computed_tokens = num_tokens
@@ -133,7 +133,7 @@ def test_holding_less_gives_pages_back() -> None:
     """When a failed step is undone, the pages that it did not write become free again."""
     kv_cache, request = manager(), request_of("a", [1] * 20)
     pages = give_row(kv_cache, request, 12)
-    kv_cache.hold(request, 5)
+    kv_cache.allocate_slots(request, 5)
     assert kv_cache.pages_of(request) == pages[:2], (
         "the first two pages stay: their tokens are computed"
     )
@@ -146,7 +146,7 @@ def test_free_pages_come_before_cached_ones() -> None:
     kv_cache, request = manager(num_pages=5), request_of("a", [1] * 20)
     give_row(kv_cache, request, 0)
     cache_by_hand(kv_cache, [9] * 12)
-    kv_cache.hold(request, 8)
+    kv_cache.allocate_slots(request, 8)
     assert kv_cache.radix_cache.evictable_size == 3, (
         "two pages were free and two were needed: no cached page may be evicted"
     )
@@ -158,7 +158,7 @@ def test_as_much_is_evicted_as_is_missing() -> None:
     kv_cache, request = manager(num_pages=5), request_of("a", [1] * 20)
     give_row(kv_cache, request, 0)
     cache_by_hand(kv_cache, [9] * 16)
-    kv_cache.hold(request, 12)
+    kv_cache.allocate_slots(request, 12)
     assert len(kv_cache.pages_of(request)) == 3
     assert kv_cache.radix_cache.evictable_size == 2, (
         "three pages needed, one free: two of the four cached pages are evicted, two stay"
@@ -175,7 +175,7 @@ def test_a_step_takes_no_page_that_a_neighbour_reads() -> None:
     unread = cache_by_hand(kv_cache, [6, 6, 6, 6], used=2).pages[0]
     neighbour = request_of("b", [5, 5, 5, 5, 5])
     give_row(kv_cache, neighbour, 4, read)
-    kv_cache.hold(request, 12)
+    kv_cache.allocate_slots(request, 12)
     assert unread in kv_cache.pages_of(request), "no request reads this page: it must be evicted"
     assert not set(read.pages) & set(kv_cache.pages_of(request)), "I3: a page has two owners"
     request.num_computed_tokens = 12

@@ -172,11 +172,11 @@ def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
     scheduler = scheduler_of(page_size=2)
     waiting = request_of("waits", [1, 2, 3, 4, 9, 9])
     queue(scheduler, waiting)
-    assert not scheduler._waits_for_prefix(waiting), "no request runs"
+    assert not scheduler.admission.waits_for_prefix(waiting), "no request runs"
     computing = request_of("computes", [1, 2, 3, 4, 5, 6])
     give_row(scheduler.kv_cache, computing, 0)
     scheduler.running.append(computing)
-    assert scheduler._waits_for_prefix(waiting), (
+    assert scheduler.admission.waits_for_prefix(waiting), (
         "a running request computes the first page, 1 2, and has not inserted it yet: one step "
         "later the page can be shared"
     )
@@ -195,10 +195,10 @@ def test_nobody_waits_in_vain(name: str, computing: list[int], waiting: list[int
     scheduler = scheduler_of(page_size=2)
     runs, waits = request_of("runs", computing), request_of("waits", waiting)
     queue(scheduler, waits)
-    assert not scheduler._waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits)
     give_row(scheduler.kv_cache, runs, 0)
     scheduler.running.append(runs)
-    assert not scheduler._waits_for_prefix(waits), f"{waiting} beside {computing}: {name}"
+    assert not scheduler.admission.waits_for_prefix(waits), f"{waiting} beside {computing}: {name}"
 
 
 def test_nobody_waits_for_what_is_there() -> None:
@@ -206,11 +206,11 @@ def test_nobody_waits_for_what_is_there() -> None:
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 9, 9, 9]), request_of("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
-    assert not scheduler._waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits)
     stem = cache_by_hand(scheduler.kv_cache, [1, 2])
     give_row(scheduler.kv_cache, runs, 2, stem)
     scheduler.running.append(runs)
-    assert not scheduler._waits_for_prefix(waits), "no request computes its next page, 9 9"
+    assert not scheduler.admission.waits_for_prefix(waits), "no request computes its next page, 9 9"
 
 
 def test_who_is_due_waits_for_nobody() -> None:
@@ -218,12 +218,12 @@ def test_who_is_due_waits_for_nobody() -> None:
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 3, 4, 9]), request_of("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
-    assert not scheduler._waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits)
     give_row(scheduler.kv_cache, runs, 0)
     scheduler.running.append(runs)
-    assert scheduler._waits_for_prefix(waits)
+    assert scheduler.admission.waits_for_prefix(waits)
     overtake(scheduler, MAX_OVERTAKING + 1)
-    assert not scheduler._waits_for_prefix(waits), "I5: it is due and must not wait"
+    assert not scheduler.admission.waits_for_prefix(waits), "I5: it is due and must not wait"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

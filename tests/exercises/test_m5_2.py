@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from m5_overlap.future_map import PADDING_INDEX, FutureMap, index_of, placeholder
+from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeholder
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 
 CPU = torch.device("cpu")
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 def stored(**tokens_by_row: int) -> FutureMap:
     """Return a map of four rows; some of them have stored a token: `stored(row0=50)`."""
     futures = FutureMap(4, CPU)
-    rows = [index_of(int(name.removeprefix("row"))) for name in tokens_by_row]
+    rows = [future_index(int(name.removeprefix("row"))) for name in tokens_by_row]
     futures.store(torch.tensor(rows), torch.tensor(list(tokens_by_row.values())))
     return futures
 
@@ -56,7 +56,7 @@ def test_a_future_stays_until_its_row_stores_again() -> None:
     """A request may pause for some steps, for lack of room. Its token must still be in the map."""
     futures = stored(row3=80)
     for token in range(20):
-        futures.store(torch.tensor([index_of(0)]), torch.tensor([token]))
+        futures.store(torch.tensor([future_index(0)]), torch.tensor([token]))
     got = futures.resolve(torch.tensor([placeholder(3), placeholder(0)])).tolist()
     assert got == [80, 19], f"row 3 stored 80 and nothing after that; row 0 last stored 19: {got}"
 
@@ -64,7 +64,7 @@ def test_a_future_stays_until_its_row_stores_again() -> None:
 def test_padding_is_nobodys_future() -> None:
     """All rows of padding store their token in one place, which belongs to no request."""
     futures = stored(row0=50, row1=60)
-    indices = torch.tensor([index_of(0), PADDING_INDEX, PADDING_INDEX])
+    indices = torch.tensor([future_index(0), PADDING_INDEX, PADDING_INDEX])
     futures.store(indices, torch.tensor([51, 98, 99]))
     got = futures.resolve(torch.tensor([placeholder(0), placeholder(1)])).tolist()
     assert got == [51, 60], f"row 0 stored 51, row 1 still has 60: {got}"
@@ -125,7 +125,7 @@ def test_a_name_leads_to_the_token_that_the_step_stores() -> None:
     requests = [running(steps, name, [i, i, i], computed=2) for i, name in enumerate("abc")]
     steps.advance(plan(steps, *((request, 1) for request in requests)))
     futures = FutureMap(4, CPU)
-    rows = torch.tensor([index_of(request.row) for request in requests])
+    rows = torch.tensor([future_index(request.row) for request in requests])
     futures.store(rows, torch.tensor([30, 31, 32]))
     next_step = torch.tensor([[request.token_ids[-1] for request in reversed(requests)]])
     assert futures.resolve(next_step).tolist() == [[32, 31, 30]], (

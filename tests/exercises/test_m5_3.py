@@ -66,13 +66,13 @@ def test_pages_are_held_while_a_step_in_flight_writes_them() -> None:
     batch = plan(steps, (ended, 1))
     ended.finish_reason = "stop"
     steps.leave(ended)
-    assert steps.leaving == [ended] and ended.row is not None, (
+    assert steps.finished == [ended] and ended.row is not None, (
         "I3: step N+1 is in flight and writes to this row's pages; no other request may get them"
     )
     assert not set(pages) & set(steps.kv_cache.allocator.free_pages)
     batch.is_advanced = True
     steps.finish(batch)
-    assert steps.leaving == [] and ended.row is None, "the step has ended: row and pages are free"
+    assert steps.finished == [] and ended.row is None, "the step has ended: row and pages are free"
     assert all_pages_can_be_had(steps)
     audit(steps, [], "after the last step of a request that had ended")
 
@@ -82,7 +82,7 @@ def test_who_is_in_no_step_leaves_at_once() -> None:
     aborted, other = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
     plan(steps, (other, 1))
     steps.leave(aborted)
-    assert steps.leaving == [] and aborted.row is None, (
+    assert steps.finished == [] and aborted.row is None, (
         "no step in flight has it: its row and pages become free at once"
     )
     audit(steps, [other], "after leave of a request that is in no step")
@@ -97,12 +97,12 @@ def test_the_last_of_two_steps_counts() -> None:
     ended.finish_reason = "abort"
     steps.leave(ended)
     steps.finish(first)
-    assert steps.leaving == [ended] and ended.row is not None, (
+    assert steps.finished == [ended] and ended.row is not None, (
         "I3: the request was in two steps, and the second step has not ended"
     )
     second.is_advanced = True
     steps.finish(second)
-    assert steps.leaving == [] and all_pages_can_be_had(steps)
+    assert steps.finished == [] and all_pages_can_be_had(steps)
     audit(steps, [], "after the second of two steps that held an aborted request")
 
 
@@ -116,12 +116,12 @@ def test_one_leaves_and_the_others_stay() -> None:
         steps.leave(request)
     first.is_advanced = True
     steps.finish(first)
-    assert steps.leaving == [late], "only the last step of the first request has ended"
+    assert steps.finished == [late], "only the last step of the first request has ended"
     lives.num_computed_tokens += 1  # the second step is advanced for its live request
     lives.token_ids.append(placeholder(lives.row))
     second.is_advanced = True
     steps.finish(second)
-    assert steps.leaving == [] and lives.row is not None
+    assert steps.finished == [] and lives.row is not None
     audit(steps, [lives], "after two of three requests left, a step apart")
 
 
@@ -171,6 +171,6 @@ def test_taking_back_leaves_the_dead_alone_and_lets_them_go() -> None:
     steps.leave(ended)
     batch.is_advanced = True
     steps.take_back(batch)
-    assert ended.token_ids == [1, 2, 3] and steps.leaving == []
+    assert ended.token_ids == [1, 2, 3] and steps.finished == []
     assert all_pages_can_be_had(steps), "I3: no step in flight has the request: its memory is free"
     audit(steps, [], "after the step of an aborted request was taken back")

@@ -9,7 +9,8 @@ import pytest
 
 from common import EngineConfig, SamplingParams
 from m5_overlap import engine as engine_module
-from m5_overlap.scheduler import ScheduleBatch, Scheduler
+from m5_overlap.schedule_batch import ScheduleBatch
+from m5_overlap.scheduler import Scheduler
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
@@ -63,7 +64,7 @@ def test_with_memory_to_spare_nobody_waits() -> None:
 def test_memory_is_short_when_a_page_is_missing(num_pages: int, is_short: bool) -> None:
     """One of two requests has filled its page: the next step needs one more page."""
     scheduler = scheduler_of(num_pages)
-    scheduler.new_token_ratio = 0.0  # admit both, whatever they may need later
+    scheduler.admission.new_token_ratio = 0.0  # admit both, whatever they may need later
     in_flight(scheduler, [1, 2], [4])
     assert scheduler.needs_result() == is_short, (
         f"two of {num_pages} pages are held, and step N+1 needs a third: if there is none, it "
@@ -73,7 +74,7 @@ def test_memory_is_short_when_a_page_is_missing(num_pages: int, is_short: bool) 
 
 def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
     scheduler = scheduler_of(num_pages=3)
-    scheduler.new_token_ratio = 0.0
+    scheduler.admission.new_token_ratio = 0.0
     [cached] = scheduler.kv_cache.allocator.allocate(1)
     scheduler.kv_cache.radix_cache.insert([9, 9], [cached])
     in_flight(scheduler, [1, 2], [4])
@@ -82,7 +83,7 @@ def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
 
 def test_who_is_known_to_end_needs_no_page() -> None:
     scheduler = scheduler_of(num_pages=2)
-    scheduler.new_token_ratio = 0.0
+    scheduler.admission.new_token_ratio = 0.0
     in_flight(scheduler, [1, 2], [4, 5], max_tokens=1)
     assert not scheduler.needs_result(), "both end in step N: step N+1 has no request"
 
@@ -222,7 +223,7 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateS
     assert (
         final.outputs[0].token_ids == answer[:length] and final.outputs[0].finish_reason == "stop"
     )
-    assert [r.request_id for r in engine.scheduler.in_flight.leaving] == ["stops"], (
+    assert [r.request_id for r in engine.scheduler.in_flight.finished] == ["stops"], (
         "I3: step N+1 writes to its pages: they must be held until it has ended"
     )
     rest = drain(engine)

@@ -12,11 +12,8 @@ from .record import RecordError, load, recorded
 
 # They guard the repository, not an engine.
 NOT_FOR_STUDENTS = re.compile(
-<<<<<<< HEAD
-    r"test_(bench|bootstrap|console|course\w*|delta|figures|grade\w*|language|layout|mutants\w*|player|slides\w*)\.py"
-=======
-    r"test_(bench|bootstrap|console|course\w*|delta|figures|grade\w*|layout|mutants\w*|player|repository|slides\w*)\.py"
->>>>>>> w-repo
+    r"test_(bench|bootstrap|console|course\w*|delta|figures|grade\w*|language|layout|mutants\w*"
+    r"|player|repository|slides\w*)\.py"
     r"|mini_course\.py"
 )
 

@@ -120,7 +120,9 @@ class HashLayer(torch.nn.Module):
         past_keys = keys.view(-1)[slots].where(is_past, 0)
         assert not past.isnan().any(), "I1: the forward reads a slot that was never written"
         assert torch.equal(past, past_keys), "I1: keys and values come from different slots"
-        owner = torch.arange(len(meta.seq_lens_cpu)).repeat_interleave(torch.tensor(meta.query_lens_cpu))
+        owner = torch.arange(len(meta.seq_lens_cpu)).repeat_interleave(
+            torch.tensor(meta.query_lens_cpu)
+        )
         visible = positions <= position_ids[0, :, None]  # [T, S]
         return ((past.long()[owner] * visible).sum(dim=-1) % PRIME)[None]
 

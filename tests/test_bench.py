@@ -132,7 +132,7 @@ def test_what_is_cut_short_is_kept(
     assert run_bench("--model", "tiny-llama", "--json", file) == 0
     engines = json.loads(file.read_text())["engines"]
     assert set(engines["a"]) == {"alone", "batch"} and set(engines["b"]) == {"alone"}
-    assert "cut short" in capsys.readouterr().out
+    assert "interrupted: " in capsys.readouterr().out
 
 
 def test_who_fails_is_left_out_and_the_others_go_on(

@@ -81,7 +81,7 @@ def test_a_failure_in_words(tree: Path, say: Say) -> None:
     assert "test_items_are_counted fails" in words
     assert "called shelf.put(5) came back 1 expected 2" in words
     assert "says I3: an item is lost" in words
-    assert "I3 Nothing leaks. Done, aborted or failed" in words
+    assert "I3 Nothing leaks. A request that is done" in words
     assert "failed 1 of 2 tests" in words
     assert "Traceback" not in said
     assert "AssertionError" in say(check, "m2", "--trace")[1]
@@ -200,12 +200,12 @@ def test_a_change_is_seen_once(tmp_path: Path) -> None:
 
 
 def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
-    assert "no hint was given yet" in say(hint, "m2.1", "--all")[1]
+    assert "no hint was shown yet" in say(hint, "m2.1", "--all")[1]
     for number, text in enumerate(record.find("m2.1", tree).hints, start=1):
         status, said = say(hint, "m2.1")
         assert status == 0 and f"hint {number} of 3" in said and text in said
     status, said = say(hint, "m2.1")
-    assert status == 0 and "all 3 hints were given" in said
+    assert status == 0 and "all 3 hints were shown" in said
     status, said = say(hint, "m2.1", "--all")
     assert status == 0 and all(f"hint {number} of 3" in said for number in (1, 2, 3))
     assert say(hint, "m2.9")[0] == 2

@@ -79,8 +79,8 @@ def test_a_failure_in_words(tree: Path, say: Say) -> None:
     words = " ".join(said.split())
     assert status == 1
     assert "test_items_are_counted fails" in words
-    assert "called shelf.put(5) came back 1 expected 2" in words
-    assert "says I3: an item is lost" in words
+    assert "called shelf.put(5) returned 1 expected 2" in words
+    assert "message I3: an item is lost" in words
     assert "I3 Nothing leaks. A request that is done" in words
     assert "failed 1 of 2 tests" in words
     assert "Traceback" not in said
@@ -150,7 +150,7 @@ def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
 def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:
     (tree / "tests/conftest.py").write_text("import nonsense\n")
     status, said = say(check)
-    assert status == 2 and "could not be run" in said and "nonsense" in said
+    assert status == 2 and "stopped with an error" in said and "nonsense" in said
     assert say(check, "m7")[0] == 2 and say(check, "m2.9")[0] == 2
 
 

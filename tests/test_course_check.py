@@ -79,7 +79,7 @@ def test_a_failure_in_words(tree: Path, say: Say) -> None:
     words = " ".join(said.split())
     assert status == 1
     assert "test_items_are_counted fails" in words
-    assert "called shelf.put(5) returned 1 expected 2" in words
+    assert "called shelf.put(5) result 1 expected 2" in words
     assert "message I3: an item is lost" in words
     assert "I3 Nothing leaks. A request that is done" in words
     assert "failed 1 of 2 tests" in words

@@ -104,7 +104,8 @@ def test_what_was_not_run_is_said(few: Few) -> None:
     assert few.status == 1
     absent = few.results("absent")
     assert (
-        absent["score"] == 0 and "m2_mini/shelf.py: it is not in the submission" in absent["output"]
+        absent["score"] == 0
+        and "m2_mini/shelf.py: the file is not in the submission" in absent["output"]
     )
     assert "had access to: the network" in few.results("right")["output"]
 
@@ -129,8 +130,8 @@ def test_junit_has_each_test(few: Few) -> None:
     [
         ("import ctypes", "line {}: imports ctypes"),
         ("from _pytest import runner", "line {}: imports _pytest"),
-        ("math.fsum = sum", "line {}: changes math.fsum, which is not its own"),
-        ("setattr(math, NAME, sum)", "line {}: reaches into math, which is not its own"),
+        ("math.fsum = sum", "line {}: changes math.fsum, which belongs to another module"),
+        ("setattr(math, NAME, sum)", "line {}: uses setattr() on math, which was imported"),
         ("os._exit(0)", "line {}: uses _exit"),
         ("getattr(os, 'kill')(1, 9)", "line {}: uses kill"),
         ("exec('1')", "line {}: uses exec"),

@@ -52,7 +52,7 @@ def test_what_an_assert_says_is_enough() -> None:
 )
 def test_only_a_call_was_called(source: str, row: str) -> None:
     failure = Failure("AssertionError", SAID, called=source, returned="1", expected="2")
-    assert f"{row} returned 1 expected 2" in shown(result("failed", failure))
+    assert f"{row} result 1 expected 2" in shown(result("failed", failure))
 
 
 def test_a_crash_is_shown_with_its_test() -> None:

@@ -157,17 +157,17 @@ def line(name: str, engine: Any, size: int | None, groups: list[list[Job]]) -> l
 
 def table(loaded: LoadedModel) -> Table:
     """Run the same requests on every engine, and count. The counters are equal on all machines."""
-    everybody = jobs(spacing=0)
-    batches = [everybody[i : i + ROWS] for i in range(0, NUM_REQUESTS, ROWS)]
-    result = Table(title=f"{NUM_REQUESTS} requests, {sum(j.max_tokens for j in everybody)} tokens")
+    all_jobs = jobs(spacing=0)
+    batches = [all_jobs[i : i + ROWS] for i in range(0, NUM_REQUESTS, ROWS)]
+    result = Table(title=f"{NUM_REQUESTS} requests, {sum(j.max_tokens for j in all_jobs)} tokens")
     for column in ("", "forwards", "padding", "unwritten", "at once", "retracted", "read", "seen"):
         result.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in (
-        line("m1, one by one", single(loaded), None, [everybody]),
+        line("m1, one by one", single(loaded), None, [all_jobs]),
         line(f"m2, static, {ROWS} rows", slots(loaded), MAX_MODEL_LEN, batches),
-        line(f"m2, {ROWS} rows", slots(loaded), MAX_MODEL_LEN, [everybody]),
-        line(f"m2, {FEW_ROWS} rows", slots(loaded, FEW_ROWS), MAX_MODEL_LEN, [everybody]),
-        line(f"m3, {NUM_PAGES} pages", paged(loaded), PAGE_SIZE, [everybody]),
+        line(f"m2, {ROWS} rows", slots(loaded), MAX_MODEL_LEN, [all_jobs]),
+        line(f"m2, {FEW_ROWS} rows", slots(loaded, FEW_ROWS), MAX_MODEL_LEN, [all_jobs]),
+        line(f"m3, {NUM_PAGES} pages", paged(loaded), PAGE_SIZE, [all_jobs]),
     ):
         result.add_row(*row)
     return result

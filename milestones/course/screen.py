@@ -111,7 +111,7 @@ def facts(failure: Failure) -> Table:
         compared = failure.expected is not None
         name = "called" if CALL.search(failure.called or "") else "value"
         row(name if compared else "asserted", failure.called)
-        row("returned", failure.returned, "red")
+        row("result", failure.returned, "red")
         row("expected", failure.expected, "green")
         if not compared and not failure.message:
             lines = failure.explanation.splitlines()[:LONGEST_EXPLANATION]

@@ -86,7 +86,7 @@ def release(milestone: str, directory: Path, root: Path = ROOT) -> Cut:
 
 def own_pages(milestone: str, exercises: tuple[Exercise, ...], root: Path) -> Files:
     """Return README.md, AGENTS.md, Makefile and .gitignore of the tree."""
-    rows = ["| exercise | what you make work | needs | points | hours |", "|---|---|---|---|---|"]
+    rows = ["| exercise | what you build | needs | points | hours |", "|---|---|---|---|---|"]
     rows += [
         f"| [{e.id} {e.title}]({e.section}) | {e.summary} | {', '.join(e.requires) or 'none'} "
         f"| {e.points} | {e.hours:g} |"

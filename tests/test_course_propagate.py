@@ -127,8 +127,8 @@ def test_a_file_that_a_lesson_needs_is_not_deleted(
     (repository / "m2_continuous/attention.py").write_text("x = 1\n")
     assert run(repository, "m2") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "deleted below, and this rung's lesson needs it" in out
-    assert "new below, and this rung has one of its own" in out
+    assert "deleted below, but this lesson changed it" in out
+    assert "new below, but exists in this milestone" in out
     assert set(status(repository)) == {"m2_continuous/kv_pool.py", "m2_continuous/attention.py"}
 
 

@@ -183,7 +183,7 @@ def kernel(result: dict[str, Any]) -> Finding:
     if result["error_of"] > 1e-5:
         said = f"the interpreter computes wrong numbers: error {result['error_of']:.2g}"
         return Finding(what, False, said, mend)
-    said = f"{result['triton']}, interpreted: a kernel agrees with torch"
+    said = f"{result['triton']}, interpreted: the results of a kernel agree with torch"
     return Finding(what, True, said)
 
 
@@ -203,7 +203,9 @@ def gpu(result: dict[str, Any]) -> Finding:
         return Finding("GPU", False, f"a compiled kernel fails: {result['error']}", mend)
     if result["zeros"] or result["error_of"] > 1e-2:
         return Finding("GPU", False, f"{result['gpu']}: a compiled kernel is wrong", mend)
-    return Finding("GPU", True, f"{result['gpu']}: a compiled kernel agrees with torch")
+    return Finding(
+        "GPU", True, f"{result['gpu']}: the results of a compiled kernel agree with torch"
+    )
 
 
 def line(finding: Finding) -> Table:

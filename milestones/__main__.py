@@ -1,4 +1,4 @@
-"""The console of the course: `python -m milestones check`, `python -m milestones --help`."""
+"""The console of the course. `python -m milestones check --help` explains the command `check`."""
 
 from __future__ import annotations
 

@@ -94,12 +94,12 @@ def refresh_readme(document: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones bench`."""
-    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: %(default)s")
     parser.add_argument(
         "--workload", action="append", choices=[*WORKLOADS, "all"],
         help=f"can be given several times (default: {' and '.join(DEFAULT_WORKLOADS)})",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--engines", help="measure only these engines, separated by commas")
     parser.add_argument(
         "--vllm-python", type=Path, metavar="PATH",

@@ -91,7 +91,7 @@ def _prompts(length: int) -> Iterator[list[int]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones curves`."""
-    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--svg", type=Path, help="draw the curves into this file")
 

@@ -96,11 +96,11 @@ def problems(says: Delta, real: Delta) -> list[str]:
             # An entry for a class that is added or removed stands for its methods.
             of_class = kind != "changed" and symbol.rpartition(".")[0] in declared_symbols
             if symbol.split(":")[0] not in whole_files and not of_class:
-                lines.append(f"{symbol} is {kind} and not declared")
+                lines.append(f"{symbol} is {kind}, but not declared")
         for symbol in sorted(declared_symbols - real_symbols - whole_files):
-            lines.append(f"{symbol} is declared as {kind}, and is not")
+            lines.append(f"{symbol} is declared as {kind}, but is not")
     touched = {symbol.split(":")[0] for symbol in real.added | real.changed | real.removed}
-    lines += [f"{name} is declared as changed, and is not" for name in whole_files - touched]
+    lines += [f"{name} is declared as changed, but is not" for name in whole_files - touched]
     return lines
 
 

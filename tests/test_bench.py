@@ -225,7 +225,7 @@ def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
         assert peer.run(Workload([[1]], [4])).token_ids == [[second] * 4]
         peer.close()
     gone = Peer("llama", Path("/bin/true"), lambda: "anywhere", forgets=False)
-    with pytest.raises(RuntimeError, match=r"llama ended: try /bin/true .*peer_llama.py"):
+    with pytest.raises(RuntimeError, match=r"llama ended; to see why: /bin/true .*peer_llama.py"):
         gone.run(Workload([[1]], [4]))
 
 

@@ -139,7 +139,7 @@ def test_an_edit_that_is_not_declared_is_noted(
     edit(repository, "m2_continuous/engine.py", "return request.request_id", "return str(request)")
     assert run(repository, "m2") == 0
     noted = capsys.readouterr().out
-    assert "engine.py:LLMEngine.add_request is changed and not declared" in " ".join(noted.split())
+    assert "engine.py:LLMEngine.add_request is changed, but not declared" in " ".join(noted.split())
 
 
 @pytest.mark.parametrize(

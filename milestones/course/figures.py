@@ -75,7 +75,7 @@ def work_svg(loaded: LoadedModel) -> str:
         totals = [computed(engine) for _ in watch(engine, [job])]
         series.append([b - a for a, b in pairwise([*totals, computed(engine)])])
     cached, recomputed = series
-    drawing = Drawing(760, 250, "Tokens computed in each step: 20 of prompt, 24 of output")
+    drawing = Drawing(760, 250, "Tokens computed in each step: 20 prompt tokens, 24 output tokens")
     scale, bottom, width = 3.6, 215, 28
     for step, (few, many) in enumerate(zip(cached, recomputed, strict=True)):
         x = LEFT + step * width
@@ -84,7 +84,7 @@ def work_svg(loaded: LoadedModel) -> str:
     drawing.axis(LEFT, bottom, width, len(cached), every=4)
     drawing.legend(
         LEFT, 38, [(4, False, f"with the KV cache: {sum(cached)} tokens in all"),
-                   (1, True, f"without: {sum(recomputed)}")],
+                   (1, True, f"without it: {sum(recomputed)}")],
     )  # fmt: skip
     return drawing.text()
 
@@ -113,7 +113,7 @@ def memory_svg(
         if after.num_retractions > before.num_retractions:
             drawing.mark(LEFT + step * width, TOP - 6, TOP + height * len(places), "a retraction")
     drawing.axis(LEFT, TOP + height * len(places) + 4, width, len(moments), every=10)
-    drawing.legend(LEFT, 38, [(4, False, "written"), (4, True, "held and not written")])
+    drawing.legend(LEFT, 38, [(4, False, "written"), (4, True, "held, but not written")])
     return drawing.text()
 
 
@@ -128,7 +128,8 @@ def pictures(loaded: LoadedModel) -> dict[str, str]:
             "row", rows, list(range(ROWS)), MAX_MODEL_LEN, 34,
         ),
         "m3_paged/pages.svg": memory_svg(
-            f"The same, in {NUM_PAGES} pages of {PAGE_SIZE} tokens: the memory of {FEW_ROWS} rows",
+            f"The same requests in {NUM_PAGES} pages of {PAGE_SIZE} tokens: "
+            f"the memory of {FEW_ROWS} rows",
             "page", pages, list(range(1, NUM_PAGES + 1)), PAGE_SIZE, 10,
         ),
     }  # fmt: skip

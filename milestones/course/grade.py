@@ -53,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json and junit.xml")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exams in parallel")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for each test (60)")
-    parser.add_argument("--memory", type=float, default=3.0, metavar="GIB", help="for a test (3)")
+    parser.add_argument("--memory", type=float, default=3.0, metavar="GIB", help="per test (3)")
     parser.add_argument(
         "--allow", action="append", default=[], metavar="NAME", help="a name that is not refused"
     )
     parser.add_argument(
         "--no-namespaces", dest="namespaces", action="store_false",
-        help="use only limits and, as root, another user: where namespaces cause problems",
+        help="use only limits, and another user if run as root; if namespaces cause problems",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.set_defaults(root=ROOT, bare=False)

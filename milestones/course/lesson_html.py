@@ -83,7 +83,7 @@ def _stop(stop: Stop, number: int) -> str:
 def _part(part: Part, entry: str) -> str:
     heading = ""
     if part.symbol != entry or part.moved:
-        words = f"unchanged; also {part.moved}" if part.moved else part.kind
+        words = f"unchanged; also at {part.moved}" if part.moved else part.kind
         place = "" if part.symbol == entry else f' id="{anchor(part.symbol)}"'
         heading = f"<h3{place}><code>{escape(part.symbol)}</code> {escape(words)}</h3>"
     old = _coloured([line for block in part.blocks for line in block.old])

@@ -1,8 +1,8 @@
 """Show each milestone: its lesson, its size, what is new, and your progress.
 
 Below the table are the exercises of your own milestone. Lines are those of the milestone's Python
-files, with comments. "added" and "changed" are compared with the milestone below. Progress is what
-`check` has found.
+files, with comments. The columns "added" and "changed" compare them with the milestone below.
+Progress is what `check` has found.
 
 Exit status: 0; 2 the file of the exercises is wrong.
 """

@@ -83,7 +83,9 @@ class Checker:
 
     def _check_abort(self, live: Live, name: str, got: CompletionOutput) -> None:
         if got.finish_reason != "abort" or not live.may_be_aborted:
-            raise SoakError("wrong", f"{name} ends by {got.finish_reason}, aborted or not: {live}")
+            raise SoakError(
+                "wrong", f"{name} ends by {got.finish_reason}, which does not fit: {live}"
+            )
         if got.text != self.source.text_of(got.token_ids, live.planned.params):
             raise SoakError("wrong", f"I6: {name} was aborted with the text {got.text!r}")
         self.tally.aborts += 1

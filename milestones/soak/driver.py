@@ -59,7 +59,7 @@ class Driver:
             self.tally.failures += self.faults.num_injected
             self.tally.steps += self.progress.num_steps
         if threading.active_count() > self.num_threads:
-            raise SoakError("wrong", f"I3: a thread is left: {threading.enumerate()}")
+            raise SoakError("wrong", f"I3: a thread still runs: {threading.enumerate()}")
 
     def _watch_steps(self) -> None:
         """Check progress after each step, also after the steps of `generate` and `stream`."""
@@ -127,7 +127,7 @@ class Driver:
                 lambda: self.engine.add_request(request.prompt, request.params, name)
             )
             if hit and self._held() - self.checker.live.keys():
-                raise SoakError("wrong", f"an interrupted add_request has added {name}")
+                raise SoakError("wrong", f"an interrupted add_request added {name}")
         self._expect(name, request)
         if request.fault is not None and request.fault.kind == "text":
             nth = request.fault.position - len(request.prompt) + 1
@@ -233,7 +233,7 @@ class Driver:
         """Check that the engine has the requests that are not done, and no other."""
         held, expected = self._held(), self.checker.live.keys()
         if unknown := held - expected:
-            raise SoakError("wrong", f"I3: {sorted(unknown)} should not be there")
+            raise SoakError("wrong", f"I3: the engine still holds {sorted(unknown)}")
         if not self.engine.has_unfinished_requests() and expected:
             raise SoakError("lost", f"{sorted(expected)} never ended")
 
@@ -243,5 +243,5 @@ class Driver:
         self.engine.reset_prefix_cache()
         stats = self.engine.stats()
         if stats.kv_pages_free != stats.kv_pages_total:
-            raise SoakError("wrong", f"I3: pages are held by nothing: {stats}")
+            raise SoakError("wrong", f"I3: not all pages are free at the end: {stats}")
         self.tally.retractions += stats.num_retractions

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 
 class TimerError(Exception):
-    """What the handler of the interval timer raises."""
+    """The error that the handler of the interval timer raises."""
 
 
 class Interrupter:

@@ -42,7 +42,7 @@ class Fault:
     """An injected failure of one request.
 
     forward: each forward that feeds this request's token at `position` raises.
-    logits: the logits behind this request's token at `position` have no finite distribution.
+    logits: the logits after this request's token at `position` have no finite distribution.
     text: the detokenizer raises for the output token at `position`.
     """
 

@@ -28,7 +28,7 @@ class Progress:
         self.seen: dict[str, tuple[int, bool]] = {}  # tokens of that output, and if it was final
 
     def check(self, outputs: list[RequestOutput]) -> None:
-        """Note what a step has moved."""
+        """Record the progress of a step."""
         self.num_steps += 1
         held = self.engine.output_processor.requests
         is_new = False

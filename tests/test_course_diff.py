@@ -206,9 +206,9 @@ def test_a_person_sees_numbers_reasons_and_code(tmp_path: Path, columns: bool) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("m1", "m9"), "there is no rung 'm9'; there are m1_mini, m2_mini"),
+        (("m1", "m9"), "there is no milestone 'm9'; there are m1_mini, m2_mini"),
         (("m2", "m1"), "m2_mini is not below m1_mini"),
-        (("m1", "m2", "--symbol", "Shelf.pud"), "near: shelf.py:Shelf.put"),
+        (("m1", "m2", "--symbol", "Shelf.pud"), "similar: shelf.py:Shelf.put"),
         (("m1", "m2", "--symbol", "stays"), "shelf.py:Shelf.stays is the same in m1_mini and"),
     ],
 )

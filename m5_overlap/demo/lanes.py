@@ -1,7 +1,8 @@
-"""`Lanes`: host and forward of the last steps of a trace, to scale, one under the other."""
+"""The two lanes of the demo: host and forward stream in the last steps, to scale."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from statistics import mean
 
@@ -11,14 +12,17 @@ from rich.text import Text
 
 from common.trace_record import Span, TraceRecord
 
+from .. import LLMEngine
+from .panels import Panels
+
 STEPS_SHOWN = 6
-NUM_LINES = 5  # of the panel
+NUM_LINES = 5  # screen lines of the panel
 HOST = {"launch": ("L", "yellow"), "process": ("P", "magenta"), "wait": ("·", "dim")}
-FORWARD = (("█", "cyan"), ("▒", "blue"))  # steps in turn
+FORWARD = (("█", "cyan"), ("▒", "blue"))  # of even and odd steps
 
 
 class Lanes:
-    """Reads a record that may still grow."""
+    """The lanes of a record, which may still grow."""
 
     def __init__(self, record: TraceRecord, console: Console) -> None:
         self.record = record
@@ -26,15 +30,15 @@ class Lanes:
 
     @property
     def mean_gap(self) -> float:
-        """Seconds from the end of a forward to the beginning of the next, on average."""
+        """Return the mean seconds from the end of a forward to the start of the next one."""
         gaps = [after.start - before.end for before, after in pairwise(self.record.forwards)]
         return mean(gaps) if gaps else 0.0
 
     def panel(self, name: str = "") -> RenderableType:
-        """The last steps whose forwards have ended."""
+        """Return the last steps with a completed forward."""
         forwards = self.record.forwards[-STEPS_SHOWN:]
         if not forwards:
-            return Panel("no forward has ended yet", title="lanes", title_align="left")
+            return Panel("no forward is complete yet", title="lanes", title_align="left")
         start, end = forwards[0].start, forwards[-1].end
         host = [s for s in self.record.spans if s.name in HOST and s.end > start]
         lines = [
@@ -58,7 +62,7 @@ class Lanes:
     def _line(
         self, name: str, spans: list[tuple[Span, str, str]], start: float, end: float
     ) -> Text:
-        """A lane. What is shorter than a character still gets one, but waiting does not."""
+        """Return a lane. A span shorter than a character still gets one, unless it is waiting."""
         width = max(20, self.console.width - 13)
         cells = [(" ", "")] * width
         for span, character, style in sorted(spans, key=lambda item: item[1] != "·"):
@@ -67,7 +71,16 @@ class Lanes:
             least = character in "LP"
             for cell in range(min(first, width - least), min(width, max(last, first + least))):
                 cells[cell] = (character, style)
-        line = Text(f"{name:8}")
-        for character, style in cells:
-            line.append(character, style)
-        return line
+        return Text.assemble(f"{name:8}", *cells)
+
+
+class LivePanels:
+    """The lanes of the running engine, above the panels of the milestone below."""
+
+    def __init__(self, engine: LLMEngine, record: TraceRecord, console: Console) -> None:
+        self.lanes = Lanes(record, console)
+        self.panels = Panels(engine, console)
+        self.num_lines = NUM_LINES + self.panels.num_lines
+
+    def __call__(self) -> Iterable[RenderableType]:
+        return [self.lanes.panel(), *self.panels()]

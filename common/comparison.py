@@ -21,7 +21,7 @@ def workload_of(engine: OfflineEngine, prompts: list[list[int]], args: Namespace
     return Workload(prompts, [args.max_tokens] * len(prompts), config=config)
 
 
-def run_rungs(workloads: dict[str, Workload], console: Console) -> dict[str, WorkloadResult]:
+def run_milestones(workloads: dict[str, Workload], console: Console) -> dict[str, WorkloadResult]:
     """Run a workload on each milestone, each in a process of its own.
 
     The result has no entry for a milestone that is not installed: the tree that a student gets

@@ -69,6 +69,7 @@ class WorkloadResult:
     inter_token_seconds: list[float] = field(
         default_factory=list
     )  # between tokens of one request; of all requests
+    forward_seconds: list[float] = field(default_factory=list)  # of each forward
     gap_seconds: list[float] = field(default_factory=list)  # between two forwards
 
     @property
@@ -122,6 +123,7 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         kv_used=kv_used,
         most_running=most_running,
         inter_token_seconds=[b - a for r in served for a, b in pairwise(r.token_seconds)],
+        forward_seconds=[end - begin for begin, end in spans],
         gap_seconds=[begin - end for (_, end), (begin, _) in pairwise(spans)],
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_rungs, workload_of
+from common.comparison import Figure, comparison, counter, run_milestones, workload_of
 from common.demo import make_console, open_engine, parser, recorded
 from common.demo_serving import Arrivals, questions, serve
 
@@ -27,5 +27,5 @@ def main() -> None:
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)
         workload = workload_of(engine, prompts, args)
-    results = run_rungs({"m1_single": workload, "m2_continuous": workload}, console)
+    results = run_milestones({"m1_single": workload, "m2_continuous": workload}, console)
     console.print(comparison("all requests at once", results, FIGURES))

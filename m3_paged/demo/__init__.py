@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_rungs, workload_of
+from common.comparison import Figure, comparison, counter, run_milestones, workload_of
 from common.demo import make_console, open_engine, parser, recorded
 from common.demo_serving import Arrivals, questions, serve
 
@@ -37,6 +37,6 @@ def main() -> None:
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)
         paged = workload_of(engine, prompts, args)
     rows = replace(paged, config={**paged.config, "max_num_seqs": ROWS_BELOW})
-    results = run_rungs({"m2_continuous": rows, "m3_paged": paged}, console)
+    results = run_milestones({"m2_continuous": rows, "m3_paged": paged}, console)
     title = f"all requests at once, in a KV memory of {ROWS_BELOW * MAX_MODEL_LEN} tokens"
     console.print(comparison(title, results, FIGURES))

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_rungs, seconds, workload_of
+from common.comparison import Figure, comparison, counter, run_milestones, seconds, workload_of
 from common.config import POLICIES
 from common.dashboard import summary_table
 from common.demo import make_console, open_engine, parser, recorded
@@ -40,7 +40,7 @@ def main() -> None:
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)
         workload = workload_of(engine, prompts, args)
-        results = run_rungs({"m3_paged": workload, "m4_radix": workload}, console)
+        results = run_milestones({"m3_paged": workload, "m4_radix": workload}, console)
         console.print(comparison("all requests at once, equal KV memory", results, FIGURES))
         compare_policies(workload, engine, console)
 

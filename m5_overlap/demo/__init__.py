@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
+from statistics import mean
 
 from rich.console import Console
 
-from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_rungs, seconds, workload_of
+from common import EngineConfig, LoadedModel
+from common.comparison import Figure, comparison, counter, run_milestones, seconds, workload_of
 from common.demo import make_console, open_engine, parser, recorded
 from common.demo_serving import serve
-from common.trace import Trace
-from common.workload import Workload, WorkloadResult, percentile, run
+from common.workload import Workload, percentile
 
 from .. import LLMEngine
 from .agents import conversations
-from .lanes import Lanes, LivePanels
+from .lanes import LivePanels
+from .loops import LOOPS, Loop, mean_gap, run_loop, show
+from .replay import Recording, replay_loop
 
 MILESTONES = ("m1_single", "m2_continuous", "m3_paged", "m4_radix", "m5_overlap")
-FIGURES: dict[str, Figure] = {
-    "steps": counter("num_steps"),
+FIGURES: dict[str, Figure] = {  # of the milestones
     "cache hit rate": lambda r: f"{r.hit_rate:.0%}",
+    "steps": counter("num_steps"),
     "TTFT p50": lambda r: seconds(percentile(r.first_token_seconds, 50)),
-    "ITL p50": lambda r: seconds(percentile(r.inter_token_seconds, 50)),
     "ITL p95": lambda r: seconds(percentile(r.inter_token_seconds, 95)),
 }
 
@@ -32,66 +34,112 @@ def arguments() -> Namespace:
     result = parser("Steps that overlap.", requests=12, max_tokens=24)
     result.add_argument(
         "--emulate", type=_milliseconds, default=0.0, metavar="MS",
-        help="let each forward on a CPU take at least so long, asleep, as if a GPU computed it",
+        help="on a CPU: the time of a forward on the emulated device; 0: the time measured here",
     )  # fmt: skip
     result.add_argument("--ladder", action="store_true", help="compare all milestones")
     return result.parse_args()
 
 
 def main() -> None:
-    """Serve conversations live; then the same requests serially and overlapped, and compare."""
+    """Serve conversations live; then the same requests by the serial and the overlapped loop."""
     args = arguments()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, emulated_forward_ms=args.emulate,
-        max_num_seqs=6, page_size=8, num_pages=256,
-    )  # fmt: skip
+        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
+    )
     with open_engine(LLMEngine, config, console) as engine:
+        on_gpu = runs_on_gpu(engine)
+        if on_gpu and args.emulate:
+            raise SystemExit("--emulate is for CPUs: on a GPU, the demo measures real forwards")
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.record, console)
             prompts = serve(engine, arrivals, panels, args, console)
         workload = workload_of(engine, prompts, args)
-        compare_loops(workload, engine, console)
+        real = compare_real(workload, engine.loaded, on_gpu, console)
+        if not on_gpu:
+            compare_emulated(workload, engine.loaded, real["serial"], args.emulate, console)
     if args.ladder:
-        compare_milestones(workload, console)
+        results = run_milestones(dict.fromkeys(MILESTONES, workload), console)
+        short = {name.partition("_")[0]: result for name, result in results.items()}
+        console.print(comparison("all milestones, all requests at once", short, FIGURES))
 
 
-def compare_loops(workload: Workload, engine: LLMEngine, console: Console) -> None:
-    """The same requests, all there at once, by both loops."""
-    results: dict[str, WorkloadResult] = {}
-    gaps: list[str] = []
-    for name, overlap in (("serial", False), ("overlapped", True)):
-        config = EngineConfig(**{**workload.config, "enable_overlap": overlap})
+def runs_on_gpu(engine: LLMEngine) -> bool:
+    """Return whether the forwards have a device of their own, so that nothing is emulated."""
+    return engine.loaded.model.device.type == "cuda"
+
+
+def compare_real(
+    workload: Workload, loaded: LoadedModel, on_gpu: bool, console: Console
+) -> dict[str, Loop]:
+    """Compare the two loops on this machine as it is."""
+    headline(console, "Real: this GPU" if on_gpu else "Real: this CPU as it is")
+    say(
+        console,
+        f"Both loops serve the {len(workload.prompts)} requests of the live run again, now all "
+        "at once. Nothing is emulated.",
+        "The GPU computes the forwards while the host works."
+        if on_gpu
+        else f"The host and the forwards share the {os.cpu_count()} cores of this CPU. What "
+        "overlapping saves, it takes from the forwards: expect a ratio near 1.",
+    )
+    loops = {}
+    for name, overlap in LOOPS.items():
         with console.status(f"the same requests, {name} …"):
-            with LLMEngine(config, engine.loaded) as fresh:
-                run(fresh, workload.warm_up())
-                with Trace(fresh) as trace:
-                    results[name] = run(fresh, workload)
-            lanes = Lanes(trace.record, console)
-        console.print(lanes.panel(f"{name} ·"))
-        gaps.append(f"{1e3 * lanes.mean_gap:.2f} ms")
-    table = comparison(
-        "all requests at once, by the serial and the overlapped loop", results, FIGURES
-    )
-    table.add_row("mean gap between forwards", *gaps)
-    if workload.config["emulated_forward_ms"]:
-        table.caption = (
-            f"emulated forwards: at least {workload.config['emulated_forward_ms']:g} ms each"
-        )
-    console.print(table)
+            loops[name] = run_loop(workload, overlap, loaded)
+    show(loops, "real", "real: all requests at once", console)
+    return loops
 
 
-def compare_milestones(workload: Workload, console: Console) -> None:
-    """Compare all milestones on the same requests. Nothing is emulated."""
-    real = Workload(
-        workload.prompts,
-        workload.max_tokens,
-        config={**workload.config, "emulated_forward_ms": 0.0},
+def compare_emulated(
+    workload: Workload,
+    loaded: LoadedModel,
+    real: Loop,
+    milliseconds: float,
+    console: Console,
+) -> None:
+    """Compare the two loops on an emulated device, which shares no core with the host.
+
+    real: the run to replay. milliseconds: of each forward; 0: the mean of `real`.
+    """
+    recording = Recording(workload, real.result)
+    forward_ms = milliseconds or round(1e3 * mean(real.result.forward_seconds), 2)
+    reason = "--emulate" if milliseconds else "the mean of the serial loop above"
+    headline(console, "Emulated: the same requests on a device beside this CPU")
+    say(
+        console,
+        "Real: all work of the host. Emulated: the device.",
+        f"A forward computes nothing. It sleeps until {forward_ms:g} ms are over ({reason}), and "
+        "returns the tokens that the serial loop gave above. Sleeping uses no core: the host has "
+        "the CPU to itself, as beside a GPU.",
     )
-    results = run_rungs(dict.fromkeys(MILESTONES, real), console)
-    short = {name.partition("_")[0]: result for name, result in results.items()}
-    console.print(comparison("all milestones, all requests at once", short, FIGURES))
+    loops = {}
+    for name, overlap in LOOPS.items():
+        with console.status(f"the same requests, {name}, emulated …"):
+            loops[name] = replay_loop(workload, overlap, recording, forward_ms, loaded)
+    title = f"emulated: all requests at once, each forward sleeps {forward_ms:g} ms"
+    show(loops, "emulated", title, console)
+    serial, overlapped = (loop.result for loop in loops.values())
+    ratio = overlapped.tokens_per_second / serial.tokens_per_second
+    say(
+        console,
+        f"On the emulated device, the mean gap between forwards is {1e3 * mean_gap(serial):.2f} ms "
+        f"in the serial loop and {1e3 * mean_gap(overlapped):.2f} ms in the overlapped loop, which "
+        f"serves {ratio:.2f} times as many tokens per second.",
+        f"Both replays returned exactly the {sum(map(len, serial.token_ids))} recorded tokens.",
+    )
+
+
+def headline(console: Console, text: str) -> None:
+    """Print the title of a part."""
+    console.print()
+    console.rule(f"[bold]{text}", align="left")
+
+
+def say(console: Console, *sentences: str) -> None:
+    """Print a paragraph."""
+    console.print(" ".join(sentences), highlight=False, markup=False)
 
 
 def _milliseconds(text: str) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
-from statistics import mean
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -28,13 +26,7 @@ class Lanes:
         self.record = record
         self.console = console
 
-    @property
-    def mean_gap(self) -> float:
-        """Return the mean seconds from the end of a forward to the start of the next one."""
-        gaps = [after.start - before.end for before, after in pairwise(self.record.forwards)]
-        return mean(gaps) if gaps else 0.0
-
-    def panel(self, name: str = "") -> RenderableType:
+    def panel(self, name: str = "lanes") -> RenderableType:
         """Return the last steps with a completed forward."""
         forwards = self.record.forwards[-STEPS_SHOWN:]
         if not forwards:
@@ -48,15 +40,13 @@ class Lanes:
             ),
         ]
         busy = sum(span.end - span.start for span in forwards) / (end - start)
-        emulated = self.record.meta["emulated_forward_ms"]
-        note = f"emulated forwards, at least {emulated:g} ms each · " if emulated else ""
         lines.append(
             Text(
-                f"{note}gap between forwards: {1e3 * self.mean_gap:.2f} ms on average; here the "
-                f"forward lane is busy {busy:.1%} of {1e3 * (end - start):.0f} ms"
+                f"{len(forwards)} steps, {1e3 * (end - start):.0f} ms: "
+                f"the forward lane is busy {busy:.0%} of the time"
             )
         )
-        title = f"{name} lanes: L launch, P process, · wait; █ ▒ forwards in turn".strip()
+        title = f"{name}: L launch, P process, · wait; █ ▒ forwards in turn"
         return Panel(Text("\n").join(lines), title=title, title_align="left")
 
     def _line(

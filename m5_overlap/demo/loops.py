@@ -1,33 +1,22 @@
-"""Runs the same requests by the serial and by the overlapped loop, and shows both."""
+"""Runs requests by the serial or by the overlapped loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import mean
 
-from rich.console import Console
 from transformers import PreTrainedModel
 
 from common import EngineConfig, LoadedModel
-from common.comparison import Figure, comparison, counter
 from common.trace import Trace
 from common.trace_record import TraceRecord
-from common.workload import Workload, WorkloadResult, percentile, run
+from common.workload import Workload, WorkloadResult, run
 
 from .. import LLMEngine
 from ..model_runner import ModelRunner
-from .lanes import Lanes
 
-LOOPS = {"serial": False, "overlapped": True}  # EngineConfig.enable_overlap
 TRACED_REQUESTS = 6
 RunnerFactory = Callable[[PreTrainedModel, EngineConfig], ModelRunner]
-FIGURES: dict[str, Figure] = {
-    "steps": counter("num_steps"),
-    "forward, mean": lambda r: f"{1e3 * mean(r.forward_seconds):.2f} ms",
-    "gap between forwards, mean": lambda r: f"{1e3 * mean_gap(r):.2f} ms",
-    "ITL p50": lambda r: f"{1e3 * percentile(r.inter_token_seconds, 50):.2f} ms",
-}
 
 
 @dataclass
@@ -58,19 +47,3 @@ def run_loop(
             run(engine, few)
         engine.reset_prefix_cache()
         return Loop(run(engine, workload), trace.record)
-
-
-def show(loops: dict[str, Loop], kind: str, title: str, console: Console) -> None:
-    """Print the lanes of each loop, and a table of what was measured.
-
-    kind: `real` or `emulated`, a part of every title.
-    """
-    for name, loop in loops.items():
-        console.print(Lanes(loop.record, console).panel(f"{name}, {kind}"))
-    results = {f"{name}, {kind}": loop.result for name, loop in loops.items()}
-    console.print(comparison(title, results, FIGURES))
-
-
-def mean_gap(result: WorkloadResult) -> float:
-    """Return the mean seconds from the end of a forward to the start of the next one."""
-    return mean(result.gap_seconds) if result.gap_seconds else 0.0

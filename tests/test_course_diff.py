@@ -91,7 +91,7 @@ def run(root: Path, *arguments: str) -> int:
 
 
 def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
-    for path in (ROOT / milestone).glob("*.py"):
+    for path in (ROOT / milestone).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         numbers = [x.number for part in outline(text).values() for x in part if x.text.strip()]
         lines = text.splitlines()
@@ -110,7 +110,7 @@ def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) ->
 
 
 def all_lines(folder: Path) -> Counter[str]:
-    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
     return Counter(line for text in texts for line in text.splitlines() if line.strip())
 
 

@@ -280,7 +280,7 @@ def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
     }  # fmt: skip
     lost = {
         line.strip()
-        for path in (ROOT / milestone).glob("*.py") for line in path.read_text("utf-8").split("\n")
+        for path in (ROOT / milestone).rglob("*.py") for line in path.read_text("utf-8").split("\n")
     } - kept  # fmt: skip
     telling = [line for line in lost if len(line) > 40 and not line.startswith(("import", "from"))]
     # Files in common/ belong to no milestone, so their lines are not solutions.

@@ -41,9 +41,10 @@ class Panels:
         title = f"pages of {page_size} tokens: A is r0, B is r1 … · free # padding"
         yield Panel(Text.assemble(*cells), title=title, title_align="left")
         stats = self.engine.stats()
+        ratio = self.engine.scheduler.admission.new_token_ratio
         yield Text(
             f"{stats.kv_pages_free} of {stats.kv_pages_total} pages free · "
             f"{stats.kv_tokens_used} tokens in {stats.kv_tokens_reserved} slots held · "
-            f"{stats.num_retractions} retractions · expecting "
-            f"{self.engine.scheduler.admission.new_token_ratio:.0%} of the tokens that may still come"
+            f"{stats.num_retractions} retractions · expecting {ratio:.0%} of the tokens that may "
+            "still come"
         )

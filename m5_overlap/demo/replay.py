@@ -18,8 +18,9 @@ from common import EngineConfig, LoadedModel, Request
 from common.workload import Workload, WorkloadResult
 
 from ..kv_cache import PageTable
-from ..model_runner import ModelInput, ModelRunner, StepResult
-from ..scheduler import ScheduleBatch
+from ..model_input import ModelInput
+from ..model_runner import ModelRunner, StepResult
+from ..schedule_batch import ScheduleBatch
 from .loops import Loop, run_loop
 
 UNRECORDED = 0  # the token of a request that has ended; the engine drops it
@@ -58,16 +59,16 @@ class ReplayRunner(ModelRunner):
         super().__init__(model, config)
 
     def launch(self, batch: ScheduleBatch, table: PageTable) -> StepResult:
-        self.tokens.append([self.recording.next_token(batch.requests[i]) for i in batch.sampled])
+        self.tokens.append([self.recording.next_token(r) for r in batch.sampled_requests])
         return super().launch(batch, table)
 
-    def _forward(self, inputs: ModelInput) -> torch.Tensor:
+    def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Return logits that are largest at the recorded tokens, [N, V].
 
         Before the first launch, the base class checks the model: that takes real forwards.
         """
         if not self.tokens:
-            return super()._forward(inputs)
+            return super().forward(inputs)
         tokens = torch.tensor(self.tokens.popleft(), dtype=torch.int64)
         logits = torch.zeros(len(tokens), self.vocab_size)
         return logits.scatter_(1, tokens[:, None], 1.0)

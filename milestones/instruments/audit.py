@@ -55,7 +55,7 @@ def poison_free_pages(engine: OfflineEngine) -> None:
     An engine without pages is not changed. On a forward stream, this work is queued like a forward:
     a step in flight may still read a page that was just freed, but a later step may not.
     """
-    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)  # type: ignore[attr-defined]
+    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
     allocator = getattr(kv_cache, "allocator", None)
     if allocator is None:
         return

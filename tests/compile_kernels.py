@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 
 GROUP, PAGE_SIZE, SPLIT = 3, 16, 256
 ITEM_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
-INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_starts": "i32", "slot_mapping": "i64"}
+INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64"}
 
 
 def main() -> None:

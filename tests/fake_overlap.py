@@ -84,7 +84,7 @@ class HashRunner:
             width = -(-(start + n) // self.page_size)
             pages = [self.rows[request.row].get(c, PADDING_PAGE) for c in range(width)]
             tokens = list(request.token_ids[start : start + n])
-            parts.append(Part(request.row + 1, pages, start, tokens, i in batch.sampled))
+            parts.append(Part(request.row + 1, pages, start, tokens, i in batch.sampled_indices))
         result = HashResult([])
         result.event = self.stream.launch(lambda: self._compute(parts, result))
         return result

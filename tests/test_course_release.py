@@ -101,6 +101,7 @@ def test_the_tree_has_one_commit_and_nothing_above(student: Path) -> None:
     assert {"README.md", "AGENTS.md", "Makefile", "LICENSE", "m1_mini/shelf.py"} <= names.keys()
     assert "milestones/course/release.py" not in names
     assert "m2_mini/shelf.py:Shelf.put" in names["AGENTS.md"]
+    assert "Version 1.2.3 of the course" in names["README.md"]
     needed = {
         line.split("|")[3].strip() for line in names["README.md"].splitlines() if "[m2." in line
     }
@@ -125,7 +126,7 @@ def test_a_folder_with_something_in_it_is_refused(
             release.release("m2_mini", directory, course)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
     args = argparse.Namespace(milestone="m9", directory=tmp_path / "new")
-    assert release.main(args) == 1 and "no rung 'm9'" in capsys.readouterr().out
+    assert release.main(args) == 1 and "no milestone 'm9'" in capsys.readouterr().out
 
 
 def test_a_release_that_fails_leaves_nothing(
@@ -279,7 +280,7 @@ def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
     }  # fmt: skip
     lost = {
         line.strip()
-        for path in (ROOT / milestone).glob("*.py") for line in path.read_text("utf-8").split("\n")
+        for path in (ROOT / milestone).rglob("*.py") for line in path.read_text("utf-8").split("\n")
     } - kept  # fmt: skip
     telling = [line for line in lost if len(line) > 40 and not line.startswith(("import", "from"))]
     # Files in common/ belong to no milestone, so their lines are not solutions.

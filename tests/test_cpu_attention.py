@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common import cpu_kernels
+from common import cpu_attention, cpu_kernels
 from common.cpu_kernels import kernels
 from milestones.paged_case import PagedCase
 from tests.conftest import build_engine
@@ -18,7 +18,7 @@ from tests.oracle import assert_one_answer, greedy
 
 pytestmark = [
     pytest.mark.since("m3_paged"),
-    pytest.mark.only_of("attention.py", "cpu_ops.py"),
+    pytest.mark.only_of("attention.py"),
     pytest.mark.skipif(kernels() is None, reason="no C compiler"),
 ]
 
@@ -29,8 +29,8 @@ def attention(milestone: str) -> ModuleType:
 
 
 @pytest.fixture
-def ops(milestone: str) -> ModuleType:
-    return importlib.import_module(f"{milestone}.cpu_ops")
+def ops() -> ModuleType:
+    return cpu_attention
 
 
 EDGES = [  # contexts and new tokens of the requests, at the edges of pages, parts and blocks
@@ -79,17 +79,19 @@ def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
     meta, whole, at = case.meta, case.run(ops), 0
     keys, values = case.keys.clone(), case.values.clone()
     ops.store_kv(keys, values, case.key, case.value, meta)
-    for row, (context, count) in enumerate(zip(meta.contexts, meta.num_tokens, strict=True)):
+    for row, (context, count) in enumerate(
+        zip(meta.seq_lens_cpu, meta.query_lens_cpu, strict=True)
+    ):
         for length in range(context - count + 1, context + 1):
             alone = attention.AttentionMetadata(
                 slot_mapping=meta.slot_mapping[at : at + 1],
-                query_starts=torch.tensor([0, 1], dtype=torch.int32),
+                query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
                 seq_lens=torch.tensor([length], dtype=torch.int32),
                 page_table=meta.page_table[row : row + 1, : -(-length // 16)],
                 page_size=16,
                 num_decodes=1,
-                num_tokens=[1],
-                contexts=[length],
+                query_lens_cpu=[1],
+                seq_lens_cpu=[length],
             )
             got = ops.paged_decode(case.query[at : at + 1], keys, values, alone, 0.25)
             assert torch.equal(got[0], whole[at]), f"request {row}, token {length - 1}"
@@ -174,7 +176,7 @@ def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
 def test_who_asks_for_kernels_that_cannot_run_is_told(
     milestone: str, attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    select = importlib.import_module(f"{milestone}.model_runner").select_ops
+    select = importlib.import_module(f"{milestone}.attention_backend").select_backend
     cpu = torch.device("cpu")
     assert select("auto", cpu, torch.float32) is ops
     assert select("auto", cpu, torch.bfloat16) is attention

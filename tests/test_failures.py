@@ -150,7 +150,7 @@ def test_failures_of_two_requests_are_not_added_up() -> None:
     first, second = make_request("a", 1), make_request("b", 1)
     isolation = FailureIsolation()
     assert isolation.failed([first]) is None
-    isolation.forget(first)
+    isolation.remove(first)
     isolation.passed([second])
     assert isolation.failed([second]) is None, "a request ends only when it has failed alone twice"
     assert isolation.failed([second]) is second
@@ -320,7 +320,7 @@ def test_isolation_finds_any_causes() -> None:
                 isolation.passed(batch)
                 continue
             if (cause := isolation.failed(batch)) is not None:
-                isolation.forget(cause)
+                isolation.remove(cause)
                 found.add(cause)
                 live.remove(cause)
         assert found == bad

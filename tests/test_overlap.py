@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from milestones.instruments.audit import assert_idle
+from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import Rung
 from tests.fake_overlap import expected_output, hash_engine, text_of
@@ -32,7 +34,7 @@ def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any)
         module, stream(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 6),
         max_num_batched_tokens=chance.choice([1, 2, 3, 5, 16, 17, 64]), **config,
     )  # fmt: skip
-    engine.scheduler.retract_every = chance.choice([None, None, None, 1, 2, 7])
+    force_retractions(engine.scheduler, chance.choice([None, None, None, 1, 2, 7]))
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()
@@ -90,16 +92,14 @@ def test_random_schedules_without_overlap(rung: Rung) -> None:
 
 def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant one of the mistakes that are easy to make with overlap."""
-    scheduler, engine = rung("scheduler").Scheduler, rung("engine").LLMEngine
+    engine = rung("engine").LLMEngine
     in_flight = rung("in_flight").StepsInFlight
 
-    def pages_are_freed_at_once(self: Any) -> None:
-        for request in list(self.leaving):
-            self.leaving.remove(request)
-            self.kv_cache.free(request)
+    def pages_are_freed_at_once(self: Any, request: Any) -> None:
+        self.kv_cache.free(request)
 
-    def nobody_is_known_to_end(self: Any) -> list[Any]:
-        return list(self.running)
+    def nobody_is_known_to_end(running: list[Any]) -> list[Any]:
+        return list(running)
 
     def lengths_stay_where_they_are(self: Any, batch: Any) -> None:
         advance(self, batch)
@@ -122,18 +122,19 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
             for request, reason in reasons.items():
                 request.finish_reason = request.finish_reason or reason
 
-    def memory_is_never_short(self: Any) -> bool:
-        return False
+    def without_waiting(scheduler: Any, every: int | None) -> None:
+        force(scheduler, every)
+        scheduler.needs_result = lambda: False
 
-    advance, process = in_flight.advance, engine.process
+    advance, process, force = in_flight.advance, engine.process, force_retractions
     target, attribute, bug = {
-        "freed at once": (in_flight, "_free_leaving", pages_are_freed_at_once),
-        "useless step": (scheduler, "_moving", nobody_is_known_to_end),
+        "freed at once": (in_flight, "free", pages_are_freed_at_once),
+        "useless step": (rung("scheduler"), "continuing", nobody_is_known_to_end),
         "stale lengths": (in_flight, "advance", lengths_stay_where_they_are),
         "one future": (rung("in_flight"), "placeholder", every_row_has_the_same_future),
         "positive placeholder": (rung("in_flight"), "placeholder", futures_are_tokens),
         "token after the end": (engine, "process", the_dead_are_not_skipped),
-        "retracted in flight": (scheduler, "needs_result", memory_is_never_short),
+        "retracted in flight": (sys.modules[__name__], "force_retractions", without_waiting),
     }[name]
     monkeypatch.setattr(target, attribute, bug)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import Rung
 from tests.fake_paged import FakePagedEngine, expected_tokens
 
@@ -27,7 +28,7 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
     engine = FakePagedEngine(
         scheduler, num_pages, page_size=page_size, max_num_seqs=rows, max_num_batched_tokens=budget
     )
-    engine.scheduler.retract_every = chance.choice([None, None, 1, 2, 7])
+    force_retractions(engine.scheduler, chance.choice([None, None, 1, 2, 7]))
     expected: dict[str, list[int]] = {}
     to_come, steps = chance.randint(1, 10), 0
     while to_come or engine.live:
@@ -56,18 +57,19 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
 def test_random_schedules(rung: Rung) -> None:
     """More than a thousand schedules are exact to the token. Every step is audited."""
     retractions = sum(
-        fuzz(rung("scheduler"), seed).scheduler.num_retractions for seed in range(SCHEDULES)
+        fuzz(rung("scheduler"), seed).scheduler.counters.num_retractions
+        for seed in range(SCHEDULES)
     )
     assert retractions > SCHEDULES, "too few retractions"
 
 
 def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug that real engines have had, in the scheduler or the cache manager."""
-    scheduler, manager = module.Scheduler, module.KVCacheManager
+    scheduler, manager, retraction = module.Scheduler, module.KVCacheManager, module.Retraction
 
     def resumed_request_keeps_its_position(self: Any, request: Any) -> None:
         computed = request.num_computed_tokens
-        back_to_waiting(self, request)
+        send_back(self, request)
         request.num_computed_tokens = min(computed, 1)
 
     def page_is_freed_twice(self: Any, request: Any) -> None:
@@ -76,24 +78,24 @@ def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         self.allocator.free(pages[:1])
 
     def pages_of_a_longer_request(self: Any, request: Any, num_tokens: int) -> None:
-        hold(self, request, max(0, num_tokens - 1) or 1)
+        allocate_slots(self, request, max(0, num_tokens - 1) or 1)
 
     def sample_before_the_last_chunk(self: Any, batch: Any, request: Any, n: int) -> None:
         add(self, batch, request, n)
-        if batch.requests and len(batch.requests) - 1 not in batch.sampled:
-            batch.sampled.append(len(batch.requests) - 1)
+        if batch.requests and len(batch.requests) - 1 not in batch.sampled_indices:
+            batch.sampled_indices.append(len(batch.requests) - 1)
 
     def table_is_not_updated(self: Any) -> list[Any]:
         return take_updates(self)[:-1]
 
-    back_to_waiting, free = scheduler._back_to_waiting, manager.free
-    hold, add = manager.hold, scheduler._add
+    send_back, free = retraction.send_back, manager.free
+    allocate_slots, add = manager.allocate_slots, scheduler._add
     table = type(manager(1, 1, 1).table)
     take_updates = table.take_updates
     target, attribute, bug = {
-        "resumed position": (scheduler, "_back_to_waiting", resumed_request_keeps_its_position),
+        "resumed position": (retraction, "send_back", resumed_request_keeps_its_position),
         "double free": (manager, "free", page_is_freed_twice),
-        "a page too few": (manager, "hold", pages_of_a_longer_request),
+        "a page too few": (manager, "allocate_slots", pages_of_a_longer_request),
         "sampled too early": (scheduler, "_add", sample_before_the_last_chunk),
         "stale page table": (table, "take_updates", table_is_not_updated),
     }[name]
@@ -150,41 +152,41 @@ def test_a_long_prompt_does_not_stop_the_others(rung: Rung) -> None:
 def test_decode_pages_come_before_chunks(rung: Rung) -> None:
     """The last free page goes to the request that decodes, not to a chunk of a prompt."""
     engine = engine_of(rung, num_pages=4, page_size=4, max_num_batched_tokens=64)
-    engine.scheduler.new_token_ratio = 0.0
+    engine.scheduler.admission.new_token_ratio = 0.0
     engine.add("a", [1] * 4, 4)
     engine.add("b", [2] * 8, 1)
     engine.scheduler.max_num_batched_tokens = 8
     engine.step()  # computes all of `a`, and four tokens of `b`
     batch = engine.step()
     assert batch.requests[0].request_id == "a"
-    assert engine.scheduler.num_retractions == 0
+    assert engine.scheduler.counters.num_retractions == 0
 
 
 def test_retraction_takes_the_newest_and_raises_the_ratio(rung: Rung) -> None:
     engine = engine_of(rung, num_pages=6, page_size=2, max_num_seqs=3)
     scheduler = engine.scheduler
-    scheduler.new_token_ratio = 0.1
+    scheduler.admission.new_token_ratio = 0.1
     for name in ("old", "new"):
         engine.add(name, [1, 2, 3], 9)
     retracted_at = None
-    while scheduler.num_retractions == 0:
-        before = scheduler.new_token_ratio
+    while scheduler.counters.num_retractions == 0:
+        before = scheduler.admission.new_token_ratio
         engine.step()
         retracted_at = [r.request_id for r in scheduler.waiting]
     assert retracted_at == ["new"]
-    assert scheduler.new_token_ratio > before
+    assert scheduler.admission.new_token_ratio > before
     while engine.live:
         engine.step()
     assert engine.finished["new"] == expected_tokens([1, 2, 3], 9)
 
 
 def test_the_ratio_decays(rung: Rung) -> None:
-    module = rung("scheduler")
+    module = rung("admission")
     engine = engine_of(rung)
     engine.add("a", [1], 100)
     while engine.live:
         engine.step()
-    lost = module.INITIAL_NEW_TOKEN_RATIO - engine.scheduler.new_token_ratio
+    lost = module.INITIAL_NEW_TOKEN_RATIO - engine.scheduler.admission.new_token_ratio
     assert lost == pytest.approx(100 * module.RATIO_DECAY)
 
 

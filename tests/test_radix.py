@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from common.config import POLICIES
+from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, Rung
 from tests.fake_paged import FakePagedEngine, expected_tokens
 from tests.oracle import assert_one_answer, drain, greedy
@@ -54,7 +55,7 @@ class StormMachine(RuleBasedStateMachine):
             self.scheduler, self.num_pages, page_size=page_size, max_num_seqs=rows,
             max_num_batched_tokens=budget, schedule_policy=policy, seed=0,
         )  # fmt: skip
-        self.engine.scheduler.retract_every = retract_every
+        force_retractions(self.engine.scheduler, retract_every)
         self.expected: dict[str, list[int]] = {}
         self.count = 0
 

@@ -126,7 +126,7 @@ def test_futures(rung: Rung) -> None:
     module = rung("future_map")
     futures = module.FutureMap(3, torch.device("cpu"))
     assert [module.placeholder(row) for row in range(3)] == [-1, -2, -3], "they must be below 0"
-    indices = torch.tensor([module.index_of(2), module.index_of(0)])
+    indices = torch.tensor([module.future_index(2), module.future_index(0)])
     futures.store(indices, torch.tensor([70, 50]))
     ids = torch.tensor([[0, -1, 7, -3]])
     assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]]
@@ -193,17 +193,17 @@ def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
     try:
         engine: Any = make_engine(num_pages=200, max_num_seqs=20, enable_overlap=True)
         runner, sizes, started = engine.runner, list[int](), list[int]()
-        prepare = runner._prepare
+        prepare = runner.inputs.prepare
 
-        def counted(batch: Any) -> Any:
+        def counted(batch: Any, static_size: int | None) -> Any:
             threads = {path.name for path in THREADS.iterdir()}
-            inputs = prepare(batch)
+            inputs = prepare(batch, static_size)
             if len(sizes) > 2:  # by now the forward has started its own pool
                 started.append(len({path.name for path in THREADS.iterdir()} - threads))
             sizes.append(len(batch.requests))
             return inputs
 
-        runner._prepare = counted
+        runner.inputs.prepare = counted
         release_threads()  # the threads of earlier tests
         for arrivals in (10, 6):
             for i in range(arrivals):
@@ -229,10 +229,10 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: Engin
     outputs: dict[str, Any] = {}
     while not outputs.get("stops", False):
         outputs = {o.request_id: o.finished for o in engine.step()}
-    assert [r.request_id for r in engine.scheduler.in_flight.leaving] == ["stops"]
+    assert [r.request_id for r in engine.scheduler.in_flight.finished] == ["stops"]
     held = engine.stats().kv_tokens_reserved
     finals = drain(engine)
-    assert "stops" not in finals and engine.scheduler.in_flight.leaving == []
+    assert "stops" not in finals and engine.scheduler.in_flight.finished == []
     assert engine.stats().padding_tokens == 1, "exactly one token must be dropped"
     assert held >= 2 + length
     assert_one_answer("tiny-llama", finals["goes on"][-1], 20)

@@ -12,6 +12,7 @@ import pytest
 from common.chrome_trace import chrome_trace
 from common.trace import Trace
 from common.trace_record import State, TraceRecord
+from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory
 from tests.oracle import drain, greedy
 from tests.test_trace import CONFIG, add_all, traced_run
@@ -146,7 +147,7 @@ def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
 @pytest.mark.since("m3_paged")
 def test_retractions_show(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(**CONFIG)
-    engine.scheduler.retract_every = 3
+    force_retractions(engine.scheduler, 3)
     record = traced_run(engine)
     retracted = [n for frame in record.frames for n in frame.retracted]
     assert len(retracted) == engine.stats().num_retractions > 0

@@ -1,4 +1,4 @@
-"""The engine under attack: how a plan configures it, and which requests it must admit."""
+"""The tested engine: its configuration by a plan, and the requests that it must admit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from common import EngineConfig, LoadedModel
 
 from ..instruments.audit import audited_engine_class
+from ..instruments.forced_retractions import force_retractions
 from .plan import Plan, PlannedRequest
 
 WHOLE_PROMPTS = "m2_continuous"  # computes a prompt in one step: its budget must hold most prompts
@@ -22,8 +23,8 @@ def build_engine(milestone: str, mode: str, plan: Plan, loaded: LoadedModel) -> 
         EngineConfig(model=loaded.name, device="cpu", enable_overlap=mode != "serial", **config),
         loaded,
     )
-    if hasattr(engine.scheduler, "retract_every"):
-        engine.scheduler.retract_every = plan.retract_every
+    if hasattr(engine.scheduler, "retraction"):
+        force_retractions(engine.scheduler, plan.retract_every)
     return engine
 
 
@@ -42,11 +43,11 @@ class Limits:
             self.prompt_tokens = min(self.prompt_tokens, self.pool_tokens)
 
     def admits(self, request: PlannedRequest) -> bool:
-        """Whether the engine must admit a request, rather than refuse it by `ValueError`."""
+        """Return whether the engine must admit a request, rather than refuse it by `ValueError`."""
         return len(request.prompt) <= self.prompt_tokens
 
     def most_tokens(self, request: PlannedRequest) -> int:
-        """The tokens that a request may have, prompt and output."""
+        """Return how many tokens a request may have, in prompt and output."""
         limits = [len(request.prompt) + request.params.max_tokens, self.max_model_len]
         if self.pool_tokens is not None:
             limits.append(self.pool_tokens + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common import Request
 from m5_overlap.in_flight import StepsInFlight
 from m5_overlap.kv_cache import KVCacheManager
-from m5_overlap.scheduler import ScheduleBatch
+from m5_overlap.schedule_batch import ScheduleBatch
 from tests.exercises.requests import request_of
 
 NUM_PAGES = 16
@@ -13,27 +13,27 @@ PAGE_SIZE = 2
 
 
 def steps_in_flight() -> StepsInFlight:
-    """No step in flight, and a pool of 16 pages of two tokens."""
+    """Return a state with no step in flight, and a pool of 16 pages of two tokens."""
     return StepsInFlight(KVCacheManager(num_rows=4, num_pages=NUM_PAGES, page_size=PAGE_SIZE))
 
 
 def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -> Request:
-    """A request that runs, with so many of its tokens computed."""
+    """Return a running request with the first `computed` of its tokens computed."""
     request = request_of(name, tokens, max_tokens=20)
     steps.kv_cache.allocate(request)
-    steps.kv_cache.hold(request, computed)
+    steps.kv_cache.allocate_slots(request, computed)
     request.num_computed_tokens = computed
     return request
 
 
 def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
-    """A step of so many tokens of each request, as `schedule` plans it: the newest in flight."""
+    """Plan a step of these numbers of tokens, as `schedule` does: it is the newest in flight."""
     batch = ScheduleBatch()
     for request, num_tokens in parts:
         end = request.num_computed_tokens + num_tokens
-        steps.kv_cache.hold(request, end)
+        steps.kv_cache.allocate_slots(request, end)
         if end == request.num_tokens:
-            batch.sampled.append(len(batch.requests))
+            batch.sampled_indices.append(len(batch.requests))
         batch.requests.append(request)
         batch.num_scheduled_tokens.append(num_tokens)
     steps.batches.append(batch)
@@ -41,7 +41,7 @@ def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
 
 
 def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:
-    """I3 between two steps, with the state and the last call in the message."""
+    """Check I3 between two steps; a failure shows the last call and the state."""
     try:
         steps.check_invariants(live)
     except AssertionError as broken:
@@ -49,5 +49,5 @@ def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:
         raise AssertionError(
             f"{when}: {broken}; rows {kv_cache.table.rows}, free pages "
             f"{sorted(kv_cache.allocator.free_pages)}, {len(steps.batches)} steps in flight, "
-            f"{steps.leaving} are leaving"
+            f"{steps.finished} are leaving"
         ) from None

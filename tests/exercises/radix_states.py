@@ -1,7 +1,7 @@
 """States of the radix tree and its rows, built by hand.
 
-No exercise's code sets up the test of another: each test of the fourth rung's exercises begins in a
-state that these few lines make, and calls what it is about.
+The code of one exercise never sets up the test of another. Each test of the fourth milestone's
+exercises begins in a state that these functions build, and calls only the code that it tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from m4_radix.radix_cache import RadixCache, TreeNode
 def hang(
     tree: RadixCache, parent: TreeNode, tokens: Sequence[int], pages: Sequence[int], used: int = 0
 ) -> TreeNode:
-    """Hang a node below another, as if it had been used last at that time of the tree's clock."""
+    """Add a node below another one, as if it was last used at time `used` of the tree's clock."""
     node = TreeNode(parent, list(tokens), list(pages))
     node.last_used = used
     parent.children[tuple(tokens[: tree.page_size])] = node
@@ -26,7 +26,7 @@ def hang(
 
 
 def lock_by_hand(tree: RadixCache, node: TreeNode) -> None:
-    """What `lock` should do."""
+    """Do what `lock` should do."""
     for held in (tree.root, *node.path()):
         if held.lock_count == 0 and held is not tree.root:
             tree.evictable_size -= len(held.pages)
@@ -35,16 +35,16 @@ def lock_by_hand(tree: RadixCache, node: TreeNode) -> None:
 
 
 def offer_leaves(tree: RadixCache) -> RadixCache:
-    """The last touch to a tree built by hand: its unlocked leaves may be evicted."""
+    """Offer the unlocked leaves of a tree for eviction, as the last step of building it by hand."""
     for node in tree.nodes():
         tree._offer(node)
     return tree
 
 
 def picture(tree: RadixCache) -> dict[str, str]:
-    """The whole tree, for comparisons that a person can read: `{"1 2 / 3 4": "pages 9, locks 0"}`.
+    """Return the whole tree in a form that a person can read: `{"1 2 / 3 4": "pages 9, locks 0"}`.
 
-    The key is the path, its nodes apart; the value is what the last of them holds.
+    A key is a path, with `/` between its nodes. The value describes the last node of the path.
     """
     return {
         " / ".join(_words(n.tokens) for n in node.path()): (
@@ -55,7 +55,7 @@ def picture(tree: RadixCache) -> dict[str, str]:
 
 
 def audit(tree: RadixCache, holders: Sequence[TreeNode], when: str) -> None:
-    """The tree's own invariants, with the state and the last call in the message."""
+    """Check the tree's own invariants; the message of a failure has the last call and the tree."""
     try:
         tree.check_invariants(holders)
     except AssertionError as broken:
@@ -65,15 +65,15 @@ def audit(tree: RadixCache, holders: Sequence[TreeNode], when: str) -> None:
 def give_row(
     kv_cache: KVCacheManager, request: Request, num_computed: int, prefix: TreeNode | None = None
 ) -> list[int]:
-    """Let a request run: a row that begins with a locked prefix, pages of its own after it.
+    """Give a request a row that begins with a locked prefix, followed by pages of its own.
 
-    Returns the pages of the row.
+    Return the pages of the row.
     """
     tree = kv_cache.radix_cache
     prefix = prefix or tree.root
     row = request.row = kv_cache.free_rows.pop()
     lock_by_hand(tree, prefix)
-    kv_cache.prefixes[row] = prefix
+    kv_cache.last_nodes[row] = prefix
     own = kv_cache.allocator.allocate(kv_cache.pages_for(num_computed) - prefix.end)
     kv_cache.table.append(row, [*prefix.prefix_pages(), *own])
     kv_cache.table.take_updates()
@@ -84,7 +84,7 @@ def give_row(
 def cache_by_hand(
     kv_cache: KVCacheManager, tokens: Sequence[int], parent: TreeNode | None = None, used: int = 0
 ) -> TreeNode:
-    """Pages that somebody computed and left in the tree: nobody reads them now."""
+    """Add pages to the tree that an earlier request computed and that no request reads now."""
     pages = kv_cache.allocator.allocate(len(tokens) // kv_cache.page_size)
     tree = kv_cache.radix_cache
     node = hang(tree, parent or tree.root, tokens, pages, used)
@@ -93,7 +93,7 @@ def cache_by_hand(
 
 
 def audit_pages(kv_cache: KVCacheManager, running: Sequence[Request], when: str) -> None:
-    """I3 over rows, tree and free list, with the state and the last call in the message."""
+    """Check I3 over rows, tree and free list; a failure shows the last call and the state."""
     try:
         kv_cache.check_invariants(list(running))
     except AssertionError as broken:

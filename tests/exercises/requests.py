@@ -11,7 +11,7 @@ from tests.oracle import greedy
 
 
 def request_of(name: str, tokens: Sequence[int], max_tokens: int = 8) -> Request:
-    """A greedy request for these prompt tokens."""
+    """Return a greedy request with these prompt tokens."""
     params = greedy(max_tokens)
     return Request(
         name, None, list(tokens), params, seed=0, max_model_len=200,

@@ -1,4 +1,4 @@
-"""m4.1: down the tree as far as the tokens agree, and a split where they part."""
+"""m4.1: walk down the tree as far as the tokens agree, and split the node where they differ."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves
 
 
 def chain() -> tuple[RadixCache, TreeNode]:
-    """One node of three pages of two tokens, used at time 5."""
+    """Return a tree with one node of three pages of two tokens, used at time 5."""
     tree = RadixCache(2)
     node = hang(tree, tree.root, [1, 2, 3, 4, 5, 6], [7, 8, 9], used=5)
     return offer_leaves(tree), node
 
 
 def family() -> tuple[RadixCache, TreeNode, TreeNode, TreeNode]:
-    """A stem of two pages with two branches of a page each; a page is one token."""
+    """Return a stem of two pages with two branches of one page each; a page is one token."""
     tree = RadixCache(1)
     stem = hang(tree, tree.root, [1, 2], [11, 12], used=3)
     left = hang(tree, stem, [3], [13], used=3)
@@ -34,8 +34,10 @@ def test_nothing_is_found_in_an_empty_tree() -> None:
 def test_a_match_goes_down_through_parents_to_the_last_node() -> None:
     tree, stem, left, _right = family()
     node = tree.match_prefix([1, 2, 3, 9])
-    assert node is left, f"1 2 3 is spelled by the path to the left branch, not by {node.tokens}"
-    assert node.prefix_pages() == [11, 12, 13], "the pages of the whole path, in order"
+    assert node is left, f"1 2 3 ends at the left branch, not at the node with tokens {node.tokens}"
+    assert node.prefix_pages() == [11, 12, 13], (
+        "prefix_pages() has the pages of the whole path, in order"
+    )
     assert tree.match_prefix([1, 2, 9]) is stem, "no branch begins with 9: the match ends above"
     audit(tree, [], "after two matches that end where a node ends")
 
@@ -46,23 +48,23 @@ def test_a_match_that_ends_inside_a_node_splits_it() -> None:
     assert picture(tree) == {
         "1 2": "pages 7, locks 0",
         "1 2 / 3 4 5 6": "pages 8 9, locks 0",
-    }, "1 2 and 9 9 part after the first page: the node becomes two there"
-    assert found.prefix_pages() == [7], "the upper half spells what was found"
-    assert found.end == 1, "and ends after its one page"
+    }, "the tokens agree in the first page only: the node is split after it"
+    assert found.prefix_pages() == [7], "the upper half ends the prefix that was found"
+    assert found.end == 1, "the prefix has one page, so its end is 1"
     audit(tree, [], "after match_prefix([1, 2, 9, 9]) on one node 1..6")
 
 
 def test_a_split_keeps_what_hangs_below() -> None:
     tree, stem, left, right = family()
     upper = tree.match_prefix([1, 5])
-    assert upper.children == {(2,): stem}, "the lower half hangs below the upper one"
-    assert set(stem.children.values()) == {left, right}, "and its own children below it, as before"
-    assert tree.match_prefix([1, 2, 4]) is right, "all that was cached is still found"
+    assert upper.children == {(2,): stem}, "the lower half is the only child of the upper one"
+    assert set(stem.children.values()) == {left, right}, "the lower half keeps its children"
+    assert tree.match_prefix([1, 2, 4]) is right, "a split must not lose a cached prefix"
     audit(tree, [], "after a split above two branches")
 
 
 def test_a_split_hands_its_locks_on() -> None:
-    """Whoever holds the lower half holds the upper one too: both counts say so."""
+    """A lock on the lower half protects the upper half too: both halves have the same count."""
     tree, node = chain()
     lock_by_hand(tree, node)
     lock_by_hand(tree, node)
@@ -76,11 +78,11 @@ def test_a_split_hands_its_locks_on() -> None:
 
 
 def test_a_handle_from_before_a_split_still_spells_its_prefix() -> None:
-    """A request keeps its node for long; a split in between must not shorten its prefix."""
+    """A request holds its node for many steps; a split must not shorten the prefix of that node."""
     tree, handle = chain()
     tree.match_prefix([1, 2, 9, 9])
     assert handle.prefix_pages() == [7, 8, 9], (
-        f"a handle taken before the split spelled pages 7 8 9, now {handle.prefix_pages()}: the "
+        f"the node had the prefix pages 7 8 9 before the split, now {handle.prefix_pages()}: the "
         "node that callers hold must become the lower half"
     )
     assert handle.end == 3, f"its prefix has three pages, not {handle.end}"
@@ -101,7 +103,7 @@ def test_only_whole_pages_match() -> None:
 
 
 def test_a_walk_ends_where_the_tokens_part() -> None:
-    """After a part of a node nothing below it counts, though a page there may look right."""
+    """The walk ends at a node that agrees only in part, even if a child's page looks right."""
     tree = RadixCache(1)
     upper = hang(tree, tree.root, [1, 2, 3], [1, 2, 3])
     hang(tree, upper, [2], [4])
@@ -110,26 +112,26 @@ def test_a_walk_ends_where_the_tokens_part() -> None:
     assert tree.find([1, 2, 9, 2]).num_pages == 2
     found = tree.match_prefix([1, 2, 9, 2])
     assert found.prefix_pages() == [1, 2], (
-        f"1 2 9 2 parts from 1 2 3 after two pages; the match returned {found.prefix_pages()}: "
-        "what hangs below 1 2 3 is no part of this prompt"
+        f"1 2 9 2 agrees with 1 2 3 in two pages; the match returned {found.prefix_pages()}: "
+        "the nodes below 1 2 3 are not part of this prompt"
     )
 
 
 def test_a_look_leaves_no_trace() -> None:
-    """`find` is asked for every waiting request in every step: it neither splits nor uses."""
+    """`find` runs for every waiting request in every step: it neither splits nor renews a node."""
     tree, node = chain()
     found = tree.find([1, 2, 3, 4, 9])
-    assert (found.node, found.num_pages) == (node, 2), "it names the node that has the last part"
+    assert (found.node, found.num_pages) == (node, 2), "find returns the node with the last part"
     assert picture(tree) == {"1 2 3 4 5 6": "pages 7 8 9, locks 0"}, "find must not split"
-    assert node.last_used == 5, "and to look is not to use"
+    assert node.last_used == 5, "find must not change last_used"
 
 
 def test_a_match_makes_its_path_the_newest() -> None:
-    """Least recently used goes first: a match renews what it matched, and only that."""
+    """The least recently used leaf is evicted first: a match renews the matched path only."""
     tree, stem, left, right = family()
     tree.match_prefix([1, 2, 4])
     assert stem.last_used == right.last_used > left.last_used == 3, (
-        f"after a match of 1 2 4 its path is newer than the other branch: stem {stem.last_used}, "
+        f"a match of 1 2 4 makes its path newer than the other branch: stem {stem.last_used}, "
         f"matched branch {right.last_used}, other branch {left.last_used}"
     )
 
@@ -138,13 +140,13 @@ def test_a_split_renews_the_half_that_was_matched() -> None:
     tree, lower = chain()
     upper = tree.match_prefix([1, 2, 9, 9])
     assert upper.last_used > lower.last_used == 5, (
-        "the pages before the parting were used now, those after it at time 5 still: "
+        "the matched half is used now, the other half was last used at time 5: "
         f"{upper.last_used} and {lower.last_used}"
     )
 
 
 def test_every_prompt_finds_its_longest_prefix() -> None:
-    """All prompts of six tokens over three, against a plain dictionary of prefixes."""
+    """All prompts of six tokens from {0, 1, 2}, compared with a plain dictionary of prefixes."""
     cached = {(0,): 1, (0, 1): 2, (0, 1, 2): 3, (0, 1, 0): 4, (0, 1, 0, 0): 5, (2,): 6, (2, 2): 7}
     for prompt in map(list, product(range(3), repeat=6)):
         tree = RadixCache(1)

@@ -1,4 +1,4 @@
-"""m4.2: what is computed enters the tree, and who reads a prefix locks it."""
+"""m4.2: computed tokens enter the tree, and a request locks the prefix that it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves
 
 
 def stem_tree() -> tuple[RadixCache, TreeNode]:
-    """One cached prefix: tokens 1 2 3 4 in pages 7 8, used at time 4."""
+    """Return a tree with one cached prefix: tokens 1 2 3 4 in pages 7 8, used at time 4."""
     tree = RadixCache(2)
     node = hang(tree, tree.root, [1, 2, 3, 4], [7, 8], used=4)
     return offer_leaves(tree), node
@@ -19,20 +19,20 @@ def test_a_prefix_enters_an_empty_tree() -> None:
     tree = RadixCache(2)
     node = tree.insert([1, 2, 3, 4], [7, 8])
     assert picture(tree) == {"1 2 3 4": "pages 7 8, locks 0"}
-    assert node.prefix_pages() == [7, 8], "the node that comes back spells what was inserted"
-    assert tree.evictable_size == 2, "nobody has locked it yet: the tree would give it up"
+    assert node.prefix_pages() == [7, 8], "insert returns the node at the end of the prefix"
+    assert tree.evictable_size == 2, "no request has locked the pages: both can be evicted"
     audit(tree, [], "after insert([1, 2, 3, 4], [7, 8]) into an empty tree")
 
 
 def test_what_the_tree_has_it_keeps() -> None:
-    """Two requests computed the same tokens. The second one's pages must not enter the tree."""
+    """Two requests computed the same tokens. The pages of the second must not enter the tree."""
     tree, node = stem_tree()
     again = tree.insert([1, 2, 3, 4], [20, 21])
-    assert again is node, "the prefix was there: its node comes back"
+    assert again is node, "the prefix was in the tree: insert returns its node"
     assert picture(tree) == {"1 2 3 4": "pages 7 8, locks 0"}, (
-        "I3: the tree's own pages stay; who inserted copies learns from prefix_pages() what counts"
+        "I3: the tree keeps its own pages; prefix_pages() tells the caller which pages to use"
     )
-    audit(tree, [], "after inserting what was there already")
+    audit(tree, [], "after inserting a prefix that the tree has already")
 
 
 def test_of_a_longer_prefix_the_tree_takes_the_rest() -> None:
@@ -41,7 +41,7 @@ def test_of_a_longer_prefix_the_tree_takes_the_rest() -> None:
     assert picture(tree) == {
         "1 2 3 4": "pages 7 8, locks 0",
         "1 2 3 4 / 5 6 7 8": "pages 22 23, locks 0",
-    }, "of the caller's four pages, the first two hold what the tree has already"
+    }, "the tree has the first two pages already, and takes the last two of the caller's four"
     assert leaf.prefix_pages() == [7, 8, 22, 23]
     assert tree.evictable_size == 4
     audit(tree, [], "after inserting a longer prefix")
@@ -61,29 +61,29 @@ def test_a_prefix_that_parts_inside_a_node_makes_a_branch() -> None:
 def test_a_shorter_prefix_adds_nothing() -> None:
     tree, _node = stem_tree()
     node = tree.insert([1, 2], [20])
-    assert node.prefix_pages() == [7], "the node that spells 1 2 holds the tree's page 7"
+    assert node.prefix_pages() == [7], "the prefix 1 2 is in the tree's page 7"
     assert tree.evictable_size == 2, "no page was added"
-    audit(tree, [], "after inserting the beginning of what is cached")
+    audit(tree, [], "after inserting the beginning of a cached prefix")
 
 
 def test_what_is_inserted_counts_as_used() -> None:
     tree, node = stem_tree()
     leaf = tree.insert([1, 2, 3, 4, 5, 6], [7, 8, 9])
     assert leaf.last_used == node.last_used > 4, (
-        f"both were used now: stem {node.last_used}, new leaf {leaf.last_used}; a leaf that seems "
-        "old is evicted first"
+        f"insert uses both nodes now: stem {node.last_used}, new leaf {leaf.last_used}; a leaf "
+        "that seems old is evicted first"
     )
 
 
 def test_the_tree_owns_its_lists() -> None:
-    """The caller's lists are rows of a page table, and those change with every step."""
+    """The caller's lists may be rows of a page table, which change with every step."""
     tree = RadixCache(1)
     tokens, pages = [1, 2], [7, 8]
     node = tree.insert(tokens, pages)
     tokens.append(99)
     pages[0] = 55
     assert (node.tokens, node.pages) == ([1, 2], [7, 8]), (
-        "I3: the caller changed its own row after insert, and the tree changed with it"
+        "I3: the caller changed its own lists after insert, and the node changed with them"
     )
 
 
@@ -95,7 +95,7 @@ def test_a_lock_protects_the_whole_path() -> None:
     assert picture(tree) == {
         "1 2 3 4": "pages 7 8, locks 1",
         "1 2 3 4 / 5 6": "pages 9, locks 1",
-    }, "I3: who reads a prefix reads every page of it, the last node's and all above"
+    }, "I3: a request reads every page of its prefix, so every node of the path has its lock"
     assert (tree.protected_size, tree.evictable_size) == (3, 0)
     audit(tree, [leaf], "after lock of a leaf under a stem")
 
@@ -106,13 +106,13 @@ def test_each_holder_counts_and_each_page_once() -> None:
     offer_leaves(tree)
     tree.lock(leaf)
     tree.lock(stem)
-    assert (stem.lock_count, leaf.lock_count) == (2, 1), "two read the stem, one the leaf"
-    assert tree.protected_size == 3, "a page that two requests read is one page"
+    assert (stem.lock_count, leaf.lock_count) == (2, 1), "two requests read the stem, one the leaf"
+    assert tree.protected_size == 3, "a page that two requests read counts once"
     audit(tree, [leaf, stem], "after two locks on one path")
 
 
 def test_an_empty_prefix_is_locked_too() -> None:
-    """A request that found nothing holds the root: locks and unlocks go in pairs for everybody."""
+    """A request without a cached prefix locks the root: each lock has its unlock."""
     tree, _stem = stem_tree()
     tree.lock(tree.root)
     assert tree.root.lock_count == 1 and tree.protected_size == 0
@@ -126,14 +126,14 @@ def test_the_last_unlock_gives_the_pages_up() -> None:
     lock_by_hand(tree, stem)
     lock_by_hand(tree, stem)
     tree.unlock(stem)
-    assert (stem.lock_count, tree.evictable_size) == (1, 0), "somebody reads it still"
+    assert (stem.lock_count, tree.evictable_size) == (1, 0), "one request still reads the pages"
     tree.unlock(stem)
     assert (stem.lock_count, tree.evictable_size, tree.protected_size) == (0, 2, 0)
     audit(tree, [], "after the last unlock of a leaf")
 
 
 def test_a_leaf_that_was_locked_all_its_life_can_be_evicted_after() -> None:
-    """It was never offered for eviction while it was locked; unlock must see to that."""
+    """A locked leaf has never been offered for eviction: unlock must offer it."""
     tree = RadixCache(1)
     leaf = hang(tree, tree.root, [1, 2], [7, 8])
     lock_by_hand(tree, leaf)
@@ -149,13 +149,13 @@ def test_a_handle_from_before_a_split_unlocks_both_halves() -> None:
     assert picture(tree) == {
         "1 2": "pages 7, locks 0",
         "1 2 / 3 4": "pages 8, locks 0",
-    }, "I3: one lock before the split, one unlock after it: nothing is held"
+    }, "I3: one lock before the split and one unlock after it: no lock is left"
     assert (tree.protected_size, tree.evictable_size) == (0, 2)
     audit(tree, [], "after lock, split, unlock")
 
 
 def test_random_prefixes_against_a_dictionary() -> None:
-    """Insert, lock and unlock at random; the tree must spell what a dictionary of prefixes says."""
+    """Insert, lock and unlock at random; the tree must agree with a dictionary of prefixes."""
     chance = random.Random(4)
     tree, pages_of, held, next_page = RadixCache(2), {}, [], 1  # type: ignore[var-annotated]
     for turn in range(400):
@@ -175,5 +175,5 @@ def test_random_prefixes_against_a_dictionary() -> None:
         audit(tree, held, f"turn {turn}, {len(held)} locks held")
     while held:
         tree.unlock(held.pop())
-    assert tree.protected_size == 0, "I3: nobody holds anything, and nothing is protected"
+    assert tree.protected_size == 0, "I3: no lock is held, and no page is protected"
     assert tree.evictable_size == len(pages_of)

@@ -1,4 +1,4 @@
-"""m4.3: memory that nobody reads is taken back when it is needed, the oldest leaf first."""
+"""m4.3: pages that no request reads are evicted when memory is needed, the oldest leaf first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves
 
 
 def three_leaves() -> tuple[RadixCache, dict[str, TreeNode]]:
-    """A stem with two branches, and a leaf of its own. Pages of one token; the ages differ."""
+    """Return a stem with two branches, and a leaf beside it. Ages differ; a page is one token."""
     tree = RadixCache(1)
     stem = hang(tree, tree.root, [1, 2], [1, 2], used=9)
     nodes = {
@@ -34,12 +34,12 @@ def test_the_leaf_used_longest_ago_goes_first() -> None:
 
 
 def test_a_leaf_is_shortened_from_its_end() -> None:
-    """What is left of it is still a prefix that somebody may ask for."""
+    """The rest of the leaf is still a prefix that a later request may use."""
     tree, nodes = three_leaves()
-    assert tree.evict(1) == [4], "one page is asked for: the last one of the oldest leaf"
+    assert tree.evict(1) == [4], "evict(1) takes the last page of the oldest leaf"
     old = nodes["old"]
     assert (old.tokens, old.pages, old.end) == ([3], [3], 3), (
-        "tokens, pages and end of a shortened leaf agree: 1 2 / 3 is left of 1 2 / 3 4"
+        "tokens, pages and end are all shortened: of 1 2 / 3 4, the path 1 2 / 3 is left"
     )
     assert tree.evictable_size == 6
     audit(tree, [], "after evict(1)")
@@ -48,7 +48,7 @@ def test_a_leaf_is_shortened_from_its_end() -> None:
 def test_what_is_left_of_a_leaf_can_be_evicted_too() -> None:
     tree, _nodes = three_leaves()
     taken = [tree.evict(1), tree.evict(1), tree.evict(1)]
-    assert taken == [[4], [3], [7]], f"page by page, the oldest leaf to its end first: {taken}"
+    assert taken == [[4], [3], [7]], f"page by page, first all of the oldest leaf: {taken}"
     audit(tree, [], "after evict(1) three times")
 
 
@@ -56,7 +56,7 @@ def test_one_call_takes_from_as_many_leaves_as_it_needs() -> None:
     tree, _nodes = three_leaves()
     taken = tree.evict(3)
     assert sorted(taken) == [3, 4, 7], (
-        f"all of the oldest leaf (3 4), and the end of the next in age (6 7): evict(3) took {taken}"
+        f"evict(3) takes all of the oldest leaf (3 4) and the end of the next (6 7), not {taken}"
     )
     assert tree.evictable_size == 4, "seven pages were cached, three are taken"
     audit(tree, [], "after evict(3)")
@@ -64,9 +64,9 @@ def test_one_call_takes_from_as_many_leaves_as_it_needs() -> None:
 
 def test_a_parent_goes_when_it_has_become_a_leaf() -> None:
     tree, _nodes = three_leaves()
-    assert sorted(tree.evict(5)) == [3, 4, 5, 6, 7], "all leaves first: a parent is no leaf"
+    assert sorted(tree.evict(5)) == [3, 4, 5, 6, 7], "evict(5) takes the leaves, not their parent"
     audit(tree, [], "after evict(5), which took all the leaves")
-    assert tree.evict(1) == [2], "now the stem is a leaf, and goes from its end"
+    assert tree.evict(1) == [2], "now the stem is a leaf, and is shortened from its end"
     assert tree.evict(1) == [1]
     assert picture(tree) == {} and tree.evictable_size == 0
     audit(tree, [], "after everything was evicted")
@@ -75,9 +75,9 @@ def test_a_parent_goes_when_it_has_become_a_leaf() -> None:
 def test_a_parent_may_go_in_the_same_call() -> None:
     tree, _nodes = three_leaves()
     taken = tree.evict(7)
-    assert sorted(taken) == [1, 2, 3, 4, 5, 6, 7], f"seven pages are cached and free: {taken}"
-    assert not tree.root.children, "an empty node has left the tree"
-    audit(tree, [], "after evict(7), which took all there is")
+    assert sorted(taken) == [1, 2, 3, 4, 5, 6, 7], f"all seven cached pages can be evicted: {taken}"
+    assert not tree.root.children, "a node without pages leaves the tree"
+    audit(tree, [], "after evict(7), which took all pages")
 
 
 def test_a_locked_leaf_stays_however_old_it_is() -> None:
@@ -85,49 +85,49 @@ def test_a_locked_leaf_stays_however_old_it_is() -> None:
     lock_by_hand(tree, nodes["old"])
     taken = tree.evict(3)
     assert set(taken) == {5, 6, 7}, (
-        f"I3: pages 3 4, and 1 2 above them, are being read; evict(3) took {taken}"
+        f"I3: a request reads pages 3 4, and 1 2 above them; evict(3) took {taken}"
     )
     audit(tree, [nodes["old"]], "after evict(3) with the oldest leaf locked")
 
 
 def test_more_than_can_be_had_is_refused() -> None:
-    """Rather an error than a page that somebody reads; and nothing is lost by asking."""
+    """`evict` raises instead of taking a page that a request reads, and then it takes no page."""
     tree, nodes = three_leaves()
     lock_by_hand(tree, nodes["old"])
     before = picture(tree)
     with pytest.raises(AssertionError, match="^I3"):
         tree.evict(4)
-    assert picture(tree) == before, "three pages can be had, four were asked for: none is taken"
+    assert picture(tree) == before, "only three pages can be evicted: evict(4) takes none"
     audit(tree, [nodes["old"]], "after evict(4) was refused")
 
 
 def test_a_leaf_that_was_used_since_it_was_offered_is_not_old() -> None:
-    """Its entry in the heap is out of date: it goes where it belongs now, not out of the tree."""
+    """Its entry in the heap is out of date: `evict` offers the leaf again with its present age."""
     tree, nodes = three_leaves()
     nodes["old"].last_used = 20
     taken = tree.evict(2)
     assert set(taken) == {6, 7}, (
-        f"the leaf 3 4 was offered at time 5 and used again at 20; the oldest by now is 6 7, used "
-        f"at 7, and evict(2) took {taken}"
+        f"the leaf 3 4 was offered at time 5 and used again at 20; the oldest leaf is now 6 7, "
+        f"used at 7, and evict(2) took {taken}"
     )
     assert set(tree.evict(3)) == {5, 3, 4}, "then 5, used at 9, then 3 4, used at 20"
     audit(tree, [], "after evictions with a leaf used since it was offered")
 
 
 def test_a_leaf_that_has_got_children_is_none() -> None:
-    """It was offered as a leaf; the conversation went on, and it is a parent now."""
+    """The node was offered as a leaf. Then the conversation went on, and it became a parent."""
     tree = RadixCache(1)
     first = hang(tree, tree.root, [1], [1], used=1)
     offer_leaves(tree)
     hang(tree, first, [2], [2], used=2)
     offer_leaves(tree)
     taken = tree.evict(1)
-    assert taken == [2], f"page 2 is the only leaf; page 1 is in the middle of a prefix: {taken}"
+    assert taken == [2], f"the only leaf has page 2; page 1 is in the middle of a prefix: {taken}"
     audit(tree, [], "after evict(1) of a chain that grew")
 
 
 def test_what_was_unlocked_after_a_refusal_can_be_had() -> None:
-    """An entry that eviction dropped because its leaf was locked must not be lost for good."""
+    """`evict` drops the entry of a locked leaf. After the unlock, the leaf can be evicted again."""
     tree, nodes = three_leaves()
     lock_by_hand(tree, nodes["old"])
     tree.evict(1)
@@ -137,7 +137,7 @@ def test_what_was_unlocked_after_a_refusal_can_be_had() -> None:
     tree.evictable_size += 4
     tree._offer(nodes["old"])  # as `unlock` does
     audit(tree, [], "after a locked leaf was passed over, and then unlocked")
-    assert set(tree.evict(6)) == {1, 2, 3, 4, 5, 6}, "everything that is left can be had"
+    assert set(tree.evict(6)) == {1, 2, 3, 4, 5, 6}, "all pages that are left can be evicted"
 
 
 def test_nothing_is_taken_when_nothing_is_asked_for() -> None:
@@ -148,7 +148,7 @@ def test_nothing_is_taken_when_nothing_is_asked_for() -> None:
 
 
 def test_each_page_is_taken_once() -> None:
-    """Twenty branches, shortened in uneven bites: all pages come out, none of them twice."""
+    """Twenty branches are evicted in steps of different sizes: each page comes out once."""
     tree = RadixCache(2)
     for i in range(20):
         tokens, pages = [i] * 6, [3 * i + 1, 3 * i + 2, 3 * i + 3]
@@ -158,4 +158,4 @@ def test_each_page_is_taken_once() -> None:
     for bite in (1, 2, 3, 5, 8, 13, 21, 7):
         taken += tree.evict(bite)
         audit(tree, [], f"after {len(taken)} pages were evicted")
-    assert sorted(taken) == list(range(1, 61)), "I3: a page is taken once, and none is lost"
+    assert sorted(taken) == list(range(1, 61)), "I3: each page is taken once, and no page is lost"

@@ -1,4 +1,4 @@
-"""m4.4: a row begins with what is cached, and takes memory from the tree when it must."""
+"""m4.4: a row begins with the cached prefix, and evicts from the tree if no page is free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_prefix_is_locked_the_moment_it_is_found() -> None:
     kv_cache.allocate(second)
     assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {cached.pages[0]}, locks 2"}
     assert kv_cache.radix_cache.evictable_size == 0, (
-        "I3: two rows read this page; if it is not locked, the next to need memory gets it"
+        "I3: two rows read this page; without a lock, the next request that needs memory gets it"
     )
     audit_pages(kv_cache, [first, second], "after two requests found one prefix")
 
@@ -37,7 +37,7 @@ def test_a_cold_request_begins_with_an_empty_row() -> None:
     kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5])
     kv_cache.allocate(request)
     assert request.row is not None and kv_cache.pages_of(request) == []
-    assert request.num_computed_tokens == 0, "nothing of it is cached: it computes from the start"
+    assert request.num_computed_tokens == 0, "nothing is cached: it computes from the start"
     audit_pages(kv_cache, [request], "after allocate of a cold request")
 
 
@@ -47,26 +47,26 @@ def test_a_row_begins_with_the_pages_that_are_cached() -> None:
     request = request_of("a", [1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
     kv_cache.allocate(request)
     assert kv_cache.pages_of(request) == cached.pages, "the row names the tree's pages"
-    assert request.num_computed_tokens == 8, "and the request starts to compute after them"
+    assert request.num_computed_tokens == 8, "the request starts to compute after the cached tokens"
     audit_pages(kv_cache, [request], "after allocate with eight tokens cached")
 
 
 def test_the_runner_is_told_of_the_shared_pages() -> None:
-    """The table on the device changes by `updates` only."""
+    """The table on the device is changed through `updates` only."""
     kv_cache = manager()
     cached = cache_by_hand(kv_cache, [1, 2, 3, 4, 5, 6, 7, 8])
     request = request_of("a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
     kv_cache.allocate(request)
     told = {(column, page) for row, column, page in kv_cache.table.updates if row == request.row}
     assert told == set(enumerate(cached.pages)), (
-        f"I1: the forward reads the table on the device, which was told only {told} of "
+        f"I1: the forward reads the table on the device; `updates` has {told} of the pages "
         f"{cached.pages}"
     )
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 def test_the_last_token_is_always_computed(page_size: int) -> None:
-    """The whole prompt is cached: at least one token must be computed, or nothing is sampled."""
+    """If the whole prompt is cached, its last token must be computed, or no token is sampled."""
     for length in (1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1, 8):
         prompt = list(range(50, 50 + length))
         kv_cache, request = manager(16, page_size), request_of("a", prompt)
@@ -75,8 +75,8 @@ def test_the_last_token_is_always_computed(page_size: int) -> None:
         cache_by_hand(kv_cache, prompt + [7] * (-length % page_size))
         found = kv_cache.find_prefix(request).num_pages * page_size
         assert found == reusable, (
-            f"I1: of a prompt of {length} tokens, all cached in pages of {page_size}, {reusable} "
-            f"may be reused and not {found}: computing the last one is what yields the next"
+            f"I1: a prompt of {length} tokens is cached in pages of {page_size}; {reusable} tokens "
+            f"may be reused, not {found}: computing the last token yields the next one"
         )
         kv_cache.allocate(request)
         assert request.num_computed_tokens == reusable
@@ -84,7 +84,7 @@ def test_the_last_token_is_always_computed(page_size: int) -> None:
 
 
 def test_what_was_generated_before_a_retraction_is_found_again() -> None:
-    """A retracted request begins again with prompt and output: both may be cached."""
+    """A retracted request starts again with its prompt and its output: both may be cached."""
     kv_cache = manager()
     request = request_of("a", [1, 2, 3])
     request.token_ids += [10, 11, 12, 13, 14, 15]
@@ -92,7 +92,7 @@ def test_what_was_generated_before_a_retraction_is_found_again() -> None:
     cache_by_hand(kv_cache, [1, 2, 3, 10, 11, 12, 13, 14])
     kv_cache.allocate(request)
     assert request.num_computed_tokens == 8, (
-        f"its nine tokens are three of prompt and six of output, eight are cached; found "
+        f"of its nine tokens (three of the prompt, six of the output) eight are cached; found "
         f"{request.num_computed_tokens}"
     )
 
@@ -102,9 +102,11 @@ def test_a_request_that_shares_a_part_locks_that_part() -> None:
     cache_by_hand(kv_cache, [1, 2, 3, 4, 5, 6, 7, 8])
     request = request_of("a", [1, 2, 3, 4, 9, 9, 9, 9, 9])
     kv_cache.allocate(request)
-    assert kv_cache.radix_cache.evictable_size == 1, "the page behind the parting is nobody's"
+    assert kv_cache.radix_cache.evictable_size == 1, "no request reads the second page"
     assert request.num_computed_tokens == 4
-    audit_pages(kv_cache, [request], "after allocate of a prompt that parts from what is cached")
+    audit_pages(
+        kv_cache, [request], "after allocate of a prompt that shares one of two cached pages"
+    )
 
 
 def test_the_tree_does_not_share_its_list_with_the_row() -> None:
@@ -113,26 +115,28 @@ def test_the_tree_does_not_share_its_list_with_the_row() -> None:
     request = request_of("a", [1, 2, 3, 4, 5])
     kv_cache.allocate(request)
     kv_cache.table.rows[request.row or 0].append(99)
-    assert len(cached.pages) == 1, "I3: the row grew, and a node of the tree grew with it"
+    assert len(cached.pages) == 1, "I3: the row grew, and a node of the tree grew too"
 
 
 def test_pages_held_are_those_the_tokens_need() -> None:
     kv_cache, request = manager(), request_of("a", [1] * 30)
     give_row(kv_cache, request, 0)
     for num_tokens, pages in ((1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (32, 8)):
-        kv_cache.hold(request, num_tokens)
+        kv_cache.allocate_slots(request, num_tokens)
         held = kv_cache.pages_of(request)
-        assert len(held) == pages, f"{num_tokens} tokens take {pages} pages of 4, it holds {held}"
+        assert len(held) == pages, f"{num_tokens} tokens need {pages} pages of 4, the row is {held}"
         request.num_computed_tokens = num_tokens
         audit_pages(kv_cache, [request], f"after hold(request, {num_tokens})")
 
 
 def test_holding_less_gives_pages_back() -> None:
-    """A step that failed is undone: the pages it was to write are free again."""
+    """When a failed step is undone, the pages that it did not write become free again."""
     kv_cache, request = manager(), request_of("a", [1] * 20)
     pages = give_row(kv_cache, request, 12)
-    kv_cache.hold(request, 5)
-    assert kv_cache.pages_of(request) == pages[:2], "the first pages stay: they are written"
+    kv_cache.allocate_slots(request, 5)
+    assert kv_cache.pages_of(request) == pages[:2], (
+        "the first two pages stay: their tokens are computed"
+    )
     assert pages[2] in kv_cache.allocator.free_pages
     request.num_computed_tokens = 5
     audit_pages(kv_cache, [request], "after hold of fewer tokens than before")
@@ -142,9 +146,9 @@ def test_free_pages_come_before_cached_ones() -> None:
     kv_cache, request = manager(num_pages=5), request_of("a", [1] * 20)
     give_row(kv_cache, request, 0)
     cache_by_hand(kv_cache, [9] * 12)
-    kv_cache.hold(request, 8)
+    kv_cache.allocate_slots(request, 8)
     assert kv_cache.radix_cache.evictable_size == 3, (
-        "two pages were free and two were needed: nothing that is cached may go for it"
+        "two pages were free and two were needed: no cached page may be evicted"
     )
     request.num_computed_tokens = 8
     audit_pages(kv_cache, [request], "after hold of two pages with two free")
@@ -154,10 +158,10 @@ def test_as_much_is_evicted_as_is_missing() -> None:
     kv_cache, request = manager(num_pages=5), request_of("a", [1] * 20)
     give_row(kv_cache, request, 0)
     cache_by_hand(kv_cache, [9] * 16)
-    kv_cache.hold(request, 12)
+    kv_cache.allocate_slots(request, 12)
     assert len(kv_cache.pages_of(request)) == 3
     assert kv_cache.radix_cache.evictable_size == 2, (
-        "three pages needed, one free: two of the four cached ones go, and the other two stay"
+        "three pages needed, one free: two of the four cached pages are evicted, two stay"
     )
     request.num_computed_tokens = 12
     audit_pages(kv_cache, [request], "after hold of three pages with one free and four cached")
@@ -171,8 +175,10 @@ def test_a_step_takes_no_page_that_a_neighbour_reads() -> None:
     unread = cache_by_hand(kv_cache, [6, 6, 6, 6], used=2).pages[0]
     neighbour = request_of("b", [5, 5, 5, 5, 5])
     give_row(kv_cache, neighbour, 4, read)
-    kv_cache.hold(request, 12)
-    assert unread in kv_cache.pages_of(request), "the page that nobody reads was the one to take"
-    assert not set(read.pages) & set(kv_cache.pages_of(request)), "I3: a page with two owners"
+    kv_cache.allocate_slots(request, 12)
+    assert unread in kv_cache.pages_of(request), "no request reads this page: it must be evicted"
+    assert not set(read.pages) & set(kv_cache.pages_of(request)), "I3: a page has two owners"
     request.num_computed_tokens = 12
-    audit_pages(kv_cache, [request, neighbour], "after hold beside a request on the oldest page")
+    audit_pages(
+        kv_cache, [request, neighbour], "after hold, while a neighbour reads the oldest page"
+    )

@@ -1,4 +1,4 @@
-"""m4.5: what a request has computed belongs to the tree, and copies are given up."""
+"""m4.5: the tree takes over what a request has computed, and copies become free."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_a_row_begins_with_other_pages() -> None:
     table.append(1, [5, 6, 7])
     table.take_updates()
     replaced = table.replace(1, [5, 9])
-    assert table.rows == [[], [5, 9, 7]], "two pages begin the row now, the third stays as it was"
-    assert replaced == [6], f"page 6 is in the row no more; 5 still is, so not {replaced}"
+    assert table.rows == [[], [5, 9, 7]], "the first two pages are replaced, the third stays"
+    assert replaced == [6], f"page 6 has left the row, and 5 is still in it: got {replaced}"
     assert table.take_updates() == [(1, 1, 9)], (
-        "I1: the device's table is told of what changed, or the forward reads the old page"
+        "I1: `updates` must have what changed, or the forward reads the old page"
     )
 
 
@@ -32,7 +32,7 @@ def test_a_row_that_begins_so_already_is_left_alone() -> None:
     table = PageTable(1)
     table.append(0, [5, 6])
     table.take_updates()
-    assert table.replace(0, [5, 6]) == [], "nothing was replaced: nothing may be freed"
+    assert table.replace(0, [5, 6]) == [], "no page was replaced: none may be freed"
     assert (table.rows, table.take_updates()) == ([[5, 6]], [])
 
 
@@ -42,19 +42,19 @@ def test_whole_pages_enter_the_tree() -> None:
     kv_cache.insert(request)
     assert picture(kv_cache.radix_cache) == {
         "1 2 3 4 5 6 7 8": f"pages {pages[0]} {pages[1]}, locks 1"
-    }, "ten computed tokens fill two pages of 4; the request that handed them over reads them"
+    }, "ten computed tokens fill two pages of 4; the request still reads them, so it locks them"
     assert kv_cache.num_inserted_tokens(request) == 8
     assert kv_cache.pages_of(request) == pages, "its row reads the same pages as before"
     audit_pages(kv_cache, [request], "after insert of ten computed tokens")
 
 
 def test_only_what_was_computed_enters() -> None:
-    """Between two chunks of a prompt: the pages behind them are not written yet."""
+    """Between two chunks of a prompt, the pages of the later chunks are not written yet."""
     kv_cache, request = manager(), request_of("a", list(range(1, 17)))
     pages = give_row(kv_cache, request, 6)
     kv_cache.insert(request)
     assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {pages[0]}, locks 1"}, (
-        "I1: six of sixteen tokens are computed, one whole page; who shares more reads garbage"
+        "I1: six of sixteen tokens are computed, one whole page; the other pages hold garbage"
     )
     audit_pages(kv_cache, [request], "after insert between two chunks")
 
@@ -69,8 +69,8 @@ def test_the_next_chunk_moves_the_lock_on() -> None:
     kv_cache.insert(request)
     locks = {n.lock_count for n in kv_cache.radix_cache.nodes()}
     assert locks == {1}, (
-        f"I3: one request reads all of this, once: {picture(kv_cache.radix_cache)}. The lock on "
-        "the shorter prefix goes when the longer one is locked"
+        f"I3: one request reads these pages, so each node has one lock: "
+        f"{picture(kv_cache.radix_cache)}. insert locks the longer prefix, unlocks the shorter"
     )
     assert kv_cache.num_inserted_tokens(request) == 8
     audit_pages(kv_cache, [request], "after insert of a second chunk")
@@ -87,7 +87,7 @@ def test_inserting_twice_changes_nothing() -> None:
 
 
 def test_a_copy_is_given_up_for_the_trees_pages() -> None:
-    """Two requests computed the same tokens side by side. One copy is enough."""
+    """Two requests have computed the same tokens side by side. One copy is enough."""
     kv_cache = manager()
     first, second = (request_of(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
     pages, copies = give_row(kv_cache, first, 9), give_row(kv_cache, second, 9)
@@ -99,12 +99,12 @@ def test_a_copy_is_given_up_for_the_trees_pages() -> None:
     )
     assert set(copies[:2]) <= set(kv_cache.allocator.free_pages), "I3: its copies are free"
     told = {(column, page) for row, column, page in kv_cache.table.updates if row == second.row}
-    assert told == set(enumerate(pages[:2])), f"the device's table is told of it: {told}"
+    assert told == set(enumerate(pages[:2])), f"updates must have the new pages: {told}"
     audit_pages(kv_cache, [first, second], "after two requests inserted the same tokens")
 
 
 def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
-    """They shared a page from the beginning, and computed the second one each for itself."""
+    """Two requests share the first page, and each has computed the second one for itself."""
     kv_cache = manager(10)
     stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
     first, second = (request_of(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
@@ -113,21 +113,23 @@ def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
     kv_cache.insert(second)
     assert kv_cache.pages_of(second) == [stem.pages[0], pages[1], copies[2]]
     assert copies[1] in kv_cache.allocator.free_pages
-    assert stem.pages[0] not in kv_cache.allocator.free_pages, "I3: a page that the tree owns"
-    audit_pages(kv_cache, [first, second], "after a copy behind a shared stem")
+    assert stem.pages[0] not in kv_cache.allocator.free_pages, "I3: the tree owns this page"
+    audit_pages(
+        kv_cache, [first, second], "after both requests inserted a copy behind a shared stem"
+    )
 
 
 def test_what_a_request_computed_outlives_it() -> None:
-    """The next turn of a chat begins with this prompt and this answer."""
+    """The next turn of a chat begins with the prompt and the answer of this one."""
     kv_cache, request = manager(), request_of("a", [1, 2, 3])
     request.token_ids += [10, 11, 12, 13, 14, 15]
     pages = give_row(kv_cache, request, 8)  # the last token was sampled, and never computed
     kv_cache.free(request)
     assert picture(kv_cache.radix_cache) == {
         "1 2 3 10 11 12 13 14": f"pages {pages[0]} {pages[1]}, locks 0"
-    }, "prompt and answer stay cached, but for the last token; nobody holds them"
+    }, "prompt and answer stay cached, except the last token; no request holds them"
     assert request.row is None and len(kv_cache.free_rows) == 3, "I3: the row is free again"
-    assert kv_cache.num_free_pages == 8, "all memory can be had: what is cached would be given up"
+    assert kv_cache.num_free_pages == 8, "all pages can be had: the cached ones can be evicted"
     audit_pages(kv_cache, [], "after free of a request that ended")
 
 
@@ -136,18 +138,18 @@ def test_the_half_page_is_free() -> None:
     pages = give_row(kv_cache, request, 6)
     kv_cache.free(request)
     assert pages[1] in kv_cache.allocator.free_pages, "a part of a page is not cached"
-    assert pages[0] not in kv_cache.allocator.free_pages, "I3: the tree has it"
+    assert pages[0] not in kv_cache.allocator.free_pages, "I3: the tree owns it"
     audit_pages(kv_cache, [], "after free of a page and a half")
 
 
 def test_pages_for_tokens_that_were_never_computed_are_free() -> None:
-    """Aborted, or retracted, while a step was planned: the row is longer than what is written."""
+    """A request is freed while a step is planned: its row has pages that are not written."""
     kv_cache, request = manager(), request_of("a", list(range(1, 17)))
     pages = give_row(kv_cache, request, 16)
     request.num_computed_tokens = 4
     kv_cache.free(request)
     assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {pages[0]}, locks 0"}, (
-        "I1: twelve of these tokens were never computed and must not be found by anybody"
+        "I1: twelve of these tokens were never computed: no request may find them"
     )
     assert set(pages[1:]) <= set(kv_cache.allocator.free_pages)
     audit_pages(kv_cache, [], "after free of a request with pages it had not written")
@@ -170,8 +172,8 @@ def test_who_shares_a_prefix_leaves_it_to_the_other() -> None:
     give_row(kv_cache, leaving, 5, stem)
     give_row(kv_cache, staying, 5, stem)
     kv_cache.free(leaving)
-    assert stem.lock_count == 1, "one of its two readers is gone"
-    assert kv_cache.radix_cache.evictable_size == 0, "I3: the other one still reads it"
+    assert stem.lock_count == 1, "one of the two requests that read it has ended"
+    assert kv_cache.radix_cache.evictable_size == 0, "I3: the other request still reads it"
     audit_pages(kv_cache, [staying], "after one of two readers left")
     kv_cache.free(staying)
     audit_pages(kv_cache, [], "after both left")
@@ -179,11 +181,11 @@ def test_who_shares_a_prefix_leaves_it_to_the_other() -> None:
 
 
 def test_two_that_end_alike_leave_one_copy() -> None:
-    """The second one's pages were copies of what the first left: each goes back once."""
+    """The pages of the second are copies of cached pages: each of them is freed once."""
     kv_cache = manager()
     for name in "ab":
         request = request_of(name, [1, 2, 3, 4, 5, 6, 7, 8])
         give_row(kv_cache, request, 8)
         kv_cache.free(request)
         audit_pages(kv_cache, [], f"after {name} ended")
-    assert len(kv_cache.allocator.free_pages) == 6, "two pages are cached, the other six free"
+    assert len(kv_cache.allocator.free_pages) == 6, "two pages are cached, the other six are free"

@@ -1,4 +1,4 @@
-"""m4.6: who goes first, who waits for whom, and nobody for ever; then the engine as a whole."""
+"""m4.6: the order of admission, waiting for a prefix, and no starvation; then the whole engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.oracle import assert_one_answer, greedy
 
 
 def scheduler_of(policy: Any = "fcfs", page_size: int = 1) -> Scheduler:
-    """A scheduler on 60 pages, with nothing to do."""
+    """Return a scheduler with 60 pages and no requests."""
     engine = FakePagedEngine(
         scheduler_module, 60, page_size=page_size, max_num_seqs=4, schedule_policy=policy, seed=3
     )
@@ -38,7 +38,7 @@ def ordered(scheduler: Scheduler) -> list[str]:
 
 
 def overtake(scheduler: Scheduler, times: int) -> None:
-    """Requests are admitted past those that wait: the policy's clock goes on."""
+    """Admit `times` other requests before the waiting ones: the policy counts admissions."""
     for _ in range(times):
         passing = request_of("passing", [8])
         scheduler.policy.on_arrival(passing, 0)
@@ -61,7 +61,7 @@ def test_the_longest_cached_prefix_goes_first() -> None:
         request_of("three pages", [1, 2, 3, 9]),
     )
     assert ordered(scheduler) == ["cold", "two pages", "cold too", "three pages"], (
-        "nothing is cached: all are equal, and among equals age decides"
+        "nothing is cached: all prefixes are equally long, and then age decides"
     )
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
     assert ordered(scheduler) == ["three pages", "two pages", "cold", "cold too"]
@@ -71,12 +71,12 @@ def test_to_order_is_not_to_admit() -> None:
     scheduler = scheduler_of("lpm")
     queue(scheduler, *(request_of(name, [1, 2]) for name in "abc"))
     assert ordered(scheduler) == ordered(scheduler) == ["a", "b", "c"]
-    assert len(scheduler.waiting) == 3, "the queue is as it was"
+    assert len(scheduler.waiting) == 3, "order must not change the queue"
 
 
 @pytest.mark.parametrize("policy", ["lpm", "lof", "random"])
 def test_who_is_due_goes_first(policy: str) -> None:
-    """I5: after so many admissions a request that a policy dislikes comes before all others."""
+    """I5: after a fixed number of admissions, a request that a policy puts last goes first."""
     scheduler = scheduler_of(policy)
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
     queue(scheduler, request_of("cold", [9], 1), request_of("cold too", [8], 1))
@@ -86,8 +86,8 @@ def test_who_is_due_goes_first(policy: str) -> None:
     queue(scheduler, *better)
     order = ordered(scheduler)
     assert order[:2] == ["cold", "cold too"], (
-        f"I5: {MAX_OVERTAKING + 1} others were admitted since these two came; they are due, the "
-        f"oldest first, and {policy} put {order[0]!r} before them"
+        f"I5: {MAX_OVERTAKING + 1} others were admitted since these two arrived; they are due, "
+        f"the oldest first, and {policy} put {order[0]!r} before them"
     )
     assert sorted(order[2:]) == [request.request_id for request in better]
 
@@ -98,7 +98,7 @@ def test_who_is_not_due_yet_waits_its_turn() -> None:
     queue(scheduler, request_of("cold", [9]))
     overtake(scheduler, MAX_OVERTAKING - 1)
     queue(scheduler, request_of("better", [1, 2, 3, 4]))
-    assert ordered(scheduler) == ["better", "cold"], "until then the policy decides"
+    assert ordered(scheduler) == ["better", "cold"], "no request is due yet: the policy decides"
 
 
 def test_a_retracted_request_is_due_at_once() -> None:
@@ -107,11 +107,13 @@ def test_a_retracted_request_is_due_at_once() -> None:
     retracted, better = request_of("retracted", [9, 9]), request_of("better", [1, 2, 3, 4])
     queue(scheduler, retracted, better)
     scheduler.policy.on_retraction(retracted)
-    assert ordered(scheduler) == ["retracted", "better"], "it ran already: it is older than all"
+    assert ordered(scheduler) == ["retracted", "better"], (
+        "it has run already: it is older than all others"
+    )
 
 
 def test_only_the_oldest_are_compared() -> None:
-    """What a step costs has a bound, however long the queue is."""
+    """The cost of a step is bounded, however long the queue is."""
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
     queue(scheduler, *(request_of(f"{i}", [9]) for i in range(WINDOW)))
@@ -123,9 +125,9 @@ def test_only_the_oldest_are_compared() -> None:
 
 
 def branches(scheduler: Scheduler, sizes: Sequence[int]) -> None:
-    """Branch 1, 2, … of three cached pages each, and so many requests that continue each branch.
+    """Cache branches 1, 2, … of three pages each, and queue `sizes[i]` requests for each branch.
 
-    They come in turns: one of each branch, then the next of each.
+    The requests arrive in turns: one for each branch, then the next one for each branch.
     """
     for stem in range(1, len(sizes) + 1):
         cache_by_hand(scheduler.kv_cache, [stem] * 3)
@@ -136,14 +138,14 @@ def branches(scheduler: Scheduler, sizes: Sequence[int]) -> None:
 
 
 def test_a_branch_is_served_before_the_next() -> None:
-    """dfs-weight: all who wait for a branch, while it is cached; the heaviest branch first."""
+    """dfs-weight admits all requests of a branch while it is cached, the heaviest branch first."""
     scheduler = scheduler_of("dfs-weight")
     branches(scheduler, [2, 3, 1])
     assert ordered(scheduler) == ["2a", "2b", "2c", "1a", "1b", "3a"]
 
 
 def test_a_branch_weighs_what_waits_below_it() -> None:
-    """The weight of a node is all that wait for it or for what hangs below it."""
+    """The weight of a node is the number of requests that wait for it or for a node below it."""
     scheduler = scheduler_of("dfs-weight")
     stem = cache_by_hand(scheduler.kv_cache, [1])
     cache_by_hand(scheduler.kv_cache, [2], stem)
@@ -153,7 +155,7 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
     queue(scheduler, request_of("light", [1, 3, 50]))
     queue(scheduler, request_of("heavy a", [1, 2, 50]), request_of("heavy b", [1, 2, 51]))
     assert ordered(scheduler) == ["heavy a", "heavy b", "light", "other a", "other b"], (
-        "three wait below 1 and two for 7: 1 goes first, and below it the branch with two"
+        "three requests wait below 1 and two for 7: 1 goes first, its heavier branch first"
     )
 
 
@@ -162,71 +164,71 @@ def test_nobody_is_lost_in_the_branches() -> None:
     branches(scheduler, [2, 2])
     queue(scheduler, request_of("cold", [9, 9]), request_of("stem only", [1, 50]))
     order = ordered(scheduler)
-    everybody = sorted(["1a", "1b", "2a", "2b", "cold", "stem only"])
-    assert sorted(order) == everybody, f"each waiting request once: {order}"
+    expected = sorted(["1a", "1b", "2a", "2b", "cold", "stem only"])
+    assert sorted(order) == expected, f"each waiting request must be in the order once: {order}"
 
 
 def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
     scheduler = scheduler_of(page_size=2)
     waiting = request_of("waits", [1, 2, 3, 4, 9, 9])
     queue(scheduler, waiting)
-    assert not scheduler._waits_for_prefix(waiting), "nobody runs"
+    assert not scheduler.admission.waits_for_prefix(waiting), "no request runs"
     computing = request_of("computes", [1, 2, 3, 4, 5, 6])
     give_row(scheduler.kv_cache, computing, 0)
     scheduler.running.append(computing)
-    assert scheduler._waits_for_prefix(waiting), (
-        "its first page, 1 2, is being computed by a running request that has not inserted it "
-        "yet: a step later it can be shared"
+    assert scheduler.admission.waits_for_prefix(waiting), (
+        "a running request computes the first page, 1 2, and has not inserted it yet: one step "
+        "later the page can be shared"
     )
 
 
 @pytest.mark.parametrize(
     ("name", "computing", "waiting"),
     [
-        ("it begins otherwise", [5, 6, 7, 8], [1, 2, 3, 4, 9]),
-        ("its next page is only half alike", [1, 8, 3, 4], [1, 2, 3, 4, 9]),
+        ("the running prompt begins with other tokens", [5, 6, 7, 8], [1, 2, 3, 4, 9]),
+        ("only half of the next page is the same", [1, 8, 3, 4], [1, 2, 3, 4, 9]),
         ("the page holds its last token, which it must compute itself", [1, 2, 3, 4], [1, 2]),
-        ("the other's prompt ends before the page does", [1], [1, 2, 3, 4, 9]),
+        ("the running prompt ends before the page does", [1], [1, 2, 3, 4, 9]),
     ],
 )
 def test_nobody_waits_in_vain(name: str, computing: list[int], waiting: list[int]) -> None:
     scheduler = scheduler_of(page_size=2)
     runs, waits = request_of("runs", computing), request_of("waits", waiting)
     queue(scheduler, waits)
-    assert not scheduler._waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits)
     give_row(scheduler.kv_cache, runs, 0)
     scheduler.running.append(runs)
-    assert not scheduler._waits_for_prefix(waits), f"{waiting} beside {computing}: {name}"
+    assert not scheduler.admission.waits_for_prefix(waits), f"{waiting} beside {computing}: {name}"
 
 
 def test_nobody_waits_for_what_is_there() -> None:
-    """The running request has inserted this page: it can be shared at once."""
+    """The running request has inserted this page already, so it can be shared at once."""
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 9, 9, 9]), request_of("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
-    assert not scheduler._waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits)
     stem = cache_by_hand(scheduler.kv_cache, [1, 2])
     give_row(scheduler.kv_cache, runs, 2, stem)
     scheduler.running.append(runs)
-    assert not scheduler._waits_for_prefix(waits), "its next page, 9 9, nobody computes"
+    assert not scheduler.admission.waits_for_prefix(waits), "no request computes its next page, 9 9"
 
 
 def test_who_is_due_waits_for_nobody() -> None:
-    """I5: a prefix may always be just about to come; the bound holds against that too."""
+    """I5: there may always be another prefix to wait for; the bound holds in that case too."""
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 3, 4, 9]), request_of("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
-    assert not scheduler._waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits)
     give_row(scheduler.kv_cache, runs, 0)
     scheduler.running.append(runs)
-    assert scheduler._waits_for_prefix(waits)
+    assert scheduler.admission.waits_for_prefix(waits)
     overtake(scheduler, MAX_OVERTAKING + 1)
-    assert not scheduler._waits_for_prefix(waits), "I5: it was passed over often enough"
+    assert not scheduler.admission.waits_for_prefix(waits), "I5: it is due and must not wait"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_policy_starves_a_cold_request(policy: Any) -> None:
-    """A flood of better ones, one row: the cold one is served after as many as the bound says."""
+    """Requests with a cached prefix keep arriving: a cold one runs within the bound, on one row."""
     engine = FakePagedEngine(
         scheduler_module, 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=0
     )
@@ -239,27 +241,27 @@ def test_no_policy_starves_a_cold_request(policy: Any) -> None:
         engine.add(f"later {i}", [1, 2, 3, 4, i], 2)
         engine.step()
         engine.step()
-    assert "cold" in engine.finished, f"I5: {len(engine.finished)} were served before it"
+    assert "cold" in engine.finished, f"I5: {len(engine.finished)} requests finished before it"
     assert len(engine.finished) <= 1 + MAX_OVERTAKING + 1
     assert engine.finished["cold"] == expected_tokens([9], 1), "I1"
 
 
 def test_a_cold_prefix_is_computed_once() -> None:
-    """Six prompts, one stem of ten pages: one computes it, and the other five reuse it."""
+    """Six prompts share a stem of ten pages: one computes the stem, the other five reuse it."""
     engine = build_engine("m4_radix", page_size=4)
     stem = list(range(40))
     outputs = engine.generate([[*stem, 100 + i, 7] for i in range(6)], greedy(5, ignore_eos=True))
     for output in outputs:
         assert_one_answer("tiny-llama", output, 5)
     assert engine.stats().prefill_tokens == 42 + 5 * 2, (
-        "the stem of 40 tokens once, and two tokens of their own for each of the six"
+        "the stem of 40 tokens is computed once, and two more tokens of each of the six prompts"
     )
     assert [o.metrics.num_cached_tokens for o in outputs] == [0, 40, 40, 40, 40, 40]
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
 def test_the_same_prompt_three_times(length: int) -> None:
-    """I1: all of it is cached, its last token is computed, and the answer is Hugging Face's."""
+    """I1: the prompt is cached, its last token is computed, and the answer is Hugging Face's."""
     engine = build_engine("m4_radix", page_size=4)
     prompt = list(range(7, 7 + length))
     reusable = (length - 1) // 4 * 4
@@ -271,7 +273,7 @@ def test_the_same_prompt_three_times(length: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_little_memory_changes_no_answer(policy: Any) -> None:
-    """I2: hits, evictions and retractions by any policy; the tokens are Hugging Face's."""
+    """I2: with hits, evictions and retractions, under any policy, tokens are Hugging Face's."""
     engine = build_engine(
         "m4_radix", page_size=4, num_pages=14, max_num_seqs=3, schedule_policy=policy, seed=1
     )

@@ -1,4 +1,4 @@
-"""m5.1: the forward thread runs what it is given, in order, and says how far it has come."""
+"""m5.1: the forward thread runs its work in order, and its events say how far it has come."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from m5_overlap.stream import ThreadEvent, ThreadStream, Worker
 
-PATIENCE = 20  # seconds until a thread that should have ended is taken for lost
+PATIENCE = 20  # seconds until a thread that should have ended counts as stuck
 
 
 def worker_of(*works: Callable[[], Any], least_seconds: float = 0.0) -> tuple[Worker, Any]:
-    """A worker with work in its queue, the end of the queue behind it, and the events."""
+    """Return a worker with this work and then None in its queue, and the events of the work."""
     queue: Any = SimpleQueue()
     events = [ThreadEvent() for _ in works]
     for item in zip(works, events, strict=True):
@@ -29,7 +29,7 @@ def worker_of(*works: Callable[[], Any], least_seconds: float = 0.0) -> tuple[Wo
 
 
 def run(worker: Worker) -> None:
-    """Let the worker empty its queue, on a thread. Raises what `run` raised."""
+    """Let the worker empty its queue on a thread. Raise the exception that `run` raised."""
     raised: list[BaseException] = []
 
     def target() -> None:
@@ -51,11 +51,13 @@ def test_work_runs_in_the_order_it_was_launched() -> None:
     worker, events = worker_of(*(partial(seen.append, i) for i in range(5)))
     run(worker)
     assert seen == [0, 1, 2, 3, 4]
-    assert all(event.done.is_set() for event in events), "an event for each, and each is done"
+    assert all(event.done.is_set() for event in events), (
+        "each piece of work has an event, and it is done"
+    )
 
 
 def test_an_event_stands_behind_its_own_work() -> None:
-    """Not before it, and not behind work that comes later."""
+    """The event is set after its own work, and before the work that comes next."""
     seen: list[list[bool]] = []
     events: list[ThreadEvent]
 
@@ -65,27 +67,27 @@ def test_an_event_stands_behind_its_own_work() -> None:
     worker, events = worker_of(look, look, look)
     run(worker)
     assert seen == [[False, False, False], [True, False, False], [True, True, False]], (
-        "during the work of step n the events of the steps before it are done, its own is not: "
-        f"{seen}. An event that comes early lets the host read tokens that are not there yet"
+        "while step n runs, the events of the steps before it are set, and its own is not: "
+        f"{seen}. An event that is set early lets the host read tokens that do not exist yet"
     )
 
 
 def test_a_failure_travels_with_the_event() -> None:
     worker, (event,) = worker_of(lambda: 1 / 0)
     run(worker)
-    assert event.done.is_set(), "I5: who waits for work that failed must not wait for ever"
+    assert event.done.is_set(), "I5: the host waits for failed work too, and must not wait for ever"
     with pytest.raises(ZeroDivisionError):
         event.wait()
 
 
 def test_what_comes_after_a_failure_fails_unrun() -> None:
-    """Step N+1 begins with the tokens of step N. Without them it must not run."""
+    """Step N+1 begins with the tokens of step N, and must not run without them."""
     seen: list[str] = []
     worker, (before, failed, after) = worker_of(
         lambda: seen.append("before"), lambda: 1 / 0, lambda: seen.append("after")
     )
     run(worker)
-    assert seen == ["before"], f"the work behind the failure ran: {seen}"
+    assert seen == ["before"], f"the work behind the failed work must not run: {seen}"
     before.wait()
     for event in (failed, after):
         with pytest.raises(ZeroDivisionError):
@@ -93,7 +95,7 @@ def test_what_comes_after_a_failure_fails_unrun() -> None:
 
 
 def test_an_interrupt_is_a_failure_too() -> None:
-    """A thread that dies of it would leave everybody waiting."""
+    """If the thread ended with the interrupt, the host would wait for its events for ever."""
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -101,13 +103,13 @@ def test_an_interrupt_is_a_failure_too() -> None:
     worker, events = worker_of(interrupted, lambda: None)
     run(worker)
     for event in events:
-        assert event.done.is_set(), "I5: the host waits for this event for ever"
+        assert event.done.is_set(), "I5: the host would wait for this event for ever"
         with pytest.raises(KeyboardInterrupt):
             event.wait()
 
 
 def test_a_failure_that_was_seen_is_over() -> None:
-    """`synchronize` forgets it: from then on work runs again, on the same worker."""
+    """`synchronize` clears the failure: after that, the same worker runs work again."""
     worker, (failed,) = worker_of(lambda: 1 / 0)
     run(worker)
     worker.failure = None  # as `synchronize` does
@@ -127,17 +129,17 @@ def test_waiting_is_waiting() -> None:
     waiter = threading.Thread(target=event.wait, daemon=True)
     early = ThreadEvent()
     early.done.set()
-    early.wait()  # done already: it comes back at once, and raises nothing
+    early.wait()  # done already: it returns at once, and raises nothing
     waiter.start()
     waiter.join(0.05)
-    assert waiter.is_alive(), "the work is not done, and wait came back"
+    assert waiter.is_alive(), "wait returned before the work was done"
     event.done.set()
     waiter.join(PATIENCE)
-    assert not waiter.is_alive(), "the work is done, and wait did not come back"
+    assert not waiter.is_alive(), "the work is done, and wait did not return"
 
 
 def test_what_a_step_held_is_let_go_before_the_host_wakes() -> None:
-    """I3, and the next forward: memory that the host has to free first keeps it waiting."""
+    """I3: otherwise the host must free that memory, and the next forward waits for the host."""
 
     class Held:
         pass
@@ -164,15 +166,15 @@ def test_each_forward_has_its_span() -> None:
     worker, _events = worker_of(lambda: None, lambda: 1 / 0, lambda: None, least_seconds=0.005)
     run(worker)
     spans = list(worker.spans)
-    assert len(spans) == 3, f"one span a piece of work, failed or not: {len(spans)}"
+    assert len(spans) == 3, f"each piece of work has a span, failed or not: got {len(spans)}"
     assert all(end - start >= 0.005 for start, end in spans), (
         "emulated forwards take at least 5 ms each, asleep"
     )
-    assert all(a[1] <= b[0] for a, b in pairwise(spans)), "one after the other"
+    assert all(a[1] <= b[0] for a, b in pairwise(spans)), "forwards run one after the other"
 
 
 def test_launching_does_not_wait() -> None:
-    """The whole of it: the host goes on while the work before is still being done."""
+    """`launch` returns while earlier work is still running: this is what overlap needs."""
     stream = ThreadStream()
     gate = threading.Event()
     seen: list[int] = []
@@ -182,9 +184,9 @@ def test_launching_does_not_wait() -> None:
 
     stream.launch(blocked)
     events = [stream.launch(partial(seen.append, i)) for i in range(4)]
-    assert seen == [], "nothing behind the first piece of work can have run"
+    assert seen == [], "work behind the blocked piece of work must not run"
     gate.set()
     events[2].wait()
     assert seen[:3] == [0, 1, 2]
     stream.close()
-    assert seen == [0, 1, 2, 3], "what was launched still runs"
+    assert seen == [0, 1, 2, 3], "close lets all launched work run"

@@ -1,19 +1,19 @@
-"""m5.2: a step is planned with names for tokens that nobody knows yet."""
+"""m5.2: a step is planned with placeholders for tokens that the host does not know yet."""
 
 from __future__ import annotations
 
 import torch
 
-from m5_overlap.future_map import PADDING_INDEX, FutureMap, index_of, placeholder
+from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeholder
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 
 CPU = torch.device("cpu")
 
 
 def stored(**tokens_by_row: int) -> FutureMap:
-    """A map of four rows, in which some have stored a token: `stored(row0=50)`."""
+    """Return a map of four rows; some of them have stored a token: `stored(row0=50)`."""
     futures = FutureMap(4, CPU)
-    rows = [index_of(int(name.removeprefix("row"))) for name in tokens_by_row]
+    rows = [future_index(int(name.removeprefix("row"))) for name in tokens_by_row]
     futures.store(torch.tensor(rows), torch.tensor(list(tokens_by_row.values())))
     return futures
 
@@ -26,16 +26,16 @@ def test_a_placeholder_becomes_the_token_of_its_row() -> None:
 
 
 def test_tokens_stay_what_they_are() -> None:
-    """Token 0 is a token, whatever padding has stored. So is one larger than the map."""
+    """0 is a token, whatever padding has stored, and so is an id that is larger than the map."""
     futures = stored(row0=50, row1=60)
     futures.store(torch.tensor([0]), torch.tensor([77]))
     ids = torch.tensor([[0, 1, 2, 49_151]])
     got = futures.resolve(ids).tolist()
-    assert got == ids.tolist(), f"I1: no number here is negative, none may change: {got}"
+    assert got == ids.tolist(), f"I1: none of these ids is negative, so none may change: {got}"
 
 
 def test_both_kinds_in_one_step() -> None:
-    """A step holds decodes, which begin with futures, and chunks of prompts, which do not."""
+    """A step has decodes, which begin with placeholders, and chunks of prompts, which do not."""
     futures = stored(row1=60)
     got = futures.resolve(torch.tensor([[placeholder(1), 7, 0, 8]])).tolist()
     assert got == [[60, 7, 0, 8]]
@@ -53,27 +53,27 @@ def test_any_shape() -> None:
 
 
 def test_a_future_stays_until_its_row_stores_again() -> None:
-    """A request may pause for steps (no room, a chunk first). Its token must still be there."""
+    """A request may pause for some steps, for lack of room. Its token must still be in the map."""
     futures = stored(row3=80)
     for token in range(20):
-        futures.store(torch.tensor([index_of(0)]), torch.tensor([token]))
+        futures.store(torch.tensor([future_index(0)]), torch.tensor([token]))
     got = futures.resolve(torch.tensor([placeholder(3), placeholder(0)])).tolist()
-    assert got == [80, 19], f"row 3 has stored 80 and nothing since; row 0 last stored 19: {got}"
+    assert got == [80, 19], f"row 3 stored 80 and nothing after that; row 0 last stored 19: {got}"
 
 
 def test_padding_is_nobodys_future() -> None:
-    """Rows of a batch that belong to no request all store in one place."""
+    """All rows of padding store their token in one place, which belongs to no request."""
     futures = stored(row0=50, row1=60)
-    indices = torch.tensor([index_of(0), PADDING_INDEX, PADDING_INDEX])
+    indices = torch.tensor([future_index(0), PADDING_INDEX, PADDING_INDEX])
     futures.store(indices, torch.tensor([51, 98, 99]))
     got = futures.resolve(torch.tensor([placeholder(0), placeholder(1)])).tolist()
     assert got == [51, 60], f"row 0 stored 51, row 1 still has 60: {got}"
 
 
 def test_nothing_here_asks_the_device_for_a_number() -> None:
-    """On a GPU, a look at a value makes the host wait for all that was launched.
+    """On a GPU, reading a value makes the host wait for all launched work.
 
-    On torch's meta device tensors have shapes and no values: what needs one, fails.
+    Tensors on torch's meta device have shapes and no values: code that needs a value fails.
     """
     stored(row0=50)
     futures = FutureMap(4, torch.device("meta"))
@@ -84,7 +84,7 @@ def test_nothing_here_asks_the_device_for_a_number() -> None:
     except (RuntimeError, NotImplementedError) as error:
         raise AssertionError(
             "resolve or store needs values on the host (a mask as an index, .item(), .tolist(), "
-            f"an if): the host would wait for the step in flight. torch says: {error}"
+            f"an if): the host would wait for the step in flight. The error of torch: {error}"
         ) from error
     assert shape == (1, 5)
 
@@ -94,10 +94,9 @@ def test_a_decode_is_put_where_the_step_will_leave_it() -> None:
     request = running(steps, "a", [1, 2, 3, 4], computed=3)
     batch = plan(steps, (request, 1))
     steps.advance(batch)
-    assert request.num_computed_tokens == 4, "its fourth token will be computed by then"
+    assert request.num_computed_tokens == 4, "the step computes its fourth token"
     assert request.token_ids == [1, 2, 3, 4, placeholder(request.row)], (
-        f"and a fifth one sampled, which goes by its row's name until it is known: "
-        f"{request.token_ids}"
+        f"the step samples a fifth token; the row's placeholder stands for it: {request.token_ids}"
     )
 
 
@@ -106,7 +105,7 @@ def test_a_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
     request = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
     steps.advance(plan(steps, (request, 4)))
     assert (request.num_computed_tokens, request.token_ids) == (4, [1, 2, 3, 4, 5, 6]), (
-        "I1: four of six prompt tokens: no token comes of this step, and no placeholder for one"
+        "I1: the step computes four of six prompt tokens: it samples none, so no placeholder"
     )
 
 
@@ -116,21 +115,21 @@ def test_each_request_gets_its_own_name() -> None:
     steps.advance(plan(steps, *((request, 1) for request in requests)))
     names = [request.token_ids[-1] for request in requests]
     assert len(set(names)) == 3 and max(names) < 0, (
-        f"three rows, three names, and all negative, row 0's too: {names}"
+        f"three rows have three placeholders, all negative, that of row 0 too: {names}"
     )
 
 
 def test_a_name_leads_to_the_token_that_the_step_stores() -> None:
-    """Through both halves: the host's placeholder, the device's map."""
+    """The host's placeholder and the device's map agree: they name the same token."""
     steps = steps_in_flight()
     requests = [running(steps, name, [i, i, i], computed=2) for i, name in enumerate("abc")]
     steps.advance(plan(steps, *((request, 1) for request in requests)))
     futures = FutureMap(4, CPU)
-    rows = torch.tensor([index_of(request.row) for request in requests])
+    rows = torch.tensor([future_index(request.row) for request in requests])
     futures.store(rows, torch.tensor([30, 31, 32]))
     next_step = torch.tensor([[request.token_ids[-1] for request in reversed(requests)]])
     assert futures.resolve(next_step).tolist() == [[32, 31, 30]], (
-        "I2: the next step lists the requests in another order; names go by row, not by place"
+        "I2: the next step has another order of requests; a placeholder names a row, not a place"
     )
 
 
@@ -142,19 +141,19 @@ def test_a_step_is_advanced_once() -> None:
     steps.advance(batch)
     steps.advance(batch)
     assert (request.num_computed_tokens, request.num_tokens) == (3, 4), (
-        "I1: the same step was advanced twice, and it computes its tokens once: "
+        "I1: the step was advanced twice, but it computes its tokens only once: "
         f"{request.num_computed_tokens} computed of {request.num_tokens}"
     )
 
 
 def test_who_has_ended_is_left_as_it_is() -> None:
-    """It ended, or was aborted, when this step was in flight already."""
+    """A request may end, or be aborted, when this step is already in flight."""
     steps = steps_in_flight()
     ended, lives = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
     batch = plan(steps, (ended, 1), (lives, 1))
     ended.finish_reason = "stop"
     steps.advance(batch)
     assert (ended.num_computed_tokens, ended.token_ids) == (2, [0, 0, 0]), (
-        "its final output is given: no token comes after it"
+        "its final output has been returned: no token may follow"
     )
-    assert lives.num_tokens == 4, "the other one goes on"
+    assert lives.num_tokens == 4, "the other request goes on"

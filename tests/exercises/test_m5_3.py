@@ -1,4 +1,4 @@
-"""m5.3: a step ends, or is taken back, and who has ended leaves when nobody writes its pages."""
+"""m5.3: a step ends or is taken back; an ended request leaves after the last step that has it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_the_placeholder_goes_and_the_length_stays() -> None:
     steps.advance(batch)
     steps.finish(batch)
     assert request.token_ids == [1, 2, 3], (
-        f"the token itself is appended next: its name must be gone: {request.token_ids}"
+        f"the engine appends the token next, so finish removes its name: {request.token_ids}"
     )
-    assert request.num_computed_tokens == 3, "the step has computed this token"
-    assert not steps.batches, "and is in flight no more"
+    assert request.num_computed_tokens == 3, "the step has computed the third token"
+    assert not steps.batches, "the step is no longer in flight"
     audit(steps, [request], "after finish of a decode")
 
 
@@ -38,14 +38,14 @@ def test_a_chunk_has_no_placeholder_to_lose() -> None:
     steps.advance(batch)
     steps.finish(batch)
     assert request.token_ids == [1, 2, 3, 4, 5, 6], (
-        f"I1: a chunk in the middle of a prompt has sampled nothing; the prompt is now "
+        f"I1: a chunk in the middle of a prompt has no placeholder; the prompt is now "
         f"{request.token_ids}"
     )
     audit(steps, [request], "after finish of a chunk")
 
 
 def test_who_ended_meanwhile_keeps_its_last_token() -> None:
-    """Its end came with step N. Step N+1, which held it too, has nothing to take from it."""
+    """It ended in step N. It is in step N+1 too, but has no placeholder that could be removed."""
     steps = steps_in_flight()
     ended = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (ended, 1))
@@ -54,8 +54,8 @@ def test_who_ended_meanwhile_keeps_its_last_token() -> None:
     batch.is_advanced = True
     steps.finish(batch)
     assert ended.token_ids == [1, 2, 3], (
-        f"this step never put a placeholder behind a request that had ended, and finish removed "
-        f"a real token: {ended.token_ids}"
+        f"the request had ended before this step was advanced, so it has no placeholder, and "
+        f"finish removed a real token: {ended.token_ids}"
     )
 
 
@@ -66,13 +66,13 @@ def test_pages_are_held_while_a_step_in_flight_writes_them() -> None:
     batch = plan(steps, (ended, 1))
     ended.finish_reason = "stop"
     steps.leave(ended)
-    assert steps.leaving == [ended] and ended.row is not None, (
-        "I3: step N+1 is in flight and writes to this row's pages; nobody else may have them"
+    assert steps.finished == [ended] and ended.row is not None, (
+        "I3: step N+1 is in flight and writes to this row's pages; no other request may get them"
     )
     assert not set(pages) & set(steps.kv_cache.allocator.free_pages)
     batch.is_advanced = True
     steps.finish(batch)
-    assert steps.leaving == [] and ended.row is None, "now it has written: row and pages are free"
+    assert steps.finished == [] and ended.row is None, "the step has ended: row and pages are free"
     assert all_pages_can_be_had(steps)
     audit(steps, [], "after the last step of a request that had ended")
 
@@ -82,8 +82,8 @@ def test_who_is_in_no_step_leaves_at_once() -> None:
     aborted, other = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
     plan(steps, (other, 1))
     steps.leave(aborted)
-    assert steps.leaving == [] and aborted.row is None, (
-        "no step in flight holds it: what it has is free the moment it ends"
+    assert steps.finished == [] and aborted.row is None, (
+        "no step in flight has it: its row and pages become free at once"
     )
     audit(steps, [other], "after leave of a request that is in no step")
 
@@ -97,12 +97,12 @@ def test_the_last_of_two_steps_counts() -> None:
     ended.finish_reason = "abort"
     steps.leave(ended)
     steps.finish(first)
-    assert steps.leaving == [ended] and ended.row is not None, (
-        "I3: two steps in flight held it, and the second one has not ended"
+    assert steps.finished == [ended] and ended.row is not None, (
+        "I3: the request was in two steps, and the second step has not ended"
     )
     second.is_advanced = True
     steps.finish(second)
-    assert steps.leaving == [] and all_pages_can_be_had(steps)
+    assert steps.finished == [] and all_pages_can_be_had(steps)
     audit(steps, [], "after the second of two steps that held an aborted request")
 
 
@@ -116,17 +116,17 @@ def test_one_leaves_and_the_others_stay() -> None:
         steps.leave(request)
     first.is_advanced = True
     steps.finish(first)
-    assert steps.leaving == [late], "only the first one's last step has ended"
-    lives.num_computed_tokens += 1  # the second step is advanced: for the one that lives
+    assert steps.finished == [late], "only the last step of the first request has ended"
+    lives.num_computed_tokens += 1  # the second step is advanced for its live request
     lives.token_ids.append(placeholder(lives.row))
     second.is_advanced = True
     steps.finish(second)
-    assert steps.leaving == [] and lives.row is not None
+    assert steps.finished == [] and lives.row is not None
     audit(steps, [lives], "after two of three requests left, a step apart")
 
 
 def test_a_step_that_was_not_computed_is_taken_back() -> None:
-    """It failed before anybody was advanced: only its place in the queue is undone."""
+    """The step failed before it was advanced: it only leaves the steps in flight."""
     steps = steps_in_flight()
     request = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (request, 1))
@@ -143,10 +143,10 @@ def test_a_step_that_was_advanced_is_taken_back_whole() -> None:
     steps.advance(batch)
     steps.take_back(batch)
     assert (decode.num_computed_tokens, decode.token_ids) == (2, [1, 2, 3]), (
-        "I3: as before the step: its token is not computed, and its placeholder is gone"
+        "I3: the state before the step: its token is not computed, and it has no placeholder"
     )
     assert (chunk.num_computed_tokens, chunk.token_ids) == (0, [4, 5, 6, 7, 8]), (
-        "the chunk is not computed, and its prompt is whole"
+        "the chunk is not computed, and the prompt is unchanged"
     )
 
 
@@ -157,7 +157,7 @@ def test_two_steps_are_taken_back_newest_first() -> None:
     steps.advance(first)
     second = plan(steps, (request, 1))
     steps.take_back(second)
-    assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "as step N will leave it"
+    assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "the state after step N"
     steps.take_back(first)
     assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
     assert not steps.batches
@@ -171,6 +171,6 @@ def test_taking_back_leaves_the_dead_alone_and_lets_them_go() -> None:
     steps.leave(ended)
     batch.is_advanced = True
     steps.take_back(batch)
-    assert ended.token_ids == [1, 2, 3] and steps.leaving == []
-    assert all_pages_can_be_had(steps), "I3: nobody computes it any more: its memory is free"
+    assert ended.token_ids == [1, 2, 3] and steps.finished == []
+    assert all_pages_can_be_had(steps), "I3: no step in flight has the request: its memory is free"
     audit(steps, [], "after the step of an aborted request was taken back")

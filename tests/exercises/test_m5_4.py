@@ -1,4 +1,4 @@
-"""m5.4: two steps' buffers in turns, filled again when their step is done, and read no sooner."""
+"""m5.4: two buffers take turns; a buffer is filled again when its last step has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def two_buffers() -> Any:
 
 
 def test_buffers_are_filled_again_when_their_step_is_done_and_not_before() -> None:
-    """Three steps on two buffers, on a stream that runs as late as it may."""
+    """Three steps use two buffers, on a stream that runs its work as late as possible."""
     buffers, stream, seen = two_buffers(), LateStream(), []
     for step in range(3):
         mine = buffers[step % 2]
@@ -29,8 +29,8 @@ def test_buffers_are_filled_again_when_their_step_is_done_and_not_before() -> No
         mine.in_use = stream.launch(lambda x=inputs: seen.append(x.tolist()))  # type: ignore[misc]
     stream.synchronize()
     assert seen == [[0] * 4, [1] * 4, [2] * 4], (
-        f"I2: each step must read what was written for it; they read {seen}: a buffer was filled "
-        "again while its step had not run"
+        f"I2: each step must read its own inputs; the steps read {seen}: a buffer was filled again "
+        "before its step had run"
     )
 
 
@@ -43,7 +43,7 @@ def test_nobody_waits_for_more_than_the_step_before_last() -> None:
         waits.append(stream.num_waits)
         mine.in_use = stream.launch(lambda: None)
     assert waits == [0, 0, 1, 2], (
-        "the first two steps find their buffers unused; the third waits for the first, the fourth "
+        "the first two steps find unused buffers; the third waits for the first step, the fourth "
         f"for the second, once each: waits so far before each step: {waits}"
     )
 
@@ -57,17 +57,17 @@ def test_a_buffer_that_nobody_uses_is_free() -> None:
     mine.in_use = stream.launch(lambda: None)
     mine.begin()
     mine.begin()
-    assert stream.num_waits == 1, "it was waited for once; after that the step is done with it"
+    assert stream.num_waits == 1, "one wait is enough; after it the buffer is free"
 
 
 def test_a_step_begins_at_the_beginning() -> None:
-    """The same memory for each step: it does not grow from step to step."""
+    """Each step begins at the same address: the memory does not grow from step to step."""
     mine = StepBuffers(CPU, size=256)
     places = []
     for _ in range(50):
         mine.begin()
         places.append(mine.upload(torch.zeros(16, dtype=torch.int64)).data_ptr())
-    assert len(set(places)) == 1, f"50 steps, one after the other, used {len(set(places))} places"
+    assert len(set(places)) == 1, f"50 steps began at {len(set(places))} different addresses"
 
 
 def test_pieces_do_not_overlap() -> None:
@@ -86,19 +86,21 @@ def test_pieces_do_not_overlap() -> None:
     for before, after in zip(tensors, taken, strict=True):
         assert before.dtype == after.dtype and before.shape == after.shape
         assert torch.equal(before, after), (
-            f"{before.tolist()} was uploaded, and after the next uploads it reads {after.tolist()}"
+            f"{before.tolist()} was uploaded; after the other uploads it is {after.tolist()}"
         )
 
 
 def test_each_piece_is_aligned() -> None:
-    """A copy from an odd address is slow, and a view of eight bytes from one is an error."""
+    """A copy from an unaligned address is slow, and a view as int64 at one is an error."""
     mine = StepBuffers(CPU, size=4096)
     mine.begin()
     base = mine.memory.data_ptr()
     for size in (1, 3, 16, 17, 5):
         piece = mine.upload(torch.zeros(size, dtype=torch.uint8))
         offset = piece.data_ptr() - base
-        assert offset % ALIGNMENT == 0, f"a piece begins at byte {offset}, not at one of 16, 32, …"
+        assert offset % ALIGNMENT == 0, (
+            f"a piece begins at byte {offset}, not at a multiple of {ALIGNMENT}"
+        )
 
 
 def test_memory_grows_and_what_was_taken_stays() -> None:
@@ -107,7 +109,7 @@ def test_memory_grows_and_what_was_taken_stays() -> None:
     tensors = [torch.arange(n) + n for n in (2, 3, 40, 1, 500)]
     taken = [mine.upload(tensor) for tensor in tensors]
     assert all(torch.equal(a, b) for a, b in zip(taken, tensors, strict=True)), (
-        "I2: memory ran out in the middle of a step, and what the step had written is lost"
+        "I2: memory ran out in the middle of a step, and earlier pieces of the step are lost"
     )
 
 
@@ -120,7 +122,7 @@ def test_what_comes_back_has_a_place_too() -> None:
 
 
 def launched(stream: LateStream, buffers: Any, tokens: list[int]) -> Any:
-    """A step whose forward says these tokens when it runs."""
+    """Launch a step with a forward that yields these tokens when it runs."""
     result: Any = StepResult(buffers)
 
     def forward() -> None:
@@ -135,19 +137,23 @@ def test_a_result_is_read_after_its_own_step() -> None:
     stream, buffers = LateStream(), two_buffers()
     first = launched(stream, buffers[0], [10, 11])
     second = launched(stream, buffers[1], [20, 21])
-    assert first.wait() == [(10, None), (11, None)], "tokens with their log probabilities, or None"
-    assert len(stream.pending) == 1, "the step behind it is still in flight: nobody waits for that"
+    assert first.wait() == [(10, None), (11, None)], (
+        "each token comes with its log probabilities, or None"
+    )
+    assert len(stream.pending) == 1, "the next step is still in flight: wait must not wait for it"
     assert second.wait() == [(20, None), (21, None)]
 
 
 def test_the_buffer_is_free_once_its_result_was_read() -> None:
-    """Else the next step to use it waits a second time for the same event."""
+    """Otherwise the next step that uses the buffer waits for the same event again."""
     stream, buffers = LateStream(), two_buffers()
     result = launched(stream, buffers[0], [10])
     other = launched(stream, buffers[1], [20])
     result.wait()
     buffers[0].begin()
-    assert stream.num_waits == 1, f"one step was waited for, {stream.num_waits} times"
+    assert stream.num_waits == 1, (
+        f"the host must wait once for the step, not {stream.num_waits} times"
+    )
     assert buffers[1].in_use is other.done, "the other step's buffer is still in use"
 
 

@@ -1,4 +1,4 @@
-"""m5.5: decode steps of a few fixed sizes, padded, in memory that stays where it is."""
+"""m5.5: decode steps are padded to a few fixed sizes, in memory that keeps its addresses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from common import EngineConfig, Request
 from m5_overlap import model_runner
 from m5_overlap.cuda_graph import DecodeGraphs, StaticStep
 from m5_overlap.future_map import placeholder
-from m5_overlap.model_runner import ModelInput, ModelRunner
-from m5_overlap.scheduler import ScheduleBatch
+from m5_overlap.model_input import ModelInput
+from m5_overlap.model_runner import ModelRunner
+from m5_overlap.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
 from tests.exercises.requests import request_of
 
@@ -21,15 +22,15 @@ PAGE_SIZE, MAX_MODEL_LEN = 4, 30
 
 
 class PlainBuffers:
-    """Buffers that copy: what is tested here does not depend on how they take turns."""
+    """Buffers that copy, because these tests must not depend on how buffers take turns."""
 
     in_use = None
 
     def __init__(self, device: torch.device) -> None:
-        """Nothing to hold."""
+        """Hold nothing."""
 
     def begin(self) -> None:
-        """Nothing to wait for."""
+        """Wait for nothing."""
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -37,7 +38,7 @@ class PlainBuffers:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
-    """A runner of a tiny model with static steps of 1, 2 and 4 requests, and pages of 4 tokens."""
+    """Return a runner of a tiny model: static steps of 1, 2 and 4 requests, pages of 4 tokens."""
     monkeypatch.setattr(model_runner, "StepBuffers", PlainBuffers)
     config = EngineConfig(
         model="tiny-llama", device="cpu", page_size=PAGE_SIZE, num_pages=20, max_num_seqs=8,
@@ -51,10 +52,10 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
 
 
 def request_in(runner: ModelRunner, row: int, pages: list[int], computed: int) -> Request:
-    """A request that runs in a row: tokens 10 * row, 10 * row + 1, …, all but one computed."""
+    """Return a request in a row: tokens 10 * row, 10 * row + 1, …, all but the last computed."""
     request = request_of(f"row {row}", [10 * row + i for i in range(computed + 1)])
     request.row, request.num_computed_tokens = row, computed
-    runner.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    runner.inputs.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
     return request
 
 
@@ -71,46 +72,50 @@ def three_decodes(runner: ModelRunner, computed: tuple[int, int, int] = (5, 2, 9
 def test_a_batch_runs_as_the_next_size_there_is() -> None:
     graphs = DecodeGraphs(torch.Tensor, [1, 2, 4, 8, 16], capture=False)
     sizes = [graphs.size_for(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)]
-    assert sizes == [1, 2, 4, 4, 8, 8, 16, 16], f"1 2 3 4 5 8 9 16 requests run as {sizes}"
+    assert sizes == [1, 2, 4, 4, 8, 8, 16, 16], (
+        f"batches of 1 2 3 4 5 8 9 16 requests run as {sizes}"
+    )
 
 
 def test_a_batch_larger_than_the_largest_graph_has_none() -> None:
-    """It runs as it is: there is always the forward that was never captured."""
+    """Such a batch runs as it is, by a forward that is not captured."""
     assert DecodeGraphs(torch.Tensor, [1, 2, 4], capture=False).size_for(5) is None
-    assert DecodeGraphs(torch.Tensor, [], capture=False).size_for(1) is None, "none captured at all"
+    assert DecodeGraphs(torch.Tensor, [], capture=False).size_for(1) is None, "no size is captured"
 
 
 def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
-    inputs = runner._prepare(three_decodes(runner))
+    inputs = runner.inputs.prepare(three_decodes(runner))
     meta = inputs.metadata
     assert inputs.input_ids.tolist() == [[5, 22, 39, 0]], (
-        "each request's first token that is not computed; a row of padding feeds token 0"
+        "each request feeds its first token that is not computed; a row of padding feeds token 0"
     )
     assert inputs.position_ids.tolist() == [[5, 2, 9, 0]], (
-        "I1: the position is the number of tokens before; a row of padding is at 0"
+        "I1: the position is the number of tokens before it; a row of padding is at position 0"
     )
-    assert inputs.sampled.tolist() == [0, 1, 2, 3], "a graph has logits for each of its rows"
-    assert meta.seq_lens.tolist() == meta.contexts == [6, 3, 10, 1]
-    assert meta.num_tokens == [1, 1, 1, 1] and inputs.is_static
+    assert inputs.logits_indices.tolist() == [0, 1, 2, 3], "a graph has logits for each of its rows"
+    assert meta.seq_lens.tolist() == meta.seq_lens_cpu == [6, 3, 10, 1]
+    assert meta.query_lens_cpu == [1, 1, 1, 1] and inputs.is_static
 
 
 def test_padding_writes_to_the_padding_page(runner: ModelRunner) -> None:
-    """I3: a row of padding computes keys and values like any other. They must hurt nobody."""
-    meta = runner._prepare(three_decodes(runner)).metadata
+    """I3: a row of padding has keys and values too. They must not overwrite those of a request."""
+    meta = runner.inputs.prepare(three_decodes(runner)).metadata
     slots = meta.slot_mapping.tolist()
     assert slots[:3] == [6 * 4 + 1, 8 * 4 + 2, 4 * 4 + 1], "I1: table[p // 4] * 4 + p % 4"
-    assert 0 <= slots[3] < PAGE_SIZE, f"I3: padding is written to page 0, slots 0 to 3: {slots[3]}"
+    assert 0 <= slots[3] < PAGE_SIZE, (
+        f"I3: padding must be written to page 0, slots 0 to 3, not {slots[3]}"
+    )
     assert meta.page_table[3].tolist() == [0] * meta.page_table.shape[1], (
-        "and reads from nowhere else: its row of the table names the padding page only"
+        "padding must read page 0 only: its row of the table names no other page"
     )
 
 
 def test_a_static_table_is_as_wide_as_the_longest_request(runner: ModelRunner) -> None:
     """A graph is captured with one width; a request may grow to max_model_len."""
-    table = runner._prepare(three_decodes(runner)).metadata.page_table
+    table = runner.inputs.prepare(three_decodes(runner)).metadata.page_table
     needed = -(-MAX_MODEL_LEN // PAGE_SIZE)
     assert table.shape == (4, needed), (
-        f"{MAX_MODEL_LEN} tokens in pages of {PAGE_SIZE} are {needed} columns, not {table.shape[1]}"
+        f"{MAX_MODEL_LEN} tokens in pages of {PAGE_SIZE} need {needed} columns: {table.shape}"
     )
     assert table[0, :3].tolist() == [5, 6, 7]
 
@@ -119,65 +124,71 @@ def test_a_full_size_needs_no_padding(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
     batch.requests.append(request_in(runner, 5, [10], 1))
     batch.num_scheduled_tokens.append(1)
-    batch.sampled.append(3)
-    inputs = runner._prepare(batch)
+    batch.sampled_indices.append(3)
+    inputs = runner.inputs.prepare(batch)
     assert inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39, 51]]
 
 
 def test_a_batch_that_fits_no_size_runs_as_it_is(runner: ModelRunner) -> None:
     runner.graphs.sizes = [1, 2]
-    inputs = runner._prepare(three_decodes(runner))
-    assert not inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39]], "no padding"
+    inputs = runner.inputs.prepare(three_decodes(runner))
+    assert not inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39]], (
+        "there must be no padding"
+    )
     assert inputs.metadata.seq_lens.tolist() == [6, 3, 10]
     assert inputs.metadata.page_table.shape[0] == 3
 
 
 def test_a_step_with_a_chunk_runs_as_it_is(runner: ModelRunner) -> None:
-    """One decode, a chunk in the middle of a prompt, the last chunk of another one."""
+    """The step has one decode, a chunk in the middle of a prompt, and the last chunk of another."""
     decode = request_in(runner, 0, [5, 6], 5)
     middle, last = request_of("middle", list(range(100, 120))), request_of("last", [90, 91, 92])
     for request, row, pages, computed in ((middle, 1, [7, 8], 4), (last, 2, [9], 0)):
         request.row, request.num_computed_tokens = row, computed
-        runner.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-    inputs = runner._prepare(ScheduleBatch([decode, middle, last], [1, 3, 3], [0, 2]))
+        runner.inputs.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    inputs = runner.inputs.prepare(ScheduleBatch([decode, middle, last], [1, 3, 3], [0, 2]))
     meta = inputs.metadata
-    assert not inputs.is_static, "a graph is of one token a request"
+    assert not inputs.is_static, "a graph has one token for each request"
     assert inputs.input_ids.tolist() == [[5, 104, 105, 106, 90, 91, 92]]
     assert inputs.position_ids.tolist() == [[5, 4, 5, 6, 0, 1, 2]]
-    assert inputs.sampled.tolist() == [0, 6], "the last tokens of those that get a next one"
+    assert inputs.logits_indices.tolist() == [0, 6], (
+        "the last tokens of the requests that get a next token"
+    )
     assert meta.seq_lens.tolist() == [6, 7, 3], "I1: a chunk's context ends with the chunk"
     assert meta.slot_mapping.tolist() == [25, 32, 33, 34, 36, 37, 38]
 
 
 def test_a_single_token_that_is_no_decode_is_not_static(runner: ModelRunner) -> None:
-    """A chunk of one token in the middle of a prompt samples nothing: it needs no logits."""
+    """A chunk of one token in the middle of a prompt samples no token and needs no logits."""
     middle = request_of("middle", [1, 2, 3, 4])
     middle.row, middle.num_computed_tokens = 0, 1
-    inputs = runner._prepare(ScheduleBatch([middle], [1], []))
-    assert not inputs.is_static and inputs.sampled.tolist() == []
+    inputs = runner.inputs.prepare(ScheduleBatch([middle], [1], []))
+    assert not inputs.is_static and inputs.logits_indices.tolist() == []
 
 
 def test_placeholders_travel_like_tokens(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
     for request in batch.requests:
         request.token_ids[-1] = placeholder(request.row)
-    ids = runner._prepare(batch).input_ids.tolist()[0]
-    assert ids[:3] == [-1, -3, -4] and ids[3] == 0, f"padding is no placeholder: {ids}"
+    ids = runner.inputs.prepare(batch).input_ids.tolist()[0]
+    assert ids[:3] == [-1, -3, -4] and ids[3] == 0, (
+        f"padding must be token 0, not a placeholder: {ids}"
+    )
 
 
 def filled(runner: ModelRunner, first: ModelInput, second: ModelInput) -> StaticStep:
-    """A static step made like the first inputs and filled with the second."""
+    """Return a static step that is made from the first inputs and filled with the second."""
     step = runner.graphs._make(first)
     step.fill(second)
     return step
 
 
 def test_every_static_tensor_is_written(runner: ModelRunner) -> None:
-    """What is left of the step before is read as if it were of this one."""
-    before = runner._prepare(three_decodes(runner))
+    """A value that is left from the step before would be read as a value of this step."""
+    before = runner.inputs.prepare(three_decodes(runner))
     batch = three_decodes(runner, (8, 11, 3))
     batch.requests.reverse()
-    now = runner._prepare(batch)
+    now = runner.inputs.prepare(batch)
     static = filled(runner, before, now).inputs
     assert torch.equal(static.input_ids, now.input_ids), "token ids"
     assert torch.equal(static.position_ids, now.position_ids), "positions"
@@ -186,19 +197,19 @@ def test_every_static_tensor_is_written(runner: ModelRunner) -> None:
         assert torch.equal(left, right), (
             f"{name} is {left.tolist()}, the step's is {right.tolist()}"
         )
-    assert static.metadata.contexts == now.metadata.contexts, "and what the host knows of it"
+    assert static.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the host's contexts"
 
 
 def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
-    """A captured graph knows addresses, not names: new tensors it never sees."""
-    first = runner._prepare(three_decodes(runner))
+    """A captured graph reads fixed addresses: it never reads new tensors."""
+    first = runner.inputs.prepare(three_decodes(runner))
     step = runner.graphs._make(first)
     tensors = {
         "input_ids": step.inputs.input_ids,
         "position_ids": step.inputs.position_ids,
         **{n: getattr(step.inputs.metadata, n) for n in ("slot_mapping", "seq_lens", "page_table")},
     }
-    now = runner._prepare(three_decodes(runner, (8, 11, 3)))
+    now = runner.inputs.prepare(three_decodes(runner, (8, 11, 3)))
     step.fill(now)
     for name, tensor in tensors.items():
         source = getattr(now, name, None)
@@ -209,35 +220,37 @@ def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
 
 
 def test_a_static_step_does_not_hold_on_to_a_buffer(runner: ModelRunner) -> None:
-    """The step's own tensors lie in buffers that are filled again for another step."""
-    first = runner._prepare(three_decodes(runner))
-    now = runner._prepare(three_decodes(runner, (8, 11, 3)))
+    """The inputs of a step are in buffers that are filled again for another step."""
+    first = runner.inputs.prepare(three_decodes(runner))
+    now = runner.inputs.prepare(three_decodes(runner, (8, 11, 3)))
     step = filled(runner, first, now)
     expected = now.input_ids.clone()
     now.input_ids.zero_()
-    assert torch.equal(step.inputs.input_ids, expected), "filled by copy, not by reference"
+    assert torch.equal(step.inputs.input_ids, expected), (
+        "fill must copy the values, not keep the tensor"
+    )
 
 
 @torch.inference_mode()
 def test_a_padded_step_gives_the_logits_of_the_plain_one(runner: ModelRunner) -> None:
-    """I1, twice in a row: lengths grow, and rows change places."""
+    """I1: three steps on one static step, in which lengths grow and rows change places."""
     for turn, computed in enumerate([(5, 2, 9), (6, 3, 10), (2, 11, 0)]):
         batch = three_decodes(runner, computed)
         if turn == 1:
             batch.requests.reverse()
-        padded = runner.graphs.run(runner._prepare(batch))[:3]
+        padded = runner.graphs.run(runner.inputs.prepare(batch))[:3]
         runner.graphs.sizes, sizes = [], runner.graphs.sizes
-        plain = runner._forward(runner._prepare(batch))
+        plain = runner.forward(runner.inputs.prepare(batch))
         runner.graphs.sizes = sizes
         error = float((padded - plain).abs().max())
-        assert error < 1e-4, f"turn {turn}: a row of padding changed a neighbour's logits ({error})"
+        assert error < 1e-4, f"turn {turn}: padded logits differ from plain ones by {error}"
 
 
 @torch.inference_mode()
 def test_a_replayed_graph_reads_what_was_filled_in(runner: ModelRunner) -> None:
-    """With a stand-in for a CUDA graph: it knows the memory of its capture, and nothing else."""
+    """A stand-in for a CUDA graph reads only the tensors that it was captured with."""
     batch = three_decodes(runner)
-    inputs = runner._prepare(batch)
+    inputs = runner.inputs.prepare(batch)
     step = runner.graphs._make(inputs)
     runner.graphs.steps[4] = step
     captured = replace(step.inputs, metadata=step.inputs.metadata)  # the tensors of the capture
@@ -248,5 +261,5 @@ def test_a_replayed_graph_reads_what_was_filled_in(runner: ModelRunner) -> None:
             seen.append([captured.input_ids.tolist()[0], captured.metadata.seq_lens.tolist()])
 
     step.graph, step.logits = Graph(), torch.zeros(4, 8)  # type: ignore[assignment]
-    runner.graphs.run(runner._prepare(three_decodes(runner, (8, 11, 3))))
+    runner.graphs.run(runner.inputs.prepare(three_decodes(runner, (8, 11, 3))))
     assert seen == [[[8, 31, 33, 0], [9, 12, 4, 1]]], f"the graph computed {seen}"

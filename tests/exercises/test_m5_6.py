@@ -1,4 +1,4 @@
-"""m5.6: launch step N+1, then process step N. The loop on hashes first, then on a real model."""
+"""m5.6: launch step N+1, then process step N. First with a model of hashes, then a real one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from common import EngineConfig, SamplingParams
 from m5_overlap import engine as engine_module
-from m5_overlap.scheduler import ScheduleBatch, Scheduler
+from m5_overlap.schedule_batch import ScheduleBatch
+from m5_overlap.scheduler import Scheduler
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
@@ -26,7 +27,7 @@ def scheduler_of(num_pages: int, **config: Any) -> Scheduler:
 
 
 def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 20) -> ScheduleBatch:
-    """These prompts are planned, in flight, and their requests advanced, as before a launch."""
+    """Plan a step of these prompts and advance their requests, as `step` does before a launch."""
     for i, prompt in enumerate(prompts):
         scheduler.add_request(request_of(f"{i}", prompt, max_tokens))
     batch = scheduler.schedule()
@@ -35,17 +36,17 @@ def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 2
 
 
 def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
-    """The engine without tensors, on a stream that runs as late as it may (or as early)."""
+    """Return an engine without tensors, on a stream that runs as late (or as early) as possible."""
     return hash_engine(engine_module, stream, num_pages, **config)
 
 
 def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """The tokens that each prompt ends with; each ends once, and no output shows a placeholder."""
+    """Return the tokens of each prompt; each ends once, and no output shows a placeholder."""
     names = [engine.add_request(p, greedy(max_tokens, ignore_eos=True)) for p in prompts]
     finals: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
-            assert output.request_id not in finals, "nothing comes after the final output"
+            assert output.request_id not in finals, "no output may follow the final output"
             tokens = output.outputs[0].token_ids
             assert min(tokens, default=0) >= 0, f"I1: a placeholder in an output: {tokens}"
             if output.finished:
@@ -56,35 +57,35 @@ def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list
 def test_with_memory_to_spare_nobody_waits() -> None:
     scheduler = scheduler_of(num_pages=20)
     in_flight(scheduler, [1, 2, 3], [4, 5, 6])
-    assert not scheduler.needs_result(), "both have room in their last page: plan step N+1 now"
+    assert not scheduler.needs_result(), "both requests have room in their last page: plan N+1 now"
 
 
 @pytest.mark.parametrize(("num_pages", "is_short"), [(3, False), (2, True)])
 def test_memory_is_short_when_a_page_is_missing(num_pages: int, is_short: bool) -> None:
-    """One of two requests has filled its page; the next step needs one page more than is held."""
+    """One of two requests has filled its page: the next step needs one more page."""
     scheduler = scheduler_of(num_pages)
-    scheduler.new_token_ratio = 0.0  # admit both, whatever they may need later
+    scheduler.admission.new_token_ratio = 0.0  # admit both, whatever they may need later
     in_flight(scheduler, [1, 2], [4])
     assert scheduler.needs_result() == is_short, (
-        f"of {num_pages} pages two are held, and step N+1 needs a third: if there is none, "
-        "somebody would be retracted; who ends in step N may save him, so wait for its result"
+        f"two of {num_pages} pages are held, and step N+1 needs a third: if there is none, it "
+        "would retract a request, which an end in step N may make unnecessary: wait for N"
     )
 
 
 def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
     scheduler = scheduler_of(num_pages=3)
-    scheduler.new_token_ratio = 0.0
+    scheduler.admission.new_token_ratio = 0.0
     [cached] = scheduler.kv_cache.allocator.allocate(1)
     scheduler.kv_cache.radix_cache.insert([9, 9], [cached])
     in_flight(scheduler, [1, 2], [4])
-    assert not scheduler.needs_result(), "no page is free, and one is cached that nobody reads"
+    assert not scheduler.needs_result(), "no page is free, but a cached page can be evicted"
 
 
 def test_who_is_known_to_end_needs_no_page() -> None:
     scheduler = scheduler_of(num_pages=2)
-    scheduler.new_token_ratio = 0.0
+    scheduler.admission.new_token_ratio = 0.0
     in_flight(scheduler, [1, 2], [4, 5], max_tokens=1)
-    assert not scheduler.needs_result(), "both end with step N: step N+1 holds nobody"
+    assert not scheduler.needs_result(), "both end in step N: step N+1 has no request"
 
 
 def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
@@ -93,13 +94,13 @@ def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     assert not scheduler.needs_result()
     scheduler.add_request(request_of("alike", [1, 2, 3, 4, 9]))
     assert scheduler.needs_result(), (
-        "step N computes 1 2 3 4, which the waiting request needs: planned before N has ended, "
-        "step N+1 would leave it outside"
+        "step N computes 1 2 3 4, which the waiting request needs: if step N+1 is planned before "
+        "N has ended, it cannot admit that request"
     )
 
 
 def test_a_forced_retraction_needs_the_result() -> None:
-    """For tests: whoever is retracted must not have a result on its way."""
+    """For tests: a request must not be retracted while a step in flight computes its token."""
     scheduler = scheduler_of(num_pages=20)
     in_flight(scheduler, [1, 2, 3])
     assert not scheduler.needs_result()
@@ -114,7 +115,7 @@ def test_an_idle_engine_does_nothing() -> None:
 
 
 def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
-    """The lesson, in two counters: launches are one ahead, and the host waits once a step."""
+    """The lesson in two counters: one launch ahead, and one wait in each step."""
     stream = LateStream()
     engine = engine_of(stream, max_num_seqs=4)
     for i in range(3):
@@ -126,7 +127,7 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
             f"after step() number {step}, step {step + 1} should be in flight: "
             f"{engine.runner.num_launches} were launched"
         )
-        assert stream.num_waits == step, f"one wait a step: {stream.num_waits} in {step} steps"
+        assert stream.num_waits == step, f"the host must wait once a step: {stream.num_waits}"
     engine.step()
     assert engine.runner.num_launches == 8 == engine.stats().num_steps
     assert_idle(engine)
@@ -152,7 +153,7 @@ def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
     while engine.has_unfinished_requests():
         engine.step()
     assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"], (
-        f"two launches, then wait for the older one and launch the next, in turns: {events}"
+        f"first two launches, then in turns a wait for the older step and a launch: {events}"
     )
 
 
@@ -177,14 +178,14 @@ def test_the_tokens_are_those_of_the_requests_alone(
         "I1, I2"
     )
     stats = engine.stats()
-    assert stats.padding_tokens == 0, "all ends were known in advance: no step for nobody"
+    assert stats.padding_tokens == 0, "all ends were known in advance: no token is dropped"
     assert stats.prefill_tokens + stats.cached_prompt_tokens == sum(map(len, prompts))
     assert stats.decode_tokens == len(prompts) * (max_tokens - 1)
     assert_idle(engine)
 
 
 def test_overlapping_changes_no_step() -> None:
-    """Where all ends are known, both loops run the same steps: same requests, same chunks."""
+    """If all ends are known, both loops run the same steps: same requests, same chunks."""
     seen: dict[bool, list[Any]] = {}
     for overlap in (False, True):
         engine = engine_of(
@@ -208,7 +209,7 @@ def test_overlapping_changes_no_step() -> None:
 
 @pytest.mark.parametrize("stream", [LateStream, EarlyStream])
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateStream]) -> None:
-    """It says its stop token at N, and N+1 is in flight: what it computes there is dropped."""
+    """It samples its stop token in N while N+1 is in flight: its token of N+1 is dropped."""
     engine = engine_of(stream(), page_size=1)
     answer = expected_tokens([5, 6], 20)
     length = answer.index(answer[3]) + 1
@@ -222,29 +223,29 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateS
     assert (
         final.outputs[0].token_ids == answer[:length] and final.outputs[0].finish_reason == "stop"
     )
-    assert [r.request_id for r in engine.scheduler.in_flight.leaving] == ["stops"], (
-        "I3: step N+1 writes to its pages: they are held until then"
+    assert [r.request_id for r in engine.scheduler.in_flight.finished] == ["stops"], (
+        "I3: step N+1 writes to its pages: they must be held until it has ended"
     )
     rest = drain(engine)
-    assert "stops" not in rest, "nothing comes after the final output"
-    assert engine.stats().padding_tokens == 1, "one token was computed for nobody"
+    assert "stops" not in rest, "no output may follow the final output"
+    assert engine.stats().padding_tokens == 1, "one token was computed and dropped"
     assert rest["goes on"][-1].outputs[0].token_ids == expected_tokens([8, 9], 20), "I2"
     assert_idle(engine)
 
 
 def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
-    """The only request stops at N. When its final output is given, nothing is in flight."""
+    """The only request stops in step N. When its final output is returned, no step is in flight."""
     engine = engine_of(LateStream(), page_size=1)
     answer = expected_tokens([5, 6], 20)
     engine.add_request([5, 6], greedy(20, stop_token_ids=[answer[0]], ignore_eos=True))
     outputs = engine.step()
     assert [output.finished for output in outputs] == [True]
-    assert not engine.result_queue, "step N+1 was for this request alone: it is forgotten"
+    assert not engine.result_queue, "step N+1 has no other request: it must be dropped"
     assert_idle(engine)
 
 
 def test_an_abort_between_two_steps() -> None:
-    """Its token is on its way. It is neither given nor missed, and the neighbour's is exact."""
+    """The token in flight of the aborted request is dropped, and the neighbour's is exact."""
     engine = engine_of(LateStream(), page_size=2)
     for name, prompt in (("goes", [5, 6]), ("stays", [7, 8])):
         engine.add_request(prompt, greedy(9, ignore_eos=True), name)
@@ -255,20 +256,20 @@ def test_an_abort_between_two_steps() -> None:
     [final] = history["goes"]
     assert final.finished and final.outputs[0].finish_reason == "abort"
     assert final.outputs[0].token_ids == expected_tokens([5, 6], 9)[:2], (
-        "I1: two steps were processed, two tokens are its output"
+        "I1: two steps were processed, so its output has two tokens"
     )
     assert history["stays"][-1].outputs[0].token_ids == expected_tokens([7, 8], 9)
     assert_idle(engine)
 
 
 def test_a_prompt_is_shared_after_its_forward_and_not_before() -> None:
-    """Six that begin alike: one computes the stem, the others join in the step after."""
+    """Six prompts share a stem: one computes it, and the others join in the step after."""
     engine = engine_of(LateStream(), page_size=4, max_num_seqs=8)
     stem = [1] * 32
     prompts = [[*stem, 40 + i, 3] for i in range(6)]
     assert run(engine, prompts, 4) == [expected_tokens(p, 4) for p in prompts], "I1"
     assert engine.stats().prefill_tokens == 34 + 5 * 2, (
-        "the stem once, and two tokens of their own each"
+        "the stem is computed once, and two more tokens of each prompt"
     )
     assert_idle(engine)
 
@@ -277,12 +278,12 @@ def test_retraction_on_little_memory() -> None:
     engine = engine_of(LateStream(), num_pages=12, page_size=2, max_num_seqs=4)
     prompts = [[1, 2], [3, 4], [5, 6]]
     assert run(engine, prompts, 16) == [expected_tokens(p, 16) for p in prompts], "I2"
-    assert engine.stats().num_retractions > 0, "the pool is too small for all three"
+    assert engine.stats().num_retractions > 0, "the pool is too small for all three requests"
     assert_idle(engine)
 
 
 def test_a_launch_that_fails_changes_nothing() -> None:
-    """I3: the step behind it is undone with it, and the requests go on as before."""
+    """I3: the failed launch and the step in flight are both undone, and the requests go on."""
     engine = engine_of(LateStream(), page_size=2)
     engine.add_request([5, 6, 7], greedy(8, ignore_eos=True), "a")
     engine.step()
@@ -292,7 +293,7 @@ def test_a_launch_that_fails_changes_nothing() -> None:
         raise MemoryError
 
     engine.runner.launch = fail
-    assert engine.step() == [], "I3: the step in flight is undone as well"
+    assert engine.step() == [], "I3: the step in flight must be undone too"
     engine.check_invariants()
     engine.runner.launch = launch
     final = drain(engine)["a"][-1]
@@ -302,13 +303,13 @@ def test_a_launch_that_fails_changes_nothing() -> None:
 
 @pytest.mark.parametrize("stream", [LateStream, EarlyStream])
 def test_random_schedules(stream: type[LateStream]) -> None:
-    """Arrivals, stops, aborts, retractions on a few pages: exact, and audited after each step."""
+    """Arrivals, stops, aborts and retractions on a few pages: exact tokens, audited each step."""
     for seed in range(60):
         fuzz(engine_module, seed, stream)
 
 
 def test_the_answers_are_hugging_faces() -> None:
-    """I1 end to end: thread, futures, buffers in turns, padded decodes, the tree, the loop."""
+    """I1 for the whole engine: thread, futures, buffers, padded decodes, the tree, the loop."""
     prompts = [[i + 3] * (1 + 7 * i) for i in range(5)] + [[7] * 20 + [i] for i in range(3)]
     assert run(engine_of(EarlyStream(), max_num_seqs=4), prompts, 9), "first without a model"
     with build_engine("m5_overlap", max_num_seqs=4, page_size=4, enable_overlap=True) as engine:
@@ -319,7 +320,7 @@ def test_the_answers_are_hugging_faces() -> None:
 
 
 def test_sampling_does_not_notice() -> None:
-    """I2: a draw depends on seed and position, in the overlapped loop as in the serial one."""
+    """I2: a draw depends only on seed and position, in the overlapped and in the serial loop."""
     prompts = [[1 + i, 2, 3] for i in range(5)]
     assert run(engine_of(EarlyStream(), max_num_seqs=3), prompts, 4), "first without a model"
     texts = []

@@ -1,0 +1,80 @@
+"""Numbers in the prose of the handouts agree with the table or the recorded run they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from milestones.course import record
+from milestones.host_time import RUNGS, SIZES
+from tests.conftest import ROOT
+
+HANDOUTS = ROOT / "milestones"
+GAPS = r"With (\d+) requests, that gap is (\d+) µs .*?in this milestone it is (\d+) µs"
+TOKENS = r"computes (\d+) prompt tokens, and it has computed (\d+) of them before"
+
+
+def handout(milestone: str) -> str:
+    return (HANDOUTS / milestone / "README.md").read_text(encoding="utf-8")
+
+
+def table(text: str, header: str) -> list[dict[str, str]]:
+    """Return the rows of the table that begins with these cells, by column name."""
+    lines = text[text.index(f"\n{header}") + 1 :].partition("\n\n")[0].splitlines()
+    names, _rule, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def numbers(pattern: str, text: str) -> list[str]:
+    """Return the numbers that a sentence of a handout gives, wherever its lines break."""
+    found = re.findall(pattern, " ".join(text.split()))
+    assert len(found) == 1, f"the sentence {pattern!r} is in the handout {len(found)} times"
+    return list(found[0])
+
+
+def test_the_table_of_host_times_is_of_the_recorded_run() -> None:
+    """`python -m milestones host-time --json milestones/results/host_time.json` writes the run."""
+    recorded = json.loads((HANDOUTS / "results/host_time.json").read_text(encoding="utf-8"))
+    shown = {row["running"]: row for row in table(handout("m5_overlap"), "| running |")}
+    assert list(shown) == [str(size) for size in SIZES]
+    assert len(recorded["microseconds"]) == len(RUNGS) * len(SIZES)
+    for run in recorded["microseconds"]:
+        row = shown[str(run["num_running"])]
+        for what in ("host", "gap"):
+            column = f"{run['milestone'][:2]} {what}"
+            assert row[column] == f"{run[what]:.0f}", f"{column}, {run['num_running']} running"
+
+
+def test_the_gaps_of_m5_1_are_those_of_the_table() -> None:
+    text = handout("m5_overlap")
+    size, below, here = numbers(GAPS, text)
+    [row] = [row for row in table(text, "| running |") if row["running"] == size]
+    assert (below, here) == (row["m4 gap"], row["m5 gap"])
+
+
+def test_the_tokens_of_m4_1_are_those_of_the_table() -> None:
+    """The prompt tokens that m3 computes are those that m4 computes and those that it reuses."""
+    text = handout("m4_radix")
+    computed, reused = table(text, "| | m3_paged |")
+    assert numbers(TOKENS, text) == [computed["m3_paged"], reused["m4_radix"].split()[0]]
+    total, again = int(computed["m3_paged"]), int(reused["m4_radix"].split()[0])
+    assert int(computed["m4_radix"]) + again == total
+    assert reused["m4_radix"] == f"{again} ({again / total:.0%})"
+
+
+def test_points_and_hours_of_a_week_are_those_of_its_exercises() -> None:
+    rows = table((HANDOUTS / "README.md").read_text(encoding="utf-8"), "| week |")
+    shown = [(float(row["points"]), float(row["hours"])) for row in rows]
+    courses = [record.load(milestone) for milestone in record.recorded(ROOT)]
+    assert shown == [(sum(e.points for e in c), sum(e.hours for e in c)) for c in courses]
+
+
+@pytest.mark.parametrize("wrong", ["750 µs", "43 µs"])
+def test_a_gap_that_is_not_in_the_table_is_seen(wrong: str) -> None:
+    """The pattern reads the whole number, and the sentence must be there."""
+    sentence = f"With 16 requests, that gap is {wrong} per step; in this milestone it is 91 µs."
+    assert numbers(GAPS, sentence) == ["16", wrong.split()[0], "91"]
+    with pytest.raises(AssertionError, match="0 times"):
+        numbers(GAPS, sentence.replace("gap", "time"))

@@ -1,4 +1,4 @@
-"""m1.3: tokens become outputs. `LLMEngine.process`, `LLMEngine.release`, `ModelRunner.free`."""
+"""m1.3: tokens become outputs. `update_after_step`, `LLMEngine.process`, `ModelRunner.free`."""
 
 from __future__ import annotations
 
@@ -139,16 +139,16 @@ def test_an_end_of_sequence_token_ends_a_request() -> None:
     )
 
 
-def test_a_request_that_waits_can_be_removed() -> None:
-    """A request that is aborted while it waits has no keys and values."""
+def test_only_the_given_requests_lose_their_memory() -> None:
+    """A request that is aborted while it waits has no keys and values. The others keep theirs."""
     engine = make_engine()
     a = run(engine, "A", 3)
+    a.num_computed_tokens = 3
     engine.add_request([5, 6], greedy(4), "B")
-    engine.scheduler.finish_request(engine.scheduler.waiting[0])
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("A", "none"), (
-        "I3: B leaves the queue, and A continues to run"
+    engine.runner.free([engine.scheduler.waiting[0]])
+    assert (list(engine.runner.past_key_values), a.num_computed_tokens) == ([a], 3), (
+        f"I1: A's keys and values are still needed, and its 3 tokens are computed: {a}"
     )
-    assert list(engine.runner.past_key_values) == [a], "A's keys and values are still needed"
 
 
 def test_who_is_forgotten_begins_anew() -> None:

@@ -1,4 +1,4 @@
-"""m2.6: the results of a step. `LLMEngine.process` and `Scheduler.update_after_step`, then the whole engine."""
+"""m2.6: results. `Scheduler.update_after_step`, `LLMEngine.process`; then the whole engine."""
 
 from __future__ import annotations
 

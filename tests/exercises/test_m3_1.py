@@ -161,5 +161,6 @@ def test_no_page_is_lost_in_a_thousand_steps() -> None:
             manager.allocate(request)
         else:
             request.num_computed_tokens = chance.randint(0, 21)
+            manager.free_slots(request, request.num_computed_tokens)
             manager.allocate_slots(request, request.num_computed_tokens)
         manager.check_invariants([r for r in requests if r.row is not None])

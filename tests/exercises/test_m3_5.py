@@ -142,8 +142,9 @@ def test_the_ratio_decays_while_all_goes_well() -> None:
     run(scheduler, "A", 5)
     before = scheduler.admission.new_token_ratio
     scheduler.schedule()
-    assert scheduler.admission.new_token_ratio == pytest.approx(before - RATIO_DECAY), (
-        f"a step without retraction lowers {before} by {RATIO_DECAY}: {scheduler.admission.new_token_ratio}"
+    after = scheduler.admission.new_token_ratio
+    assert after == pytest.approx(before - RATIO_DECAY), (
+        f"a step without retraction lowers {before} by {RATIO_DECAY}: {after}"
     )
 
 

@@ -41,7 +41,7 @@ class Scheduler:
         )
 
     def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Advance the requests of a batch whose forward has ended, and count its tokens."""
+        """Advance the requests of a computed batch, and count its tokens."""
         self.counters.num_steps += bool(batch.requests)
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
             of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)

@@ -53,7 +53,7 @@ class Scheduler:
         return ScheduleBatch(list(rows), [1] * len(rows))
 
     def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Advance the requests of a batch whose forward has ended, and count its tokens."""
+        """Advance the requests of a computed batch, and count its tokens."""
         self.counters.num_steps += bool(batch.requests)
         self.counters.padding_tokens += batch.num_padding_tokens
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):

@@ -110,7 +110,7 @@ class Scheduler:
         return is_short or self.isolation.is_active or self._is_computing_a_shared_prefix()
 
     def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Complete a batch whose forward has ended, and count its tokens.
+        """Complete a computed batch, and count its tokens.
 
         Its requests have been advanced already. For a request that has finished since the launch,
         the step was useless.

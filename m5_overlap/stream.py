@@ -216,6 +216,6 @@ class CudaStream(ForwardStream):
         pass
 
     def keep_span(self, event: CudaEvent) -> None:
-        """Record the times of a forward whose event has completed."""
+        """Record the times of a forward after its event has completed."""
         began, ended = (self.zero.elapsed_time(x) / 1000 for x in (event.began, event.ended))
         self.spans.append((self.zero_seconds + began, self.zero_seconds + ended))

@@ -1,1 +1,1 @@
-"""The lectures: one deck a milestone and an opening one, built from Markdown by `make slides`."""
+"""The lectures: an opening deck and one per milestone. `make slides` builds them from Markdown."""

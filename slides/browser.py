@@ -1,4 +1,4 @@
-"""Chromium without a window, driven over a pipe: one process for all decks. No driver is needed."""
+"""Drive Chromium without a window, over a pipe: one process for all decks, and no web driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ APPLICATIONS = (
     "/Applications/Chromium.app/Contents/MacOS/Chromium",
 )
 PATIENCE_SECONDS = 60
-# The browser reads commands from file 3 and writes answers to file 4, whatever ours are called.
+# The browser reads commands from file descriptor 3 and writes answers to 4. Our pipes have other
+# numbers, so they are duplicated to these.
 LAUNCH = """import fcntl, os, sys
 ours = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
 os.dup2(ours[0], 3), os.dup2(ours[1], 4)
@@ -31,7 +32,7 @@ MISSING = "no Chromium or Chrome was found; on Debian or Ubuntu: apt-get install
 
 
 def find() -> str | None:
-    """A browser that can be driven, if there is one."""
+    """Return the path of an installed browser, or None."""
     for name in (*NAMES, *APPLICATIONS):
         if found := shutil.which(name):
             return found
@@ -39,7 +40,7 @@ def find() -> str | None:
 
 
 def install() -> str | None:
-    """Chromium from the system's packages, where that needs nobody's leave: as root on Debian."""
+    """Install Chromium with apt-get as root and return its path. Otherwise return None."""
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         return None
     for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
@@ -49,7 +50,7 @@ def install() -> str | None:
 
 
 class Browser:
-    """A page of 1280 by 720. `errors` collects what the console and scripts complain of."""
+    """A page of 1280 by 720 pixels. `errors` collects the errors of the console and of scripts."""
 
     def __init__(self, program: str) -> None:
         self.errors: list[str] = []
@@ -92,7 +93,7 @@ class Browser:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._to)  # the browser goes with its pipe
+        os.close(self._to)  # The browser ends when its pipe is closed.
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -102,7 +103,7 @@ class Browser:
         self._profile.cleanup()
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer. Raises `RuntimeError` with what it says."""
+        """Send a command and return its answer. Raises `RuntimeError` if the answer is an error."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
@@ -117,7 +118,7 @@ class Browser:
         return dict(answer["result"])
 
     def open(self, address: str) -> None:
-        """Go to an address and wait until the deck on it is ready."""
+        """Open an address and wait until its deck is ready."""
         self.errors.clear()
         self.ask("Page.navigate", url=address)
         self.evaluate(
@@ -127,7 +128,7 @@ class Browser:
         )
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression on the page, awaited if it is a promise."""
+        """Evaluate an expression on the page and return its value. A promise is awaited."""
         done = self.ask(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -136,21 +137,21 @@ class Browser:
         return done["result"].get("value")
 
     def picture(self, path: Path) -> None:
-        """What the page shows, as a PNG file."""
+        """Save a screenshot of the page as a PNG file."""
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
     def pdf(self, path: Path) -> None:
-        """The page as a PDF, a slide a page."""
+        """Save the deck as a PDF file with one slide per page."""
         made = self.ask("Page.printToPDF", printBackground=True, preferCSSPageSize=True)
         path.write_bytes(base64.b64decode(made["data"]))
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             if not select.select([self._from], [], [], PATIENCE_SECONDS)[0]:
-                raise RuntimeError(f"the browser has said nothing for {PATIENCE_SECONDS} seconds")
+                raise RuntimeError(f"the browser sent no answer for {PATIENCE_SECONDS} seconds")
             piece = os.read(self._from, 1 << 20)
             if not piece:
-                raise RuntimeError("the browser has gone")
+                raise RuntimeError("the browser has closed its pipe")
             self._rest += piece
         message, _, self._rest = self._rest.partition(b"\0")
         return dict(json.loads(message))

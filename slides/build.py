@@ -1,7 +1,8 @@
-"""Builds the decks: Markdown to one HTML file each, checked in a browser, and to PDF.
+"""Build each deck from Markdown as one HTML file, check it in a browser, and print it as a PDF.
 
-A build fails, naming the slide, when a symbol or a recorded number is gone, a figure's data is
-stale, a link is dead, a text or a line of code leaves its slide, or the console complains.
+A build fails and names the slide if a symbol or a recorded number no longer exists, if the data of
+a figure is stale, if a link is dead, if text or code does not fit its slide, or if the browser's
+console reports an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OUTPUT = HERE / "dist"
 
 
 def main(args: argparse.Namespace) -> int:
-    """Build what is asked for; the exit status."""
+    """Build the decks that the arguments name and return the exit status."""
     try:
         built = build(args.decks)
         if args.command == "shots":
@@ -34,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def chosen(names: Iterable[str]) -> list[Path]:
-    """The decks of these names, short (m2) or whole; all for none."""
+    """Return the decks of these names, short (m2) or full. Without names, return all decks."""
     wanted, decks = set(names), sorted(DECKS.glob("*.md"))
     known = {name: path for path in decks for name in (path.stem, path.stem.split("_")[0])}
     if unknown := sorted(wanted - known.keys()):
@@ -44,7 +45,7 @@ def chosen(names: Iterable[str]) -> list[Path]:
 
 
 def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
-    """The HTML files, each with its deck."""
+    """Write the HTML files. Return each file with its deck."""
     paths = chosen(names)
     OUTPUT.mkdir(exist_ok=True)
     built = {}
@@ -61,10 +62,10 @@ def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
 
 
 def publish(built: dict[Path, Deck]) -> int:
-    """Check every slide in both themes, and print the PDFs."""
+    """Check every slide in both themes, print the PDFs, and return the exit status."""
     program = find() or install()
     if program is None:
-        say(f"the slides are not checked, and there is no PDF: {MISSING}")
+        say(f"the slides are not checked, and no PDF is written: {MISSING}")
         return 1
     wrong = []
     with Browser(program) as browser:
@@ -78,7 +79,7 @@ def publish(built: dict[Path, Deck]) -> int:
 
 
 def problems(browser: Browser, path: Path) -> list[str]:
-    """What is wrong with a deck on the screen, in light and in dark."""
+    """Return the problems that the browser finds in a deck, in the light and the dark theme."""
     script = (HERE / "check.js").read_text(encoding="utf-8")
     found: list[str] = []
     for theme in ("light", "dark"):
@@ -90,7 +91,7 @@ def problems(browser: Browser, path: Path) -> list[str]:
 
 
 def print_pdf(browser: Browser, path: Path, deck: Deck) -> Path:
-    """A page a slide. Raises `BuildError` if it comes out otherwise."""
+    """Print a deck as a PDF. Raises `BuildError` if it does not have one page per slide."""
     browser.open(f"{path.as_uri()}?print-pdf&theme=light")
     browser.evaluate(
         "new Promise(done => { const look = () => document.querySelectorAll('.pdf-page').length"
@@ -106,7 +107,7 @@ def print_pdf(browser: Browser, path: Path, deck: Deck) -> Path:
 
 
 def shots(built: dict[Path, Deck], theme: str) -> int:
-    """Every slide as a picture, all of it shown, in `dist/shots/`."""
+    """Save a picture of every slide, with all fragments shown, in `dist/shots/`."""
     program = find()
     if program is None:
         raise BuildError(MISSING)
@@ -123,5 +124,5 @@ def shots(built: dict[Path, Deck], theme: str) -> int:
 
 
 def say(message: str) -> None:
-    """Tell the person who waits."""
+    """Print a message for the person at the terminal."""
     sys.stderr.write(f"[slides] {message}\n")

@@ -14,7 +14,7 @@ from .svg import WIDTH, line, path, picture, rect, text, text_width
 def bars(
     body: str, form: str = ".1f", unit: str = "", height: str = "44", width: str = "1160"
 ) -> str:
-    """A bar a line of the body: `label = expression [= class]`."""
+    """Draw one bar for each line of the body: `label = expression [= class]`."""
     entries = [
         [part.strip() for part in row.split(" = ")] for row in body.splitlines() if row.strip()
     ]
@@ -46,7 +46,7 @@ def bars(
 
 
 def keys(body: str) -> str:
-    """What the colours of the figure above mean: `class: words` a line."""
+    """Explain the colours of the figure above. Each line of the body is `class: words`."""
     parts = []
     for row in filter(None, map(str.strip, body.splitlines())):
         kind, _, words = row.partition(": ")
@@ -57,7 +57,10 @@ def keys(body: str) -> str:
 
 
 def gantt(body: str, height: str = "40") -> str:
-    """Bars on a common scale: `name: 0-20 output=A, 20-24 stall` a line, `# words` a heading."""
+    """Draw spans on a common time scale.
+
+    A line is `name: 0-20 output=A, 20-24 stall`. A line `# words` is a heading.
+    """
     parts, y, step = list[str](), 0.0, float(height)
     found = re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", body)
     scale = (WIDTH - 110) / max(int(end) for _, end, *_ in found)
@@ -80,14 +83,14 @@ def gantt(body: str, height: str = "40") -> str:
 
 
 class Axes:
-    """A plot: values to places, with ticks."""
+    """A plot: axes with ticks, and a scale that turns values into places."""
 
     def __init__(
         self, xs: list[float], ys: list[float], x_name: str, y_name: str, height: float = 500
     ) -> None:
         self.left, self.top, self.right, self.bottom = 76.0, 16.0, 980.0, height - 58
         self.x_max, self.y_max, self.height = xs[-1], ys[-1], height
-        self.names = list[tuple[float, float, str, str]]()  # x, y, words, ink: of the curves
+        self.names = list[tuple[float, float, str, str]]()  # x, y, words, ink of each curve
         self.parts = [line(self.left, self.bottom, self.right, self.bottom)]
         for x in xs:
             self.parts.append(text(self.x(x), self.bottom + 26, f"{x:g}", "soft", 21, "middle"))
@@ -106,7 +109,7 @@ class Axes:
     def curve(
         self, xs: list[float], ys: list[float], kind: str, name: str, dots: bool = True
     ) -> None:
-        """A line through points; its name stands at its end, or below that of another curve."""
+        """Draw a line through points, with its name at the end or below another name."""
         points = [(self.x(a), self.y(b)) for a, b in zip(xs, ys, strict=True)]
         self.parts.append(path(points, f"curve {kind}-line"))
         if dots:
@@ -117,7 +120,7 @@ class Axes:
         self.names.append((x + 12, y + 6, name, f"{kind}-ink strong"))
 
     def picture(self, label: str) -> str:
-        free = 0.0  # no name begins above it
+        free = 0.0  # the next name must not be higher than this
         for x, y, name, ink in sorted(self.names, key=lambda name: name[1]):
             self.parts.append(text(x, max(y, free), name, ink, 22))
             free = max(y, free) + 26
@@ -125,7 +128,7 @@ class Axes:
 
 
 def growth(name: str = "m1_growth") -> str:
-    """Milliseconds for the next token by context, cached and recomputed."""
+    """Draw the milliseconds for the next token by context, with the cache and without."""
     run: dict[str, Any] = data(name)
     top = 100.0 * -(-max(run["recompute_ms"]) // 100)
     axes = Axes(
@@ -137,7 +140,7 @@ def growth(name: str = "m1_growth") -> str:
 
 
 def roofline(name: str = "linears") -> str:
-    """Milliseconds of all linear layers by rows, against the two roofs of the machine."""
+    """Draw the milliseconds of all linear layers by rows, with the two roofs of the machine."""
     run: dict[str, Any] = data(name)
     rows, floor = run["rows"], run["weights_gb"] / run["gb_per_second"] * 1000
     slope = run["gflop_per_row"] / run["gflop_per_second"] * 1000
@@ -145,13 +148,13 @@ def roofline(name: str = "linears") -> str:
     ticks = [float(step * i) for i in range(math.ceil(max(run["ms"]) / step) + 1)]
     axes = Axes([0, 8, 16, 32, 48], ticks, "rows in one forward", "ms")
     axes.curve([0, 48], [floor, floor], "plan", "read the weights", dots=False)
-    axes.curve([0, 48], [0, 48 * slope], "prompt", "do the sums", dots=False)
+    axes.curve([0, 48], [0, 48 * slope], "prompt", "arithmetic", dots=False)
     axes.curve(rows, run["ms"], "forward", "measured")
     return axes.picture("A forward's time by rows: flat until the arithmetic takes over")
 
 
 def lanes(name: str, loop: str) -> str:
-    """Host and forward, to scale, for some steps."""
+    """Draw the host lane and the forward lane of some steps, to scale."""
     run = data(name)[loop]
     end = run["forward"][-1]["end"]
     scale, top = (WIDTH - 110) / end, {"host": 12, "forward": 84}

@@ -1,4 +1,4 @@
-// Visits every slide of the open deck; returns what is wrong, a line each. Run by `build.py`.
+// Visits every slide of the open deck and returns the problems, one per line. `build.py` runs it.
 (() => {
   const problems = [];
   Reveal.configure({ autoAnimate: false });

@@ -1,6 +1,6 @@
-"""A deck in Markdown, read into slides.
+"""Read a deck from Markdown into slides.
 
-    ---                        the front matter: title, rung, and a line under the title
+    ---                        the front matter: title and about, a line under the title
     title: Continuous batching
     ---
     # A slide's title {.predict}      classes in braces
@@ -14,11 +14,10 @@
 
     ---                        the next slide
 
-Blocks between three backticks: `code PLACE`, `diff BELOW ABOVE` with trimming commands
-(`sources.py`); `figure NAME ...` (`figures.py`, `charts.py`); `sequence`, `boxes` (`diagrams.py`);
-`gantt`, who does what when (`charts.py`);
-`keys`, which says what the colours mean: `class: words`, a line each.
-Anything else in backticks is shown as it is.
+These blocks stand between three backticks: `code PLACE` and `diff BELOW ABOVE`, with trimming
+commands (`sources.py`); `figure NAME ...` (`figures.py`, `memory.py`, `charts.py`); `sequence` and
+`boxes` (`diagrams.py`); `gantt`, spans of time in rows (`charts.py`); `keys`, the meaning of the
+colours, with one `class: words` per line (`charts.py`). Any other block is shown unchanged.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Slide:
 
 @dataclass
 class Deck:
-    """A deck, built."""
+    """A deck that was read, with its slides as HTML."""
 
     name: str
     title: str
@@ -73,7 +72,7 @@ class Deck:
 
 
 def parts_of(text: str, mark: str) -> list[str]:
-    """The text between lines that are `mark`, outside of code blocks."""
+    """Split a text at the lines that are `mark`. Lines in code blocks do not count."""
     parts, fenced = [[]], False  # type: list[list[str]], bool
     for line in text.splitlines():
         fenced ^= line.startswith("```")
@@ -85,7 +84,7 @@ def parts_of(text: str, mark: str) -> list[str]:
 
 
 class Reader:
-    """Reads one deck. Raises `BuildError` naming the slide."""
+    """Reads one deck. Raises `BuildError` with the number of the slide."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +94,7 @@ class Reader:
         self.code_lines = 0
 
     def deck(self) -> Deck:
-        """The whole deck."""
+        """Return the whole deck."""
         _, front, *slides = parts_of(self.path.read_text(encoding="utf-8"), "---")
         facts = dict(re.findall(r"^(\w+): *(.*)$", front, re.MULTILINE))
         deck = Deck(self.path.stem, facts["title"], facts["about"])
@@ -108,10 +107,13 @@ class Reader:
         if self.code_lines > MAX_CODE_LINES:
             raise BuildError(
                 f"{self.path.name} shows {self.code_lines} lines of code, more than "
-                f"{MAX_CODE_LINES}: only the code that matters"
+                f"{MAX_CODE_LINES}: show only the code that matters"
             )
         if not MINUTES[0] <= deck.minutes <= MINUTES[1]:
-            raise BuildError(f"{self.path.name} takes {deck.minutes:g} minutes by its notes")
+            raise BuildError(
+                f"{self.path.name} takes {deck.minutes:g} minutes by its notes: the sum must be "
+                f"{MINUTES[0]} to {MINUTES[1]}"
+            )
         return deck
 
     def _slide(self, text: str) -> Slide:
@@ -119,9 +121,9 @@ class Reader:
         found = re.match(r"\s*# (.+?)(?: \{([.\w -]+)\})?\n", text + "\n")
         timed = re.match(r"([\d.]+) min\n", notes)
         if not found:
-            raise BuildError("a slide begins with its title, `# ...`")
+            raise BuildError("a slide must begin with its title, `# ...`")
         if not mark or not timed or len(notes.split()) < 15:
-            raise BuildError(f"{found[1]!r} needs notes: `Note: 2 min`, and what to say")
+            raise BuildError(f"{found[1]!r} needs notes: `Note: 2 min`, and the text to say")
         self.classes = re.findall(r"\.([\w-]+)", found[2] or "")
         now, *later = parts_of((text + "\n")[found.end() :], "+++")
         body = self._rows(now) + "".join(
@@ -186,7 +188,7 @@ class Reader:
 
 
 def exists(folder: Path, target: str) -> bool:
-    """Whether a relative link leads to a file, and to a heading of it if it names one."""
+    """Return whether a relative link leads to a file, and to a heading in it if it names one."""
     name, _, anchor = target.partition("#")
     path = (folder / name).resolve()
     if not path.exists() or ROOT not in path.parents:
@@ -195,6 +197,6 @@ def exists(folder: Path, target: str) -> bool:
 
 
 def headings(text: str) -> Iterator[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Yield the anchors of the headings of a page, in the form that GitHub uses."""
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

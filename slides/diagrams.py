@@ -1,4 +1,4 @@
-"""Diagrams from a few lines of text: sequences of calls, and boxes with arrows between them.
+"""Draw diagrams from a few lines of text: sequences of calls, and boxes with arrows.
 
 A sequence:
 
@@ -6,14 +6,14 @@ A sequence:
     Caller -> LLMEngine: step()
     LLMEngine --> Caller: RequestOutput
 
-A picture of boxes, placed on a grid (column, row), with what stands in them:
+A picture of boxes, each with its place on a grid (column, row) and its contents:
 
     m2_continuous/scheduler.py:Scheduler @1,0 = schedule() | waiting
     the~queue @0,0 plan = requests that wait
     the~queue -> Scheduler: popleft
 
-A box named by a source is a class: its members must exist, and a class or member that its rung has
-added or changed (DELTA.toml) is drawn so.
+A box with the name of a source is a class, and its members must exist. A class or a member is drawn
+as added or changed if `DELTA.toml` of its milestone says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .svg import WIDTH, line, path, picture, rect, text, text_width
 
 
 def sequence(body: str, pitch: str = "48") -> str:
-    """Who calls whom, in order, `pitch` from call to call."""
+    """Draw calls between actors, in order. `pitch` is the distance between two calls."""
     rows = [row.strip() for row in body.splitlines() if row.strip()]
     actors = [name.strip() for name in rows[0].removeprefix("actors:").split(",")]
     gap = WIDTH / len(actors)
@@ -54,7 +54,7 @@ def sequence(body: str, pitch: str = "48") -> str:
 
 def _call(start: float, end: float, y: float, words: str, is_return: bool) -> list[str]:
     if start == end:
-        if start > 0.85 * WIDTH:  # no room to its right
+        if start > 0.85 * WIDTH:  # There is no room on its right.
             return [
                 path(
                     [
@@ -85,7 +85,7 @@ def _call(start: float, end: float, y: float, words: str, is_return: bool) -> li
 
 @dataclass
 class Box:
-    """A box on the grid, and where it ended up."""
+    """A box on the grid, with its place and size in the picture."""
 
     name: str
     column: float
@@ -104,7 +104,7 @@ BOX = re.compile(
 
 
 def boxes(body: str, columns: str = "4", row_height: str = "150") -> str:
-    """Boxes on a grid and arrows between them."""
+    """Draw boxes on a grid, and arrows between them."""
     placed: dict[str, Box] = {}
     arrows: list[tuple[str, str, str, str]] = []
     for row in filter(None, map(str.strip, body.splitlines())):
@@ -132,11 +132,11 @@ def _check_apart(placed: list[Box]) -> None:
     for a, b in combinations(placed, 2):
         across = min(a.x + a.width, b.x + b.width) - max(a.x, b.x)
         if across > 0 and min(a.y + a.height, b.y + b.height) > max(a.y, b.y):
-            raise BuildError(f"boxes: {a.name} and {b.name} overlap by {across:.0f}")
+            raise BuildError(f"boxes: {a.name} and {b.name} overlap by {across:.0f} px")
     for box in placed:
         if box.x + box.width > WIDTH:
             raise BuildError(
-                f"boxes: {box.name} leaves the picture by {box.x + box.width - WIDTH:.0f}"
+                f"boxes: {box.name} is {box.x + box.width - WIDTH:.0f} px too far to the right"
             )
 
 
@@ -158,13 +158,13 @@ def _box(found: re.Match[str]) -> Box:
     known = _members(place)
     for member in members:
         if member.removesuffix("()") not in known:
-            raise BuildError(f"{place} has no {member} any more")
+            raise BuildError(f"{place} has no {member}")
     kind = _status(place) or ("changed" if any(status.values()) else "frame")
     return Box(name, float(found["x"]), float(found["y"]), kind, list(status.items()))
 
 
 def _members(place: str) -> set[str]:
-    """Methods, properties and attributes of a class."""
+    """Return the names of the methods, properties and attributes of a class."""
     node, _ = definition(place)
     names: set[str] = set()
     for child in ast.walk(node):
@@ -178,7 +178,7 @@ def _members(place: str) -> set[str]:
 
 
 def _status(place: str) -> str:
-    """Whether the rung has added or changed a symbol, from its DELTA.toml."""
+    """Return "added", "changed" or "" for a symbol, as `DELTA.toml` of its milestone says."""
     rung, _, symbol = place.partition("/")
     if not rung.startswith("m") or rung.startswith("m1_"):
         return ""
@@ -205,7 +205,7 @@ def _arrow(placed: dict[str, Box], start: str, kind: str, end: str, words: str) 
     except KeyError as missing:
         raise BuildError(f"boxes: no box is called {missing}") from None
     line_kind = "back" if kind == "-->" else "arrow"
-    if abs(a.column - b.column) < 0.5:  # one above the other
+    if abs(a.column - b.column) < 0.5:  # One box is above the other.
         x = max(a.x, b.x) + min(a.width, b.width) / 2
         down = b.y > a.y
         y1, y2 = (a.y + a.height, b.y - 5) if down else (a.y, b.y + b.height + 5)

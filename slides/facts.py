@@ -1,8 +1,8 @@
 """Numbers for slides: `{{ladder.engines.m2_continuous.batch.tokens_per_second | .1f}}`.
 
-A name is a file of recorded numbers, what follows leads into it; a list of numbers stands for its
-median. Arithmetic works. `ladder` is what `python -m milestones bench --json` has written to
-`milestones/results/ladder.json`; the others are in `slides/data/`.
+The first name is a file of recorded numbers, and the rest is the path to an entry of that file. A
+list of numbers stands for its median. Expressions can use arithmetic. `python -m milestones bench
+--json` writes `milestones/results/ladder.json`; most other files are in `slides/data/`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def place_of(name: str) -> Path:
-    """The file that a name stands for: a measured result first, a recorded run otherwise."""
+    """Return the file of a name: a measured result if there is one, otherwise a recorded run."""
     for folder in (RESULTS, DATA):
         if (folder / f"{name}.json").exists():
             return folder / f"{name}.json"
@@ -40,19 +40,19 @@ def place_of(name: str) -> Path:
 
 @functools.cache
 def data(name: str) -> Any:
-    """A file of recorded numbers. Raises `BuildError` if it was recorded from other code."""
+    """Return the contents of a file. Raises `BuildError` if it was recorded from other code."""
     path = place_of(name)
     content = json.loads(path.read_text(encoding="utf-8"))
     if "fingerprint" in content and fingerprint(content["sources"]) != content["fingerprint"]:
         raise BuildError(
-            f"{path.relative_to(ROOT)} is stale: the code it was recorded from has changed. "
-            f"Run `python -m slides record {name}` and look at what it shows."
+            f"{path.relative_to(ROOT)} is stale: the code that it was recorded from has changed. "
+            f"Run `python -m slides record {name}` and check the slides that show it."
         )
     return content
 
 
 def value(expression: str) -> Any:
-    """What an expression comes to."""
+    """Return the value of an expression."""
     try:
         return _number(_evaluate(ast.parse(expression.strip(), mode="eval").body))
     except (SyntaxError, LookupError, TypeError, StopIteration, ZeroDivisionError) as error:
@@ -73,11 +73,11 @@ def _evaluate(node: ast.AST) -> Any:
         return OPERATORS[type(node.op)](left, right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
         return len(_evaluate(node.args[0]))
-    raise TypeError(f"{ast.unparse(node)} is not for slides")
+    raise TypeError(f"slides cannot evaluate {ast.unparse(node)}")
 
 
 def _entry(found: Any, key: Any) -> Any:
-    """An entry by key or number; one of many records by its fields: `"name=m4_radix rows=16"`."""
+    """Return an entry by key or number, or a record by its fields: `"name=m4_radix rows=16"`."""
     if isinstance(found, list) and isinstance(key, str):
         wanted = dict(pair.split("=") for pair in key.split())
         fits = (r for r in found if all(str(r[name]) == x for name, x in wanted.items()))
@@ -93,13 +93,13 @@ def _number(found: Any) -> Any:
 
 
 def filled(text: str) -> str:
-    """A text with its numbers in it."""
+    """Return the text with a number in place of each expression in double braces."""
 
     def fill(match: re.Match[str]) -> str:
         expression, _, form = match[1].partition("|")
         found = value(expression)
         if isinstance(found, (dict, list)):
-            raise BuildError(f"{{{{{expression}}}}} is no number")
+            raise BuildError(f"{{{{{expression}}}}} is not a number")
         return format(found, form.strip())
 
     return re.sub(r"\{\{(.*?)\}\}", fill, text)

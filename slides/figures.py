@@ -1,4 +1,4 @@
-"""Figures of the worked examples: what each step computed, and what came of it."""
+"""Figures of the worked examples: the tokens that each step computed, and the results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Json = dict[str, Any]
 
 
 def forwards_of(run: Json) -> list[dict[str, int]]:
-    """The forwards in order. Step k processes the k-th, also where it is launched a step before."""
+    """Return the forwards in order. Step k processes forward k. m5 launches it a step earlier."""
     return [batch for step in run["steps"] for batch in step["batches"] if batch]
 
 
 def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
-    """A column a step, a row a request: tokens computed, and the token that came of them.
+    """Draw a column for each step and a row for each request: tokens computed, token sampled.
 
-    who: only these requests.
+    who: draw only these requests.
     """
     run = data(name)
     numbers = range(int(first), int(last or len(forwards_of(run))) + 1)
@@ -86,7 +86,7 @@ def _cell(
 
 
 def _said(after: Json, who: str, x: float, y: float, w: float) -> list[str]:
-    """The token that came of it; a dot where the token ended the text and is no part of it."""
+    """Draw the sampled token below its box: "stop" if it ended the text and is no part of it."""
     state = after["requests"][who]["state"]
     said = after["said"].get(who, "")
     ended = state in ("stop", "length")
@@ -100,7 +100,7 @@ def _said(after: Json, who: str, x: float, y: float, w: float) -> list[str]:
 
 
 def words(name: str) -> str:
-    """The prompts of an example, token by token."""
+    """Draw the prompts of an example, token by token."""
     run, parts, y = data(name), list[str](), 0.0
     for who, tokens in run["prompts"].items():
         parts.append(chip(18, y + 22, who, NUMBER[who], 32))

@@ -1,7 +1,7 @@
-"""What a recorded run was made from, as a fingerprint: figures of other code are stale.
+"""Fingerprints of the code that a recorded run was made from. Figures of other code are stale.
 
-The fingerprint is of syntax trees without docstrings: comments and layout may change, what the code
-does may not.
+A fingerprint covers the syntax trees without docstrings. So comments, docstrings and layout may
+change, and the code itself may not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What decides about the steps of a run: not how fast they are, and not how attention is computed.
+# The files that decide the steps of a run. Speed and the computation of attention do not matter.
 DECIDING = (
     "engine.py", "scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py", "in_flight.py",
     "future_map.py",
@@ -22,13 +22,13 @@ RECORDER = ("slides/workloads.py",)
 
 
 def sources_of(*rungs: str) -> list[str]:
-    """The files that a recorded run of these rungs depends on, relative to the root."""
+    """Return the files that a recorded run of these milestones depends on, relative to the root."""
     paths = [f"{rung}/{name}" for rung in rungs for name in DECIDING]
     return [*(path for path in paths if (ROOT / path).exists()), *RECORDER]
 
 
 def fingerprint(paths: Iterable[str]) -> str:
-    """Changes when the code in one of the files does."""
+    """Return a text that changes when the code in one of the files changes."""
     digest = hashlib.sha256()
     for path in paths:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
@@ -37,8 +37,8 @@ def fingerprint(paths: Iterable[str]) -> str:
 
 
 def _words(node: ast.AST) -> Iterator[str]:
-    """A syntax tree as words. Fields that are empty do not count: versions of Python differ in
-    which of them there are."""
+    """Yield a syntax tree as words. Empty fields are left out, because versions of Python differ
+    in which empty fields a node has."""
     yield type(node).__name__
     for name, value in ast.iter_fields(node):
         for item in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""Figures of who held which memory after a step: rows, pages, the page table, the radix tree."""
+"""Figures of the KV memory after a step: rows, pages, the page table, the radix tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def rows(name: str, *numbers: str) -> str:
-    """Slots of a slot cache after some steps: what is reserved, and what of it is written."""
+    """Draw the slots of all rows after some steps: which are reserved, and which are written."""
     run = data(name)
     length, count = run["config"]["max_model_len"], run["config"]["max_num_seqs"]
     size, parts, y = 28.5, list[str](), 0.0
@@ -41,7 +41,7 @@ def _runs(request: Json) -> bool:
 
 
 def pages(name: str, *numbers: str) -> str:
-    """Whose page is which, after some steps."""
+    """Draw all pages after some steps, each with its owner."""
     run = data(name)
     total, parts, y, size = run["config"]["num_pages"] + 1, list[str](), 26.0, 48.0
     size = min(size, (WIDTH - 130) / total)
@@ -77,7 +77,7 @@ def pages(name: str, *numbers: str) -> str:
 
 
 def pool(name: str, number: str) -> str:
-    """The page table after a step, and the tokens that lie in each page."""
+    """Draw the page table after a step, with the tokens in each page."""
     run = data(name)
     after, page_size = run["steps"][int(number) - 1], run["config"]["page_size"]
     parts, y = list[str](), 0.0
@@ -118,7 +118,7 @@ def pool(name: str, number: str) -> str:
 
 
 def tree(name: str, number: str) -> str:
-    """The radix tree after a step: text, pages and locks of each node."""
+    """Draw the radix tree after a step: the text, the pages and the locks of each node."""
     run = data(name)
     nodes: dict[str, Json] = run["steps"][int(number) - 1]["nodes"]
     children: dict[int, list[str]] = {}
@@ -139,7 +139,7 @@ def _branch(
     y: float,
     parts: list[str],
 ) -> float:
-    """Draw what is below a node, from `y` down; returns where it ends."""
+    """Draw the nodes below a node, from `y` down. Return the `y` at which they end."""
     top = y
     for index, key in enumerate(children.get(parent, [])):
         node = nodes[key]

@@ -1,6 +1,6 @@
-"""A deck as one HTML file: reveal.js, its speaker view, fonts and drawings are all inside.
+"""Write a deck as one HTML file that contains reveal.js, its speaker view, fonts and drawings.
 
-reveal.js comes out of a pinned Python wheel (`requirements.txt`): no Node is needed.
+reveal.js comes from a pinned Python wheel (`requirements.txt`), so Node is not needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CACHE = HERE / ".cache" / hashlib.sha256(PINNED.read_bytes()).hexdigest()[:12]
 FONTS = {("400", "normal"): "regular", ("600", "normal"): "semibold", ("400", "italic"): "italic"}
 PLAYER = ROOT / "common" / "player.html"
 
-# What the player has no name for: ink on coloured ground, and darker inks of light colours.
+# Colours that the player does not name: ink on coloured ground, and darker inks of light colours.
 INKS = {
     "light": "--on: #111417; --prompt-ink: #8a5f00; --output-ink: #0f6d84; --work-ink: #3b6470; "
     "--string: #2f6f3d;",
@@ -34,30 +34,30 @@ PATTERNS = (HERE / "patterns.svg").read_text(encoding="utf-8")
 
 
 def reveal(name: str) -> bytes:
-    """A file of reveal.js, out of the wheel. Fetches that the first time."""
+    """Return a file of reveal.js from the wheel. The first call downloads the wheel."""
     if not list(CACHE.glob("*.whl")):
-        sys.stderr.write("[slides] fetching reveal.js (2 MB, once)\n")
+        sys.stderr.write("[slides] downloading reveal.js (2 MB, once)\n")
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
             "--no-deps", "--require-hashes", "--only-binary", ":all:", "--dest", str(CACHE),
             "-r", str(PINNED),
         ]  # fmt: skip
         if subprocess.run(command).returncode != 0:
-            raise BuildError("reveal.js could not be fetched; pip's own message is above")
+            raise BuildError("reveal.js could not be downloaded; the message of pip is above")
     with zipfile.ZipFile(next(CACHE.glob("*.whl"))) as wheel:
         return wheel.read(f"sphinx_revealjs/_static/revealjs/{name}")
 
 
 def player_colours() -> dict[str, str]:
-    """The variables of the player's two themes: a colour means the same there and here."""
+    """Return the colours of the player's two themes: they have the same meaning in the slides."""
     found = re.findall(r":root \{(.*?)\}", PLAYER.read_text(encoding="utf-8"), re.DOTALL)
     if len(found) != 2:
-        raise BuildError("common/player.html has no longer one set of colours for each theme")
+        raise BuildError("common/player.html must have exactly one set of colours per theme")
     return dict(zip(("light", "dark"), (theme.strip() for theme in found), strict=True))
 
 
 def style() -> str:
-    """Fonts, colours, reveal's layout and the decks' own look."""
+    """Return the style sheet: fonts, colours, layout of reveal.js and style of the decks."""
     colours = {theme: f"{names} {INKS[theme]}" for theme, names in player_colours().items()}
     dark = f":root {{ color-scheme: dark; {colours['dark']} }}"
     chosen = dark.replace(":root", ":root[data-theme=dark]")
@@ -83,7 +83,7 @@ def style() -> str:
 
 
 def page(deck: Deck) -> str:
-    """The whole file."""
+    """Return the whole HTML file."""
     scripts = [
         reveal("dist/reveal.js").decode(),
         reveal("plugin/notes/notes.js").decode(),

@@ -1,8 +1,8 @@
-"""Runs the engines and writes what happened to `slides/data/`: `python -m slides record [NAME...]`.
+"""Run the engines and record the runs in `slides/data/`: `python -m slides record [NAME...]`.
 
-The worked examples are the embedded model's, every step of three requests. The comparisons count
-what does not depend on the machine, with a tiny model. What depends on it (the lanes of m5, the
-growth of m1) says on which machine it was measured.
+The worked examples record every step of three requests, with the embedded model. The comparisons
+use a tiny model and record counters, which do not depend on the machine. Measured times (the lanes
+of m5, the growth of m1) name the machine on which they were measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def record(name: str) -> None:
-    """Run what a file of `slides/data/` shows, and write it."""
+    """Make one file of `slides/data/`: run the engines and write the result."""
     rungs, make = RECORDS[name]
     sources = sources_of(*rungs)
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
@@ -42,7 +42,7 @@ def record(name: str) -> None:
 
 
 def example(name: str, loaded: LoadedModel | None = None) -> Json:
-    """Three requests on one rung, step by step."""
+    """Run a worked example on its milestone and return every step."""
     rung, config = config_of(name)
     loaded = loaded or load_model(EngineConfig())
     engine = importlib.import_module(rung).LLMEngine(EngineConfig(**config), loaded)
@@ -64,7 +64,7 @@ def example(name: str, loaded: LoadedModel | None = None) -> Json:
 
 
 def _tables(engine: Any) -> dict[str, list[int]]:
-    """The pages of each running request, in order of its positions."""
+    """Return the pages of each running request, in order of position."""
     kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
     if not hasattr(kv_cache, "pages_of"):
         return {}
@@ -72,7 +72,7 @@ def _tables(engine: Any) -> dict[str, list[int]]:
 
 
 def steps_of(trace: TraceRecord) -> list[Json]:
-    """Each step: what was computed of whom, and how things stood after it."""
+    """Return each step: the tokens computed for each request, and the state after the step."""
     names = [info.request_id for info in trace.requests]
     steps = []
     for frame, state in trace.states():
@@ -96,7 +96,7 @@ def _step(names: list[str], frame: Frame, state: State) -> Json:
 
 
 def growth(_name: str) -> Json:
-    """Milliseconds for the next token after a context, with the cache and without."""
+    """Measure the milliseconds for the next token after a context, with the cache and without."""
     from m1_single import LLMEngine
     from m1_single.demo.growth import CONTEXTS, next_token_ms
 
@@ -111,11 +111,11 @@ def growth(_name: str) -> Json:
 
 
 def linears(_name: str) -> Json:
-    """Milliseconds of all linear layers of the embedded model by rows, weights packed."""
+    """Measure the milliseconds of all linear layers of the embedded model by rows."""
     model = load_model(EngineConfig(), plain=True).model
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     packing = choose(max(layers, key=lambda layer: layer.weight.numel()))
-    assert packing is not None, "recorded where nothing packs weights"
+    assert packing is not None, "cannot record: weights cannot be packed on this machine"
     products = [(layer.in_features, pack(layer, packing)) for layer in layers]
 
     def milliseconds(rows: int) -> float:
@@ -145,7 +145,7 @@ def linears(_name: str) -> Json:
 
 
 def counters(rung: str, workload: Workload, **config: Any) -> Json:
-    """What a rung counts while it serves a workload; nothing here depends on the machine."""
+    """Return the counters of a milestone after a workload. They do not depend on the machine."""
     loaded = load_model(EngineConfig(model=TINY))
     engine = importlib.import_module(rung).LLMEngine(EngineConfig(model=TINY, **config), loaded)
     with engine:
@@ -160,7 +160,7 @@ def counters(rung: str, workload: Workload, **config: Any) -> Json:
 
 
 def memory(_name: str) -> Json:
-    """24 requests of mixed length in the KV memory of four rows of 320 tokens, on m2 and m3."""
+    """Run 24 requests of mixed length on m2 and m3, in KV memory for four rows of 320 tokens."""
     prompts = [[1 + (i * 7 + j) % 250 for j in range(20 + 9 * (i % 7))] for i in range(24)]
     workload = Workload(prompts, [12 + 11 * (i % 5) for i in range(24)], ignore_eos=True)
     paged: Json = {"max_num_seqs": 32, "page_size": 4, "num_pages": 320}
@@ -172,7 +172,7 @@ def memory(_name: str) -> Json:
 
 
 def reuse(_name: str) -> Json:
-    """Twelve conversations under three long instructions, on m3 and m4, and policy by policy."""
+    """Run twelve requests with three long instructions on m3 and m4, and with every policy."""
     prompts = [
         [*range(1, 41), *(50 + 60 * (i % 3) + j % 60 for j in range(120)), *(i * 5 + 1,) * 12]
         for i in range(12)
@@ -191,7 +191,7 @@ def reuse(_name: str) -> Json:
 
 
 def lanes(_name: str) -> Json:
-    """Host and forward lanes of steady decode, by both loops; forwards of 10 ms, emulated."""
+    """Record the lanes of steady decode in both loops, with emulated forwards of 10 ms."""
     loaded = load_model(EngineConfig(model=TINY))
     made: Json = {"machine": machine(), "emulated_forward_ms": 10.0}
     for loop, overlap in (("serial", False), ("overlapped", True)):
@@ -207,8 +207,11 @@ def lanes(_name: str) -> Json:
 
 
 def _lanes(trace: TraceRecord, count: int = 5) -> Json:
-    """The five steps of steady decode that took the least, in milliseconds since the first one's
-    forward began: what else the machine did in between is not what is shown."""
+    """Return the spans of five consecutive decode steps, in milliseconds since their first forward.
+
+    These are the five steps that took the least time, so that other work of the machine does not
+    disturb the figure.
+    """
     windows = [trace.forwards[i : i + count] for i in range(4, len(trace.forwards) - count)]
     forwards = min(windows, key=lambda window: window[-1].end - window[0].start)
     start, end = forwards[0].start, forwards[-1].end

@@ -1,13 +1,13 @@
-"""Code for slides, taken from the sources by symbol and trimmed by what the slide says.
+"""Code for slides. It is taken from the sources by symbol and trimmed by commands of the slide.
 
-A symbol is `file.py:Class.method` or `file.py:function`, in a folder. What a slide trims it writes
-below, a command a line; a command whose text is no longer there fails the build:
+A symbol is `file.py:Class.method` or `file.py:function`, in a folder. The slide writes its trimming
+commands below the symbol, one per line. The build fails if the code lacks the text of a command:
 
     docstring            show the docstring, which is left out otherwise
-    cut: first .. last   an ellipsis in place of these lines (`cut: line` for one)
-    drop: first .. last  nothing in place of them
-    from: line           begin there
-    mark: first .. last  these lines matter: the others step back
+    cut: first .. last   replace these lines by an ellipsis (`cut: line` for one line)
+    drop: first .. last  leave these lines out
+    from: line           begin at this line
+    mark: first .. last  highlight these lines and dim the others
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ELLIPSIS = "…"
 
 
 class BuildError(Exception):
-    """What keeps a deck from being built, with the slide and what to do."""
+    """A deck cannot be built. The message names the slide and says what to do."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Line:
 
 
 def definition(place: str) -> tuple[ast.AST, list[str]]:
-    """A symbol's syntax tree and the lines of its file. Raises `BuildError` if it is gone."""
+    """Return the syntax tree of a symbol and the lines of its file. Raises `BuildError`."""
     file, _, name = place.partition(":")
     path = ROOT / file
     if not path.exists():
@@ -58,7 +58,7 @@ def definition(place: str) -> tuple[ast.AST, list[str]]:
 
 
 def code_of(place: str, keep_docstring: bool = False) -> list[str]:
-    """The lines of a symbol, decorators first, without its docstring and its indentation."""
+    """Return the lines of a symbol with decorators, without its docstring and its indentation."""
     node, lines = definition(place)
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])  # type: ignore[attr-defined]
     numbers = set(range(first, node.end_lineno + 1))  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def code_of(place: str, keep_docstring: bool = False) -> list[str]:
 
 
 def trimmed(place: str, commands: str) -> list[Line]:
-    """A symbol as a slide wants it."""
+    """Return the lines of a symbol after the trimming commands of a slide."""
     orders = [line.strip() for line in commands.splitlines() if line.strip()]
     code = [Line(text) for text in code_of(place, "docstring" in orders)]
     for order in orders:
@@ -98,7 +98,7 @@ def _apply(place: str, code: list[Line], verb: str, what: str) -> list[Line]:
     if verb in ("cut", "drop"):
         dots = [Line(_indent(code[begin].text) + ELLIPSIS)] if verb == "cut" else []
         return [*code[:begin], *dots, *code[end + 1 :]]
-    raise BuildError(f"{place}: {verb!r} is no command; see slides/sources.py")
+    raise BuildError(f"{place}: {verb!r} is not a command; slides/sources.py lists the commands")
 
 
 def _find(place: str, code: list[Line], text: str, start: int) -> int:
@@ -113,7 +113,7 @@ def _indent(text: str) -> str:
 
 
 def difference(below: str, above: str, commands: str = "") -> list[Line]:
-    """How a symbol changes from one rung to the next: what goes, and then what comes."""
+    """Return how a symbol changes between two milestones: removed lines, then added lines."""
     old, new = ([line.text for line in trimmed(place, "")] for place in (below, above))
     result: list[Line] = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
@@ -129,7 +129,10 @@ def difference(below: str, above: str, commands: str = "") -> list[Line]:
 
 
 def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
-    """Highlighted lines. `morph`: a name under which the next slide's code takes its place."""
+    """Return highlighted lines as HTML.
+
+    morph: a prefix for the names of lines. A line moves to the line of that name on the next slide.
+    """
     formatter = HtmlFormatter(nowrap=True, classprefix="t-")
     text = "\n".join(line.text for line in code) + "\n"
     rows = highlight(text, PythonLexer(stripnl=False), formatter).splitlines()
@@ -149,7 +152,7 @@ def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
 
 
 def font_size(lines: list[str], width: float = 1090, height: float = 400) -> int:
-    """As large as the code fits a slide that has some words beside it, from 18 to 24 pixels."""
+    """Return the largest size, from 18 to 24 pixels, at which the code fits beside some text."""
     widest = max(map(len, lines))
     return int(max(18, min(24, width / (0.602 * widest), height / (1.34 * len(lines)))))
 
@@ -159,5 +162,5 @@ def _is_diff(code: list[Line]) -> bool:
 
 
 def hash_of(text: str) -> int:
-    """The same in every process, unlike `hash`."""
+    """Return a hash that is the same in every process, unlike `hash`."""
     return int.from_bytes(text.encode(), "big") % 1_000_003

@@ -1,4 +1,4 @@
-"""The runs that the decks show: three requests on every rung, and each lesson's own comparison."""
+"""The worked examples that the decks show: the same three requests on every milestone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from common import SamplingParams
 
-# The same three requests climb the whole ladder. B ends by what the model says, A and C by length,
-# and C begins with the very words that B has asked and been told.
+# The same three requests run on every milestone. B ends when the model generates its stop string.
+# A and C end by length. C begins with B's prompt and B's answer.
 PROMPTS = {
     "A": "The days of the week are Monday, Tuesday,",
     "B": "The capital of France is",
@@ -19,8 +19,8 @@ PARAMS = {
     "C": SamplingParams(max_tokens=5, temperature=0),
 }
 
-# Two rows: C waits until somebody ends. From m3 on, steps so small that prompts come in chunks, and
-# pages so small that one sees them fill.
+# There are two rows, so C waits until A or B ends. From m3 on, steps are so small that prompts are
+# computed in chunks, and pages are so small that a figure can show how they fill.
 PAGES: dict[str, Any] = {"max_num_batched_tokens": 8, "page_size": 2, "num_pages": 20}
 EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "m1_example": ("m1_single", {}),
@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# Two that say more than the scheduler expected of them, in a pool that is too small for both.
+# Two requests that generate more than the scheduler expects, in a pool that is too small for both.
 LONGER = {
     "A": SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
     "C": SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
@@ -40,11 +40,11 @@ LONGER = {
 
 
 def params_of(name: str) -> dict[str, SamplingParams]:
-    """Who takes part in a worked example, and what each asks for."""
+    """Return the requests of a worked example, each with its parameters."""
     return LONGER if name == "m3_retract" else PARAMS
 
 
 def config_of(name: str) -> tuple[str, dict[str, Any]]:
-    """The rung of a worked example, and its engine's configuration."""
+    """Return the milestone of a worked example and the configuration of its engine."""
     rung, config = EXAMPLES[name]
     return rung, {"max_num_seqs": 2, "max_model_len": 32, **config}

@@ -48,7 +48,7 @@ class Recording:
 
 
 class ReplayRunner(ModelRunner):
-    """A `ModelRunner` whose forwards return the recorded tokens instead of running the model."""
+    """A `ModelRunner` with forwards that return recorded tokens instead of running the model."""
 
     def __init__(
         self, model: PreTrainedModel, config: EngineConfig, vocab_size: int, recording: Recording
@@ -77,7 +77,7 @@ class ReplayRunner(ModelRunner):
 def replay_loop(
     workload: Workload, overlap: bool, recording: Recording, forward_ms: float, loaded: LoadedModel
 ) -> Loop:
-    """Serve the workload on an emulated device whose forwards take `forward_ms` each.
+    """Serve the workload on an emulated device. Each forward takes `forward_ms`.
 
     Raises `AssertionError` if the tokens are not those of the recording.
     """

@@ -12,6 +12,7 @@ from m5_overlap import engine as engine_module
 from m5_overlap.schedule_batch import ScheduleBatch
 from m5_overlap.scheduler import Scheduler
 from milestones.instruments.audit import assert_idle
+from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.exercises.requests import request_of
@@ -99,13 +100,44 @@ def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     )
 
 
-def test_a_forced_retraction_needs_the_result() -> None:
-    """For tests: a request must not be retracted while a step in flight computes its token."""
+def test_the_search_for_a_failing_request_needs_the_result() -> None:
+    """The search computes a part of the requests, and goes on only after that step has ended."""
     scheduler = scheduler_of(num_pages=20)
-    in_flight(scheduler, [1, 2, 3])
+    batch = in_flight(scheduler, [1, 2, 3], [4, 5, 6])
     assert not scheduler.needs_result()
-    scheduler.retract_every = 2  # one step is planned, so the next one retracts
+    scheduler.isolation.failed(batch.requests)
     assert scheduler.needs_result()
+
+
+def test_a_completed_step_is_counted_and_its_prompts_enter_the_tree() -> None:
+    """The second step has a decode, three prompts, and one of them is aborted after the launch."""
+    scheduler = scheduler_of(num_pages=90, max_num_batched_tokens=10)
+    scheduler.update_after_step(in_flight(scheduler, [1, 2, 3]))
+    [decode] = scheduler.running
+    assert decode.token_ids == [1, 2, 3], "the placeholder is gone, so that the engine can append"
+    decode.token_ids.append(7)
+    aborted, whole, chunk = (request_of("abc"[i], [4 + i] * (2 + 3 * i)) for i in range(3))
+    for request in (aborted, whole, chunk):
+        scheduler.add_request(request)
+    batch = scheduler.schedule()
+    assert batch.num_scheduled_tokens == [1, 2, 5, 2]
+    scheduler.finish_request(aborted)
+    aborted.finish_reason = "abort"
+    scheduler.in_flight.advance(batch)
+    scheduler.update_after_step(batch)
+    counters = scheduler.counters
+    assert counters.num_steps == 2
+    assert (counters.prefill_tokens, counters.decode_tokens) == (3 + 5 + 2, 1), (
+        "the first step computes a prompt of 3 tokens, the second one token of a decode, a prompt "
+        f"of 5 tokens and a chunk of 2: {counters}"
+    )
+    assert counters.padding_tokens == 2, "the two tokens of the aborted request are useless"
+    inserted = [scheduler.kv_cache.num_inserted_tokens(r) for r in (decode, whole, chunk)]
+    assert inserted == [2, 4, 2], (
+        f"the whole pages of the prompts are in the tree, and a decode inserts nothing: {inserted}"
+    )
+    assert not scheduler.in_flight.batches, "the step is no longer in flight"
+    scheduler.check_invariants()
 
 
 def test_an_idle_engine_does_nothing() -> None:
@@ -279,6 +311,17 @@ def test_retraction_on_little_memory() -> None:
     prompts = [[1, 2], [3, 4], [5, 6]]
     assert run(engine, prompts, 16) == [expected_tokens(p, 16) for p in prompts], "I2"
     assert engine.stats().num_retractions > 0, "the pool is too small for all three requests"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_retraction_happens_between_two_steps(every: int) -> None:
+    """A test instrument retracts a request in every such step, and makes `needs_result` say so."""
+    engine = engine_of(LateStream(), page_size=2, max_num_seqs=4)
+    force_retractions(engine.scheduler, every)
+    prompts = [[1, 2], [3, 4, 5], [5, 6]]
+    assert run(engine, prompts, 9) == [expected_tokens(p, 9) for p in prompts], "I2"
+    assert engine.stats().num_retractions > 0
     assert_idle(engine)
 
 

@@ -109,37 +109,6 @@ def test_the_search_for_a_failing_request_needs_the_result() -> None:
     assert scheduler.needs_result()
 
 
-def test_a_completed_step_is_counted_and_its_prompts_enter_the_tree() -> None:
-    """The second step has a decode, three prompts, and one of them is aborted after the launch."""
-    scheduler = scheduler_of(num_pages=90, max_num_batched_tokens=10)
-    scheduler.update_after_step(in_flight(scheduler, [1, 2, 3]))
-    [decode] = scheduler.running
-    assert decode.token_ids == [1, 2, 3], "the placeholder is gone, so that the engine can append"
-    decode.token_ids.append(7)
-    aborted, whole, chunk = (request_of("abc"[i], [4 + i] * (2 + 3 * i)) for i in range(3))
-    for request in (aborted, whole, chunk):
-        scheduler.add_request(request)
-    batch = scheduler.schedule()
-    assert batch.num_scheduled_tokens == [1, 2, 5, 2]
-    scheduler.finish_request(aborted)
-    aborted.finish_reason = "abort"
-    scheduler.in_flight.advance(batch)
-    scheduler.update_after_step(batch)
-    counters = scheduler.counters
-    assert counters.num_steps == 2
-    assert (counters.prefill_tokens, counters.decode_tokens) == (3 + 5 + 2, 1), (
-        "the first step computes a prompt of 3 tokens, the second one token of a decode, a prompt "
-        f"of 5 tokens and a chunk of 2: {counters}"
-    )
-    assert counters.padding_tokens == 2, "the two tokens of the aborted request are useless"
-    inserted = [scheduler.kv_cache.num_inserted_tokens(r) for r in (decode, whole, chunk)]
-    assert inserted == [2, 4, 2], (
-        f"the whole pages of the prompts are in the tree, and a decode inserts nothing: {inserted}"
-    )
-    assert not scheduler.in_flight.batches, "the step is no longer in flight"
-    scheduler.check_invariants()
-
-
 def test_an_idle_engine_does_nothing() -> None:
     engine = engine_of(LateStream())
     assert engine.step() == [] and engine.step() == []

@@ -1,7 +1,7 @@
-"""`Dashboard`: an engine at work, live on a terminal, as plain lines anywhere else.
+"""A screen that shows the requests of a running engine.
 
-All demos share it; each adds the panels of its own lesson. Colours mean the same everywhere, and
-every state is also a word: colour alone says nothing.
+On a terminal the screen is live; anywhere else it is plain lines. All demos share it, and each adds
+the panels of its own lesson. Every state is shown as a word too, never by a colour alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 @dataclass
 class Entry:
-    """What is shown of a request."""
+    """The facts that the screen shows of one request."""
 
     label: str
     state: str = "waiting"
@@ -48,11 +48,11 @@ class Entry:
 
 
 class Dashboard:
-    """`with Dashboard(...) as dashboard:` add requests to the engine and to it, then `step()`.
+    """Shows an engine between `__enter__` and `__exit__`. Add each request to both, then `step()`.
 
-    panels: called for each refresh, returns what the lesson wants to show below the requests.
-    plain: lines instead of a live screen; None: where the console is no terminal.
-    panel_lines: how many lines of the screen are the panels'.
+    panels: called for each refresh; returns what the lesson shows below the requests.
+    plain: plain lines instead of a live screen. None: plain if the console is not a terminal.
+    panel_lines: the number of screen lines that the panels take.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class Dashboard:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the dashboard was opened."""
+        """Return the seconds since the dashboard was opened."""
         return time.perf_counter() - self._started
 
     def add(self, request_id: str, label: str) -> None:
-        """Show a request, under a short label."""
+        """Show a request with a short label."""
         self.entries[request_id] = Entry(label)
         self._line(f"{request_id} arrives: {label}")
 
     def step(self) -> list[RequestOutput]:
-        """Step the engine and show what moved."""
+        """Run one step of the engine, show what changed, and return the outputs."""
         outputs = self.engine.step()
         for output in outputs:
             self._update(self.entries[output.request_id], output)
@@ -117,7 +117,7 @@ class Dashboard:
         return outputs
 
     def render(self) -> RenderableType:
-        """The whole screen."""
+        """Return the whole screen."""
         return Group(Panel(self._requests(), title=self.title, title_align="left"), *self.panels())
 
     def _update(self, entry: Entry, output: RequestOutput) -> None:
@@ -146,7 +146,7 @@ class Dashboard:
             entry.row = request.row if request else None
             if request is not None and entry.row is None and entry.state == "running":
                 entry.state = "waiting"
-                self._line(f"{request_id} is retracted, and waits to be computed again")
+                self._line(f"{request_id} is retracted: it waits to be computed again")
 
     def _line(self, event: str) -> None:
         if self.plain:
@@ -181,7 +181,7 @@ class Dashboard:
         return Group(summary, table)
 
     def _visible(self) -> list[tuple[str, Entry]]:
-        """As many requests as the screen holds; the first to be left out are those long done."""
+        """Return the requests that fit on the screen. Those that ended first are left out first."""
         room = max(4, self.console.height - 4 - self.panel_lines)
         ended = [name for name, e in self.entries.items() if e.state in ("done", "abort", "error")]
         hidden = set(ended[: max(0, len(self.entries) - room)])
@@ -189,7 +189,7 @@ class Dashboard:
 
 
 def bar(parts: Iterable[tuple[float, str, str]], width: int) -> Text:
-    """A bar of `(share, character, style)` parts, `width` characters for a share of 1."""
+    """Return a bar of `(share, character, style)` parts. A share of 1 is `width` characters."""
     text = Text()
     for share, character, style in parts:
         text.append(character * round(share * width), style)
@@ -197,8 +197,8 @@ def bar(parts: Iterable[tuple[float, str, str]], width: int) -> Text:
 
 
 def sparkline(values: list[float], width: int, top: float) -> Text:
-    """Values over time, newest right, as blocks from 0 to `top`."""
-    if len(values) > width:  # average neighbours, so that the whole run stays in view
+    """Return values over time as blocks from 0 to `top`, the newest on the right."""
+    if len(values) > width:  # Average neighbours, so that the whole run stays visible.
         edges = [len(values) * i // width for i in range(width + 1)]
         groups = [values[a:b] for a, b in pairwise(edges)]
         values = [sum(group) / len(group) for group in groups]
@@ -206,7 +206,7 @@ def sparkline(values: list[float], width: int, top: float) -> Text:
 
 
 def summary_table(title: str, *columns: str) -> Table:
-    """A table of results: a first column of names, then numbers."""
+    """Return an empty table of results: one column of names, then columns of numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
     for i, column in enumerate(columns):
         options: dict[str, Any] = {"justify": "right"} if i else {}

@@ -1,4 +1,4 @@
-"""What all demos share: arguments, the model or its stand-in, chats to serve."""
+"""What all demos share: arguments, opening an engine, recording its run, and example questions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Engine = TypeVar("Engine", bound=OfflineEngine)
 
 
 def parser(description: str, *, requests: int, max_tokens: int) -> argparse.ArgumentParser:
-    """The arguments that all demos take."""
+    """Return a parser with the arguments that all demos take."""
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -51,8 +51,10 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
         "--model", default=EMBEDDED_MODEL, help="embedded name, HF id, path, tiny-*"
     )
     result.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    result.add_argument("--requests", type=_positive, default=requests, help="how many chats")
-    result.add_argument("--max-tokens", type=_positive, default=max_tokens, help="output of each")
+    result.add_argument("--requests", type=_positive, default=requests, help="number of chats")
+    result.add_argument(
+        "--max-tokens", type=_positive, default=max_tokens, help="output tokens of each"
+    )
     result.add_argument("--check", action="store_true", help="check invariants after every step")
     result.add_argument("--plain", action="store_true", help="lines instead of a live screen")
     result.add_argument(
@@ -65,31 +67,43 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
 
 
 def make_console(args: argparse.Namespace) -> Console:
-    """A console for the demo; `--plain` takes control codes away from a terminal too."""
+    """Return a console for the demo. With `--plain` it never writes control codes."""
     return Console(force_terminal=False, no_color=True) if args.plain else Console()
 
 
 def open_engine(
     build: Callable[[EngineConfig], Engine], config: EngineConfig, console: Console
 ) -> Engine:
-    """Build an engine; where the embedded model is missing, say so and go on with a tiny one.
+    """Build an engine and print what runs: milestone, model and machine.
 
-    What cannot be built ends the demo with a line that says why.
+    If the embedded model is not installed, the demo says so and uses a tiny random model. If the
+    engine cannot be built, the demo ends with one line that says why.
     """
+    try:
+        engine = _build(build, config, console)
+    except (ValueError, RuntimeError) as error:
+        raise SystemExit(str(error)) from None
+    milestone = type(engine).__module__.partition(".")[0]
+    console.print(f"[bold]{milestone}[/] · {engine.loaded.name} · {machine()}", highlight=False)
+    return engine
+
+
+def _build(
+    build: Callable[[EngineConfig], Engine], config: EngineConfig, console: Console
+) -> Engine:
     try:
         return build(config)
     except EmbeddedModelMissingError as missing:
-        console.print(f"{missing}\nGoing on with a tiny random model, whose text is noise.")
+        console.print(f"{missing}\nThe demo uses a tiny random model instead: its text is noise.")
         return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))
-    except (ValueError, RuntimeError) as error:
-        raise SystemExit(str(error)) from None
 
 
 @contextmanager
 def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) -> Iterator[Trace]:
-    """Record what the engine does inside; `--trace` and `--player` say where to write it.
+    """Record what the engine does inside the context.
 
-    A run that fails or is interrupted is written too: that is when one wants to see it.
+    `--trace` and `--player` name the files. They are also written when the run fails or is
+    interrupted: such a run is worth reading.
     """
     trace = Trace(engine)
     trace.record.meta["machine"] = machine()
@@ -106,15 +120,15 @@ def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) 
 
 
 def chats(count: int) -> list[str]:
-    """`count` questions, repeating after sixteen."""
+    """Return `count` questions. They repeat after sixteen."""
     return [CHATS[i % len(CHATS)] for i in range(count)]
 
 
 def machine() -> str:
-    """The machine in words: numbers of different ones are not to be compared."""
+    """Return a description of the machine. Only numbers of one machine can be compared."""
     if torch.cuda.is_available():
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    # Many kinds of CPU share one name; how wide their registers are tells most of them apart.
+    # Many kinds of CPU share one name. The width of their registers tells most of them apart.
     kind = f"{_cpu_name()} ({torch.backends.cpu.get_cpu_capability()})"
     return f"{kind}, {os.cpu_count()} cores, torch {torch.__version__}"
 
@@ -135,7 +149,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _writable(text: str) -> Path:
-    """A file that can be written: found out by opening it, before the run and not after it."""
+    """Return the path if a file can be written there. It is tried before the run, not after it."""
     path = Path(text)
     existed = path.exists()
     try:

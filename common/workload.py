@@ -1,8 +1,8 @@
-"""A set of requests run on one engine, in this process or in one of its own.
+"""A fixed set of requests, and what an engine needs to serve them: time, steps and memory.
 
-Engines that are compared each get a process: none inherits another's memory, threads or caches.
-`python -m common.workload m1_single` reads a workload as JSON from standard input and writes the
-result as JSON to standard output.
+Engines that are compared run in separate processes, so that no engine inherits memory, threads or
+caches from another one. `python -m common.workload m1_single` reads a workload as JSON from
+standard input and writes the result as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .trace_forwards import Forwards, HookedForwards, StreamForwards
 
 @dataclass
 class Workload:
-    """Prompts as token ids; greedy, `max_tokens[i]` tokens for each.
+    """Prompts as token ids. Sampling is greedy; prompt i gets up to `max_tokens[i]` tokens.
 
-    arrivals: seconds from the start at which each one comes; none: all are there at the start.
-    follow_ups: what each user says next. When a request is done, the next one is its prompt, its
-        answer and these tokens.
+    arrivals: the seconds from the start at which each prompt arrives. Empty: all arrive at once.
+    follow_ups: the later turns of each user. When a request ends, the prompt of the next one is the
+        old prompt, the answer and these tokens.
     """
 
     prompts: list[list[int]]
@@ -43,49 +43,60 @@ class Workload:
     follow_ups: list[list[list[int]]] = field(default_factory=list)
 
     def warm_up(self) -> Workload:
-        """Prompts of the same lengths, two tokens each. They are reversed: what a prefix cache
-        keeps of them is of no use to those that are measured."""
+        """Return a workload with prompts of the same lengths and two output tokens each.
+
+        The prompts are reversed, so that cached prefixes of them do not help the measured run.
+        """
         prompts = [prompt[::-1] for prompt in self.prompts]
         return Workload(prompts, [2] * len(prompts), self.ignore_eos, self.config)
 
 
 @dataclass
 class WorkloadResult:
-    """What a run gave: tokens, seconds from the first request to the last token, counters.
+    """The result of a run: tokens, seconds from the first request to the last token, counters.
 
-    Requests are in the order of the prompts, each with its follow-ups behind it. Seconds to the
-    first token count from when a request was due.
+    Requests are in the order of the prompts, each followed by its later turns. The seconds to a
+    first token count from the arrival of the request.
     """
 
     token_ids: list[list[int]]
     seconds: float
     first_token_seconds: list[float]
     stats: dict[str, int] = field(default_factory=dict)
-    kv_reserved: int = 0  # tokens of KV memory held, added up over the steps
-    kv_used: int = 0  # and how many of them were written
-    most_running: int = 0  # requests in flight at once
-    inter_token_seconds: list[float] = field(default_factory=list)  # between tokens, of them all
+    kv_reserved: int = 0  # tokens of KV memory held, summed over the steps
+    kv_used: int = 0  # tokens of KV memory written, summed over the steps
+    most_running: int = 0  # most requests that ran at the same time
+    inter_token_seconds: list[float] = field(
+        default_factory=list
+    )  # between tokens of one request; of all requests
+    forward_seconds: list[float] = field(default_factory=list)  # of each forward
     gap_seconds: list[float] = field(default_factory=list)  # between two forwards
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens a second, prefill included."""
+        """Return the output tokens per second. The time includes prefill."""
         return sum(map(len, self.token_ids)) / self.seconds
 
     @property
     def kv_waste(self) -> float | None:
-        """The share of the KV memory held that nothing was written to; None where none is told."""
+        """Return the share of the held KV memory that was not written. None if it is unknown."""
         return 1 - self.kv_used / self.kv_reserved if self.kv_reserved else None
+
+    @property
+    def hit_rate(self) -> float:
+        """Return the share of the prompt tokens that came from the prefix cache."""
+        reused = self.stats["cached_prompt_tokens"]
+        return reused / max(1, reused + self.stats["prefill_tokens"])
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The value that so many percent of them do not exceed; 0 for none."""
+    """Return the value that `percent` of the values do not exceed, or 0 if there are no values."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)] if ranked else 0.0
 
 
 def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
-    """Serve the workload; the engine must be idle."""
+    """Serve the workload and return the result. The engine must be idle."""
     before = asdict(engine.stats())
     driver = Driver(workload)
     kv_reserved = kv_used = most_running = 0
@@ -112,13 +123,14 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         kv_used=kv_used,
         most_running=most_running,
         inter_token_seconds=[b - a for r in served for a, b in pairwise(r.token_seconds)],
+        forward_seconds=[end - begin for begin, end in spans],
         gap_seconds=[begin - end for (_, end), (begin, _) in pairwise(spans)],
     )
 
 
 @dataclass
 class Served:
-    """A request of a workload, and when its tokens came."""
+    """A request of a workload, and the times of its tokens."""
 
     prompt: list[int]
     max_tokens: int
@@ -129,7 +141,7 @@ class Served:
 
 
 class Driver:
-    """The users of a workload: each sends a request when it is due, and reads the answer."""
+    """The users of a workload. Each sends a request when it is due, and reads the answer."""
 
     def __init__(self, workload: Workload) -> None:
         self.ignore_eos = workload.ignore_eos
@@ -144,15 +156,15 @@ class Driver:
             )
         ]
         self._to_say = [list(user) for user in workload.follow_ups or [[]] * count]
-        self._coming = list(range(count))  # users whose request has not been sent
-        self._users: dict[str, int] = {}  # by the id of the request that they wait for
+        self._coming = list(range(count))  # users with a request that is not sent yet
+        self._users: dict[str, int] = {}  # by the id of the request that a user waits for
 
     @property
     def done(self) -> bool:
         return not self._coming and not self._users
 
     def add_due(self, engine: OfflineEngine, now: float) -> None:
-        """Send what is due; where the engine is idle, wait until something is."""
+        """Send the requests that are due. If the engine is idle, wait until a request is due."""
         if not self._users:
             time.sleep(max(0.0, min(self.turns[user][-1].due for user in self._coming) - now))
             now = max(now, min(self.turns[user][-1].due for user in self._coming))
@@ -165,9 +177,9 @@ class Driver:
             self._coming.remove(user)
 
     def take(self, output: RequestOutput, now: float) -> None:
-        """Note an output's tokens. The last one may be answered with a next turn.
+        """Note the tokens of an output. After the last one, the user may start the next turn.
 
-        Raises `RuntimeError` for a request that failed: the measurement would mean nothing.
+        Raises `RuntimeError` if the request failed: a measurement of it would mean nothing.
         """
         if error := output.outputs[0].error:
             raise RuntimeError(f"{output.request_id}: {error}")
@@ -184,7 +196,7 @@ class Driver:
 
 
 def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
-    """When the engine's forwards run."""
+    """Return an observer of the times at which the engine's forwards run."""
     spans = getattr(getattr(engine.runner, "stream", None), "spans", None)
     if spans is not None:
         return StreamForwards(spans)
@@ -192,16 +204,16 @@ def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
 
 
 def run_rung(milestone: str, workload: Workload) -> WorkloadResult | None:
-    """Run a milestone's engine in a process of its own. None where there is no such milestone."""
+    """Run a milestone's engine in a new process. Return None if there is no such milestone."""
     if importlib.util.find_spec(milestone) is None:
         return None
     return run_module(workload, "common.workload", milestone)
 
 
 def run_module(workload: Workload, *command: str) -> WorkloadResult:
-    """Run `python -m command...`, which must speak this module's protocol.
+    """Run `python -m command...`, which must follow the protocol of this module.
 
-    Raises `RuntimeError` with its last words if it fails.
+    Raises `RuntimeError` with the end of its error output if it fails.
     """
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -215,11 +227,11 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
 
 
 def serve(milestone: str) -> None:
-    """The other side of `run_rung`: read a workload, run it, write the result."""
+    """Read a workload, run it, and write the result: the process that `run_rung` starts."""
     workload = Workload(**json.load(sys.stdin))
     engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
-    # The first forwards of a process, and the first touch of its memory, are slow everywhere. What
-    # is cached of the warm-up would keep the memory that was touched.
+    # The first forwards of a process and the first use of its memory are slow. The prefix cache of
+    # the warm-up would keep that memory, so it is emptied.
     run(engine, workload.warm_up())
     engine.reset_prefix_cache()
     sys.stdout.write(json.dumps(asdict(run(engine, workload))))

@@ -1,1 +1,1 @@
-"""The course around the engines: what each milestone adds, and the ladder measured."""
+"""The course: the lesson of each milestone, and the tools that measure and check the engines."""

@@ -1,7 +1,8 @@
-"""The ladder, measured: every rung and its peers on the same workloads, interleaved in one run.
+"""Measure every milestone and other engines on the same workloads, in one run.
 
-Each measurement has a process of its own. Rounds are interleaved, so that a machine that slows down
-slows all of them; the median of the rounds counts, and ratios of one run are what may be compared.
+Each measurement runs in its own process. The engines take turns in each round, so a machine that
+slows down slows all of them. The tables show the median of the rounds. Compare only ratios of one
+run: absolute numbers depend on the machine.
 
     python -m milestones bench --workload batch --workload shared --rounds 3 --json bench.json
 """
@@ -34,11 +35,11 @@ from .workloads import WORKLOADS, workload
 
 README_MARKS = ("<!-- ladder -->", "<!-- /ladder -->")
 DEFAULT_WORKLOADS = ("alone", "batch")
-FAILURES = (OSError, RuntimeError, ValueError)  # of one contender: the others go on
+FAILURES = (OSError, RuntimeError, ValueError)  # of one engine: the others are still measured
 
 
 def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
-    """A workload's table for a terminal."""
+    """Return the table of one workload, for a terminal."""
     table = summary_table(
         f"{name}: {WORKLOADS[name].__doc__}",
         "engine", "tokens/s", "ratio", "of floor", "TTFT p50/p95 s", "ITL p50/p95 ms",
@@ -68,11 +69,11 @@ def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
 
 
 def refresh_readme(document: dict[str, Any]) -> None:
-    """Write the numbers between the README's marks: tokens a second, by engine and workload."""
+    """Write the table between the README's marks: tokens per second by engine and workload."""
     engines = document["engines"]
     names = [name for name in WORKLOADS if any(name in measured for measured in engines.values())]
     lines = [
-        f"Output tokens a second, SmolLM2-135M, float32, {document['machine']}:",
+        f"Output tokens per second, SmolLM2-135M, float32, {document['machine']}:",
         "",
         f"| engine | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",
@@ -92,32 +93,32 @@ def refresh_readme(document: dict[str, Any]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones bench`."""
-    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    """Add the options of `python -m milestones bench`."""
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: %(default)s")
     parser.add_argument(
         "--workload", action="append", choices=[*WORKLOADS, "all"],
-        help=f"may be given more than once (default: {' and '.join(DEFAULT_WORKLOADS)})",
+        help=f"can be given several times (default: {' and '.join(DEFAULT_WORKLOADS)})",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--engines", help="only these, with commas between them")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--engines", help="measure only these engines, separated by commas")
     parser.add_argument(
         "--vllm-python", type=Path, metavar="PATH",
-        help="the Python of an environment that has vLLM, to measure it too",
+        help="also measure vLLM: the Python of an environment that has vLLM",
     )  # fmt: skip
     parser.add_argument(
         "--llama-python", type=Path, metavar="PATH",
-        help="likewise for llama.cpp: one that has xllamacpp and gguf",
+        help="also measure llama.cpp: the Python of an environment that has xllamacpp and gguf",
     )  # fmt: skip
     parser.add_argument(
         "--json", type=Path,
-        help="write all measurements to this file; what it has of other workloads stays",
+        help="write all measurements to this file; its entries for other workloads are kept",
     )  # fmt: skip
     parser.add_argument("--svg", type=Path, help="draw tokens/s as bars into this file")
-    parser.add_argument("--readme", action="store_true", help="refresh the README's table")
+    parser.add_argument("--readme", action="store_true", help="write the table into the README")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and report. Cut short by Ctrl-C, it reports what it has; who fails is left out."""
+    """Measure and report. After Ctrl-C, report what was measured. Leave out failed engines."""
     console = wide_console()
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
@@ -126,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
         known = {contender.name: contender for contender in measured}
         engines = args.engines.split(",")
         if unknown := [name for name in engines if name not in known]:
-            console.print(f"no such engine: {', '.join(unknown)}; there are {', '.join(known)}")
+            console.print(f"unknown engine: {', '.join(unknown)}; there are {', '.join(known)}")
             return 2
         measured = [known[name] for name in engines]
     loaded = load_model(EngineConfig(model=args.model), plain=True)
@@ -145,14 +146,14 @@ def main(args: argparse.Namespace) -> int:
                     try:
                         result = contender.run(work)
                     except FAILURES as error:
-                        console.print(f"{contender.name} is left out from here on: {error}")
+                        console.print(f"{contender.name} failed; the bench leaves it out: {error}")
                         failed.append(contender)
                         continue
                     contender.results.setdefault(name, []).append(result)
                     if args.json:
                         _write(args.json, _document(measured, floor, earlier))
     except KeyboardInterrupt:
-        console.print("cut short")
+        console.print("interrupted: the tables show what was measured so far")
     finally:
         for contender in measured:
             contender.close()
@@ -160,7 +161,8 @@ def main(args: argparse.Namespace) -> int:
     console.print(
         f"{machine()}: reads {floor.bytes_per_second / 1e9:.1f} GB/s, multiplies "
         f"{floor.flops_per_second / 1e9:.0f} GFLOP/s; a decode step takes at least "
-        f"{floor.step_seconds(1) * 1e3:.1f} ms alone, {floor.step_seconds(16) * 1e3:.1f} for 16"
+        f"{floor.step_seconds(1) * 1e3:.1f} ms for one request, "
+        f"{floor.step_seconds(16) * 1e3:.1f} ms for 16"
     )
     for name in names:
         console.print(report(name, measured, floor))
@@ -173,7 +175,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]) -> dict[str, Any]:
-    """All measurements so far, beside those of an earlier run for other workloads."""
+    """Return all measurements so far, with those of an earlier run for other workloads."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -206,7 +208,7 @@ def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]
 
 
 def _earlier(path: Path | None) -> dict[str, Any]:
-    """What an earlier run has written, on this machine: only that may stand beside a new one."""
+    """Return the results of an earlier run on this machine; an empty dict for any other machine."""
     if path is None or not path.exists():
         return {}
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -214,7 +216,7 @@ def _earlier(path: Path | None) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(path)

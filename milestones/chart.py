@@ -1,4 +1,4 @@
-"""Bars and curves as SVG, light and dark."""
+"""Draw bars and curves as SVG, for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 6
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .rung { fill: #56b4e9 } .peer { fill: #8b949e } .curve { stroke: #56b4e9 }
 }"""
-PANEL, HEIGHT, LEFT, TOP, BOTTOM = 240, 220, 50, 56, 30  # pixels of a curve
+PANEL, HEIGHT, LEFT, TOP, BOTTOM = 240, 220, 50, 56, 30  # pixels of one curve
 
 
 def bars(document: dict[str, Any]) -> str:
-    """Output tokens a second, of what a bench has written: a group for each workload, a bar for
-    each engine in it."""
+    """Draw the output tokens per second that a bench has measured: one group of bars for each
+    workload, one bar for each engine."""
     engines, caption = document["engines"], document["machine"]
     parts, y = [f'<text class="title" x="4" y="16">{escape(caption)}: tokens/s</text>'], 24
     for name in dict.fromkeys(name for measured in engines.values() for name in measured):
@@ -46,8 +46,8 @@ def bars(document: dict[str, Any]) -> str:
 
 
 def lines(curves: dict[str, list[tuple[int, float]]], caption: str) -> str:
-    """A panel for each curve: milliseconds from 0 up, over powers of two."""
-    parts = [f'<text class="title" x="4" y="16">{escape(caption)}: ms a step</text>']
+    """Draw a panel for each curve: milliseconds from 0 up, over sizes on a logarithmic axis."""
+    parts = [f'<text class="title" x="4" y="16">{escape(caption)}: ms per step</text>']
     for number, (name, points) in enumerate(curves.items()):
         left = number * PANEL + LEFT
         right, bottom = (number + 1) * PANEL - 24, HEIGHT - BOTTOM

@@ -1,4 +1,4 @@
-"""Who is measured: the rungs, Hugging Face, and other engines in environments of their own."""
+"""The engines that the bench measures: the milestones, Hugging Face, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from .delta import ROOT
 
 @dataclass
 class Contender:
-    """An engine, and what was measured of it: results by workload, one a round."""
+    """An engine, and its results: for each workload, one result per round."""
 
     name: str
     command: tuple[str, ...] = ()
     results: dict[str, list[WorkloadResult]] = field(default_factory=dict)
 
     def run(self, workload: Workload) -> WorkloadResult:
-        """Serve the workload in a process of its own, warmed up."""
+        """Serve the workload in a new process, after a warm-up."""
         return run_module(workload, *self.command)
 
     def summary(self, workload: str) -> Summary | None:
-        """The medians of a workload's rounds; None where there is none."""
+        """Return the medians over the rounds of a workload, or None if it was not measured."""
         results = self.results.get(workload)
         return Summary.of(results) if results else None
 
     def close(self) -> None:
-        """End what was started for it."""
+        """End the process of this engine, if there is one."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a table shows of some rounds: medians. Seconds, where nothing else is said."""
+    """The medians that a table shows. Times are in seconds."""
 
     tokens_per_second: float
-    first_token: tuple[float, float]  # p50 and p95 of the requests
-    inter_token: tuple[float, float] | None  # p50 and p95 of the tokens; None: it does not stream
-    gap: float | None  # between two forwards: what the host costs a step
-    kv_waste: float | None  # the share of the KV memory held that nothing was written to
+    first_token: tuple[float, float]  # p50 and p95 over the requests
+    inter_token: tuple[float, float] | None  # p50 and p95 over the tokens; None: no streaming
+    gap: float | None  # time between two forwards: the cost of the host per step
+    kv_waste: float | None  # share of the reserved KV memory that holds no token
     stats: dict[str, int]
 
     @staticmethod
     def of(results: list[WorkloadResult]) -> Summary:
-        """Medians over rounds of percentiles within a round."""
+        """Compute percentiles within each round, and then the median of them over the rounds."""
 
         def over(name: str, percent: float) -> float:
             return median(percentile(getattr(result, name), percent) for result in results)
@@ -69,24 +69,24 @@ class Summary:
 
 
 class Peer(Contender):
-    """An engine of another environment.
+    """An engine that runs in another Python environment.
 
-    It must know nothing of the round before, which had the same prompts: its process forgets them,
-    or is another one for each measurement.
+    All rounds have the same prompts, so the engine must not keep a cache from the round before.
+    Its process empties the cache after each workload, or each measurement gets a new process.
     """
 
     def __init__(
         self, name: str, python: Path, model: Callable[[], Path | str], *, forgets: bool
     ) -> None:
-        """model: what `peer_NAME.py` is to serve, asked for when a process starts. forgets: its
-        cache is empty after each workload, so the process may stay (some take minutes to start)."""
+        """model: returns the model for `peer_NAME.py`; called when a process starts. forgets: the
+        cache is empty after each workload, so the process can stay (a start may take minutes)."""
         super().__init__(name)
         self.python, self.model, self.forgets = python, model, forgets
         self.script = Path(__file__).with_name(f"peer_{name}.py")
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, workload: Workload) -> WorkloadResult:
-        """Serve the workload, warmed up. Raises `RuntimeError` where the engine does not run."""
+        """Serve the workload after a warm-up. Raises `RuntimeError` if the engine does not run."""
         if not self.forgets:
             self.close()
         self._ask(workload.warm_up())
@@ -114,17 +114,17 @@ class Peer(Contender):
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise RuntimeError(f"{self.name} ended: try {self.python} {self.script} MODEL")
+            raise RuntimeError(f"{self.name} ended; to see why: {self.python} {self.script} MODEL")
         return WorkloadResult(**json.loads(answer))
 
 
 def hugging_face_folder(model: str) -> Path | str:
-    """What vLLM reads."""
+    """Return the model as vLLM reads it: a folder or an id of Hugging Face."""
     return embedded_folder() if is_embedded(model) else model
 
 
 def gguf_file(model: str) -> Path | str:
-    """What llama.cpp reads. Raises `ValueError` for a model that is no `.gguf` file."""
+    """Return the model as llama.cpp reads it. Raises `ValueError` if it is not a `.gguf` file."""
     if not is_embedded(model) and not model.endswith(".gguf"):
         raise ValueError(f"llama.cpp reads .gguf files, not {model!r}")
     return embedded_gguf() if is_embedded(model) else model
@@ -133,7 +133,7 @@ def gguf_file(model: str) -> Path | str:
 def contenders(
     model: str, vllm_python: Path | None = None, llama_python: Path | None = None
 ) -> list[Contender]:
-    """Every rung that exists, then the peers."""
+    """Return every milestone of the tree, and then the other engines."""
     rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
     found = [
         *(Contender(rung, ("common.workload", rung)) for rung in rungs),

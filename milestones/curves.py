@@ -1,10 +1,13 @@
-"""What a decode step costs, as three things grow: requests, context, and what is cached.
+"""Measure how the time of a decode step grows with requests, context and cached prompts.
 
-    running     requests that decode at once, behind prompts of 16 tokens: the whole step
-    context     of one request: the whole step
-    cached      prompts in the prefix tree, while 16 requests decode: what lies between two forwards
+running: the number of requests that decode together, after prompts of 16 tokens. The whole step is
+measured.
 
-The tree costs the host, never the forward, so the third one is measured with a tiny model.
+context: the number of tokens before the only request. The whole step is measured.
+
+cached: the number of prompts in the prefix tree, while 16 requests decode. Only the time between
+two forwards is measured. The tree costs host time and never changes the forward, so this curve is
+measured with a tiny model.
 """
 
 from __future__ import annotations
@@ -28,20 +31,20 @@ from common.workload import Workload, run
 from .chart import lines
 
 EXAMPLE = "python -m milestones curves --json curves.json --svg curves.svg"
-RUNG = "m4_radix"  # the highest one whose steps follow one another: a step's cost is all of it
+RUNG = "m4_radix"  # the highest milestone without overlap: the time of a step is its whole cost
 RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096)
 CACHED = (10, 100, 1000, 10_000)
 STEPS = 16
 PROMPT_TOKENS = 16
-CACHED_TOKENS = 33  # two pages in the tree, and one token more, which is always computed
+CACHED_TOKENS = 33  # two pages in the tree, and one more token, which is never read from the cache
 DECODING = 16
 
-Points = list[tuple[int, float]]  # what grows, and the median step in milliseconds
+Points = list[tuple[int, float]]  # the size that grows, and the median step in milliseconds
 
 
 def running(model: str, sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
-    """So many requests that decode."""
+    """Yield the time of a step for each number of requests that decode."""
     with _engine(model=model, max_num_seqs=max(sizes), max_model_len=64) as engine:
         prompts = _prompts(PROMPT_TOKENS)
         for size in sizes:
@@ -51,7 +54,7 @@ def running(model: str, sizes: tuple[int, ...]) -> Iterator[tuple[int, float]]:
 
 
 def context(model: str, lengths: tuple[int, ...]) -> Iterator[tuple[int, float]]:
-    """One request behind so many tokens."""
+    """Yield the time of a step of one request for each length of its prompt."""
     longest = max(lengths) + STEPS
     with _engine(model=model, max_num_seqs=1, max_model_len=longest) as engine:
         for length in lengths:
@@ -60,7 +63,7 @@ def context(model: str, lengths: tuple[int, ...]) -> Iterator[tuple[int, float]]
 
 
 def cached(counts: tuple[int, ...]) -> Iterator[tuple[int, float]]:
-    """So many prompts in the tree, that nothing is found of."""
+    """Yield the gap between forwards for each number of cached prompts. No request matches them."""
     config = {"model": "tiny-llama", "max_num_seqs": DECODING, "max_model_len": 128}
     pages = 2 * max(counts) + 8 * DECODING * (len(counts) + 1)
     with _engine(**config, num_pages=pages) as engine:
@@ -70,7 +73,7 @@ def cached(counts: tuple[int, ...]) -> Iterator[tuple[int, float]]:
             run(engine, Workload(fill, [1] * len(fill), True))
             decoding = [next(prompts)[:15] for _ in range(DECODING)]
             result = run(engine, Workload(decoding, [4 * STEPS] * DECODING, True))
-            assert engine.stats().kv_pages_cached >= 2 * count, "they are in the tree"
+            assert engine.stats().kv_pages_cached >= 2 * count, "a cached prompt is not in the tree"
             held = count
             yield count, 1e3 * median(result.gap_seconds)
 
@@ -80,15 +83,15 @@ def _engine(**config: Any) -> Any:
 
 
 def _prompts(length: int) -> Iterator[list[int]]:
-    """Random ones, of any vocabulary; different ones in each call for another length."""
+    """Yield random prompts for any vocabulary. Different lengths give different prompts."""
     drawn = random.Random(length)
     while True:
         yield [drawn.randrange(250) for _ in range(length)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones curves`."""
-    parser.add_argument("--model", default=EMBEDDED_MODEL)
+    """Add the options of `python -m milestones curves`."""
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--svg", type=Path, help="draw the curves into this file")
 
@@ -103,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
     console, curves = Console(), dict[str, Points]()
     for name, points in measuring.items():
         curves[name] = []
-        table = summary_table(f"a step against {name} · {RUNG}", name, "ms")
+        table = summary_table(f"time of a step by {name} · {RUNG}", name, "ms")
         for size, milliseconds in points:
             console.print(f"{name}: {size}", style="dim")
             curves[name].append((size, milliseconds))

@@ -1,9 +1,10 @@
-"""What a milestone adds, changes and removes against the one below it, by symbol.
+"""Compare two milestones by symbol: what the upper one adds, changes and removes.
 
-`DELTA.toml` declares it, with a reason for each symbol; the sources are compared as syntax trees,
-so layout and comments do not count. A symbol is `file.py:function`, `file.py:Class.method`,
+`DELTA.toml` declares each difference with a reason. The sources are compared as syntax trees, so
+layout and comments do not count. A symbol is `file.py:function`, `file.py:Class.method`,
 `file.py:Class` (its bases, docstring and attributes) or `file.py:<module>` (docstring, imports,
-constants); a file alone stands for all its symbols, an added or removed class for its methods.
+constants). An entry with only a file stands for all symbols of the file. An entry with a class that
+was added or removed stands for the class and its methods.
 
     below = "m1_single"
     [added]
@@ -11,8 +12,8 @@ constants); a file alone stands for all its symbols, an added or removed class f
     [changed]
     "engine.py:LLMEngine.process" = "many requests move in a step"
 
-A list `tour = ["scheduler.py", ...]` at the top may say what to read first, by file or symbol; what
-it does not name follows as declared.
+A list `tour = ["scheduler.py", ...]` at the top may give a reading order, by file or symbol. The
+other symbols follow in the order of their declaration.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ KINDS = ("added", "changed", "removed")
 
 @dataclass(frozen=True)
 class Delta:
-    """Symbols by kind; `reasons` where they are declared, empty where they are found."""
+    """Symbols by kind. `reasons` is empty unless the delta was read from a `DELTA.toml`."""
 
     below: str
     added: frozenset[str]
@@ -43,7 +44,7 @@ class Delta:
 
 
 def declared(milestone: str, root: Path | None = None) -> Delta:
-    """What `milestones/<milestone>/DELTA.toml` says. Raises `ValueError` naming file and entry."""
+    """Read `milestones/<milestone>/DELTA.toml`. Raises `ValueError` that names file and entry."""
     path = (root or ROOT) / "milestones" / milestone / "DELTA.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +72,7 @@ def declared(milestone: str, root: Path | None = None) -> Delta:
 
 
 def found(below: Path, above: Path) -> Delta:
-    """How the sources of two milestones really differ."""
+    """Compare the sources of two milestones and return how they differ."""
     old, new = files(below), files(above)
     added = {name for name in new if name not in old}
     removed = {name for name in old if name not in new}
@@ -86,35 +87,35 @@ def found(below: Path, above: Path) -> Delta:
 
 
 def problems(says: Delta, real: Delta) -> list[str]:
-    """Each undeclared difference, and each declaration without a difference, in words."""
+    """Return a sentence for each undeclared difference and for each declaration without one."""
     whole_files = {entry for entry in says.changed if ":" not in entry}
     lines = []
     for kind in KINDS:
         declared_symbols, real_symbols = getattr(says, kind), getattr(real, kind)
         for symbol in sorted(real_symbols - declared_symbols):
-            # A class that is added or removed stands for its methods.
+            # An entry for a class that is added or removed stands for its methods.
             of_class = kind != "changed" and symbol.rpartition(".")[0] in declared_symbols
             if symbol.split(":")[0] not in whole_files and not of_class:
-                lines.append(f"{symbol} is {kind} and not declared")
+                lines.append(f"{symbol} is {kind}, but not declared")
         for symbol in sorted(declared_symbols - real_symbols - whole_files):
-            lines.append(f"{symbol} is declared as {kind}, and is not")
+            lines.append(f"{symbol} is declared as {kind}, but is not")
     touched = {symbol.split(":")[0] for symbol in real.added | real.changed | real.removed}
-    lines += [f"{name} is declared as changed, and is not" for name in whole_files - touched]
+    lines += [f"{name} is declared as changed, but is not" for name in whole_files - touched]
     return lines
 
 
 def covers(entry: str, symbol: str) -> bool:
-    """Whether an entry (a file, a class, a symbol) stands for a symbol."""
+    """Return whether an entry (a file, a class or a symbol) stands for a symbol."""
     return symbol == entry or symbol.startswith((f"{entry}:", f"{entry}."))
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """The Python files of a milestone by name."""
+    """Return the Python files of a milestone, by name."""
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
 
 
 def symbols(path: Path) -> dict[str, str]:
-    """The symbols of a file, each with a dump of its syntax tree."""
+    """Return the symbols of a file, each with a dump of its syntax tree."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     result: dict[str, str] = {}
     rest: list[ast.stmt] = []
@@ -126,7 +127,7 @@ def symbols(path: Path) -> dict[str, str]:
                 n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
             ]
             for method in methods:
-                # A property and its setter share a name: both count.
+                # A property and its setter share a name: the dump holds both.
                 name = f"{node.name}.{method.name}"
                 result[name] = result.get(name, "") + ast.dump(method)
             node.body = [n for n in node.body if n not in methods]

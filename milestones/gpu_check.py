@@ -1,7 +1,7 @@
-"""What only a GPU can show: kernels, engines and bandwidth on it, as a table and as JSON.
+"""Check on a GPU what a CPU cannot show: compiled kernels, engines, overlap and bandwidth.
 
-`python -m milestones gpu-check --json milestones/results/NAME.json` on a machine with CUDA. With
-random weights of small models; nothing is loaded from anywhere.
+Run `python -m milestones gpu-check --json milestones/results/NAME.json` on a machine with CUDA. The
+models are small and have random weights, so nothing is downloaded. Prints a table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROMPTS = [[7], [1, 2, 3], list(range(40, 90)), list(range(200, 100, -1))]
 
 
 def check_kernels(milestone: str, device: str) -> list[dict[str, Any]]:
-    """Each case in three types and page sizes against the torch version in float64."""
+    """Compare each case, in three types and page sizes, with the torch version in float64."""
     attention = importlib.import_module(f"{milestone}.attention")
     kernels = importlib.import_module(f"{milestone}.triton_ops")
     rows = []
@@ -59,7 +59,7 @@ def check_kernels(milestone: str, device: str) -> list[dict[str, Any]]:
 
 
 def check_engine(milestone: str, device: str) -> dict[str, Any]:
-    """Greedy answers of a rung on the device against Hugging Face's own, in float32."""
+    """Compare a milestone's greedy answers on the device with those of Hugging Face, in float32."""
     config = EngineConfig(model="tiny-qwen3", device=device, dtype="float32", max_num_seqs=3)
     plain = load_model(config, plain=True)
     with importlib.import_module(milestone).LLMEngine(config) as engine:
@@ -82,7 +82,7 @@ def check_engine(milestone: str, device: str) -> dict[str, Any]:
 
 
 def decode_bandwidth(milestone: str) -> list[dict[str, Any]]:
-    """Bytes of keys and values a second in the decode kernel, against a copy's."""
+    """Return the bytes of KV per second that the decode kernel reads, and its ratio to a copy."""
     from triton.testing import do_bench
 
     attention = importlib.import_module(f"{milestone}.attention")
@@ -97,7 +97,7 @@ def decode_bandwidth(milestone: str) -> list[dict[str, Any]]:
             torch.bfloat16, "cuda",
         )  # fmt: skip
         keys, values = case.keys.nan_to_num(0), case.values.nan_to_num(0)
-        # Several copies in turn, so that the cache does not hold them.
+        # Use several copies in turn, so that the cache of the GPU does not hold them.
         pools = [(keys.clone(), values.clone()) for _ in range(8)]
 
         def decode(case: PagedCase = case, pools: list[Any] = pools) -> None:
@@ -123,21 +123,21 @@ def decode_bandwidth(milestone: str) -> list[dict[str, Any]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones gpu-check`."""
+    """Add the options of `python -m milestones gpu-check`."""
     parser.add_argument("--json", type=Path, help="write the results to this file")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run everything; 0 if all agrees, 1 if not, 2 without a GPU."""
+    """Run all checks. Return 0 if all of them pass, 1 if one fails, 2 without a GPU."""
     console = Console()
     if not torch.cuda.is_available():
-        console.print("gpu-check needs a CUDA device, and torch finds none here")
+        console.print("gpu-check needs a CUDA device, and torch finds none on this machine")
         return 2
     rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
     paged = [rung for rung in rungs if (ROOT / rung / "kernels.py").exists()]
     engines = [check_engine(rung, "cuda") for rung in rungs]
     kernels = check_kernels(paged[0], "cuda")
-    # A tree without the rung that overlaps comes without its check.
+    # A student's tree without the milestone that overlaps has no `overlap_check.py` either.
     overlaps = (Path(__file__).parent / "overlap_check.py").exists()
     check = importlib.import_module(f"{__package__}.overlap_check") if overlaps else None
     overlap = check.check_overlap("cuda") if check else []
@@ -158,12 +158,12 @@ def main(args: argparse.Namespace) -> int:
     for row in bandwidth:
         console.print(
             f"decode, {row['sequences']} sequences of {row['context']}: "
-            f"{row['microseconds']:.0f} us, {row['of_copy']:.0%} of a copy's bandwidth"
+            f"{row['microseconds']:.0f} us, {row['of_copy']:.0%} of the bandwidth of a copy"
         )
     for row in overlap:
         graphs, loop = ("no graphs", "graphs"), ("serial", "overlapped")
         console.print(
             f"{loop[row['enable_overlap']]}, {graphs[row['cuda_graph']]}: gap between forwards "
-            f"{row['gap_us']:.0f} us, {row['step_us']:.0f} us a step"
+            f"{row['gap_us']:.0f} us, {row['step_us']:.0f} us per step"
         )
     return 0 if all(entry["passed"] for entry in [*engines, *kernels, *overlap]) else 1

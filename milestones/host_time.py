@@ -1,9 +1,11 @@
-"""What a step costs beside its forward, from the third rung on: `python -m milestones host-time`.
+"""Measure the host's share of a step, outside the forward, for m3_paged and higher milestones.
 
-The forward lane is busy from the moment a forward begins until its tokens are sampled. What lies
-between two of those, *the gap*, is the critical path of the host: time in which a GPU would wait.
-Decodes of a tiny model. The fifth rung's forwards are stretched by sleeping, as if another
-processor computed them: on one CPU host and forward would take their time from each other.
+The forward lane is busy from the beginning of a forward until its tokens are sampled. *The gap* is
+the time between two such spans. It is the critical path of the host: a GPU would wait that long.
+
+The measured steps are decode steps of a tiny model. The forwards of m5_overlap are emulated by
+sleeping, as if another processor computed them. On one CPU, the host and a real forward would
+compete for the same cores.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ class HostTime:
 
     milestone: str
     num_running: int
-    host: float  # spent by the host in a step, waiting for the forward apart
+    host: float  # time of the host per step, without waiting for the forward
     gap: float  # from the end of a forward to the beginning of the next
 
 
 def measure(milestone: str, num_running: int) -> HostTime:
-    """Steady decode of so many requests."""
+    """Measure decode steps with a constant number of running requests."""
     overlaps = milestone >= "m5_overlap"
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=num_running, max_num_batched_tokens=8192,
@@ -73,7 +75,7 @@ def measure(milestone: str, num_running: int) -> HostTime:
 
 
 def _spans(owner: Any, name: str) -> list[tuple[float, float]]:
-    """When a method of this object begins and ends, from now on."""
+    """Record when each call of this method of `owner` begins and ends, from now on."""
     method, spans = getattr(owner, name), []
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -88,7 +90,7 @@ def _spans(owner: Any, name: str) -> list[tuple[float, float]]:
 
 
 def _forwards(milestone: str, engine: Any, undo: ExitStack) -> list[tuple[float, float]]:
-    """From the beginning of the model's forward to the end of sampling, in a serial engine."""
+    """Record each span from the start of the forward to the end of sampling, in a serial engine."""
     runner = importlib.import_module(f"{milestone}.model_runner")
     began: list[float] = []
     hook = engine.runner.model.register_forward_pre_hook(
@@ -108,14 +110,14 @@ def _forwards(milestone: str, engine: Any, undo: ExitStack) -> list[tuple[float,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones host-time`."""
+    """Add the options of `python -m milestones host-time`."""
     parser.add_argument("--json", type=Path, help="write the figures to this file")
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     table = summary_table(
-        f"microseconds a step, beside the forward · {machine()}",
+        f"microseconds per step, outside the forward · {machine()}",
         "running", *(f"{rung[:2]} {what}" for rung in RUNGS for what in ("host", "gap")),
     )  # fmt: skip
     rows: list[HostTime] = []

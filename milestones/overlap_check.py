@@ -1,4 +1,4 @@
-"""The overlapped loop on a device: the same answers in all its settings, and no hidden waits."""
+"""Check overlap on a device: the same answers in all settings, and no hidden synchronization."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ NUM_REQUESTS = 20
 
 
 def check_overlap(device: str, model: str = "tiny-qwen3") -> list[dict[str, Any]]:
-    """Serial and overlapped, with and without graphs: one row each, with its gap and its pace.
+    """Run serial and overlapped, with and without CUDA graphs. Return a row of results for each.
 
-    On CUDA, launching a step raises where it would wait for the device.
+    A row has the gap between forwards and the time per step. On CUDA, a launch that would wait for
+    the device raises an error.
     """
     engine_class = importlib.import_module(MILESTONE).LLMEngine
     prompts = [[5 + i] * (1 + 3 * i) for i in range(NUM_REQUESTS)]
@@ -59,7 +60,7 @@ def check_overlap(device: str, model: str = "tiny-qwen3") -> list[dict[str, Any]
 
 @contextmanager
 def without_waits(runner: Any) -> Iterator[None]:
-    """Inside, launching a step may not wait for a GPU: torch raises where it would."""
+    """Inside this context, torch raises if the launch of a step would wait for the GPU."""
     launch = runner.launch
 
     def watched(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A random batch over a poisoned KV pool, to hold kernels against their torch versions."""
+"""A random batch over a poisoned KV pool, to compare kernels with their torch versions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from types import ModuleType
 import torch
 
 SCALE = 0.25
-OUT_OF_RANGE = 2**30  # a page id that leads nowhere
+OUT_OF_RANGE = 2**30  # a page id that does not exist: reading through it fails
 
 
 class PagedCase:
-    """Requests with a context and some new tokens each; NaN in every slot that no token owns.
+    """Requests with a context and some new tokens each. Every slot without a token holds NaN.
 
-    contexts, counts: tokens of each request up to its last one, and how many of them are new;
-    requests with one new token come first. heads: of queries, of keys and values.
+    contexts: the tokens of each request up to its last one. counts: how many of them are new.
+    Requests with one new token come first. heads: the number of query heads and of KV heads.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PagedCase:
         )
 
     def run(self, ops: ModuleType, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Store the new tokens, then attend: [T, heads, dim]."""
+        """Store the new tokens, then run attention. Returns [T, heads, dim]."""
         query, key, value, keys, values = (
             x.to(dtype or x.dtype).clone()
             for x in (self.query, self.key, self.value, self.keys, self.values)
@@ -82,14 +82,14 @@ class PagedCase:
         return torch.cat(parts)
 
     def error(self, ops: ModuleType) -> float:
-        """Relative error of `ops` against the torch version in float64; NaN never passes."""
+        """Return the relative error of `ops` against torch in float64. NaN never passes."""
         expected = self.run(self.attention, torch.float64)
         got = self.run(ops)
-        assert not expected.isnan().any(), "the torch version reads what nobody wrote"
+        assert not expected.isnan().any(), "the torch version reads a slot that was never written"
         assert got.dtype == self.query.dtype
         return float((got.double() - expected).norm() / expected.norm())
 
     @property
     def tolerance(self) -> float:
-        """What the type allows."""
+        """The largest relative error that the type allows."""
         return 1e-5 if self.query.dtype == torch.float32 else 1e-2

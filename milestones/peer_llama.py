@@ -1,9 +1,9 @@
-"""llama.cpp on our workloads, in an environment of its own: `PYTHON peer_llama.py MODEL.gguf`.
+"""Serve our workloads with llama.cpp, in its own environment: `PYTHON peer_llama.py MODEL.gguf`.
 
-The environment needs `xllamacpp` (llama.cpp's own server in a Python module) and `gguf`. Uses
-nothing of this project. Reads a workload as a line of JSON from standard input and answers with a
-line of JSON, as long as there are lines. The model's weights are unpacked to float32 first, as all
-other engines compute with; llama.cpp is at home with quantized ones, which are another comparison.
+The environment needs `xllamacpp` (the server of llama.cpp as a Python module) and `gguf`, and
+nothing of this project. For each workload, a line of JSON on standard input, the script writes the
+results as a line of JSON. It first unpacks the model's weights to float32, because all other
+engines compute in float32. llama.cpp is made for quantized weights; that is another comparison.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_MODEL_LEN, MAX_NUM_SEQS = 2048, 16
 
 
 class User(threading.Thread):
-    """Sends its requests, turn by turn, and notes when tokens come."""
+    """A client that sends its requests, turn by turn, and records when tokens arrive."""
 
     def __init__(
         self, server: Any, prompt: list[int], max_tokens: int, due: float, to_say: list[list[int]],
@@ -31,7 +31,7 @@ class User(threading.Thread):
         super().__init__()
         self.server, self.prompt, self.max_tokens, self.due = server, prompt, max_tokens, due
         self.to_say, self.ignore_eos, self.started = to_say, ignore_eos, started
-        self.tokens: list[list[int]] = []  # of each turn
+        self.tokens: list[list[int]] = []  # the output tokens of each turn
         self.times: list[list[float]] = []
         self.dues: list[float] = []
         self.failure: str | None = None
@@ -53,7 +53,8 @@ class User(threading.Thread):
             prompt, due = prompt + self.tokens[-1] + said, self.times[-1][-1]
 
     def take(self, chunk: Any) -> None:
-        """A piece of an answer. Tokens that end within a character are counted, and not told."""
+        """Take a piece of an answer. The server does not report the ids of tokens that end inside a
+        character, so they count as token 0."""
         told = chunk.get("__verbose")
         if told is None:
             self.failure = json.dumps(chunk)
@@ -66,7 +67,7 @@ class User(threading.Thread):
 
 
 def serve(server: Any, workload: dict[str, Any]) -> dict[str, Any]:
-    """All users at once, a thread each. Raises `RuntimeError` for what llama.cpp refuses."""
+    """Serve all users at the same time, one thread each. Raises `RuntimeError` on a refusal."""
     count, started = len(workload["prompts"]), time.perf_counter()
     users = [
         User(server, prompt, max_tokens, due, to_say, workload["ignore_eos"], started)
@@ -94,7 +95,7 @@ def serve(server: Any, workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(source: Path, target: Path) -> None:
-    """The same model with float32 weights."""
+    """Write the same model with float32 weights to `target`."""
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize
 
     reader = GGUFReader(source)
@@ -115,9 +116,9 @@ def unpacked(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Start, then a line out for each line in."""
+    """Start the server, then answer each line of standard input with a line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # llama.cpp prints: not among our answers
+    os.dup2(2, 1)  # llama.cpp prints to standard output: keep that out of the answers
     import xllamacpp
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""vLLM on our workloads, in an environment of its own: `PYTHON peer_vllm.py MODEL_FOLDER`.
+"""Serve our workloads with vLLM, in its own environment: `PYTHON peer_vllm.py MODEL_FOLDER`.
 
-Uses nothing of this project. Reads a workload as a line of JSON from standard input and answers
-with a line of JSON, as long as there are lines: vLLM takes minutes to start, so it starts once.
+The environment needs nothing of this project. For each workload, a line of JSON on standard input,
+the script writes the results as a line of JSON. vLLM takes minutes to start, so it starts once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 def serve(engine: Any, workload: dict[str, Any]) -> dict[str, Any]:
-    """The driver of `common/workload.py`, spoken to vLLM."""
+    """Serve a workload as the driver of `common/workload.py` does, with vLLM's engine."""
     from vllm import SamplingParams
 
     count = len(workload["prompts"])
     due = list(workload["arrivals"]) or [0.0] * count
-    prompts = [[prompt] for prompt in workload["prompts"]]  # of each user, turn by turn
+    prompts = [[prompt] for prompt in workload["prompts"]]  # for each user, turn by turn
     to_say = [list(user) for user in workload["follow_ups"]] or [[] for _ in range(count)]
     coming, users = list(range(count)), dict[str, int]()
     tokens, times, requested = dict[str, list[int]](), dict[str, list[float]](), dict[str, float]()
@@ -65,9 +65,9 @@ def serve(engine: Any, workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Start, then a line out for each line in."""
+    """Start the engine, then answer each line of standard input with a line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM and its libraries may print: not among our answers
+    os.dup2(2, 1)  # vLLM and its libraries may print: keep that out of the answers
     from vllm import LLM
 
     llm = LLM(
@@ -78,7 +78,7 @@ def main() -> None:
         workload = json.loads(line)
         answers.write(json.dumps(serve(llm.llm_engine, workload)) + "\n")
         answers.flush()
-        llm.reset_prefix_cache()  # the next round has the same prompts
+        llm.reset_prefix_cache()  # the next round sends the same prompts
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Engines of others, measured on the same workloads: `python -m milestones.peers hf-static`.
+"""Measure Hugging Face's engines on the same workloads: `python -m milestones.peers hf-static`.
 
-Both of Hugging Face's know neither arrivals nor turns: all requests of a turn are there at its
-start, which is in their favour.
+Neither engine supports arrivals or turns. All requests of a turn are present when the turn starts,
+which is an advantage for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Generate = Callable[[LoadedModel, list[list[int]], list[int]], list[list[int]]]
 def hf_static(
     loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int]
 ) -> list[list[int]]:
-    """Hugging Face `generate` on one padded batch, which is done when its longest member is."""
+    """Call Hugging Face `generate` on one padded batch, which ends with its longest request."""
     longest = max(map(len, prompts))
     padded = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -46,13 +46,14 @@ def hf_static(
 def hf_batch(
     loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int]
 ) -> list[list[int]]:
-    """Hugging Face `generate_batch`: its continuous batching. One length for all: the longest."""
+    """Call Hugging Face `generate_batch` (continuous batching), with the largest `max_tokens`."""
     model: Any = loaded.model
     config = GenerationConfig(
         max_new_tokens=max(max_tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     longest = max(len(prompt) + n for prompt, n in zip(prompts, max_tokens, strict=True))
-    # Room for everybody at once. Left to itself it takes all memory there is, which takes a minute.
+    # Memory for all requests at once. By default `generate_batch` takes all memory, which takes a
+    # minute.
     memory = ContinuousBatchingConfig(
         num_blocks=len(prompts) * (longest // HF_PAGE_SIZE + 2),
         max_batch_tokens=2048,
@@ -69,7 +70,7 @@ PEERS: dict[str, Generate] = {"hf-static": hf_static, "hf-batch": hf_batch}
 
 
 def run_peer(generate: Generate, loaded: LoadedModel, workload: Workload) -> WorkloadResult:
-    """All requests at once, then all their next turns, and so on."""
+    """Serve all requests at the same time, then all their next turns, and so on."""
     users = len(workload.prompts)
     prompts, answers = workload.prompts, [list[list[int]]() for _ in range(users)]
     first_token_seconds: list[float] = []
@@ -83,20 +84,20 @@ def run_peer(generate: Generate, loaded: LoadedModel, workload: Workload) -> Wor
             answers, generate(loaded, prompts, workload.max_tokens), strict=True
         ):
             answer.append(tokens)
-        first_token_seconds += [time.perf_counter() - started] * users  # it does not stream
+        first_token_seconds += [time.perf_counter() - started] * users  # the engine does not stream
     tokens_of = [tokens for answer in answers for tokens in answer]
     return WorkloadResult(tokens_of, time.perf_counter() - begin, first_token_seconds)
 
 
 def main() -> None:
-    """Read a workload from standard input, write the result to standard output."""
+    """Read a workload from standard input, and write the result to standard output."""
     generate = PEERS[sys.argv[1]]
     workload = Workload(**json.load(sys.stdin))
     loaded = load_model(EngineConfig(**workload.config), plain=True)
-    words, sys.stdout = sys.stdout, sys.stderr  # a peer may talk
+    words, sys.stdout = sys.stdout, sys.stderr  # the engine may print
     run_peer(generate, loaded, workload.warm_up())
     words.write(json.dumps(asdict(run_peer(generate, loaded, workload))))
-    words.flush()  # nobody else does: it is not `sys.stdout` any more
+    words.flush()  # Python flushes only `sys.stdout` at exit, and `words` is not that any more
 
 
 if __name__ == "__main__":

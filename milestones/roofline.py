@@ -1,4 +1,4 @@
-"""What this machine could do at best: bandwidth and arithmetic measured, and a workload's floor."""
+"""Measure the bandwidth and arithmetic of this machine: the least time of a workload."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from common.workload import WorkloadResult
 
 @dataclass(frozen=True)
 class Roofline:
-    """A machine and a model: what one can move and compute, what the other asks for."""
+    """The bandwidth and arithmetic of a machine, and what a model needs of them."""
 
-    bytes_per_second: float  # read, from memory
+    bytes_per_second: float  # read from memory
     flops_per_second: float  # of a large matrix product in the model's dtype
-    weight_bytes: int  # of all matrices a token is multiplied with
-    kv_bytes: int  # keys and values of one token, all layers
+    weight_bytes: int  # of all matrices that a token is multiplied with
+    kv_bytes: int  # keys and values of one token, in all layers
     item_size: int
 
     def step_seconds(self, rows: float) -> float:
-        """The floor of one forward over `rows` tokens: read the weights, or multiply."""
+        """The least time of one forward over `rows` tokens: to read the weights, or to multiply."""
         flops = 2 * rows * self.weight_bytes / self.item_size
         return max(self.weight_bytes / self.bytes_per_second, flops / self.flops_per_second)
 
     def seconds(self, result: WorkloadResult) -> float:
-        """The floor of a run: its prefill as one product, its decode steps, the KV they read."""
+        """The least time of a run: its prefill as one product, its decode steps, the KV reads."""
         steps, decoded = result.stats["num_steps"], result.stats["decode_tokens"]
         kv_seconds = result.kv_used * self.kv_bytes / self.bytes_per_second
         decode = steps * self.step_seconds(decoded / steps)
@@ -39,15 +39,18 @@ class Roofline:
 
 
 def measure(model: PreTrainedModel) -> Roofline:
-    """Measure the machine that `model` is on, by torch's operations or the kernels in C, whichever
-    are quicker: torch's leave out what some CPUs can do. Takes about two seconds."""
+    """Measure the machine that `model` is on, in about two seconds.
+
+    Uses torch's operations or the kernels in C, whichever are faster: torch does not use all
+    instructions of some CPUs.
+    """
     head = model.get_output_embeddings().weight
     matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
     weight_bytes = sum(w.nbytes for w in matrices if w is not head) + head.nbytes
     layers = layer_shapes(model)
     kv = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     with torch.inference_mode():
-        # Far more than any cache holds, and a product in which everything is used often.
+        # Far more bytes than any CPU cache holds, and a product that uses each number many times.
         read = torch.ones(512 << 20 >> 2, dtype=torch.float32, device=model.device)
         square = torch.ones(2048, 2048, dtype=model.dtype, device=model.device)
         reading: list[Callable[[], torch.Tensor]] = [read.sum]
@@ -65,7 +68,7 @@ def measure(model: PreTrainedModel) -> Roofline:
 
 
 def _product(x: torch.Tensor, ones: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """The kernel's product of x and a weight of ones, which looks the same in any order."""
+    """Return the kernel's product of x and a weight of ones, which need not be packed."""
     ours = kernels()
     assert ours is not None
     weight = ones.view(-1, x.shape[1], ours.panel_size)
@@ -74,7 +77,7 @@ def _product(x: torch.Tensor, ones: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _best(work: Callable[[], torch.Tensor]) -> float:
-    """The shortest of some runs, in seconds."""
+    """Return the shortest of six runs, in seconds."""
     seconds = []
     for _ in range(6):
         started = time.perf_counter()

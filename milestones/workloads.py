@@ -1,6 +1,6 @@
-"""What the engines are measured on: six workloads, the same tokens every time.
+"""The six workloads that the engines are measured on. They have the same tokens every time.
 
-Tokens are drawn at random: what is generated from them is noise, and it takes as long as sense.
+The tokens are random, so the output is nonsense. It takes as long to compute as a real answer.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from common.workload import Workload
 
-FIRST_TOKEN, LAST_TOKEN = 100, 40_000  # of the embedded model: no special ones among them
-CPU_SCALE = 8  # `nano` on a CPU: an eighth of the requests, an eighth of the lengths
+FIRST_TOKEN, LAST_TOKEN = 100, 40_000  # ids of the embedded model without special tokens
+CPU_SCALE = 8  # `nano` on a CPU: 1/8 of the requests, 1/8 of the lengths
 
 
 class Tokens:
-    """Random prompts of a vocabulary."""
+    """Random prompts over a vocabulary."""
 
     def __init__(self, vocab_size: int) -> None:
         self._random = random.Random(0)
@@ -26,7 +26,7 @@ class Tokens:
         return [self._random.randint(self._first, self._last) for _ in range(length)]
 
     def drawn(self, length: int) -> list[int]:
-        """As the standard benchmark draws them: ids up to 10,000."""
+        """Draw token ids up to 10,000, as the benchmark of nano-vllm does."""
         return [self._random.randint(0, min(10_000, self._last)) for _ in range(length)]
 
     def between(self, low: int, high: int) -> int:
@@ -34,37 +34,37 @@ class Tokens:
 
 
 def alone(tokens: Tokens, on_gpu: bool) -> Workload:
-    """One request: 44 tokens in, 64 out."""
+    """One request: 44 prompt tokens, 64 output tokens."""
     return Workload([tokens.prompt(44)], [64])
 
 
 def batch(tokens: Tokens, on_gpu: bool) -> Workload:
-    """Sixteen at once, 44 tokens in, 48 out; they share nothing."""
+    """Sixteen requests at once: 44 prompt tokens, 48 output tokens, no shared prefixes."""
     return Workload([tokens.prompt(44) for _ in range(16)], [48] * 16)
 
 
 def mixed(tokens: Tokens, on_gpu: bool) -> Workload:
-    """Thirty-two, one every 50 ms: 8 to 512 tokens in, 8 to 128 out."""
+    """Thirty-two requests, one every 50 ms: 8 to 512 prompt tokens, 8 to 128 output tokens."""
     lengths = [(tokens.between(8, 512), tokens.between(8, 128)) for _ in range(32)]
     prompts = [tokens.prompt(n) for n, _ in lengths]
     return Workload(prompts, [m for _, m in lengths], arrivals=[0.05 * i for i in range(32)])
 
 
 def shared(tokens: Tokens, on_gpu: bool) -> Workload:
-    """Eight system prompts of 300 tokens, eight questions of 8 to 24 behind each; 32 tokens out."""
+    """Eight system prompts of 300 tokens, eight questions of 8 to 24 for each; 32 tokens out."""
     systems = [tokens.prompt(300) for _ in range(8)]
     prompts = [systems[i % 8] + tokens.prompt(tokens.between(8, 24)) for i in range(64)]
     return Workload(prompts, [32] * 64)
 
 
 def turns(tokens: Tokens, on_gpu: bool) -> Workload:
-    """Eight conversations of five turns: 100 tokens, then 30 each time; 32 tokens out."""
+    """Eight conversations of five turns: 100 prompt tokens, then 30 per turn; 32 output tokens."""
     follow_ups = [[tokens.prompt(30) for _ in range(4)] for _ in range(8)]
     return Workload([tokens.prompt(100) for _ in range(8)], [32] * 8, follow_ups=follow_ups)
 
 
 def nano(tokens: Tokens, on_gpu: bool) -> Workload:
-    """nano-vllm's own: 256 requests, 100 to 1,024 tokens in and out; on a CPU an eighth of each."""
+    """The benchmark of nano-vllm: 256 requests, 100 to 1,024 tokens in and out (CPU: 1/8)."""
     scale = 1 if on_gpu else CPU_SCALE
     prompts = [tokens.drawn(tokens.between(100, 1024) // scale) for _ in range(256 // scale)]
     return Workload(prompts, [tokens.between(100, 1024) // scale for _ in prompts])
@@ -76,7 +76,7 @@ WORKLOADS: dict[str, Callable[[Tokens, bool], Workload]] = {
 
 
 def workload(name: str, model: str, vocab_size: int, on_gpu: bool = False) -> Workload:
-    """One of `WORKLOADS`, for every engine the same. Raises `ValueError` for an unknown name."""
+    """Return a workload, the same for every engine. Raises `ValueError` for an unknown name."""
     if name not in WORKLOADS:
         raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, got {name!r}")
     result = WORKLOADS[name](Tokens(vocab_size), on_gpu)

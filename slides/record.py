@@ -98,7 +98,7 @@ def _step(names: list[str], frame: Frame, state: State) -> Json:
 def growth(_name: str) -> Json:
     """Milliseconds for the next token after a context, with the cache and without."""
     from m1_single import LLMEngine
-    from m1_single.demo import CONTEXTS, next_token_ms
+    from m1_single.demo.growth import CONTEXTS, next_token_ms
 
     loaded = load_model(EngineConfig())
     cached, naive = (LLMEngine(EngineConfig(), loaded, use_cache=c) for c in (True, False))

@@ -126,7 +126,7 @@ def build_engine(
 
 def tokens_in_flight(engine: OfflineEngine) -> int:
     """Return the number of tokens in the steps in flight: 0 for an engine without overlap."""
-    in_flight = getattr(engine.scheduler, "in_flight", None)  # type: ignore[attr-defined]
+    in_flight = getattr(engine.scheduler, "in_flight", None)
     batches = in_flight.batches if in_flight else ()
     return sum(sum(batch.num_scheduled_tokens) for batch in batches)
 

@@ -79,9 +79,9 @@ def test_a_failure_in_words(tree: Path, say: Say) -> None:
     words = " ".join(said.split())
     assert status == 1
     assert "test_items_are_counted fails" in words
-    assert "called shelf.put(5) came back 1 expected 2" in words
-    assert "says I3: an item is lost" in words
-    assert "I3 Nothing leaks. Done, aborted or failed" in words
+    assert "called shelf.put(5) result 1 expected 2" in words
+    assert "message I3: an item is lost" in words
+    assert "I3 Nothing leaks. A request that is done" in words
     assert "failed 1 of 2 tests" in words
     assert "Traceback" not in said
     assert "AssertionError" in say(check, "m2", "--trace")[1]
@@ -150,7 +150,7 @@ def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
 def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:
     (tree / "tests/conftest.py").write_text("import nonsense\n")
     status, said = say(check)
-    assert status == 2 and "could not be run" in said and "nonsense" in said
+    assert status == 2 and "stopped with an error" in said and "nonsense" in said
     assert say(check, "m7")[0] == 2 and say(check, "m2.9")[0] == 2
 
 
@@ -200,12 +200,12 @@ def test_a_change_is_seen_once(tmp_path: Path) -> None:
 
 
 def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
-    assert "no hint was given yet" in say(hint, "m2.1", "--all")[1]
+    assert "no hint was shown yet" in say(hint, "m2.1", "--all")[1]
     for number, text in enumerate(record.find("m2.1", tree).hints, start=1):
         status, said = say(hint, "m2.1")
         assert status == 0 and f"hint {number} of 3" in said and text in said
     status, said = say(hint, "m2.1")
-    assert status == 0 and "all 3 hints were given" in said
+    assert status == 0 and "all 3 hints were shown" in said
     status, said = say(hint, "m2.1", "--all")
     assert status == 0 and all(f"hint {number} of 3" in said for number in (1, 2, 3))
     assert say(hint, "m2.9")[0] == 2

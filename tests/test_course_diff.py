@@ -91,7 +91,7 @@ def run(root: Path, *arguments: str) -> int:
 
 
 def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
-    for path in (ROOT / milestone).glob("*.py"):
+    for path in (ROOT / milestone).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         numbers = [x.number for part in outline(text).values() for x in part if x.text.strip()]
         lines = text.splitlines()
@@ -110,7 +110,7 @@ def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) ->
 
 
 def all_lines(folder: Path) -> Counter[str]:
-    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
     return Counter(line for text in texts for line in text.splitlines() if line.strip())
 
 
@@ -206,9 +206,9 @@ def test_a_person_sees_numbers_reasons_and_code(tmp_path: Path, columns: bool) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("m1", "m9"), "there is no rung 'm9'; there are m1_mini, m2_mini"),
+        (("m1", "m9"), "there is no milestone 'm9'; there are m1_mini, m2_mini"),
         (("m2", "m1"), "m2_mini is not below m1_mini"),
-        (("m1", "m2", "--symbol", "Shelf.pud"), "near: shelf.py:Shelf.put"),
+        (("m1", "m2", "--symbol", "Shelf.pud"), "similar: shelf.py:Shelf.put"),
         (("m1", "m2", "--symbol", "stays"), "shelf.py:Shelf.stays is the same in m1_mini and"),
     ],
 )

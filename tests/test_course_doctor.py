@@ -29,7 +29,7 @@ def test_a_kernel_is_run_and_its_numbers_compared() -> None:
     [
         ({**GOOD, "zeros": True, "error_of": 0.9}, "returns zeros"),
         ({**GOOD, "error_of": 0.01}, "wrong numbers"),
-        ({"error": "No module named 'triton'"}, "does not run: No module"),
+        ({"error": "No module named 'triton'"}, "fails: No module"),
     ],
 )
 def test_an_interpreter_that_is_wrong(result: dict[str, object], said: str) -> None:
@@ -76,7 +76,7 @@ def test_packages_are_held_to_the_requirements(tmp_path: Path) -> None:
         "# a comment\ntorch>=99\nno-such-package>=1\nrich>=1\nalso-missing; python_version < '3'\n"
     )
     (found,) = doctor.packages(tmp_path)
-    assert not found.fine and found.said.endswith("needed is >=99; no-such-package is missing")
+    assert not found.fine and found.said.endswith("but >=99 is needed; no-such-package is missing")
 
 
 def test_an_old_python_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

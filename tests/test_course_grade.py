@@ -98,7 +98,7 @@ def test_they_pass_the_gate(exam: Hostile, skeleton: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hostile_submission_earns_nothing(name: str, exam: Hostile) -> None:
     sheet = exam.sheets[name]
-    if name == "read" and "the reference among them" in exam.missing:
+    if name == "read" and "the reference too" in exam.missing:
         return  # it may have read the reference; then the report must say that this was possible
     assert sheet.points == EARNS.get(name, 0.0), [
         (r.node, r.outcome, r.failure and r.failure.message) for m in sheet.marks for r in m.results
@@ -125,7 +125,7 @@ def test_a_hang_costs_its_own_test_and_shows_where(exam: Hostile) -> None:
         ("crash", "(signal 11)"),
         ("stop", "SystemExit"),
         ("memory", "MemoryError"),
-        ("claim", "somebody else spoke for the test's process"),
+        ("claim", "the claim does not come from the process of the test"),
         ("runner", "TestReport.from_item_and_call has been replaced"),
         ("builtins", "builtins.AssertionError has been replaced"),
         ("code", "pytest.raises has been replaced"),

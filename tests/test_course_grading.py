@@ -107,9 +107,10 @@ def test_what_was_not_run_is_said(few: Few) -> None:
     assert few.status == 1
     absent = few.results("absent")
     assert (
-        absent["score"] == 0 and "m2_mini/shelf.py: it is not in the submission" in absent["output"]
+        absent["score"] == 0
+        and "m2_mini/shelf.py: the file is not in the submission" in absent["output"]
     )
-    assert "not shut off from: the network" in few.results("right")["output"]
+    assert "had access to: the network" in few.results("right")["output"]
 
 
 def test_without_namespaces_edited_tests_are_as_they_were(few: Few) -> None:
@@ -135,8 +136,8 @@ def test_junit_has_each_test(few: Few) -> None:
     [
         ("import ctypes", "line {}: imports ctypes"),
         ("from _pytest import runner", "line {}: imports _pytest"),
-        ("math.fsum = sum", "line {}: changes math.fsum, which is not its own"),
-        ("setattr(math, NAME, sum)", "line {}: reaches into math, which is not its own"),
+        ("math.fsum = sum", "line {}: changes math.fsum, which belongs to another module"),
+        ("setattr(math, NAME, sum)", "line {}: uses setattr() on math, which was imported"),
         ("os._exit(0)", "line {}: uses _exit"),
         ("getattr(os, 'kill')(1, 9)", "line {}: uses kill"),
         ("exec('1')", "line {}: uses exec"),
@@ -154,7 +155,7 @@ def test_the_gate_lets_work_pass(milestone: str) -> None:
     """The sources of the milestones pass, even compared with an empty released file."""
     wrong = {
         str(path): found
-        for path in (ROOT / milestone).glob("*.py")
+        for path in (ROOT / milestone).rglob("*.py")
         if (found := gate.problems(path.read_text(encoding="utf-8"), ""))
     }
     assert wrong == {}
@@ -223,7 +224,7 @@ def test_a_claim_counts_if_all_of_it_is_right(
     ("words", "message"),
     [
         (["nowhere"], "there is no such folder"),
-        ([".", "--milestone", "m9"], "there is no rung 'm9'"),
+        ([".", "--milestone", "m9"], "there is no milestone 'm9'"),
         ([".", "--hidden", "nowhere"], "no such folder of hidden tests"),
     ],
 )

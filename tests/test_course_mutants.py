@@ -120,7 +120,7 @@ class NoRunner:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("m9",), "there is no rung 'm9'"),
+        (("m9",), "there is no milestone 'm9'"),
         (("--exercise", "m2.7"), "there is no exercise m2.7; m2_mini has m2.1, m2.2"),
         (("m1", "--exercise", "m2.1"), "m2.1 is an exercise of m2_mini, not of m1"),
     ],

@@ -63,7 +63,7 @@ def test_a_fix_goes_to_the_top(repository: Path, capsys: pytest.CaptureFixture[s
     edit(repository, "m2_continuous/engine.py", "return request.request_id", "return str(request)")
     assert run(repository, "m2", "--dry-run") == 0
     assert status(repository) == {"m2_continuous/engine.py": "M"}, "a dry run wrote"
-    assert "a dry run" in capsys.readouterr().out
+    assert "dry run" in capsys.readouterr().out
     assert run(repository, "m2") == 0
     assert set(status(repository)) == {f"{name}/engine.py" for name in MILESTONES[1:]}
     for name in MILESTONES[1:]:
@@ -127,8 +127,8 @@ def test_a_file_that_a_lesson_needs_is_not_deleted(
     (repository / "m2_continuous/attention.py").write_text("x = 1\n")
     assert run(repository, "m2") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "deleted below, and this rung's lesson needs it" in out
-    assert "new below, and this rung has one of its own" in out
+    assert "deleted below, but this lesson changed it" in out
+    assert "new below, but exists in this milestone" in out
     assert set(status(repository)) == {"m2_continuous/kv_pool.py", "m2_continuous/attention.py"}
 
 
@@ -139,14 +139,14 @@ def test_an_edit_that_is_not_declared_is_noted(
     edit(repository, "m2_continuous/engine.py", "return request.request_id", "return str(request)")
     assert run(repository, "m2") == 0
     noted = capsys.readouterr().out
-    assert "engine.py:LLMEngine.add_request is changed and not declared" in " ".join(noted.split())
+    assert "engine.py:LLMEngine.add_request is changed, but not declared" in " ".join(noted.split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("m5",), "m5_overlap is the highest rung"),
-        (("m7",), "there is no rung 'm7'"),
+        (("m5",), "m5_overlap is the highest milestone"),
+        (("m7",), "there is no milestone 'm7'"),
         (("m2", "--since", "nowhere"), "git diff: fatal"),
     ],
 )
@@ -159,7 +159,7 @@ def test_refusals(
 
 def test_nothing_to_carry(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(repository, "m2") == 0
-    assert "m2_continuous has no edits against HEAD" in capsys.readouterr().out
+    assert "m2_continuous has no edits since HEAD" in capsys.readouterr().out
 
 
 def test_nothing_is_replaced_when_a_text_cannot_be_written(

@@ -64,7 +64,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         ("shelf.py:largest", "shelf.py:Shelf.put", "symbols", 2, "named more than once"),
         ("test_m2_2.py", "test_m2_9.py", "tests", 2, "there is no file"),
         ("test_m2_2.py", "test_m2_2.py::test_x", "tests", 2, "has no test_x"),
-        ("test_m2_2.py", "__init__.py", "tests", 2, "there is no test in it"),
+        ("test_m2_2.py", "__init__.py", "tests", 2, "the file has no test"),
         ("test_m2_2.py", "test_m2_1.py::test_items_are_counted", "tests", 2, "to m2.1 too"),
         ('id = "m2.2"', 'id = "m2.1"', "id", 2, "another exercise with this id"),
         ('id = "m2.2"', 'id = "m2.3"', "id", 2, "this one must be m2.2"),

@@ -126,7 +126,7 @@ def test_a_folder_with_something_in_it_is_refused(
             release.release("m2_mini", directory, course)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.txt"]
     args = argparse.Namespace(milestone="m9", directory=tmp_path / "new")
-    assert release.main(args) == 1 and "no rung 'm9'" in capsys.readouterr().out
+    assert release.main(args) == 1 and "no milestone 'm9'" in capsys.readouterr().out
 
 
 def test_a_release_that_fails_leaves_nothing(
@@ -280,7 +280,7 @@ def solution_lines(milestone: str, tree: dict[str, str]) -> list[str]:
     }  # fmt: skip
     lost = {
         line.strip()
-        for path in (ROOT / milestone).glob("*.py") for line in path.read_text("utf-8").split("\n")
+        for path in (ROOT / milestone).rglob("*.py") for line in path.read_text("utf-8").split("\n")
     } - kept  # fmt: skip
     telling = [line for line in lost if len(line) > 40 and not line.startswith(("import", "from"))]
     # Files in common/ belong to no milestone, so their lines are not solutions.

@@ -181,7 +181,7 @@ def test_a_process_that_ends_after_a_test_costs_that_test(
     done = run(tree, FIRST, SECOND)
     assert [r.outcome for r in done.results] == [outcome, "passed", "passed", "crashed"]
     last = done.results[-1].failure
-    assert last is not None and last.message.startswith("it passed, and then the process")
+    assert last is not None and last.message.startswith("after the test passed: the process")
     assert done.error is None
 
 

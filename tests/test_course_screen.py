@@ -43,7 +43,7 @@ def test_what_an_assert_says_is_enough() -> None:
         result("failed", Failure("AssertionError", explanation=account))
     )
     words = shown(result("failed", Failure("AssertionError", SAID, explanation=account)))
-    assert f"says {SAID}" in words and "nan" not in words
+    assert f"message {SAID}" in words and "nan" not in words
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_an_assert_says_is_enough() -> None:
 )
 def test_only_a_call_was_called(source: str, row: str) -> None:
     failure = Failure("AssertionError", SAID, called=source, returned="1", expected="2")
-    assert f"{row} came back 1 expected 2" in shown(result("failed", failure))
+    assert f"{row} result 1 expected 2" in shown(result("failed", failure))
 
 
 def test_a_crash_is_shown_with_its_test() -> None:
@@ -60,8 +60,8 @@ def test_a_crash_is_shown_with_its_test() -> None:
     words = shown(crashed, symbol="kernels.py:decode_kernel")
     assert "test_it ended its process" in words and "look at the masks" in words
     assert "masks" not in shown(crashed), "advice about masks is for kernels only"
-    words = shown(crashed, error="no test has begun")
-    assert "no test has begun" in words and "test_it ended its process" in words
+    words = shown(crashed, error="no test was started")
+    assert "no test was started" in words and "test_it ended its process" in words
 
 
 TEST = """

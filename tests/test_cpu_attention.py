@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common import cpu_kernels
-from common import cpu_attention
+from common import cpu_attention, cpu_kernels
 from common.cpu_kernels import kernels
 from milestones.paged_case import PagedCase
 from tests.conftest import build_engine
@@ -80,7 +79,9 @@ def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
     meta, whole, at = case.meta, case.run(ops), 0
     keys, values = case.keys.clone(), case.values.clone()
     ops.store_kv(keys, values, case.key, case.value, meta)
-    for row, (context, count) in enumerate(zip(meta.seq_lens_cpu, meta.query_lens_cpu, strict=True)):
+    for row, (context, count) in enumerate(
+        zip(meta.seq_lens_cpu, meta.query_lens_cpu, strict=True)
+    ):
         for length in range(context - count + 1, context + 1):
             alone = attention.AttentionMetadata(
                 slot_mapping=meta.slot_mapping[at : at + 1],

@@ -30,7 +30,7 @@ def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
     engine.write_text(source.replace("return request.request_id", "return str(request.request_id)"))
     says = delta.declared(milestone)
     problems = delta.problems(says, delta.found(ROOT / says.below, copy))
-    assert problems == ["engine.py:LLMEngine.add_request is changed and not declared"]
+    assert problems == ["engine.py:LLMEngine.add_request is changed, but not declared"]
 
 
 def test_comments_and_layout_do_not_count(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demos into a file: the same facts, no control codes, whatever the model."""
+"""The demos, written to a file: the facts that they show, and no control codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common import EngineStats
+from common import EngineConfig, EngineStats, comparison, load_model
 from common.workload import Workload, WorkloadResult
 from tests.conftest import MILESTONES, ROOT
 
@@ -30,7 +30,7 @@ def run_demo(milestone: str, *arguments: str) -> subprocess.CompletedProcess[str
 
 @functools.cache
 def usual_run(milestone: str) -> tuple[subprocess.CompletedProcess[str], Path, Path]:
-    """What most tests look at: a run, its trace, and its player."""
+    """Return the run that most tests look at, its trace, and its player."""
     folder = Path(tempfile.mkdtemp())
     trace, player = folder / "trace.json", folder / "player.html"
     done = run_demo(
@@ -57,7 +57,7 @@ def test_the_demo_runs_into_a_file(milestone: str) -> None:
 
 @pytest.fixture
 def demo_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> DemoHere:
-    """Run a demo in this process: what it exits with, and its two outputs."""
+    """Return a function that runs a demo here. It returns the exit code, stdout and stderr."""
 
     def run(milestone: str, *arguments: str) -> tuple[str | int | None, str, str]:
         monkeypatch.setattr(sys, "argv", ["demo", *arguments])
@@ -78,68 +78,109 @@ def test_bad_arguments(milestone: str, arguments: list[str], demo_here: DemoHere
 
 
 def test_a_model_that_is_not_there(milestone: str, demo_here: DemoHere) -> None:
-    """A line, and no traceback."""
+    """The demo prints one line, and no traceback."""
     code, _, _ = demo_here(milestone, "--model", "/nowhere/model.gguf")
     assert code == "model '/nowhere/model.gguf' does not exist"
 
 
 @pytest.mark.before("m2_continuous")
-def test_what_the_first_rung_shows(milestone: str) -> None:
+def test_what_the_first_milestone_shows(milestone: str) -> None:
     assert_facts(
-        milestone, "with the KV cache", "full recompute", "the text is the same", "256 tokens"
+        milestone, "with the KV cache", "full recompute", "The text is the same.", "256 tokens"
     )
 
 
 @pytest.mark.since("m2_continuous")
-def test_what_arrives_is_served(milestone: str) -> None:
-    assert_facts(milestone, "r3 joins", "r3 ends", "ratio")
+def test_requests_that_arrive_are_served(milestone: str) -> None:
+    assert_facts(milestone, "r3 joins", "r3 ends", "ratio", "throughput")
 
 
 @pytest.mark.since("m2_continuous")
 @pytest.mark.before("m5_overlap")
-def test_the_demo_compares_with_the_rung_below(milestone: str) -> None:
+def test_the_demo_compares_with_the_milestone_below(milestone: str) -> None:
     assert_facts(milestone, "KV memory", "m" + str(int(milestone[1]) - 1))
 
 
 @pytest.mark.since("m4_radix")
 @pytest.mark.before("m5_overlap")
-def test_what_the_fourth_rung_shows(milestone: str) -> None:
+def test_what_the_fourth_milestone_shows(milestone: str) -> None:
     assert_facts(milestone, "hit rate", "TTFT", "dfs-weight", "Say that again in one sentence.")
 
 
 @pytest.mark.since("m5_overlap")
-def test_what_the_fifth_rung_shows(milestone: str) -> None:
-    """Both loops, their lanes and gaps; nothing is emulated that was not asked for."""
-    assert_facts(
-        milestone, "serial · lanes", "overlapped · lanes", "mean gap between forwards", "ITL p95",
-        "cache hit rate", "Say that again in one sentence.",
-    )  # fmt: skip
-    assert "emulated" not in usual_run(milestone)[0].stdout
+def test_what_the_fifth_milestone_shows(milestone: str) -> None:
+    """On a CPU: both loops as they are, and both loops on an emulated device, each labelled."""
+    titles = ["real: all requests at once", "emulated: all requests at once, each forward sleeps"]
+    shown = usual_run(milestone)[0].stdout
+    assert_facts(milestone, "Say that again in one sentence.", "recorded tokens", *titles)
+    for kind in ("real", "emulated"):
+        for loop in ("serial", "overlapped"):
+            assert f"─ {loop}, {kind}: L launch, P process" in shown, "the lanes"
+        (header,) = (line for line in shown.splitlines() if line.startswith("┃ ") and kind in line)
+        assert f"serial, {kind}" in header and f"overlapped, {kind}" in header
+    for row in ("gap between forwards, mean", "throughput"):
+        assert shown.count(f"│ {row}") == 2
+    assert shown.index(titles[0]) < shown.index("Emulated: the same requests")
 
 
 @pytest.mark.since("m5_overlap")
-def test_emulation_and_the_ladder(
+def test_emulation_and_all_milestones(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each view of an emulated run says so; the ladder is real, each rung in its process."""
-    demo, asked = importlib.import_module(f"{milestone}.demo"), []
+    """The time of an emulated forward can be chosen. The comparison of all milestones is real."""
+    asked = []
 
-    def run_rung(rung: str, workload: Workload) -> WorkloadResult:
-        asked.append((rung, workload.config["emulated_forward_ms"]))
+    def run_rung(milestone: str, workload: Workload) -> WorkloadResult:
+        asked.append((milestone, workload.config["emulated_forward_ms"]))
         return WorkloadResult([[1]], 1.0, [0.5], stats=asdict(EngineStats(num_steps=1)))
 
-    monkeypatch.setattr(demo, "run_rung", run_rung)
+    monkeypatch.setattr(comparison, "run_rung", run_rung)
     code, shown, _ = demo_here(
         milestone, "--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--ladder",
         "--emulate", "5", "--plain",
     )  # fmt: skip
-    assert code == 0 and shown.count("emulated forwards") == 3
-    assert asked == [(rung, 0.0) for rung in MILESTONES]
-    for rung in ("the ladder", "m1", "m2", "m3", "m4", "m5"):
-        assert rung in shown.split("at least 5 ms each")[-1]
+    assert code == 0 and "each forward sleeps 5 ms" in shown and "(--emulate)" in shown
+    assert asked == [(name, 0.0) for name in MILESTONES]
+    for name in ("all milestones", "m1", "m2", "m3", "m4", "m5"):
+        assert name in shown.split("recorded tokens")[-1]
 
 
 @pytest.mark.since("m5_overlap")
 def test_what_cannot_be_emulated(milestone: str, demo_here: DemoHere) -> None:
     code, _, said = demo_here(milestone, "--emulate", "-1")
     assert code == 2 and "--emulate" in said
+
+
+@pytest.mark.since("m5_overlap")
+def test_on_a_gpu_nothing_is_emulated(
+    milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = importlib.import_module(f"{milestone}.demo")
+    monkeypatch.setattr(demo, "runs_on_gpu", lambda engine: True)
+    tiny = ("--model", "tiny-llama", "--requests", "1", "--max-tokens", "2", "--plain")
+    code, shown, _ = demo_here(milestone, *tiny)
+    assert code == 0 and "Real: this GPU" in shown and "overlapped, real" in shown
+    assert "Emulated: " not in shown and "recorded tokens" not in shown
+    assert "--emulate is for CPUs" in str(demo_here(milestone, *tiny, "--emulate", "5")[0])
+
+
+@pytest.mark.since("m5_overlap")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> None:
+    """The recording differs from what the model would say: no forward of the model can hide here.
+
+    One request ends by a stop token before `max_tokens`: a step that computes it is in flight then.
+    """
+    replay = importlib.import_module(f"{milestone}.demo.replay")
+    config = {"max_num_seqs": 3, "page_size": 4, "num_pages": 64, "max_num_batched_tokens": 8}
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    prompts = [[5 + i, *range(20, 20 + 3 * i), 7] for i in range(5)]
+    outputs = [[30 + (7 * i + j) % 60 for j in range(6)] for i in range(5)]
+    outputs[3] = [*outputs[3][:2], min(loaded.eos_token_ids)]
+    workload = Workload(prompts, [6] * 5, config=config)
+    recording = replay.Recording(workload, WorkloadResult(outputs, 1.0, []))
+    loop = replay.replay_loop(workload, overlap, recording, 1.0, loaded)
+    assert loop.result.token_ids == outputs
+    assert len(loop.result.forward_seconds) >= 6 and min(loop.result.forward_seconds) > 0.0009
+    with pytest.raises(AssertionError, match="I1: the replay gave"):
+        recording.check(workload, WorkloadResult([[1]] * 5, 1.0, []))

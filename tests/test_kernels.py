@@ -49,7 +49,9 @@ def dense(case: PagedCase) -> torch.Tensor:
     meta, outputs = case.meta, []
     keys, values = case.keys.double(), case.values.double()
     case.attention.store_kv(keys, values, case.key.double(), case.value.double(), meta)
-    for row, (context, count) in enumerate(zip(meta.seq_lens_cpu, meta.query_lens_cpu, strict=True)):
+    for row, (context, count) in enumerate(
+        zip(meta.seq_lens_cpu, meta.query_lens_cpu, strict=True)
+    ):
         start = int(meta.query_start_loc[row])
         positions = torch.arange(context)
         pages = meta.page_table[row, positions // meta.page_size].long()

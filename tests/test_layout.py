@@ -45,7 +45,7 @@ def test_files_are_small(path: Path) -> None:
 
 def test_a_milestone_has_its_page_and_roles(milestone: str) -> None:
     files = {path.name for path in (ROOT / milestone).iterdir()}
-    assert {"__init__.py", "engine.py", "scheduler.py", "model_runner.py", "demo.py"} <= files
+    assert {"__init__.py", "engine.py", "scheduler.py", "model_runner.py", "demo"} <= files
     assert (ROOT / "milestones" / milestone / "README.md").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -91,7 +92,7 @@ def test_random_schedules_without_overlap(rung: Rung) -> None:
 
 def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant one of the mistakes that are easy to make with overlap."""
-    scheduler, engine = rung("scheduler").Scheduler, rung("engine").LLMEngine
+    engine = rung("engine").LLMEngine
     in_flight = rung("in_flight").StepsInFlight
 
     def pages_are_freed_at_once(self: Any, request: Any) -> None:
@@ -121,10 +122,11 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
             for request, reason in reasons.items():
                 request.finish_reason = request.finish_reason or reason
 
-    def memory_is_never_short(self: Any) -> bool:
-        return False
+    def without_waiting(scheduler: Any, every: int | None) -> None:
+        force(scheduler, every)
+        scheduler.needs_result = lambda: False
 
-    advance, process = in_flight.advance, engine.process
+    advance, process, force = in_flight.advance, engine.process, force_retractions
     target, attribute, bug = {
         "freed at once": (in_flight, "free", pages_are_freed_at_once),
         "useless step": (rung("scheduler"), "continuing", nobody_is_known_to_end),
@@ -132,7 +134,7 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
         "one future": (rung("in_flight"), "placeholder", every_row_has_the_same_future),
         "positive placeholder": (rung("in_flight"), "placeholder", futures_are_tokens),
         "token after the end": (engine, "process", the_dead_are_not_skipped),
-        "retracted in flight": (scheduler, "needs_result", memory_is_never_short),
+        "retracted in flight": (sys.modules[__name__], "force_retractions", without_waiting),
     }[name]
     monkeypatch.setattr(target, attribute, bug)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Rung
 from milestones.instruments.forced_retractions import force_retractions
+from tests.conftest import Rung
 from tests.fake_paged import FakePagedEngine, expected_tokens
 
 SCHEDULES = 1200
@@ -57,7 +57,8 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
 def test_random_schedules(rung: Rung) -> None:
     """More than a thousand schedules are exact to the token. Every step is audited."""
     retractions = sum(
-        fuzz(rung("scheduler"), seed).scheduler.counters.num_retractions for seed in range(SCHEDULES)
+        fuzz(rung("scheduler"), seed).scheduler.counters.num_retractions
+        for seed in range(SCHEDULES)
     )
     assert retractions > SCHEDULES, "too few retractions"
 
@@ -180,7 +181,7 @@ def test_retraction_takes_the_newest_and_raises_the_ratio(rung: Rung) -> None:
 
 
 def test_the_ratio_decays(rung: Rung) -> None:
-    module = rung("scheduler")
+    module = rung("admission")
     engine = engine_of(rung)
     engine.add("a", [1], 100)
     while engine.live:

@@ -1,1 +1,1 @@
-"""The course: its record, and the tools that release, check and prove it."""
+"""The course: the record of its exercises, and the tools that release, check and prove them."""

@@ -1,4 +1,4 @@
-"""Which changed line stands beside which: those that are alike, in order."""
+"""Pair the lines of two blocks of code, so that similar lines stand beside each other."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import lru_cache
 
 from .outline import Line
 
-ALIKE = 0.6  # of their words; lines less alike than this do not correspond
-LARGEST = 2500  # pairs of lines that are compared; a larger block stays as it comes
+ALIKE = 0.6  # share of equal words; lines that are less alike do not correspond
+LARGEST = 2500  # pairs of lines that are compared; the lines of a larger block are not paired
 
 Row = tuple[Line | None, Line | None]
 
 
 def aligned(old: list[Line], new: list[Line]) -> list[Row]:
-    """Rows of two columns; each line is in one row, in order, beside the one that it became."""
+    """Return rows of two columns. Every line is in one row, in order, beside its counterpart."""
     rows: list[Row] = []
     i = j = 0
     for a, b in [*_pairs(old, new), (len(old), len(new))]:
-        # What lies before a pair has no counterpart: it stands side by side as it comes.
+        # The lines before a pair have no counterpart: they are put side by side in order.
         left, right = old[i:a], new[j:b]
         for k in range(max(len(left), len(right))):
             rows.append((left[k] if k < len(left) else None, right[k] if k < len(right) else None))
@@ -30,22 +30,22 @@ def aligned(old: list[Line], new: list[Line]) -> list[Row]:
 
 
 def words(text: str) -> list[str]:
-    """A line in words, spaces and signs."""
+    """Split a line into words, spaces and other characters."""
     return re.findall(r"\w+|\s+|.", text)
 
 
 @lru_cache(maxsize=1 << 16)
 def likeness(old: str, new: str) -> float:
-    """How much of two lines is the same, from 0 to 1; spaces do not count."""
+    """Return which share of two lines is equal, from 0 to 1. Spaces do not count."""
     before, after = ([word for word in words(text) if word.strip()] for text in (old, new))
     return difflib.SequenceMatcher(None, before, after, autojunk=False).ratio()
 
 
 def _pairs(old: list[Line], new: list[Line]) -> list[tuple[int, int]]:
-    """Indices of lines that correspond: those in order whose likeness is largest in sum."""
+    """Return the indices of corresponding lines, in order, with the largest sum of likenesses."""
     if len(old) * len(new) > LARGEST:
         return []
-    # best[i][j]: the sum for old[i:] and new[j:]
+    # best[i][j] is the largest sum for old[i:] and new[j:].
     best = [[0.0] * (len(new) + 1) for _ in range(len(old) + 1)]
     for i in reversed(range(len(old))):
         for j in reversed(range(len(new))):

@@ -1,4 +1,4 @@
-"""`Attempt`: what is heard of one process that runs tests, until it ends or is ended."""
+"""`Attempt`: the events of one process that runs tests, until it ends or is ended."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .results import Failure, Outcome, Result, Run, result_of
 if TYPE_CHECKING:
     from .runner import Runner
 
-SECONDS_TO_COLLECT = 300.0  # imports on a loaded machine
+SECONDS_TO_COLLECT = 300.0  # imports are slow on a loaded machine
 OnResult = Callable[[Result], None]
 MESSAGES: dict[Outcome, str] = {
-    "timeout": "still running after {seconds:g} s: a loop that does not end?",
-    "crashed": "the process that ran it ended: out of memory, or a crash in C code",
+    "timeout": "still running after {seconds:g} s: is there a loop that does not end?",
+    "crashed": "the process of the test ended: out of memory, or a crash in C code",
 }
-AFTER = "it passed, and then {}"
+AFTER = "after the test passed: {}"
 
 
 class RunnerError(RuntimeError):
-    """The process that runs tests did not start, or ended; the message has its last words."""
+    """The process that runs tests did not start, or ended. The message has its last output."""
 
 
 class Attempt:
-    """One process that runs some tests, as far as it gets."""
+    """One process that runs some tests until all are done or one of them ends the process."""
 
     def __init__(
         self, runner: Runner, request: dict[str, Any], seconds: float, on_result: OnResult | None
@@ -40,7 +40,7 @@ class Attempt:
         self.collected: list[str] | None = None
         self.running: str | None = None
         self.pid: int | None = None
-        self.lost: Result | None = None  # the test that ended the process
+        self.lost: Result | None = None  # the result of the test that ended the process
         self.finished: dict[str, Any] | None = None
 
     @property
@@ -50,7 +50,7 @@ class Attempt:
         return [node for node in self.collected or () if node not in done]
 
     def run(self) -> Run:
-        """Send the request and hear all there is to hear."""
+        """Send the request and read events until the run ends."""
         self.runner.send(self.request)
         ended: Outcome = "crashed"
         try:
@@ -73,7 +73,7 @@ class Attempt:
         return self._conclusion(ended)
 
     def _heard(self, event: dict[str, Any]) -> bool:
-        """Take an event in; whether it is the last."""
+        """Handle an event. Return whether it is the last one."""
         kind = event["event"]
         if kind == "refused":
             raise RunnerError(event["reason"])
@@ -99,7 +99,7 @@ class Attempt:
         if self.finished is not None:
             output = str(self.finished["output"])
             status = self.finished["status"]
-            # 0 and 1: all tests ran; 2: some could not be collected, which is a result.
+            # 0 and 1: all tests ran. 2: some tests could not be collected, which is also a result.
             wrong = status not in (0, 1) and not self.results
             return Run(error=output.strip() or f"pytest ended with {status}" if wrong else None,
                        output=output)  # fmt: skip
@@ -107,8 +107,8 @@ class Attempt:
         if self.running is not None:
             self._add(Result(self.running, ended, failure=Failure(ended, message)))
         elif not self.results:
-            return Run(error=f"no test has begun: {message}")
-        elif self.results[-1].passed:  # what it has broken in memory may show only afterwards
+            return Run(error=f"no test was started: {message}")
+        elif self.results[-1].passed:  # damage to memory may end the process only after the test
             last = self.results.pop()
             self._add(replace(last, outcome=ended, failure=Failure(ended, AFTER.format(message))))
         self.lost = self.results[-1]
@@ -116,7 +116,7 @@ class Attempt:
 
 
 def kill_group(pid: int) -> None:
-    """End a process that leads a group, and all it has started."""
+    """Kill a process that leads a process group, and all processes of the group."""
     for end in (os.killpg, os.kill):
         try:
             end(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a test calls, as source, for a student who does not look into the test."""
+"""Find the source of the call that a test makes, for a student who does not read the test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def called_by(expression: ast.expr, path: Path, line: int) -> str | None:
-    """An expression of a line; a variable as the call that it was last given, or None."""
+    """Return the source of an expression. For a variable, return the last call that was assigned
+    to it, or None if there is none."""
     if not isinstance(expression, ast.Name):
         return ast.unparse(expression)
     function = function_at(path, line)
@@ -23,7 +24,7 @@ def called_by(expression: ast.expr, path: Path, line: int) -> str | None:
 
 
 def value_for(name: str, target: ast.expr, value: ast.expr) -> ast.expr | None:
-    """What a variable gets in an assignment; None if it is not assigned there."""
+    """Return what a variable is assigned, or None if this assignment does not set it."""
     if isinstance(target, ast.Name):
         return value if target.id == name else None
     if not isinstance(target, (ast.Tuple, ast.List)):
@@ -36,12 +37,12 @@ def value_for(name: str, target: ast.expr, value: ast.expr) -> ast.expr | None:
 
 
 def calls(node: ast.AST) -> bool:
-    """Whether there is a call in it."""
+    """Return whether a node contains a call."""
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
 def function_at(path: Path, line: int) -> ast.AST | None:
-    """The innermost function of a file that a line belongs to."""
+    """Return the innermost function of a file that contains a line."""
     around = [
         node
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -1,7 +1,7 @@
-"""Run the exercises in order, and say of the first that fails what was called, what came back and
-what was expected.
+"""Run the exercises in order. For the first one that fails, show what was called, what was returned
+and what was expected.
 
-Exit status: 0 all passes; 1 an exercise fails or is not written; 2 it could not be run.
+Exit status: 0 all exercises pass; 1 one fails or is not written; 2 the tests could not be run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ State = Literal["passed", "failed", "not written", "not run"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """An exercise, and what came of its tests (None: they were not run)."""
+    """An exercise, and the results of its tests (None: they were not run)."""
 
     exercise: Exercise
     run: Run | None = None
-    unwritten: tuple[str, ...] = ()  # its functions that are as the release has left them
+    unwritten: tuple[str, ...] = ()  # its functions that the student has not written yet
 
     @property
     def state(self) -> State:
@@ -49,18 +49,20 @@ class Attempt:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m milestones check`."""
-    parser.add_argument("target", nargs="?", help="a rung or an exercise; without one, your rung")
-    parser.add_argument("--watch", action="store_true", help="again whenever a file is saved")
-    parser.add_argument("--trace", action="store_true", help="with Python's own trace")
-    parser.add_argument("--json", action="store_true", help="for programs: all results as JSON")
+    """Add the arguments of `python -m milestones check`."""
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="a test may take (default: %(default)g)"
+        "target", nargs="?", help="m3 or m3.2: a milestone or an exercise; default: your milestone"
+    )
+    parser.add_argument("--watch", action="store_true", help="check again when a file is saved")
+    parser.add_argument("--trace", action="store_true", help="also show Python's traceback")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="limit for each test (default: %(default)g)"
     )
 
 
 def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
-    """Check once, or until Ctrl-C."""
+    """Check once, or with --watch until Ctrl-C."""
     console = Console(stderr=args.json)
     try:
         exercises = chosen(args.target, root)
@@ -74,7 +76,7 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
 
 
 def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
-    """The exercises to check: of the rung that the tree was released for, if none is named."""
+    """Return the exercises to check. Without a target: those of the student's own milestone."""
     if target is not None and "." in target:
         return (find(target, root),)
     milestone = own_rung(root) if target is None else find_milestone(target, root)
@@ -82,10 +84,10 @@ def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
 
 
 def own_rung(root: Path) -> str:
-    """The rung that a student's tree was made for; elsewhere, the highest that has exercises."""
+    """Return the milestone of a student's tree, or else the highest milestone with exercises."""
     rungs = recorded(root)
     if not rungs:
-        raise RecordError("no rung here has exercises")
+        raise RecordError("no milestone of this tree has exercises")
     started = [rung for rung in rungs if (root / "milestones" / rung / "start").is_dir()]
     return (started or rungs)[-1]
 
@@ -94,7 +96,7 @@ def check_once(
     exercises: tuple[Exercise, ...], args: argparse.Namespace, root: Path, runner: Runner,
     console: Console,
 ) -> int:  # fmt: skip
-    """Run the exercises up to the first that fails; show what came of it; the exit status."""
+    """Run the exercises up to the first that fails, and show them. Return the exit status."""
     if error := syntax_error(root, exercises[0].milestone):
         if args.json:
             print_json({"passed": False, "syntax_error": error, "exercises": []})
@@ -120,7 +122,7 @@ def check_once(
 def attempted(
     exercises: tuple[Exercise, ...], root: Path, runner: Runner, seconds: float, console: Console
 ) -> Iterator[Attempt]:
-    """Each exercise with its results; after the first that fails, without."""
+    """Yield each exercise with its results. Those after the first failure are not run."""
     stopped = False
     for exercise in exercises:
         if stopped:
@@ -136,7 +138,7 @@ def watch(
     exercises: tuple[Exercise, ...], args: argparse.Namespace, root: Path, runner: Runner,
     console: Console,
 ) -> int:  # fmt: skip
-    """Check again whenever a source of the rung or a test is saved, until Ctrl-C."""
+    """Check again whenever a source of the milestone or a test is saved, until Ctrl-C."""
     status = 1
     folders = [root / exercises[0].milestone, root / "tests"]
     try:
@@ -145,9 +147,8 @@ def watch(
                 console.clear()
             status = check_once(exercises, args, root, runner, console)
             if not args.json:
-                said = (
-                    f"watching {exercises[0].milestone}/: save a file to check again, Ctrl-C ends"
-                )
+                watched = f"watching {exercises[0].milestone}/"
+                said = f"{watched}: save a file to check again, press Ctrl-C to stop"
                 console.print(said, style="dim", highlight=False)
     except KeyboardInterrupt:
         console.print()
@@ -155,7 +156,7 @@ def watch(
 
 
 def as_json(attempts: list[Attempt]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the data that `--json` prints."""
     passed = [attempt for attempt in attempts if attempt.state == "passed"]
     return {
         "passed": len(passed) == len(attempts),
@@ -176,6 +177,6 @@ def as_json(attempts: list[Attempt]) -> dict[str, Any]:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """To standard output, and nothing else there."""
+    """Write JSON to standard output, which gets nothing else."""
     sys.stdout.write(json.dumps(data, indent=1) + "\n")
     sys.stdout.flush()

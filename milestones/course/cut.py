@@ -1,14 +1,14 @@
-"""Cuts the solutions of exercises out of a rung's sources.
+"""Cut the solutions of exercises out of a milestone's sources.
 
 The body of each symbol becomes a `NotImplementedError` that names the exercise and its section of
-the handout; the signature, the decorators, the docstring and what stands above stay. Then what only
-those bodies needed goes:
+the handout. The signature, the decorators, the docstring and the comments above stay. Code that
+only those bodies used is removed too:
 
-- imports that nothing in the file uses any more;
-- private helpers (`_name`: functions, methods, classes, constants) that only cut bodies used,
-  unless the student is told of them: the handout, a hint, a test, a docstring or comment that
-  stays names them. A public name is the rung's interface, and stays; so does a public constant,
-  which is a parameter that no student could guess.
+- imports that the file does not use any more;
+- private helpers (`_name`: functions, methods, classes, constants) that only cut bodies used. A
+  helper stays if the student reads its name: in the handout, a hint, a test, or a docstring or
+  comment that stays. A public name is part of the milestone's interface, and stays. A public
+  constant also stays, because a student could not guess its value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Cut:
-    """The files of a rung that a cut changes, by path from the root, and the helpers that went."""
+    """The files that a cut changes, by path from the root, and the names of the removed helpers."""
 
     files: dict[str, str]
     removed: tuple[str, ...]  # "m1_single/engine.py:LLMEngine._helper"
@@ -35,14 +35,14 @@ class Cut:
 
 @dataclass(frozen=True)
 class Span:
-    """Lines of a file, from 1, both ends included."""
+    """Lines of a file, counted from 1, including both ends."""
 
     first: int
     last: int
 
 
 def cut(milestone: str, exercises: Iterable[Exercise], root: Path, told: str = "") -> Cut:
-    """Cut the solutions of `exercises`; `told` is all that the student reads beside the sources."""
+    """Cut the solutions of `exercises`. `told` is all that the student reads besides sources."""
     folder = root / milestone
     before = {
         f"{milestone}/{path.relative_to(folder).as_posix()}": path.read_text(encoding="utf-8")
@@ -70,12 +70,12 @@ def cut(milestone: str, exercises: Iterable[Exercise], root: Path, told: str = "
 
 
 def message(exercise: Exercise, symbol: str) -> tuple[str, str]:
-    """The text of the error, in two parts."""
+    """Return the text of the error, in two parts."""
     return f"{exercise.id}: {symbol} is yours to write; see ", exercise.section
 
 
 def without_body(source: str, symbol: str, parts: tuple[str, str], path: str = "") -> str:
-    """A source with the body of a function or method replaced by a `NotImplementedError`."""
+    """Replace the body of a function or method in a source by a `NotImplementedError`."""
     nodes = [node for name, node in functions(ast.parse(source)) if name == symbol]
     if not nodes:
         raise RecordError(f"{path} has no function {symbol}")
@@ -94,13 +94,13 @@ def without_body(source: str, symbol: str, parts: tuple[str, str], path: str = "
 
 
 def still_cut(exercise: Exercise, root: Path) -> tuple[str, ...]:
-    """The functions of an exercise that still raise the error which a release put there."""
+    """Return the functions of an exercise that still raise the error of the release."""
     found = []
     for symbol in exercise.symbols:
         file, _, name = symbol.partition(":")
         try:
             tree = ast.parse((root / exercise.milestone / file).read_text(encoding="utf-8"))
-        except (OSError, SyntaxError):  # gone, or being written just now
+        except (OSError, SyntaxError):  # the file is missing, or is being edited
             continue
         nodes = [node for other, node in functions(tree) if other == name]
         if any(f"NotImplementedError('{exercise.id}: " in ast.unparse(node) for node in nodes):
@@ -109,7 +109,7 @@ def still_cut(exercise: Exercise, root: Path) -> tuple[str, ...]:
 
 
 def body_span(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Span:
-    """A function's lines after its signature and docstring, the comments at both ends included."""
+    """Return the lines of a function's body without its docstring, with comments at both ends."""
     body = node.body
     first, last = body[0].lineno, node.end_lineno or node.lineno
     if ast.get_docstring(node) is not None:
@@ -127,7 +127,7 @@ def body_span(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) ->
 def functions(
     tree: ast.Module,
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """The functions and methods of a file with their names; a property and its setter share one."""
+    """Yield the functions and methods of a file by name. A property and its setter share a name."""
     for node in tree.body:
         if isinstance(node, Function):
             yield node.name, node
@@ -138,7 +138,7 @@ def functions(
 
 
 def helpers(source: str) -> Iterator[tuple[str, Span]]:
-    """The private symbols of a file and their lines, with the comments right above them."""
+    """Yield the private symbols of a file and their lines, with the comments directly above."""
     tree, lines = ast.parse(source), source.splitlines()
     named: list[tuple[str, ast.stmt]] = list(functions(tree))
     for node in tree.body:
@@ -153,7 +153,7 @@ def helpers(source: str) -> Iterator[tuple[str, Span]]:
 
 
 def span_of(node: ast.stmt, lines: list[str]) -> Span:
-    """The lines of a definition, its decorators and the comments right above included."""
+    """Return the lines of a definition, with its decorators and the comments directly above."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
     while first > 1 and lines[first - 2].strip().startswith("#"):
         first -= 1
@@ -163,7 +163,7 @@ def span_of(node: ast.stmt, lines: list[str]) -> Span:
 def _helpers_to_remove(
     files: dict[str, str], lost: set[str], owned: set[tuple[str, str]], told: str
 ) -> list[tuple[str, str]]:
-    """The helpers of which nothing that stays makes any mention."""
+    """Return the helpers that no remaining text mentions."""
     candidates: dict[tuple[str, str], str] = {}
     rest = [told]
     for path, source in files.items():
@@ -183,7 +183,7 @@ def _helpers_to_remove(
 
 
 def without_symbol(source: str, symbol: str) -> str:
-    """A source without a private symbol."""
+    """Return a source without one of its private symbols."""
     lines = source.splitlines()
     for name, span in reversed([*helpers(source)]):
         if name == symbol:
@@ -192,7 +192,7 @@ def without_symbol(source: str, symbol: str) -> str:
 
 
 def removed_lines(before: str, after: str) -> str:
-    """The lines of a text that another one has no more, or not as often."""
+    """Return the lines of `before` that are not in `after`, or are there less often."""
     left = after.splitlines()
     gone = []
     for line in before.splitlines():
@@ -204,11 +204,11 @@ def removed_lines(before: str, after: str) -> str:
 
 
 def words(text: str) -> set[str]:
-    """The identifiers in a text, comments included."""
+    """Return the identifiers in a text, including those in comments."""
     return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
 def tidy(source: str) -> str:
-    """No more empty lines than the style has: two between definitions, one within a class."""
+    """Reduce empty lines to the style's number: two between definitions, one inside a class."""
     source = re.sub(r"\n{3,}(?=[ \t]+\S)", "\n\n", source)
     return re.sub(r"\n{4,}", "\n\n\n", source).rstrip("\n") + "\n"

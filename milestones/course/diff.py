@@ -1,9 +1,9 @@
-"""`python -m milestones diff m2 m3`: the lesson between two rungs, symbol by symbol.
+"""`python -m milestones diff m2 m3`: show the lesson between two milestones, symbol by symbol.
 
-What is unchanged, or has only moved, is hidden; each difference stands under its reason. Colours
-where a person reads, a plain diff where it is piped.
+Each difference stands under its reason. Code that is unchanged, or was only moved, is hidden. In a
+terminal the output has colours. In a pipe it is a plain diff.
 
-Exit status: 0 it was shown; 2 there is no such rung or symbol, or it does not differ.
+Exit status: 0 the lesson was shown; 2 there is no such milestone or symbol, or it does not differ.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ EXAMPLE = """python -m milestones diff m2 m3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones diff`."""
-    parser.add_argument("below", help="the lower rung, in short or by its whole name")
-    parser.add_argument("above", help="the higher rung")
+    """Add the options of `python -m milestones diff`."""
+    parser.add_argument("below", help="the lower milestone: m2 or m2_continuous")
+    parser.add_argument("above", help="the higher milestone")
     parser.add_argument(
-        "--symbol", metavar="S", help="one symbol, or one file: Scheduler.schedule, scheduler.py"
+        "--symbol", metavar="S", help="only one symbol or file: Scheduler.schedule, scheduler.py"
     )
     parser.add_argument("--side-by-side", action="store_true", help="two columns")
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no net")
-    output.add_argument("--json", action="store_true", help="the tour as data")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page to FILE")
+    output.add_argument("--json", action="store_true", help="print the tour as JSON")
     parser.set_defaults(root=ROOT)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Show the lesson; the exit status."""
+    """Show the lesson. Return the exit status."""
     try:
         found = lesson(args.below, args.above, args.root)
         if args.symbol:

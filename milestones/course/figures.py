@@ -1,7 +1,7 @@
-"""The handouts' pictures and counters of the lower rungs: `python -m milestones.course.figures`.
+"""Draw the pictures and print the counters of the handouts of m1 to m3.
 
-Everything is taken from runs of the real engines (`runs`): the pictures in
-`milestones/<milestone>/*.svg` change only when an engine does.
+`python -m milestones.course.figures` takes everything from runs of the real engines (`runs`). The
+pictures in `milestones/<milestone>/*.svg` change only when an engine does.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .runs import (
 from .svg import Drawing
 
 FOLDER = Path(__file__).resolve().parent.parent
-LEFT, TOP = 50, 58  # of a picture's field
-SPACING = 3  # steps between arrivals, in the pictures
+LEFT, TOP = 50, 58  # pixels: the corner of a picture's field
+SPACING = 3  # steps between arrivals in the pictures
 
 
 class Stay(NamedTuple):
-    """A row or page in one hand from step `start` on, with the slots written after each step."""
+    """A row or page that one request holds from step `start` on, with its used slots per step."""
 
     place: int
     name: str
@@ -49,7 +49,7 @@ class Stay(NamedTuple):
 
 
 def stays(moments: list[Held]) -> list[Stay]:
-    """Who held what, for how long."""
+    """Return which request held which row or page, from when and for how long."""
     found: list[Stay] = []
     current: dict[int, Stay] = {}
     for step, held in enumerate(moments):
@@ -63,19 +63,19 @@ def stays(moments: list[Held]) -> list[Stay]:
 
 
 def computed(engine: OfflineEngine) -> int:
-    """Tokens that an engine has computed so far."""
+    """Return the number of tokens that an engine has computed so far."""
     return engine.stats().prefill_tokens + engine.stats().decode_tokens
 
 
 def work_svg(loaded: LoadedModel) -> str:
-    """Tokens computed by each step of one request, with the cache and without."""
+    """Draw the tokens that each step of one request computes, with the cache and without."""
     job, series = Job("A", 0, list(range(20)), 24), []
     for use_cache in (True, False):
         engine = single(loaded, use_cache=use_cache)
         totals = [computed(engine) for _ in watch(engine, [job])]
         series.append([b - a for a, b in pairwise([*totals, computed(engine)])])
     cached, recomputed = series
-    drawing = Drawing(760, 250, "Tokens computed in each step: 20 of prompt, 24 of output")
+    drawing = Drawing(760, 250, "Tokens computed in each step: 20 prompt tokens, 24 output tokens")
     scale, bottom, width = 3.6, 215, 28
     for step, (few, many) in enumerate(zip(cached, recomputed, strict=True)):
         x = LEFT + step * width
@@ -84,7 +84,7 @@ def work_svg(loaded: LoadedModel) -> str:
     drawing.axis(LEFT, bottom, width, len(cached), every=4)
     drawing.legend(
         LEFT, 38, [(4, False, f"with the KV cache: {sum(cached)} tokens in all"),
-                   (1, True, f"without: {sum(recomputed)}")],
+                   (1, True, f"without it: {sum(recomputed)}")],
     )  # fmt: skip
     return drawing.text()
 
@@ -92,7 +92,7 @@ def work_svg(loaded: LoadedModel) -> str:
 def memory_svg(
     title: str, unit: str, moments: list[Moment], places: list[int], size: int, height: int
 ) -> str:
-    """Rows or pages of `size` slots over time: pale what is held, solid what of it is written."""
+    """Draw rows or pages of `size` slots over time: held slots pale, written slots solid."""
     width = max(4, 800 // len(moments))
     drawing = Drawing(LEFT + 20 + width * len(moments), TOP + 42 + height * len(places), title)
     index = {place: i for i, place in enumerate(places)}
@@ -113,12 +113,12 @@ def memory_svg(
         if after.num_retractions > before.num_retractions:
             drawing.mark(LEFT + step * width, TOP - 6, TOP + height * len(places), "a retraction")
     drawing.axis(LEFT, TOP + height * len(places) + 4, width, len(moments), every=10)
-    drawing.legend(LEFT, 38, [(4, False, "written"), (4, True, "held and not written")])
+    drawing.legend(LEFT, 38, [(4, False, "written"), (4, True, "held, but not written")])
     return drawing.text()
 
 
 def pictures(loaded: LoadedModel) -> dict[str, str]:
-    """All pictures, by their paths below `milestones/`."""
+    """Draw all pictures. Returns them by path below `milestones/`."""
     rows = list(watch(slots(loaded), jobs(SPACING)))
     pages = list(watch(paged(loaded), jobs(SPACING)))
     return {
@@ -128,23 +128,25 @@ def pictures(loaded: LoadedModel) -> dict[str, str]:
             "row", rows, list(range(ROWS)), MAX_MODEL_LEN, 34,
         ),
         "m3_paged/pages.svg": memory_svg(
-            f"The same, in {NUM_PAGES} pages of {PAGE_SIZE} tokens: the memory of {FEW_ROWS} rows",
+            f"The same requests in {NUM_PAGES} pages of {PAGE_SIZE} tokens: "
+            f"the memory of {FEW_ROWS} rows",
             "page", pages, list(range(1, NUM_PAGES + 1)), PAGE_SIZE, 10,
         ),
     }  # fmt: skip
 
 
 def line(name: str, engine: Any, size: int | None, groups: list[list[Job]]) -> list[str]:
-    """A line of the table: the groups one after the other, each all there at once.
+    """Return a row of the table. The groups run one after the other, each with all its requests.
 
-    size: slots of a row or page; None where memory is as large as what is in it.
+    size: slots of a row or page. None: the memory is always exactly as large as its content.
     """
     moments: list[Moment] = [moment for group in groups for moment in watch(engine, group)]
     written = sum(n for moment in moments for _, n in moment.held.values())
     reserved = size * sum(len(moment.held) for moment in moments) if size else written
     most = max(len({owner for owner, _ in moment.held.values()}) for moment in moments)
     seen = sum(sum(moment.contexts) for moment in moments)
-    # A forward over rows reads all of them up to the longest context; through a table, just those.
+    # A forward over rows reads every row up to the longest context. Through a page table, a forward
+    # reads only the slots of each context.
     read = sum(max(m.contexts, default=0) * len(m.contexts) for m in moments)
     stats = engine.stats()
     numbers = (
@@ -155,25 +157,25 @@ def line(name: str, engine: Any, size: int | None, groups: list[list[Job]]) -> l
 
 
 def table(loaded: LoadedModel) -> Table:
-    """The same requests on every rung, in counters that are the same on every machine."""
-    everybody = jobs(spacing=0)
-    batches = [everybody[i : i + ROWS] for i in range(0, NUM_REQUESTS, ROWS)]
-    result = Table(title=f"{NUM_REQUESTS} requests, {sum(j.max_tokens for j in everybody)} tokens")
+    """Run the same requests on every engine, and count. The counters are equal on all machines."""
+    all_jobs = jobs(spacing=0)
+    batches = [all_jobs[i : i + ROWS] for i in range(0, NUM_REQUESTS, ROWS)]
+    result = Table(title=f"{NUM_REQUESTS} requests, {sum(j.max_tokens for j in all_jobs)} tokens")
     for column in ("", "forwards", "padding", "unwritten", "at once", "retracted", "read", "seen"):
         result.add_column(column, justify="right" if column else "left", no_wrap=True)
     for row in (
-        line("m1, one by one", single(loaded), None, [everybody]),
+        line("m1, one by one", single(loaded), None, [all_jobs]),
         line(f"m2, static, {ROWS} rows", slots(loaded), MAX_MODEL_LEN, batches),
-        line(f"m2, {ROWS} rows", slots(loaded), MAX_MODEL_LEN, [everybody]),
-        line(f"m2, {FEW_ROWS} rows", slots(loaded, FEW_ROWS), MAX_MODEL_LEN, [everybody]),
-        line(f"m3, {NUM_PAGES} pages", paged(loaded), PAGE_SIZE, [everybody]),
+        line(f"m2, {ROWS} rows", slots(loaded), MAX_MODEL_LEN, [all_jobs]),
+        line(f"m2, {FEW_ROWS} rows", slots(loaded, FEW_ROWS), MAX_MODEL_LEN, [all_jobs]),
+        line(f"m3, {NUM_PAGES} pages", paged(loaded), PAGE_SIZE, [all_jobs]),
     ):
         result.add_row(*row)
     return result
 
 
 def main() -> None:
-    """Write the pictures, show the counters."""
+    """Write the pictures, and print the counters."""
     loaded = load()
     for name, text in pictures(loaded).items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""The handouts' pictures, drawn from runs: `python -m milestones.course.figures_tree`.
+"""Draw the pictures of the handouts of m4 and m5: `python -m milestones.course.figures_tree`.
 
     m4_radix/tree.svg     the radix tree before and after two requests find their prefixes
-    m5_overlap/lanes.svg  host and forward, serial and overlapped, to one scale
+    m5_overlap/lanes.svg  host and forward, serial and overlapped, at the same scale
 
-Both run a tiny model with a fixed seed. The tree is the same on every machine; the lanes are times,
-so they are those of one run, of forwards that are stretched by sleeping.
+Both come from runs of a tiny model with a fixed seed. The tree is the same on every machine. The
+lanes show measured times of one run, in which the forwards are emulated by sleeping.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.trace import Trace
 from common.trace_record import Span, TraceRecord
 
 FOLDER = Path(__file__).resolve().parent.parent
-# Okabe and Ito's colours, which people with any colour vision tell apart.
+# The colours of Okabe and Ito, which people with any colour vision can distinguish.
 STYLE = """
 text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
 .title { font: 600 13px system-ui, sans-serif } .note { font: 12px system-ui, sans-serif }
@@ -37,10 +37,10 @@ text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
   .line, .cached, .wait { stroke: #9198a1 }
 }
 """
-CELL, ROW = (44, 46)  # pixels: a page of the tree, from one row of nodes to the next
-LEFT, WIDTH = (110, 900)  # of the lanes
+CELL, ROW = (44, 46)  # pixels: the width of a page, and from one row of nodes to the next
+LEFT, WIDTH = (110, 900)  # pixels: of the lanes
 NUM_STEPS = 6
-WARM_UP, STEPS = 20, 60  # the lanes are steady after the former; so many are looked at
+WARM_UP, STEPS = 20, 60  # steps before the lanes are steady, and steps to choose from
 FORWARD_MS = 10.0
 NUM_REQUESTS = 16
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def tree_picture() -> str:
-    """Two moments of one run: a cached conversation, then two requests that begin like it."""
+    """Draw two moments of a run: a cached conversation, then two requests that begin like it."""
     config = EngineConfig(
         model="tiny-llama", device="cpu", page_size=4, num_pages=32, max_num_seqs=2, seed=0
     )
@@ -61,7 +61,7 @@ def tree_picture() -> str:
         engine.generate("You are a tutor. What is a page?", params)
         top = 24
         parts = [
-            *_title("A has ended. Its prompt and its answer are cached; nobody reads them.", 16)
+            *_title("A has ended. Its prompt and answer are cached. No request reads them.", 16)
         ]
         drawn, bottom = _tree(engine, top)
         parts += drawn
@@ -72,19 +72,19 @@ def tree_picture() -> str:
             engine.add_request(prompt, params, name)
         engine.step()
         parts += _title(
-            "B and C run: they found a part of it, and the node was split there.", bottom + 30
+            "B and C run. They found a part of the prefix; the node was split there.", bottom + 30
         )
         drawn, bottom = _tree(engine, bottom + 38)
         parts += drawn
     parts += _note(
-        "a cell is a page of 4 tokens, its number below · filled: locked by so many · "
-        "dashed: cached, may be evicted", bottom + 16,
+        "a cell is a page of 4 tokens, with its number below · filled: locked by this many · "
+        "dashed: cached, can be evicted", bottom + 16,
     )  # fmt: skip
     return _svg(parts, 800, bottom + 28)
 
 
 def _tree(engine: Any, top: int) -> tuple[list[str], int]:
-    """A tree, its nodes from left to right; and where it ends."""
+    """Draw a tree, with its nodes from left to right. Return the parts and the lower edge."""
     decode = engine.loaded.tokenizer.decode
     parts: list[str] = []
     row = 0
@@ -120,14 +120,14 @@ def _tree(engine: Any, top: int) -> tuple[list[str], int]:
 
 
 def _shown(text: str) -> str:
-    """A character that can be seen: a space is one, a part of a character is a dot."""
+    """Return a visible character: a sign for a space, a dot for a part of a character."""
     if text == " ":
         return "␣"
     return text if len(text) == 1 and text.isascii() and text.isprintable() else "·"
 
 
 def lanes_picture() -> str:
-    """Steady decode by both loops, and how long the forward lane stood still."""
+    """Draw steady decode steps of both loops, and write how long the forward lane was idle."""
     records = {
         name: _record(overlap) for name, overlap in (("serial", False), ("overlapped", True))
     }
@@ -139,14 +139,14 @@ def lanes_picture() -> str:
         window = windows[name]
         gap = 1e3 * mean(after.start - before.end for before, after in pairwise(window))
         busy = sum(s.end - s.start for s in window) / (window[-1].end - window[0].start)
-        parts += _title(f"{name}: a gap of {gap:.2f} ms, the forward lane busy {busy:.1%}", y - 12)
+        parts += _title(f"{name}: gap {gap:.2f} ms, the forward lane is busy {busy:.1%}", y - 12)
         parts += _lane("host", y, _host_spans(record, window), window[0].start, scale)
         forwards = [(s, "even" if s.step % 2 else "odd", str(s.step)) for s in window]
         parts += _lane("forward", y + 30, forwards, window[0].start, scale)
     parts += _legend(222)
     parts += _note(
         f"{NUM_STEPS} quiet steps of one run · {NUM_REQUESTS} decoding requests, a tiny model · "
-        f"emulated forwards, at least {FORWARD_MS:g} ms each · both to one scale", 248,
+        f"emulated forwards, at least {FORWARD_MS:g} ms each · the same scale", 248,
     )  # fmt: skip
     return _svg(parts, LEFT + WIDTH + 10, 260)
 
@@ -166,14 +166,14 @@ def _record(overlap: bool) -> TraceRecord:
 
 
 def _steady(record: TraceRecord) -> list[Span]:
-    """The quietest steps in a row: what else the machine had to do is not the subject."""
+    """Return the fastest steps in a row: other work of the machine slows some steps down."""
     forwards = record.forwards[WARM_UP : WARM_UP + STEPS]
     windows = [forwards[i : i + NUM_STEPS] for i in range(len(forwards) - NUM_STEPS)]
     return min(windows, key=lambda window: window[-1].end - window[0].start)
 
 
 def _host_spans(record: TraceRecord, window: list[Span]) -> list[tuple[Span, str, str]]:
-    """What the host did between the beginning and the end of these forwards."""
+    """Return what the host did between the beginning and the end of these forwards."""
     start, end = window[0].start, window[-1].end
     spans = [s for s in record.spans if s.name in ("launch", "process", "wait")]
     cut = [Span(s.name, max(s.start, start), min(s.end, end), s.step) for s in spans]

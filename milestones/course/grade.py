@@ -1,18 +1,19 @@
-"""`python -m milestones grade DIR...`: submissions graded, each on its own.
+"""`python -m milestones grade DIR...`: grade submissions, each one separately.
 
-Of a submission only the files that the exercises name are taken; tests, `common/` and all other
-files are the instructor's. Every test runs in a process of its own, with limits on time, memory,
-files and processes, and shut off from the network and from all other files where the kernel allows
-it. `grading/exam.py` says how results are judged, and what no check can rule out.
+Only the files that the exercises name are taken from a submission. The tests, `common/` and all
+other files are the instructor's. Every test runs in its own process, with limits on time, memory,
+files and processes. Where the kernel allows it, this process has no access to the network and to
+other files. `grading/exam.py` explains how results are judged, and what no check can detect.
 
-With --hidden go the instructor's own tests: test_m3_2*.py counts to exercise m3.2; students see how
-many passed, and nothing else of them. --out DIR writes DIR/NAME/results.json (Gradescope's format)
-and junit.xml, into DIR itself for a single submission. A file with something that no solution needs
-(ctypes, gc, an assignment to torch.equal) is refused with line and reason, unless --allow names it.
-What graded code could not be shut off from stands in the report; where that is files, as in a
-container without rights, give the course's folder to root alone (chmod 700) and grade as root.
+--hidden adds the instructor's own tests: test_m3_2*.py counts for exercise m3.2. Students see how
+many of them passed, and nothing else. --out DIR writes DIR/NAME/results.json (Gradescope's format)
+and junit.xml; for a single submission, into DIR itself. A file that uses something that no solution
+needs (ctypes, gc, an assignment to torch.equal) is refused with line and reason, unless --allow
+names it. The report says what graded code had access to. If that includes files, as in a container
+without rights, give the course's folder to root alone (chmod 700) and grade as root.
 
-Exit status: 0 all was graded; 1 something was refused, was not run, or needs a look; 2 wrong usage.
+Exit status: 0 everything was graded; 1 something was refused, was not run, or a person must look at
+it; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -45,25 +46,27 @@ EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grade
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones grade`."""
+    """Add the options of `python -m milestones grade`."""
     parser.add_argument("submissions", nargs="+", type=Path, metavar="DIR", help="a student's tree")
-    parser.add_argument("--milestone", metavar="M", help="the rung; default: the highest there")
-    parser.add_argument("--hidden", type=Path, metavar="DIR", help="a folder with more tests")
+    parser.add_argument("--milestone", metavar="M", help="default: the highest in the submission")
+    parser.add_argument("--hidden", type=Path, metavar="DIR", help="a folder with hidden tests")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json and junit.xml")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exams at once")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each test (60)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exams in parallel")
+    parser.add_argument("--seconds", type=float, default=60.0, help="limit for each test (60)")
     parser.add_argument("--memory", type=float, default=3.0, metavar="GIB", help="per test (3)")
-    parser.add_argument("--allow", action="append", default=[], metavar="NAME")
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="NAME", help="a name that is not refused"
+    )
     parser.add_argument(
         "--no-namespaces", dest="namespaces", action="store_false",
-        help="limits and another user (as root) are enough: where namespaces do harm",
+        help="use only limits, and another user if run as root; if namespaces cause problems",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="all results as data")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.set_defaults(root=ROOT, bare=False)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Grade, report, write; the exit status."""
+    """Grade, report and write the results. Return the exit status."""
     try:
         sheets = grade(args)
     except (ValueError, OSError) as error:
@@ -81,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def grade(args: argparse.Namespace) -> list[Sheet]:
-    """The sheets of all submissions, in order. Raises `ValueError` for what cannot be graded."""
+    """Return the graded sheets in order. Raises `ValueError` if a submission cannot be graded."""
     folders = [folder.resolve() for folder in args.submissions]
     for folder in folders:
         if not folder.is_dir():
@@ -89,7 +92,7 @@ def grade(args: argparse.Namespace) -> list[Sheet]:
     milestone = _milestone(args, folders[0])
     limits = replace(Limits(), seconds=args.seconds, memory=int(args.memory * (1 << 30)))
     scratch = Path(tempfile.mkdtemp(prefix="ladder-grade-")).resolve()
-    scratch.chmod(0o711)  # another user may go through it to the tree, and see nothing else
+    scratch.chmod(0o711)  # another user can pass through it to the tree, but not list it
     try:
         course = submission.prepare(milestone, args.root, scratch / "template", args.hidden)
         taken = [
@@ -110,7 +113,7 @@ def grade(args: argparse.Namespace) -> list[Sheet]:
 
 
 class _Grader:
-    """Grades submissions of one milestone; its methods run in threads."""
+    """Grades submissions of one milestone. Its methods run in several threads."""
 
     def __init__(
         self, hall: Hall, course: Course, limits: Limits, scratch: Path, hidden: list[Path]
@@ -123,7 +126,7 @@ class _Grader:
         self.nodes: dict[str, list[str]] = {}  # exercise -> node ids
 
     def collect(self, root: Path) -> None:
-        """Which tests there are is asked of the reference, before any submission is there."""
+        """Collect the tests from the reference, before any submission is in a tree."""
         tree = submission.complete(self.course, root, self.scratch / "reference")
         try:
             for name, tests in self.course.tests.items():
@@ -132,7 +135,7 @@ class _Grader:
             shutil.rmtree(tree)
 
     def sheet(self, student: Submission, pool: ThreadPoolExecutor | None = None) -> Sheet:
-        """Grade one submission; its exercises side by side, given a pool."""
+        """Grade one submission. With a pool, its exercises are graded in parallel."""
         started = time.monotonic()
         place = Path(tempfile.mkdtemp(prefix="exam-", dir=self.scratch))
         place.chmod(0o711)
@@ -153,23 +156,23 @@ class _Grader:
         sheet.not_run = [f"{m.exercise.id}: {r}" for m in marks for r in m.refused]
         sheet.not_run += [f"{m.exercise.id}: {m.broken}" for m in marks if m.broken]
         if missing:
-            sheet.not_run.append(f"graded code was not shut off from: {'; '.join(missing)}")
+            sheet.not_run.append(f"graded code had access to: {'; '.join(missing)}")
         sheet.seconds = time.monotonic() - started
         return sheet
 
 
 def _milestone(args: argparse.Namespace, folder: Path) -> str:
-    """The one that is named, or the highest rung with exercises that a submission has."""
+    """Return the named milestone, or the highest one with exercises that the submission has."""
     if args.milestone:
         return record.find_milestone(args.milestone, args.root)
     there = [name for name in record.recorded(args.root) if (folder / name).is_dir()]
     if not there:
-        raise ValueError(f"{folder} has no rung with exercises; name one with --milestone")
+        raise ValueError(f"{folder} has no milestone with exercises; name one with --milestone")
     return there[-1]
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The folders' names, with their parents' where two are the same."""
+    """Return the names of the folders. Equal names get the name of the parent folder too."""
     count = Counter(folder.name for folder in folders)
     names = [f.name if count[f.name] == 1 else f"{f.parent.name}-{f.name}" for f in folders]
     if len(set(names)) < len(names):
@@ -188,4 +191,4 @@ def _report(sheets: list[Sheet], *, detailed: bool) -> None:
         for line in sheet.not_run:
             console.print(f"{sheet.name}: not run: {line}")
         if sheet.suspect:
-            console.print(f"{sheet.name}: look at this one: its code reached for what judges it")
+            console.print(f"{sheet.name}: please look at this code: it interfered with its grading")

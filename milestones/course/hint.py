@@ -1,8 +1,8 @@
-"""The next hint of an exercise. There are three, from a nudge to near the answer.
+"""Show the next hint of an exercise. There are three hints, from a small one to nearly the answer.
 
-How many were given is remembered; `--all` shows those again, and gives no new one.
+The console remembers how many hints it has shown. `--all` shows those again, and no new one.
 
-Exit status: 0, whether there was a hint left or not; 2 there is no such exercise.
+Exit status: 0, also when no hint is left; 2 there is no such exercise.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXAMPLE = "python -m milestones hint m3.2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m milestones hint`."""
-    parser.add_argument("exercise", help="its number")
-    parser.add_argument("--all", action="store_true", help="those that were given, again")
+    """Add the arguments of `python -m milestones hint`."""
+    parser.add_argument("exercise", help="the id of an exercise: m3.2")
+    parser.add_argument("--all", action="store_true", help="show the hints so far again")
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
-    """Show a hint and remember it."""
+    """Show a hint, and remember that it was shown."""
     console = Console()
     try:
         exercise = find(args.exercise, root)
@@ -44,9 +44,9 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
         console.print(Padding(Text(exercise.hints[number]), (0, 0, 0, 2), expand=False))
     if not numbers:
         console.print(
-            "no hint was given yet" if args.all else
-            f"all {len(exercise.hints)} hints were given: read them again with --all, then the "
-            f"handout, {exercise.section}",
+            "no hint was shown yet" if args.all else
+            f"all {len(exercise.hints)} hints were shown: read them again with --all, and then "
+            f"the handout, {exercise.section}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     elif not args.all:

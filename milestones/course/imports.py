@@ -1,4 +1,4 @@
-"""Removes the imports of a file that nothing in it uses any more."""
+"""Remove the imports of a file that nothing in it uses any more."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Collection, Iterator
 
 WIDTH = 100
-ANNOTATION = r"[\w.\[\], |]+"  # a text that may be one, or an entry of __all__
+ANNOTATION = r"[\w.\[\], |]+"  # a string that may be an annotation, or an entry of __all__
 EMPTY_BLOCK = re.compile(r"^if TYPE_CHECKING:\n(?=\S|\n*\Z|\n+\S)", re.MULTILINE)
 
 
 def without_unused_imports(before: str, after: str, wanted: Collection[str] = ()) -> str:
-    """`after` without what `before` imported and used and `after` only imports.
+    """Return `after` without the imports that only `before` used.
 
-    Names that are `wanted` (other files take them from here) stay.
+    Names in `wanted` stay, because other files import them from here.
     """
     unused = names_used(before) - names_used(after) - set(wanted)
     lines = after.splitlines()
@@ -24,12 +24,12 @@ def without_unused_imports(before: str, after: str, wanted: Collection[str] = ()
             node.names = kept
             lines[node.lineno - 1 : node.end_lineno] = written(node) if kept else []
     result = EMPTY_BLOCK.sub("", "\n".join(lines) + "\n")
-    # A block that is gone may have been the last to use a name.
+    # A removed block may have been the last to use a name.
     return result if result == after else without_unused_imports(before, result, wanted)
 
 
 def names_wanted(module: str, others: str) -> set[str]:
-    """What a text of sources imports from a module (by its last name), or names in quotes."""
+    """Return the names that a text imports from a module (by its last name) or has in quotes."""
     found = set(re.findall(r"""["'](?:[\w.]+\.)?(\w+)["']""", others))
     for names in re.findall(rf"from [\w.]*\.{module} import (\([^)]*\)|.*)", others):
         found |= set(re.findall(r"\w+", names))
@@ -37,7 +37,7 @@ def names_wanted(module: str, others: str) -> set[str]:
 
 
 def names_used(source: str) -> set[str]:
-    """The names that the code of a file uses, in texts (annotations, `__all__`) as well."""
+    """Return the names that the code of a file uses, also in strings (annotations, `__all__`)."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name):
@@ -48,7 +48,7 @@ def names_used(source: str) -> set[str]:
 
 
 def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports at a file's top level, those below a condition included."""
+    """Yield the imports at a file's top level, also those inside an `if`."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             if getattr(node, "module", None) != "__future__":
@@ -58,12 +58,12 @@ def imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def bound_name(alias: ast.alias) -> str:
-    """The name that an import makes."""
+    """Return the name that an import binds."""
     return alias.asname or alias.name.partition(".")[0]
 
 
 def written(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """An import as lines of source."""
+    """Return an import as lines of source."""
     indent = " " * node.col_offset
     line = indent + ast.unparse(node)
     if len(line) <= WIDTH:

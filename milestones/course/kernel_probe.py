@@ -1,7 +1,7 @@
-"""Runs one Triton kernel and compares its numbers: a process of its own for `doctor`.
+"""Run one Triton kernel and compare its results with torch, in a process for `doctor`.
 
-`python -m milestones.course.kernel_probe interpreted` (with TRITON_INTERPRET=1) or `compiled`; a
-line of JSON: the largest error, whether all is zero, the GPU's name or null.
+Run `python -m milestones.course.kernel_probe interpreted` (with TRITON_INTERPRET=1) or `compiled`.
+Prints a line of JSON: the largest error, whether all results are zero, the GPU's name or null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROWS, DIM = 16, 32
 
 @triton.jit
 def softmax_kernel(query, key, out, rows, DIM: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, N803
-    """Scores of queries against keys, with a softmax: what attention kernels are made of."""
+    """Compute the softmax of query-key scores, as attention kernels do."""
     row, dim = tl.arange(0, ROWS), tl.arange(0, DIM)
     mask = row[:, None] < rows
     q = tl.load(query + row[:, None] * DIM + dim[None, :], mask=mask, other=0.0)

@@ -1,8 +1,8 @@
-"""The lesson between two rungs, as stops of a tour: a reason, and the code that differs.
+"""The lesson between two milestones as a tour of stops: a reason, and the code that differs.
 
-A stop is an entry of `DELTA.toml`, in the order in which it stands there. What is unchanged is in
-no stop; what has only moved is named and not shown; what differs and is not declared (comments,
-layout) comes last, so that nothing is hidden that is not the same.
+A stop is an entry of `DELTA.toml`, in the order of that file. Unchanged code is in no stop. Code
+that was only moved is named and not shown. Differences that are not declared (comments, layout)
+come last, so every difference is in the tour.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from . import record
 from .outline import MODULE, Line, outline
 
 CONTEXT = 3  # unchanged lines around a change
-REWRITTEN = 0.3  # below this likeness, the old text and the new one are shown whole
-UNDECLARED = "differs, and is not declared: comments or layout"
+REWRITTEN = 0.3  # if old and new text are less alike than this, both are shown completely
+UNDECLARED = "undeclared difference: comments or layout"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of both sides that stand beside each other.
+    """Lines of both milestones that stand beside each other.
 
-    `same`: equal on both sides. `fold`: the same, and far from any change. `change`: of the rung
-    below, of the one above, or of both.
+    kind: `same` (equal lines), `fold` (equal lines far from any change), or `change` (lines of the
+    milestone below, of the one above, or of both).
     """
 
     kind: str
@@ -36,12 +36,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """What became of one symbol (or of a whole file or class that was added or removed)."""
+    """The difference of one symbol, or of a whole file or class that was added or removed."""
 
     symbol: str
     kind: str  # added, changed, removed
     blocks: list[Block]
-    moved: str | None = None  # where the same text stands on the other side
+    moved: str | None = None  # the place of the same text in the other milestone
 
     @property
     def file(self) -> str:
@@ -50,18 +50,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Stop:
-    """An entry of `DELTA.toml`, its reason, and what it covers."""
+    """An entry of `DELTA.toml`, its reason, and the symbols that it covers."""
 
     entry: str
     kind: str
     reason: str
-    rung: str  # whose DELTA.toml says so
+    rung: str  # the milestone of this DELTA.toml
     parts: list[Part]
 
 
 @dataclass
 class Lesson:
-    """All that differs between two rungs of the ladder."""
+    """All differences between two milestones."""
 
     below: str
     above: str
@@ -70,15 +70,15 @@ class Lesson:
 
 
 def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
-    """The lesson from one rung to a higher one; of several steps, if others lie between.
+    """Return the lesson from one milestone to a higher one, through all milestones between them.
 
-    Raises `ValueError` for names that are no rungs, and for rungs in the wrong order.
+    Raises `ValueError` for a name that is no milestone, and for two milestones in the wrong order.
     """
     rungs = record.milestones(root)
     below, above = record.find_milestone(below, root), record.find_milestone(above, root)
     first, last = rungs.index(below), rungs.index(above)
     if first >= last:
-        raise ValueError(f"{below} is not below {above}; name the lower rung first")
+        raise ValueError(f"{below} is not below {above}; name the lower milestone first")
     old, new = _sources(root / below), _sources(root / above)
     covered: set[str] = set()
     stops: list[Stop] = []
@@ -88,7 +88,7 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
             mine = {
                 s: k for s, k in differing.items() if s not in covered and delta.covers(entry, s)
             }
-            # An added class stands for its methods; a changed one for itself alone.
+            # An entry for an added class stands for its methods; one for a changed class does not.
             if ":" in entry and mine.get(entry) == "changed":
                 mine = {entry: "changed"}
             covered |= mine.keys()
@@ -103,9 +103,9 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
 
 
 def choose(whole: Lesson, wanted: str) -> Lesson:
-    """The stops and parts of one symbol: in full, by its end (`schedule`), or a whole file.
+    """Return the stops and parts of a symbol (a full name or its end: `schedule`) or of a file.
 
-    Raises `ValueError` that says whether the lesson leaves it as it is, or which names are near.
+    Raises `ValueError` that says that the symbol is unchanged, or which names are similar.
     """
     stops = []
     for stop in whole.stops:
@@ -125,7 +125,7 @@ def choose(whole: Lesson, wanted: str) -> Lesson:
     near += difflib.get_close_matches(wanted, names, 4, 0.6)
     hint = ", ".join(list(dict.fromkeys(near))[:5] or sorted({n.partition(":")[0] for n in names}))
     raise ValueError(
-        f"{whole.above} has no symbol {wanted!r} that differs from {whole.below}; near: {hint}"
+        f"{whole.above} has no symbol {wanted!r} that differs from {whole.below}; similar: {hint}"
     )
 
 
@@ -144,7 +144,7 @@ def _sources(folder: Path) -> Sources:
 
 
 def _differing(old: Sources, new: Sources) -> dict[str, str]:
-    """Each symbol whose text differs, and how; in the order of the files above, then below."""
+    """Return each symbol that differs, and how, in the order of the files above, then below."""
     found = {}
     for file in [*new, *(name for name in old if name not in new)]:
         before, after = old.get(file, {}), new.get(file, {})
@@ -157,7 +157,7 @@ def _differing(old: Sources, new: Sources) -> dict[str, str]:
 
 
 def _parts(entry: str, mine: dict[str, str], old: Sources, new: Sources) -> list[Part]:
-    """A whole file or class, added or removed, is one part; otherwise each symbol is."""
+    """Return one part for a whole file or class that was added or removed, else one per symbol."""
     kinds = set(mine.values())
     if len(mine) > 1 and len(kinds) == 1 and kinds != {"changed"} and _whole(entry, mine, old, new):
         (kind,) = kinds
@@ -179,14 +179,14 @@ def _parts(entry: str, mine: dict[str, str], old: Sources, new: Sources) -> list
 
 
 def _whole(entry: str, mine: dict[str, str], old: Sources, new: Sources) -> bool:
-    """Whether a file or class exists on one side only."""
+    """Return whether a file or class exists in only one of the milestones."""
     file, _, name = entry.partition(":")
     before, after = (name in s.get(file, {}) if name else file in s for s in (old, new))
     return before != after
 
 
 def _moved_to(symbol: str, lines: list[Line], other: Sources) -> str | None:
-    """The symbol of the same name and text that stands elsewhere on the other side."""
+    """Return the place of a symbol with the same text in the other milestone, if it was moved."""
     file, _, name = symbol.partition(":")
     for candidate, symbols in other.items():
         for theirs, text in symbols.items():
@@ -219,7 +219,7 @@ def _blocks(old: list[Line], new: list[Line]) -> Iterator[Block]:
 
 
 def _with_gaps(lines: list[Line]) -> list[Line]:
-    """Blank lines put back where neighbours do not touch."""
+    """Put blank lines back between lines that were not neighbours."""
     kept: list[Line] = []
     for line in lines:
         if kept and line.number > kept[-1].number + 1:

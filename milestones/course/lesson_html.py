@@ -1,7 +1,8 @@
-"""A lesson as one HTML file that fetches nothing and reads well without its few lines of script.
+"""Write a lesson as one HTML file that loads nothing else and can be read without its script.
 
-Code is coloured here, not in the browser. On a wide screen both rungs stand side by side, on a
-narrow one the old lines come before the new ones: the same elements, laid out by `lesson.css`.
+The code is coloured here and not in the browser. On a wide screen the two milestones stand side by
+side. On a narrow one the old lines come before the new ones, with the same elements and another
+layout in `lesson.css`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .align import ALIKE, aligned, likeness, words
 from .lesson import Block, Lesson, Line, Part, Stop
 
 HERE = Path(__file__).resolve().parent
-COLOURS = (  # the first that a token is in
+COLOURS = (  # a token has the class of the first type that contains it
     (Token.Literal.String.Doc, "s"),
     (Token.Literal.String.Interpol, "i"),
     (Token.Literal.String, "s"),
@@ -33,11 +34,11 @@ COLOURS = (  # the first that a token is in
     (Token.Name.Builtin, "b"),
     (Token.Name.Exception, "b"),
 )
-Coloured = dict[int, list[tuple[str, str]]]  # line number -> class ("" for none) and text
+Coloured = dict[int, list[tuple[str, str]]]  # line number -> (class or "", text) of each piece
 
 
 def page(lesson: Lesson) -> str:
-    """The whole page."""
+    """Return the whole page."""
     stops = "".join(_stop(stop, number) for number, stop in enumerate(lesson.stops, start=1))
     return (
         (HERE / "lesson.html")
@@ -52,7 +53,7 @@ def page(lesson: Lesson) -> str:
 
 
 def anchor(symbol: str) -> str:
-    """The id of a symbol's section: "scheduler.py:Scheduler.schedule" as it is, but for signs."""
+    """Return the id of a symbol's section: its name without signs that an id cannot have."""
     return re.sub(r"[^\w.:-]", "", symbol)
 
 
@@ -82,7 +83,7 @@ def _stop(stop: Stop, number: int) -> str:
 def _part(part: Part, entry: str) -> str:
     heading = ""
     if part.symbol != entry or part.moved:
-        words = f"unchanged; also {part.moved}" if part.moved else part.kind
+        words = f"unchanged; also at {part.moved}" if part.moved else part.kind
         place = "" if part.symbol == entry else f' id="{anchor(part.symbol)}"'
         heading = f"<h3{place}><code>{escape(part.symbol)}</code> {escape(words)}</h3>"
     old = _coloured([line for block in part.blocks for line in block.old])
@@ -118,7 +119,7 @@ def _cell(kind: str, row: int, line: Line, pieces: list[tuple[str, str]]) -> str
 
 
 def _coloured(lines: list[Line]) -> Coloured:
-    """The pieces of each line; highlighted together, so that a docstring is one."""
+    """Colour the pieces of each line. All lines are coloured together, because of docstrings."""
     pieces: list[list[tuple[str, str]]] = [[]]
     source = "\n".join(line.text for line in lines)
     for token, text in PythonLexer(stripnl=False, ensurenl=False).get_tokens(source):
@@ -133,7 +134,7 @@ Columns = list[tuple[int, int]]
 
 
 def _changed_columns(old: str, new: str) -> tuple[Columns, Columns]:
-    """Where two lines that are alike differ; nothing where they are not."""
+    """Return the columns in which two similar lines differ; none if they are not similar."""
     if likeness(old, new) < ALIKE:
         return [], []
     before, after = words(old), words(new)
@@ -151,7 +152,7 @@ def _columns(words: list[str], first: int, end: int) -> tuple[int, int]:
 
 
 def _cut(pieces: list[tuple[str, str]], marks: Columns) -> list[tuple[str, str]]:
-    """The pieces of a line, those in marked columns with the class `w` too."""
+    """Return the pieces of a line. Those in marked columns also get the class `w`."""
     if not marks:
         return pieces
     edges = sorted({edge for mark in marks for edge in mark})

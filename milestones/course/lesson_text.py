@@ -1,6 +1,6 @@
-"""A lesson in the terminal: unified or side by side, coloured where a person reads.
+"""Show a lesson in the terminal: unified or side by side, with colours in a terminal.
 
-Plain and unified, it is a diff like any other, with each reason in a line that begins with #.
+The plain unified form is a normal diff. Each reason is a line that begins with #.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rich.text import Text
 from .align import aligned
 from .lesson import Block, Lesson, Line, Part, Stop
 
-THEME = "ansi_dark"  # the terminal's own colours, whatever its background
+THEME = "ansi_dark"  # the terminal's own colours, for any background
 STYLES = {"-": "on #4b1f24", "+": "on #16391f", " ": ""}
-MIN_COLUMN = 40  # characters; narrower columns cannot be read
+MIN_COLUMN = 40  # characters; a narrower column cannot be read
 
 
 def plain(lesson: Lesson) -> Iterator[str]:
-    """The lines of a unified diff, reasons as comments."""
+    """Yield the lines of a unified diff, with the reasons as comments."""
     for stop in lesson.stops:
         yield f"# {stop.entry} ({stop.kind}): {stop.reason}"
         for part in stop.parts:
@@ -42,7 +42,7 @@ def plain(lesson: Lesson) -> Iterator[str]:
 
 
 def plain_columns(lesson: Lesson, width: int) -> Iterator[str]:
-    """The same in two columns, for a width in characters; long lines are cut."""
+    """Yield the diff in two columns, for a width in characters. Long lines are cut."""
     column = max(MIN_COLUMN, (width - 3) // 2)
     for stop in lesson.stops:
         yield f"# {stop.entry} ({stop.kind}): {stop.reason}"
@@ -57,7 +57,7 @@ def plain_columns(lesson: Lesson, width: int) -> Iterator[str]:
 
 
 def show(lesson: Lesson, console: Console, *, columns: bool) -> None:
-    """The tour with colours, each stop under its number, symbol and reason."""
+    """Show the tour with colours: each stop with its number, symbol and reason."""
     for number, stop in enumerate(lesson.stops, start=1):
         console.rule(style="dim")
         console.print(_heading(stop, number, len(lesson.stops)))
@@ -71,7 +71,7 @@ def show(lesson: Lesson, console: Console, *, columns: bool) -> None:
 
 
 def hunks(part: Part) -> Iterator[list[Block]]:
-    """Runs of blocks between folds."""
+    """Yield the runs of blocks between folds."""
     for folded, run in groupby(part.blocks, lambda block: block.kind == "fold"):
         if not folded:
             yield list(run)
@@ -87,7 +87,7 @@ def _heading(stop: Stop, number: int, total: int) -> Text:
 
 
 def _unified(hunk: list[Block]) -> RenderableType:
-    """One hunk, a row a line: both numbers, the mark, the code."""
+    """Return a hunk as a table: for each line its number, its mark and its code."""
     code = _highlighters(hunk)
     table = Table.grid(padding=(0, 1, 0, 0), expand=True)
     table.add_column(justify="right", style="dim", no_wrap=True)
@@ -118,7 +118,7 @@ def _columns(hunk: list[Block]) -> RenderableType:
 
 
 def _highlighters(hunk: list[Block]) -> dict[str, Callable[[Line], Text]]:
-    """For each side, a line's text with the colours that it has among its neighbours."""
+    """Return for each side a function that colours a line as part of its hunk."""
     sides = {}
     for mark, lines in (
         ("-", [line for block in hunk for line in block.old]),

@@ -1,9 +1,10 @@
-"""The ladder: each rung's lesson, its size, what is new against the rung below, and your progress.
+"""Show each milestone: its lesson, its size, what is new, and your progress.
 
-Below it stand the exercises of your own rung. Lines are those of the rung's Python files, comments
-included. Progress is what `check` has seen.
+Below the table are the exercises of your own milestone. Lines are those of the milestone's Python
+files, with comments. The columns "added" and "changed" compare them with the milestone below.
+Progress is what `check` has found.
 
-Exit status: 0; 2 a record is wrong.
+Exit status: 0; 2 the file of the exercises is wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EXAMPLE = "python -m milestones list --json"
 
 @dataclass(frozen=True)
 class Size:
-    """Lines of a rung, and how many of them the rung below does not have."""
+    """The lines of a milestone, and how many of them the milestone below does not have."""
 
     lines: int
     added: int
@@ -41,17 +42,17 @@ class Size:
 
 @dataclass(frozen=True)
 class Task:
-    """An exercise of the rung that is the student's."""
+    """An exercise of the student's own milestone."""
 
     id: str
     title: str
     points: int
-    state: str  # passed, not written, or neither yet
+    state: str  # "passed", "not written" or "not passed yet"
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A line of the list."""
+    """A row of the list."""
 
     milestone: str
     lesson: str
@@ -59,17 +60,17 @@ class Rung:
     exercises: int
     points: int
     points_done: int
-    given: bool  # a rung that came complete: below the one that is the student's
-    tasks: tuple[Task, ...]  # of the student's own
+    given: bool  # a complete milestone, below the student's own
+    tasks: tuple[Task, ...]  # only for the student's own milestone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m milestones list`."""
-    parser.add_argument("--json", action="store_true", help="for programs")
+    """Add the arguments of `python -m milestones list`."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
-    """Show the ladder."""
+    """Show the list."""
     console = Console(stderr=args.json)
     try:
         ladder = rungs(root)
@@ -87,7 +88,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
 
 
 def rungs(root: Path) -> list[Rung]:
-    """The rungs of a tree, from the lowest."""
+    """Return the milestones of a tree, from the lowest to the highest."""
     names, passed = milestones(root), load_progress(root).passed
     started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
     found = []
@@ -109,7 +110,7 @@ def rungs(root: Path) -> list[Rung]:
 
 
 def task(exercise: Exercise, root: Path, passed: Collection[str]) -> Task:
-    """An exercise, and how far it is: by what `check` saw last, and by its functions now."""
+    """Return an exercise with its state: from the last `check`, and from its functions now."""
     state = "not written" if still_cut(exercise, root) else "not passed yet"
     if exercise.id in passed:
         state = "passed"
@@ -117,7 +118,7 @@ def task(exercise: Exercise, root: Path, passed: Collection[str]) -> Task:
 
 
 def size_of(root: Path, milestone: str, below: str | None) -> Size:
-    """Counted from the sources; for the rung of a student's tree, as it is when it is complete."""
+    """Count the lines of a milestone. For a student's own: the lines of the complete milestone."""
     complete = root / "milestones" / milestone / "start" / "size.json"
     if complete.is_file():
         return Size(**json.loads(complete.read_text(encoding="utf-8")))
@@ -133,14 +134,14 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
 
 
 def lines_of(folder: Path) -> dict[str, list[str]]:
-    """The lines of each Python file."""
+    """Return the lines of each Python file."""
     return {name: path.read_text("utf-8").splitlines() for name, path in files(folder).items()}
 
 
 def table_of(ladder: list[Rung]) -> Table:
-    """For a terminal."""
+    """Return the table of all milestones."""
     table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
-    table.add_column("rung and lesson", overflow="fold", ratio=1)
+    table.add_column("milestone and lesson", overflow="fold", ratio=1)
     for name in ("lines", "added", "changed", "points"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("progress", no_wrap=True)
@@ -154,7 +155,7 @@ def table_of(ladder: list[Rung]) -> Table:
 
 
 def tasks_table(rung: Rung) -> Table:
-    """The exercises of a rung, a line each."""
+    """Return the exercises of a milestone, one row each."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -167,7 +168,7 @@ def tasks_table(rung: Rung) -> Table:
 
 
 def progress_of(rung: Rung) -> str:
-    """How far a rung is, in words."""
+    """Return the progress in a milestone, in words."""
     if rung.given:
         return "given"
     if not rung.exercises:

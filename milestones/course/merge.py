@@ -1,4 +1,4 @@
-"""Three-way merges of one file of a rung: with Git's eyes, without touching Git's index."""
+"""Three-way merges of one file of a milestone, with `git merge-file` and without Git's index."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from .outline import MODULE, symbol_at
 
-BEGIN, MIDDLE, END = "<<<<<<< ", "=======\n", ">>>>>>> "  # Git's marks
+BEGIN, MIDDLE, END = "<<<<<<< ", "=======\n", ">>>>>>> "  # Git's conflict markers
 
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one file on one rung.
+    """What happens to one file of one milestone.
 
-    `kind`: same (copied), merged, created, deleted; unchanged (it has the edit already), absent
-    (the rung has no such file) or conflict. `before` and `after` are texts; None: no such file.
+    kind: same (copied), merged, created, deleted, unchanged (it already has the edit), absent (the
+    milestone has no such file) or conflict. `before` and `after` are texts; None: no such file.
     """
 
     file: str
@@ -26,35 +26,35 @@ class Step:
     kind: str
     before: str | None
     after: str | None
-    symbols: tuple[str, ...] = ()  # in which a conflict lies
+    symbols: tuple[str, ...] = ()  # those with a conflict
     reason: str = ""
 
     @property
     def place(self) -> str:
-        """The symbols of a conflict, for a sentence."""
+        """The symbols with a conflict, for a sentence."""
         return ", ".join(self.symbols) or "the whole file"
 
     @property
     def words(self) -> str:
-        """For a table."""
+        """The kind in words, for a table."""
         return {
-            "same": "the same as below: copied",
-            "merged": "merged with what the lesson changed",
-            "created": "new: copied",
-            "deleted": "the same as below: deleted",
-            "unchanged": "has the edit already",
-            "absent": "a lesson removed the file: nothing to do from here on",
+            "same": "the same as in the milestone below: copied",
+            "merged": "merged with the changes of the lesson",
+            "created": "a new file: copied",
+            "deleted": "the same as in the milestone below: deleted",
+            "unchanged": "already has the edit",
+            "absent": "a lesson removed this file: nothing to do from here on",
             "conflict": f"CONFLICT in {self.place}: {self.reason}",
         }[self.kind]
 
     def described(self) -> dict[str, object]:
-        """For `--json`."""
+        """The data for `--json`."""
         keys = ("file", "rung", "kind", "symbols", "reason")
         return {key: getattr(self, key) for key in keys}
 
 
 def step(file: str, rung: str, old: str | None, new: str | None, upper: str | None) -> Step:
-    """Carry the change from `old` to `new`, texts of the rung below, into the rung's own text."""
+    """Apply the change from `old` to `new`, texts of the milestone below, to the text `upper`."""
 
     def made(kind: str, after: str | None = upper, **more: object) -> Step:
         return Step(file, rung, kind, upper, after, **more)  # type: ignore[arg-type]
@@ -66,18 +66,18 @@ def step(file: str, rung: str, old: str | None, new: str | None, upper: str | No
     if upper is None:
         return made("absent")
     if old is None:
-        return made("conflict", reason="the file is new below, and this rung has one of its own")
+        return made("conflict", reason="the file is new below, but exists in this milestone")
     if new is None:
-        return made("conflict", reason="the file is deleted below, and this rung's lesson needs it")
+        return made("conflict", reason="the file is deleted below, but this lesson changed it")
     merged, clean = three_way(upper, old, new, rung)
     if clean:
         return made("merged" if merged != upper else "unchanged", merged)
     symbols = conflicting_symbols(merged)
-    return made("conflict", merged, symbols=symbols, reason="the lesson touched the same lines")
+    return made("conflict", merged, symbols=symbols, reason="the lesson changed the same lines")
 
 
 def three_way(ours: str, old: str, new: str, rung: str) -> tuple[str, bool]:
-    """`git merge-file`: the merged text, and whether it has no conflict."""
+    """Run `git merge-file`. Return the merged text, and whether there was no conflict."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("ours", "old", "new")]
         for path, text in zip(paths, (ours, old, new), strict=True):
@@ -91,8 +91,8 @@ def three_way(ours: str, old: str, new: str, rung: str) -> tuple[str, bool]:
 
 
 def conflicting_symbols(merged: str) -> tuple[str, ...]:
-    """The symbols, in this rung's version, of the lines between marks."""
-    kept: list[str] = []  # the text with all conflicts resolved to this rung's side
+    """Return the symbols, in this milestone's version, that have lines between conflict markers."""
+    kept: list[str] = []  # the text with all conflicts resolved to this milestone's side
     places: list[int] = []
     side = "both"
     for line in merged.splitlines(keepends=True):
@@ -114,7 +114,7 @@ def conflicting_symbols(merged: str) -> tuple[str, ...]:
 
 
 def edited(root: Path, rung: str, since: str) -> list[str]:
-    """Files of a rung that differ from a commit, new ones included, relative to the rung."""
+    """Return the files of a milestone that differ from a commit, including new files."""
     changed = _git(root, "diff", "--name-only", "--no-renames", "-z", since, "--", rung)
     fresh = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", rung)
     names = {name for name in (changed + fresh).split("\0") if name}
@@ -122,14 +122,14 @@ def edited(root: Path, rung: str, since: str) -> list[str]:
 
 
 def text_at(root: Path, commit: str, path: str) -> str | None:
-    """A file as a commit has it; None where it has no such file."""
+    """Return a file as it is in a commit, or None if the commit has no such file."""
     if not _git(root, "ls-tree", "--full-tree", "-z", commit, "--", path):
         return None
     return _git(root, "cat-file", "-p", f"{commit}:{path}")
 
 
 def text_of(path: Path) -> str | None:
-    """A file of the working tree; None where it is not there. Raises `ValueError` if binary."""
+    """Return a file of the working tree, or None. Raises `ValueError` for a binary file."""
     try:
         return path.read_bytes().decode() if path.exists() else None
     except UnicodeDecodeError as error:
@@ -137,7 +137,7 @@ def text_of(path: Path) -> str | None:
 
 
 def write(root: Path, steps: list[Step]) -> None:
-    """Write all texts beside their files first, then put each in its file's place."""
+    """Write all texts to temporary files first, and then move each of them to its place."""
     staged: list[tuple[str, Path]] = []
     try:
         for one in steps:
@@ -156,7 +156,7 @@ def write(root: Path, steps: list[Step]) -> None:
 
 
 def _staged(path: Path, text: str) -> str:
-    """The name of a file beside `path` with this text and the same rights."""
+    """Write a text to a temporary file beside `path`, with the same rights. Return its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "wb") as file:

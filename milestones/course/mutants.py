@@ -1,10 +1,11 @@
-"""`python -m milestones mutants`: are the mistakes that students make caught by the tests?
+"""`python -m milestones mutants`: check that the tests catch the mistakes that students make.
 
-Each `milestones/<rung>/mutants/*.patch` is applied to a copy of the sources, and the test that it
-names must go red; without the patch the same test must be green. The working tree is never written.
+Each `milestones/<milestone>/mutants/*.patch` is applied to a copy of the sources. Then the test
+that it names must fail; without the patch, the same test must pass. The working tree is never
+changed.
 
-Exit status: 0 every mutant is killed; 1 one survives, does not apply, or proves nothing; 2 wrong
-usage.
+Exit status: 0 every mutant is killed; 1 a mutant survives, does not apply, or proves nothing;
+2 wrong usage.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from .runner import Runner, RunnerError
 
 EXAMPLE = """python -m milestones mutants
               python -m milestones mutants m3 --exercise m3.2"""
-SECONDS = 20.0  # for a test of a mutant
+SECONDS = 20.0  # limit for each test of a mutant
 LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a mutant.
+    """The result for one mutant.
 
-    `state`: killed; survived (the test passes), stale (the patch does not apply), broken (the
-    mutant cannot be imported, so that it proves nothing), red (the test fails without it, too).
+    state: killed, survived (the test passes), stale (the patch does not apply), broken (the mutant
+    cannot be imported, so it proves nothing), or red (the test fails without the patch too).
     """
 
     mutant: Mutant
@@ -52,15 +53,15 @@ class Fate:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones mutants`."""
-    parser.add_argument("rung", nargs="?", help="m3 or m3_paged; without it, all")
-    parser.add_argument("--exercise", metavar="ID", help="the mutants of one exercise: m3.2")
-    parser.add_argument("--json", action="store_true", help="the fates as data")
+    """Add the options of `python -m milestones mutants`."""
+    parser.add_argument("rung", metavar="milestone", nargs="?", help="m3 or m3_paged; default: all")
+    parser.add_argument("--exercise", metavar="ID", help="only the mutants of one exercise: m3.2")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(root=ROOT)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Try the mutants and report; the exit status."""
+    """Try the mutants and report. Return the exit status."""
     try:
         chosen = choose(args.rung, args.exercise, args.root)
         with Runner() as runner:
@@ -85,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def choose(rung: str | None, exercise: str | None, root: Path = ROOT) -> list[Mutant]:
-    """The mutants of a rung, of an exercise, or of all. Raises `ValueError` for unknown names."""
+    """Return the chosen mutants. Raises `ValueError` for unknown names."""
     if exercise:
         milestone = record.find(exercise, root).milestone
         if rung and record.find_milestone(rung, root) != milestone:
@@ -98,7 +99,7 @@ def choose(rung: str | None, exercise: str | None, root: Path = ROOT) -> list[Mu
 
 
 def fates_of(mutants: Iterable[Mutant], runner: Runner, root: Path = ROOT) -> Iterator[Fate]:
-    """Try mutants one after the other, in a copy that is as before after each."""
+    """Try the mutants one after the other, in a copy that is restored after each of them."""
     mutants = list(mutants)
     if not mutants:
         return
@@ -113,7 +114,7 @@ def fates_of(mutants: Iterable[Mutant], runner: Runner, root: Path = ROOT) -> It
 
 
 def copy(root: Path, tree: Path) -> Path:
-    """What tests of exercises need of a tree."""
+    """Copy the parts of a tree that the tests of exercises need."""
     tree.mkdir(parents=True)
     for name in ("common", "tests", "milestones", *record.milestones(root)):
         if (root / name).is_dir():
@@ -147,7 +148,7 @@ def _fate(mutant: Mutant, runner: Runner, tree: Path) -> Fate:
 
 @contextmanager
 def applied(mutant: Mutant, tree: Path) -> Iterator[str | None]:
-    """The tree with a mutant's patch; yields why it does not apply, if it does not."""
+    """Apply a mutant's patch to the tree. Yields Git's error if the patch does not apply."""
     before = {path: path.read_bytes() for path in (tree / mutant.milestone).rglob("*.py")}
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     done = subprocess.run(
@@ -166,7 +167,7 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[str | None]:
 
 
 def _failing(runner: Runner, tree: Path, tests: set[str]) -> dict[str, str | None]:
-    """For each test why it does not pass; None where it does. All are run at once."""
+    """Run all tests at once. Return for each test why it fails, or None if it passes."""
     run = runner.run(tree, sorted(tests), seconds=SECONDS)
     found: dict[str, str | None] = {}
     for test in tests:
@@ -190,7 +191,7 @@ def _why(run: Run) -> str:
 
 
 def _shown(fates: Iterable[Fate]) -> Iterator[Fate]:
-    """The same, each in a line as soon as it is known."""
+    """Print each fate in a line as soon as it is known."""
     console = wide_console()
     for fate in fates:
         style = "green" if fate.state == "killed" else "bold red"

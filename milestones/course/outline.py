@@ -1,7 +1,7 @@
-"""Where each symbol of a Python file lies: its lines, with the decorators and comments above it.
+"""Find the lines of each symbol of a Python file, with its decorators and the comments above it.
 
 The symbols are those of `DELTA.toml`: functions, methods, a class without its methods, and
-`<module>` for what is left.
+`<module>` for all other lines.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a file: its number, from 1, and its text without the line break."""
+    """A line of a file: its number, counted from 1, and its text without the line break."""
 
     number: int
     text: str
 
 
 def outline(text: str) -> dict[str, list[Line]]:
-    """The lines of each symbol, in the order of the file; the parts of one symbol are joined.
+    """Return the lines of each symbol, in the order of the file. The parts of a symbol are joined.
 
     Every line that is not blank belongs to exactly one symbol. Raises `SyntaxError`.
     """
@@ -43,7 +43,7 @@ def outline(text: str) -> dict[str, list[Line]]:
 
 
 def symbol_at(text: str, number: int) -> str:
-    """The symbol that a line (from 1) belongs to; `<module>` in a file that does not parse."""
+    """Return the symbol of a line (counted from 1); `<module>` in a file that does not parse."""
     try:
         for name, lines in outline(text).items():
             if any(line.number == number for line in lines):
@@ -59,7 +59,7 @@ def _claim(
     name: str,
     lines: list[str],
 ) -> None:
-    """Give a node's lines to a symbol, and those of the comment that stands right above it."""
+    """Assign a node's lines, and those of the comment directly above, to a symbol."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     indent = " " * node.col_offset
     while first > 1 and lines[first - 2].startswith(f"{indent}#"):
@@ -69,7 +69,7 @@ def _claim(
 
 
 def _trimmed(lines: list[Line]) -> list[Line]:
-    """Without blank lines at the ends, and with one between two parts that do not touch."""
+    """Remove blank lines at both ends, and keep one between two parts that do not touch."""
     kept: list[Line] = []
     gap = False
     for line in lines:

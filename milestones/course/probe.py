@@ -1,4 +1,4 @@
-"""`Probe`: a pytest plugin that says what each test did, and why one failed, as data."""
+"""`Probe`: a pytest plugin that reports what each test did, and why a test failed, as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 class Probe:
-    """Sends an event when tests are collected, when one starts, and when it has a result."""
+    """Sends an event when tests are collected, when a test starts, and when it has a result."""
 
     def __init__(self, emit: Emit, tree: Path) -> None:
         self.emit = emit
@@ -84,18 +84,18 @@ class Probe:
         self.emit({"event": "result", "result": asdict(result)})
 
     def _failure(self, error: BaseException, test: Path | None, trace: str) -> Failure:
-        """An exception, taken apart."""
+        """Return the facts of an exception."""
         if isinstance(error.__cause__, SyntaxError) or isinstance(error, SyntaxError):
             syntax = error if isinstance(error, SyntaxError) else error.__cause__
             assert isinstance(syntax, SyntaxError)
             return self._syntax(syntax, trace)
         if test is None and error.__cause__ is not None:
-            error = error.__cause__  # pytest wraps what an import raises
+            error = error.__cause__  # pytest wraps the exception of an import
         frames = list(frames_of(error))
         inside = [(path, line, name) for path, line, name in frames if self.tree in path.parents]
         own = [(path, line) for path, line, _ in inside if path == test]
         own = [frame for frame in own if not isinstance(statement_at(*frame), ast.Raise)] or own
-        # The environment may lie in the tree, pytest's own frames with it.
+        # The virtual environment may be inside the tree, and pytest's own frames with it.
         given = {"tests", "site-packages"}
         code = [frame for frame in inside if not given & {*frame[0].relative_to(self.tree).parts}]
         failure = Failure(
@@ -110,7 +110,7 @@ class Probe:
         return self._told(failure, own[-1], inside[-1][:2] == own[-1]) if own else failure
 
     def _told(self, failure: Failure, place: tuple[Path, int], at_fault: bool) -> Failure:
-        """What was called, what came back and what was expected, from the test's statement."""
+        """Add what was called, returned and expected, from the statement of the test."""
         statement = statement_at(*place)
         if statement is None or isinstance(statement, ast.Raise):
             return failure
@@ -145,14 +145,14 @@ class Probe:
         return Failure("SyntaxError", error.msg, where=place, source=source, trace=trace)
 
     def _place(self, frame: tuple[Any, ...]) -> str:
-        """A path, a line and perhaps a name: "m1_single/engine.py:77 in step"."""
+        """Return a path, a line and perhaps a function: "m1_single/engine.py:77 in step"."""
         path, line, *name = frame
         inside = path.relative_to(self.tree) if self.tree in path.parents else path
         return f"{inside}:{line}" + "".join(f" in {n}" for n in name)
 
 
 def frames_of(error: BaseException) -> Iterator[tuple[Path, int, str]]:
-    """File, line and function of each frame, the outermost first."""
+    """Yield file, line and function of each frame, the outermost first."""
     entry = error.__traceback__
     while entry is not None:
         code = entry.tb_frame.f_code
@@ -161,8 +161,8 @@ def frames_of(error: BaseException) -> Iterator[tuple[Path, int, str]]:
 
 
 def unwritten(error: BaseException) -> Iterator[str]:
-    """The exercises of the `NotImplementedError`s that an exception is, wraps or came after."""
-    seen: set[int] = set()  # what an exception came after may be itself
+    """Yield the exercises of all `NotImplementedError`s in the chain of an exception."""
+    seen: set[int] = set()  # the chain of an exception may be a cycle
     todo: list[BaseException | None] = [error]
     while todo:
         one = todo.pop(0)
@@ -176,12 +176,12 @@ def unwritten(error: BaseException) -> Iterator[str]:
 
 
 def without_advice(message: str) -> str:
-    """A message without pytest's lines on options that are its own."""
+    """Remove pytest's advice on its own options from a message."""
     return re.sub(r"\n[ .]*(Use -v to get|Full output truncated).*", "", message)
 
 
 def statement_at(path: Path, line: int) -> ast.stmt | None:
-    """The innermost statement of a file that a line belongs to."""
+    """Return the innermost statement of a file that contains a line."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     around = [
         node
@@ -192,7 +192,8 @@ def statement_at(path: Path, line: int) -> ast.stmt | None:
 
 
 def first_of(statement: ast.stmt) -> ast.AST:
-    """Of a loop or a block, what it begins with; of an assignment, what is assigned; else all."""
+    """Return the part of a statement that runs first: the head of a loop or block, the value of an
+    assignment, otherwise the whole statement."""
     if isinstance(statement, ast.For):
         return statement.iter
     if isinstance(statement, (ast.While, ast.If)):
@@ -205,14 +206,14 @@ def first_of(statement: ast.stmt) -> ast.AST:
 
 
 def short(value: object) -> str:
-    """A value's `repr`, cut where it is long; an object that cannot be shown says so."""
+    """Return the `repr` of a value, shortened if it is long. A `repr` that raises is named."""
     try:
         return cut(repr(value))
     except Exception as error:
-        return f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
+        return f"<a {type(value).__name__}; its repr raises {type(error).__name__}>"
 
 
 def cut(text: str) -> str:
-    """A text, its middle left out where it is long."""
+    """Shorten a long text: leave its middle out."""
     half = LONGEST // 2
     return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"

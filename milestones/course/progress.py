@@ -1,6 +1,6 @@
-"""What a student has done so far, in `.ladder/progress.json` of the tree; git ignores it.
+"""The progress of a student, in `.ladder/progress.json` of the tree. Git ignores this file.
 
-It is a help, not a proof: grading runs the tests.
+The file is only a help and proves nothing: grading runs the tests.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ FOLDER = ".ladder"
 
 @dataclass
 class Progress:
-    """Exercises that have passed, in the order they did, and how many hints of each were given."""
+    """Exercises that have passed, in that order, and how many hints of each were shown."""
 
     passed: list[str] = field(default_factory=list)
     hints: dict[str, int] = field(default_factory=dict)
 
 
 def load_progress(root: Path) -> Progress:
-    """What the file says; nothing where there is none, or one that cannot be read."""
+    """Read the file. Returns no progress if there is no file, or if it cannot be read."""
     try:
         data = json.loads((root / FOLDER / "progress.json").read_text(encoding="utf-8"))
         hints = {str(name): int(count) for name, count in data["hints"].items()}
@@ -32,7 +32,7 @@ def load_progress(root: Path) -> Progress:
 
 
 def save_progress(root: Path, progress: Progress) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file completely or not at all."""
     path = root / FOLDER / "progress.json"
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
@@ -41,7 +41,7 @@ def save_progress(root: Path, progress: Progress) -> None:
 
 
 def note_result(root: Path, exercise: str, passed: bool) -> None:
-    """Remember that an exercise passes now, or does not."""
+    """Remember whether an exercise passes now."""
     progress = load_progress(root)
     if passed == (exercise in progress.passed):
         return

@@ -1,11 +1,12 @@
-"""`python -m milestones propagate m2`: carry an edit of one rung up the ladder.
+"""`python -m milestones propagate m2`: apply an edit of one milestone to all milestones above.
 
-Each file is merged rung by rung: what changed below (old text, new text) into the rung's own text.
-A file that was the same stays the same. Where the lesson touched the same lines, nothing of that
-file is written, on any rung; everything is decided before the first byte is.
+Each file is merged from milestone to milestone: the change below (old text, new text) is applied to
+the milestone's own text. A file that was the same stays the same. If the lesson changed the same
+lines, this is a conflict, and that file is written in no milestone. All merges are computed before
+the first file is written.
 
-Exit status: 0 all was carried, or there was nothing to carry; 1 a conflict is left; 2 it was
-refused (no such rung or commit).
+Exit status: 0 everything was applied, or there was nothing to apply; 1 a conflict is left;
+2 refused (no such milestone or commit).
 """
 
 from __future__ import annotations
@@ -30,20 +31,24 @@ DONE = {"same", "merged", "created", "deleted"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones propagate`."""
-    parser.add_argument("rung", help="the rung that was edited: m2 or m2_continuous")
-    parser.add_argument("--since", default="HEAD", metavar="COMMIT", help="edits since when (HEAD)")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, write not")
+    """Add the options of `python -m milestones propagate`."""
+    parser.add_argument(
+        "rung", metavar="milestone", help="the edited milestone: m2 or m2_continuous"
+    )
+    parser.add_argument(
+        "--since", default="HEAD", metavar="COMMIT", help="edits since this commit (default: HEAD)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
     parser.add_argument(
         "--write-conflicts", action="store_true",
-        help="write the first conflict of a file with its marks; rungs above it wait",
+        help="write a file up to its first conflict, with markers; milestones above it must wait",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="what is done, as data")
+    parser.add_argument("--json", action="store_true", help="print the steps as JSON")
     parser.set_defaults(root=delta.ROOT)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Plan, write, and say what was done; the exit status."""
+    """Plan, write, and show what was done. Return the exit status."""
     try:
         rung = record.find_milestone(args.rung, args.root)
         steps = plan(rung, args.since, args.root)
@@ -64,14 +69,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def plan(rung: str, since: str, root: Path) -> list[Step]:
-    """What becomes of each edited file on each rung above, as far as it can be carried.
+    """Return the step for each edited file and each milestone above, up to its first conflict.
 
-    Raises `ValueError` where Git knows no such commit, or nothing lies above.
+    Raises `ValueError` if there is no such commit, or no milestone above.
     """
     rungs = record.milestones(root)
     above = rungs[rungs.index(rung) + 1 :]
     if not above:
-        raise ValueError(f"{rung} is the highest rung: there is nothing to carry it to")
+        raise ValueError(f"{rung} is the highest milestone: there is nothing above it")
     steps = []
     for file in merge.edited(root, rung, since):
         old = merge.text_at(root, since, f"{rung}/{file}")
@@ -80,7 +85,8 @@ def plan(rung: str, since: str, root: Path) -> list[Step]:
             step = merge.step(file, upper, old, new, merge.text_of(root / upper / file))
             steps.append(step)
             old, new = step.before, step.after
-            if step.kind == "unchanged":  # carried by hand, perhaps: go on from what was done here
+            # The edit was applied here already, perhaps by hand: go on from it.
+            if step.kind == "unchanged":
                 old = merge.text_at(root, since, f"{upper}/{file}")
             if old == new or step.kind not in {*DONE, "unchanged"}:
                 break
@@ -88,20 +94,20 @@ def plan(rung: str, since: str, root: Path) -> list[Step]:
 
 
 def writable(steps: list[Step], *, conflicts: bool) -> list[Step]:
-    """Of each file all steps or none; with `conflicts`, those up to its conflict and that too."""
+    """Return the steps to write: of each file all or none, or with `conflicts` up to a conflict."""
     torn = {step.file for step in steps if step.kind == "conflict"}
     chosen = [step for step in steps if conflicts or step.file not in torn]
     return [step for step in chosen if step.kind in DONE or step.kind == "conflict"]
 
 
 def undeclared(root: Path, touched: set[str]) -> list[str]:
-    """Differences that no `DELTA.toml` declares, on rungs that were written and those above."""
+    """Return the differences without a declaration, around all milestones that were written."""
     notes, rungs = [], record.milestones(root)
     for below, rung in pairwise(rungs):
         if touched & {below, rung} and (root / "milestones" / rung / "DELTA.toml").exists():
             try:
                 found = delta.found(root / below, root / rung)
-            except SyntaxError:  # marks of a conflict
+            except SyntaxError:  # conflict markers
                 continue
             problems = delta.problems(delta.declared(rung, root), found)
             notes += [f"milestones/{rung}/DELTA.toml: {problem}" for problem in problems]
@@ -113,9 +119,9 @@ def _report(
 ) -> None:
     console = wide_console()
     if not steps:
-        console.print(f"{rung} has no edits against {args.since}: nothing to carry")
+        console.print(f"{rung} has no edits since {args.since}: there is nothing to apply")
         return
-    table = Table("file", "rung", "what", title=None, box=None, pad_edge=False)
+    table = Table("file", "milestone", "what", title=None, box=None, pad_edge=False)
     for step in steps:
         left = "" if step in chosen or step.kind not in DONE else " (not written)"
         table.add_row(step.file, step.rung, f"{step.words}{left}")
@@ -126,15 +132,15 @@ def _report(
     for note in notes:
         console.print(f"not declared yet: {note}")
     if args.dry_run:
-        console.print("a dry run: nothing was written")
+        console.print("dry run: nothing was written")
 
 
 def _advice(rung: str, args: argparse.Namespace, step: Step) -> str:
     where = f"{step.rung}/{step.file}, {step.place}"
     if args.write_conflicts and not args.dry_run:
         then = f"python -m milestones propagate {step.rung.partition('_')[0]}"
-        return f"conflict in {where}: mend the marks there, then run: {then}"
+        return f"conflict in {where}: resolve it between the markers there, then run: {then}"
     return (
         f"conflict in {where}: {step.reason}. Nothing of {step.file} was written above {rung}; "
-        f"--write-conflicts writes it up to there, with marks"
+        f"--write-conflicts writes it up to this conflict, with markers"
     )

@@ -1,7 +1,7 @@
-"""`exercises.toml`, the record of a milestone's exercises: everything else is made from it.
+"""Read `exercises.toml`, the record of a milestone's exercises. All other parts are made from it.
 
-`load("m1_single")` reads and checks it, `mutants("m1_single")` the mistakes that its tests must
-catch. What is wrong with either is said with file, line and entry, all of it at once.
+`load("m1_single")` reads and checks the record. `mutants("m1_single")` reads the mistakes that its
+tests must catch. Errors name file, line and entry, and all errors are reported together.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HEADERS = ("Exercise", "Mistake", "Killed-by")
 
 
 class RecordError(ValueError):
-    """The record is wrong; a line of the message for each thing that is."""
+    """The record is wrong. The message has a line for each problem."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise, as `exercises.toml` has it."""
+    """One exercise, as it is in `exercises.toml`."""
 
     milestone: str
     id: str
@@ -34,66 +34,66 @@ class Exercise:
     points: int
     hours: float
     summary: str
-    requires: tuple[str, ...]  # exercises of the same rung, the direct ones
-    symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": the bodies that a release cuts
-    tests: tuple[str, ...]  # pytest's node ids or files, from the root
-    hints: tuple[str, ...]  # three
+    requires: tuple[str, ...]  # exercises of the same milestone that it needs directly
+    symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": a release cuts these bodies
+    tests: tuple[str, ...]  # node ids of pytest, or files, from the root
+    hints: tuple[str, ...]  # three of them
 
     @property
     def anchor(self) -> str:
-        """Its section of the handout, under a heading "m3.2: The title"."""
+        """The anchor of its section of the handout, which has the heading "m3.2: The title"."""
         return anchor_of(f"{self.id}: {self.title}")
 
     @property
     def section(self) -> str:
-        """Where the handout speaks of it."""
+        """The path of its section of the handout."""
         return f"milestones/{self.milestone}/README.md#{self.anchor}"
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The files that its symbols are in, from the root."""
+        """The files of its symbols, from the root."""
         names = dict.fromkeys(symbol.partition(":")[0] for symbol in self.symbols)
         return tuple(f"{self.milestone}/{name}" for name in names)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake that students make, as a patch, and the test that must go red."""
+    """A mistake that students make, as a patch, and the test that must fail with it."""
 
     milestone: str
     name: str
     exercise: str
     mistake: str
     killed_by: str
-    patch: str  # the unified diff, against the root
+    patch: str  # a unified diff against the root
     path: Path
 
 
 def anchor_of(heading: str) -> str:
-    """What a link to a heading ends with, as GitHub makes it."""
+    """Return the anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def milestones(root: Path = ROOT) -> list[str]:
-    """The rungs of a tree, from the lowest."""
+    """Return the milestones of a tree, from the lowest to the highest."""
     return sorted(path.name for path in root.iterdir() if MILESTONE.fullmatch(path.name))
 
 
 def recorded(root: Path = ROOT) -> list[str]:
-    """The rungs of a tree that have exercises."""
+    """Return the milestones of a tree that have exercises."""
     return [name for name in milestones(root) if path_of(name, root).exists()]
 
 
 def path_of(milestone: str, root: Path = ROOT) -> Path:
-    """The record's file."""
+    """Return the file of a milestone's record."""
     return root / "milestones" / milestone / "exercises.toml"
 
 
 def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exercise, ...]:
-    """The exercises of a milestone, in order. Raises `RecordError` naming file, line and entry.
+    """Return the exercises of a milestone, in order. Raises `RecordError` with file, line, entry.
 
-    Without `strict`, the files that the record names are not looked into: in a student's tree a
-    function may be gone, and a file be no Python for a while.
+    Without `strict`, the files that the record names are not checked: in a student's tree a
+    function may be missing, and a file may have a syntax error for a while.
     """
     path = path_of(milestone, root)
     name = path.relative_to(root)
@@ -120,7 +120,7 @@ def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exe
 
 
 def find(name: str, root: Path = ROOT) -> Exercise:
-    """The exercise with an id. Raises `RecordError` that lists the ids there are."""
+    """Return the exercise with an id. Raises `RecordError` that lists the existing ids."""
     rung, _, number = name.partition(".")
     for milestone in recorded(root):
         if number and milestone.startswith(f"{rung}_"):
@@ -131,19 +131,20 @@ def find(name: str, root: Path = ROOT) -> Exercise:
             there = ", ".join(exercise.id for exercise in exercises)
             raise RecordError(f"there is no exercise {name}; {milestone} has {there}")
     there = ", ".join(recorded(root)) or "none"
-    raise RecordError(f"there is no exercise {name!r}; the rungs with exercises: {there}")
+    raise RecordError(f"there is no exercise {name!r}; the milestones with exercises: {there}")
 
 
 def find_milestone(name: str, root: Path = ROOT) -> str:
-    """The rung named "m1" or "m1_single". Raises `RecordError` that lists the rungs there are."""
+    """Return the milestone "m1" or "m1_single". Raises `RecordError` that lists all milestones."""
     for milestone in milestones(root):
         if name in (milestone, milestone.partition("_")[0]):
             return milestone
-    raise RecordError(f"there is no rung {name!r}; there are {', '.join(milestones(root))}")
+    there = ", ".join(milestones(root))
+    raise RecordError(f"there is no milestone {name!r}; there are {there}")
 
 
 def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[str]:
-    """The ids that an exercise needs to be solved, directly or not; without its own."""
+    """Return the ids of all exercises that an exercise needs, directly or not, without itself."""
     by_id = {other.id: other for other in exercises}
     needed: set[str] = set()
     todo = list(exercise.requires)
@@ -155,7 +156,7 @@ def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[st
 
 
 def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
-    """The mutants of a milestone by name. Raises `RecordError` naming file, line and header."""
+    """Return the mutants of a milestone. Raises `RecordError` that names file, line and header."""
     by_id = {exercise.id: exercise for exercise in load(milestone, root)}
     found, errors = [], []
     for path in sorted((root / "milestones" / milestone / "mutants").glob("*.patch")):
@@ -176,7 +177,7 @@ def _exercise(milestone: str, table: dict[str, Any]) -> Exercise:
 
 
 def _mutant(milestone: str, path: Path) -> tuple[Mutant | None, list[tuple[int, str]]]:
-    """The mutant of a file, if its headers can be read, and what is wrong with them by line."""
+    """Read a mutant. Returns it, or None and the errors in its headers with their lines."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     values, wrong = [], []
     for number, header in enumerate(HEADERS, start=1):

@@ -1,4 +1,4 @@
-"""What must hold of an `exercises.toml`: its shape, and that what it names is there."""
+"""The checks of an `exercises.toml`: its form, and that the things it names exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = {str: "text", int: "a whole number", float: "a number", list: "a list of
 
 
 class Problems:
-    """What is wrong, a line each. TOML's parser keeps no line numbers, so they are looked up."""
+    """The problems, one line each. TOML's parser keeps no line numbers, so they are looked up."""
 
     def __init__(self, file: str, lines: list[tuple[int, dict[str, int]]]) -> None:
         self.file = file
@@ -38,7 +38,7 @@ class Problems:
         self.lines: list[str] = []
 
     def add(self, entry: int | None, key: str | None, what: str) -> None:
-        """Note a problem of an entry (by index) and of its key; of the file where both are None."""
+        """Add a problem of a key of an entry (by index), or of the file if both are None."""
         if entry is None or entry >= len(self.where):
             self.lines.append(f"{self.file}: {what}")
             return
@@ -48,7 +48,7 @@ class Problems:
 
 
 def lines_of(text: str) -> list[tuple[int, dict[str, int]]]:
-    """For each `[[exercise]]`, its line and the lines of its keys, from 1."""
+    """Return the line of each `[[exercise]]` and the lines of its keys, counted from 1."""
     found: list[tuple[int, dict[str, int]]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(r"\s*\[\[\s*exercise\s*\]\]", line):
@@ -59,7 +59,7 @@ def lines_of(text: str) -> list[tuple[int, dict[str, int]]]:
 
 
 def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
-    """Whether an entry has the right keys, types and sizes."""
+    """Return whether an entry has the right keys, types and sizes."""
     before = len(problems.lines)
     problems.names.append(str(table.get("id", f"exercise {index + 1}")))
     for key in table.keys() - KEYS.keys():
@@ -89,7 +89,8 @@ def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
 
 
 def check_links(exercises: tuple[Exercise, ...], root: Path | None, problems: Problems) -> None:
-    """Ids in order, prerequisites before, symbols and tests with one owner; that are in a root."""
+    """Check that ids are in order, prerequisites come earlier, and symbols and tests have one
+    owner. With a root, also check that symbols and tests exist."""
     for index, exercise in enumerate(exercises):
         rung = exercise.milestone.partition("_")[0]
         if exercise.id in [other.id for other in exercises[:index]]:
@@ -126,11 +127,11 @@ def _check_files(exercise: Exercise, index: int, root: Path, problems: Problems)
         if dump is None:
             problems.add(index, "symbols", f"{exercise.milestone}/{file} has no symbol {name!r}")
         elif not dump.startswith(("FunctionDef", "AsyncFunctionDef")):
-            problems.add(index, "symbols", f"{symbol} is no function: only a body can be written")
+            problems.add(index, "symbols", f"{symbol} is no function, so no body can be cut")
 
 
 def _check_owners(exercises: tuple[Exercise, ...], problems: Problems) -> None:
-    """A symbol, and a test, belongs to one exercise; a file of tests owns those inside."""
+    """Check that a symbol or a test belongs to one exercise. A file owns the tests in it."""
     symbols = Counter(symbol for exercise in exercises for symbol in exercise.symbols)
     for index, exercise in enumerate(exercises):
         for symbol in exercise.symbols:
@@ -147,7 +148,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def missing_test(root: Path, test: str) -> str | None:
-    """Why a file or node id names no test; None where it does."""
+    """Return why a file or node id names no test, or None if it does."""
     file, _, rest = test.partition("::")
     if not (root / file).is_file():
         return f"{test}: there is no file {file}"
@@ -160,5 +161,5 @@ def missing_test(root: Path, test: str) -> str | None:
     if not rest and not any(
         getattr(node, "name", "").startswith(("test", "Test")) for node in body
     ):
-        return f"{test}: there is no test in it"
+        return f"{test}: the file has no test"
     return None

@@ -1,6 +1,6 @@
-"""`release m3 DIR`: a student's tree for a rung, with the solutions cut out.
+"""`release m3 DIR`: write a student's tree for a milestone, with the solutions cut out.
 
-Exit status: 0 the tree is there; 1 it could not be made (DIR is not empty, a record is wrong).
+Exit status: 0 the tree was written; 1 it could not be (DIR is not empty, or a record is wrong).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ IGNORED = ".venv/\n__pycache__/\n*.pyc\n.*_cache/\n.hypothesis/\n.ladder/\n*.bak
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m milestones release`."""
-    parser.add_argument("milestone", help="the rung to write: m3 or m3_paged")
+    """Add the arguments of `python -m milestones release`."""
+    parser.add_argument("milestone", help="the milestone of the assignment: m3 or m3_paged")
     parser.add_argument("directory", type=Path, help="a new or empty folder")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Make the tree and say what is in it."""
+    """Write the tree and show what is in it."""
     console = Console()
     try:
         milestone = find_milestone(args.milestone)
@@ -47,22 +47,24 @@ def main(args: argparse.Namespace) -> int:
     console.print(said, highlight=False, soft_wrap=True)
     for name in done.removed:
         console.print(
-            f"left out, since only solutions used it: {name}", highlight=False, soft_wrap=True
+            f"removed, because only solutions used it: {name}", highlight=False, soft_wrap=True
         )
     return 0
 
 
 class ReleaseError(Exception):
-    """The tree cannot be made; the message says why."""
+    """The tree cannot be written. The message says why."""
 
 
 def release(milestone: str, directory: Path, root: Path = ROOT) -> Cut:
-    """Write a student's tree for a rung into `directory`, whole or not at all."""
+    """Write a student's tree for a milestone into `directory`, completely or not at all."""
     directory = directory.expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ReleaseError(f"{directory} is not empty: nothing is written over; name a new folder")
+        raise ReleaseError(
+            f"{directory} is not empty, and release overwrites nothing: name a new one"
+        )
     if root.resolve() in [directory, *directory.parents]:
-        raise ReleaseError(f"{directory} lies in the course's own folder: name one outside {root}")
+        raise ReleaseError(f"{directory} is inside the course's folder: name one outside {root}")
     files, done = student_files(milestone, root)
     files |= own_pages(milestone, load(milestone, root), root)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +85,8 @@ def release(milestone: str, directory: Path, root: Path = ROOT) -> Cut:
 
 
 def own_pages(milestone: str, exercises: tuple[Exercise, ...], root: Path) -> Files:
-    """README.md, AGENTS.md, Makefile and .gitignore of the tree."""
-    rows = ["| exercise | what you make work | needs | points | hours |", "|---|---|---|---|---|"]
+    """Return README.md, AGENTS.md, Makefile and .gitignore of the tree."""
+    rows = ["| exercise | what you build | needs | points | hours |", "|---|---|---|---|---|"]
     rows += [
         f"| [{e.id} {e.title}]({e.section}) | {e.summary} | {', '.join(e.requires) or 'none'} "
         f"| {e.points} | {e.hours:g} |"
@@ -111,7 +113,7 @@ def own_pages(milestone: str, exercises: tuple[Exercise, ...], root: Path) -> Fi
 
 
 def make_repository(folder: Path, milestone: str) -> None:
-    """A repository with one commit, where git is there; without it the tree serves as well."""
+    """Make a Git repository with one commit. Without Git, the tree is complete all the same."""
     git = shutil.which("git")
     if git is None:
         return

@@ -1,6 +1,6 @@
-"""One exercise back to its starting state. Your version is kept beside the file, and named.
+"""Put one exercise back to its starting state. Your version is kept in a file beside it.
 
-Only the functions of this exercise change: what else you wrote in the file stays.
+Only the functions of this exercise change. All other code that you wrote in the file stays.
 
 Exit status: 0 done, or there was nothing to do; 1 it could not be done; 2 there is no such
 exercise.
@@ -23,16 +23,16 @@ EXAMPLE = "python -m milestones reset m3.2"
 
 
 class ResetError(Exception):
-    """It cannot be done; the message says why. Nothing was changed."""
+    """The exercise cannot be reset. The message says why. Nothing was changed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `python -m milestones reset`."""
-    parser.add_argument("exercise", help="its number")
+    """Add the arguments of `python -m milestones reset`."""
+    parser.add_argument("exercise", help="the id of an exercise: m3.2")
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
-    """Reset and say where the old version is."""
+    """Reset the exercise, and show where the old version is."""
     console = Console()
     try:
         exercise = find(args.exercise, root)
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     for file, backup in backups.items():
         said = f"{file}: {exercise.id} starts again; your version is {backup}"
         console.print(said, highlight=False, soft_wrap=True)
-        console.print(f"to have it back:  cp {backup} {file}", highlight=False, soft_wrap=True)
+        console.print(f"to get it back:  cp {backup} {file}", highlight=False, soft_wrap=True)
     if backups:
         said = "Only these functions changed: imports and helpers that you have added stay."
         console.print(said, style="dim", highlight=False, soft_wrap=True)
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
 
 
 def reset(exercise: Exercise, root: Path) -> dict[str, str]:
-    """Put the functions of an exercise back; the backup's name by file, for files that change."""
+    """Put the functions of an exercise back. Return the backup's name for each changed file."""
     changed: dict[str, str] = {}
     for name in exercise.sources:
         inside = name.partition("/")[2]
@@ -67,7 +67,7 @@ def reset(exercise: Exercise, root: Path) -> dict[str, str]:
                 "this tree has no starting states: only one that `release` has made can be reset"
             )
         if not (root / name).is_file():
-            raise ResetError(f"{name} is gone:  cp {start.relative_to(root)} {name}")
+            raise ResetError(f"{name} is missing:  cp {start.relative_to(root)} {name}")
         source, original = (root / name).read_text("utf-8"), start.read_text("utf-8")
         text = source
         for symbol in exercise.symbols:
@@ -88,9 +88,9 @@ def reset(exercise: Exercise, root: Path) -> dict[str, str]:
 
 
 def put_back(source: str, original: str, symbol: str, name: str) -> str:
-    """A source in which a function is as in the original, whatever became of it.
+    """Return a source in which a function is as in the original.
 
-    Where it is gone, it is put where it stood: after the function before it, in its class.
+    A function that was deleted is put back in its class, after the function that precedes it.
     """
     there, wanted = definitions(source, name), definitions(original, name)
     lines, block = source.splitlines(), wanted[symbol]
@@ -102,7 +102,7 @@ def put_back(source: str, original: str, symbol: str, name: str) -> str:
     before = [other for other in order[: order.index(symbol)] if other in there]
     same = [other for other in before if other.partition(".")[0] == symbol.partition(".")[0]]
     if "." in symbol and not same:
-        raise ResetError(f"{name} has no class for {symbol} any more: put it back first")
+        raise ResetError(f"{name} has no class for {symbol} any more: put the class back first")
     at = there[(same or before)[-1]][1] if same or before else len(lines)
     gap = [""] if "." in symbol else ["", ""]
     lines[at:at] = [*gap, *original.splitlines()[block[0] - 1 : block[1]]]
@@ -110,27 +110,27 @@ def put_back(source: str, original: str, symbol: str, name: str) -> str:
 
 
 def definitions(source: str, name: str) -> dict[str, tuple[int, int]]:
-    """First and last line of each function, decorators and the comments above included."""
+    """Return the first and last line of each function, with decorators and the comments above."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
         folder, _, file = name.partition("/")
         raise ResetError(
-            f"{name}:{error.lineno} is no Python ({error.msg}). Mend that line; or put the whole "
-            f"file back, all exercises in it:  cp milestones/{folder}/start/{file}.txt {name}"
+            f"{name}:{error.lineno} has a syntax error ({error.msg}). Correct it, or reset the "
+            f"whole file with all its exercises:  cp milestones/{folder}/start/{file}.txt {name}"
         ) from error
     lines = source.splitlines()
     found: dict[str, tuple[int, int]] = {}
     previous = None
     for symbol, node in functions(tree):
         first, last = span_of(node, lines).first, body_span(node, lines).last
-        if symbol == previous:  # a property and its setter stand together, under one name
+        if symbol == previous:  # a property and its setter are neighbours with the same name
             first = found[symbol][0]
         found[symbol], previous = (first, last), symbol
     return found
 
 
 def free_name(path: Path) -> Path:
-    """The path, or with a number where there is such a file."""
+    """Return the path, with a number if there is already such a file."""
     names = [path, *(path.with_name(f"{path.name}.{number}") for number in range(2, 1000))]
     return next(name for name in names if not name.exists())

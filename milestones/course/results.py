@@ -1,4 +1,4 @@
-"""What came of running tests, as data: the same for a student's screen, a grader and a proof."""
+"""The results of tests as data, for a student's screen, the grader and the proofs."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ Outcome = Literal["passed", "failed", "error", "skipped", "timeout", "crashed"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a test did not pass, taken apart; what does not apply is None or empty.
+    """Why a test did not pass. Fields that do not apply are None or empty.
 
-    `unwritten` has the exercises whose own `NotImplementedError` ended the test, the outermost
-    first. `where` is the last line outside the tests that ran ("m1_single/engine.py:77 in step"),
-    `test_line` the test's own.
+    `unwritten` has the exercises whose `NotImplementedError` ended the test, the outermost first.
+    `where` is the last line that ran outside the tests ("m1_single/engine.py:77 in step").
+    `test_line` is the line of the test.
     """
 
-    kind: str  # the exception's class
-    message: str = ""  # what the assert or the exception says
-    called: str | None = None  # source
+    kind: str  # the class of the exception
+    message: str = ""  # the message of the assert or of the exception
+    called: str | None = None  # source code
     returned: str | None = None  # repr
     expected: str | None = None  # repr, or an operator and a repr
-    explanation: str = ""  # pytest's own, of an assert
-    example: str = ""  # what hypothesis found
+    explanation: str = ""  # pytest's explanation of an assert
+    example: str = ""  # the example that Hypothesis found
     unwritten: tuple[str, ...] = ()
     where: str | None = None
     test_line: str | None = None
-    source: str | None = None  # of a syntax error: the line and a caret
+    source: str | None = None  # for a syntax error: the line and a caret
     trace: str = ""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One test, or a file of tests that could not be collected (`outcome` is then "error")."""
+    """The result of a test, or the error of a file of tests that could not be collected."""
 
     node: str
     outcome: Outcome
@@ -53,15 +53,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """The results in order, and what went wrong beside the tests (None: nothing)."""
+    """The results in order, and an error outside the tests (None: there was none)."""
 
     results: tuple[Result, ...] = ()
     error: str | None = None
-    output: str = field(default="", repr=False)  # the end of what pytest printed
+    output: str = field(default="", repr=False)  # the last part of pytest's output
 
     @property
     def passed(self) -> bool:
-        """Whether there were tests and each of them passed."""
+        """Whether there were tests and all of them passed."""
         return bool(self.results) and not self.error and all(r.passed for r in self.results)
 
     @property
@@ -70,7 +70,7 @@ class Run:
 
 
 def result_of(data: dict[str, Any]) -> Result:
-    """A result that came as JSON."""
+    """Return a result that was sent as JSON."""
     failure = data.get("failure")
     if failure:
         failure = Failure(**{**failure, "unwritten": tuple(failure["unwritten"])})

@@ -1,11 +1,11 @@
-"""`Runner`: runs pytest tests in a tree, in processes of their own, and returns data.
+"""`Runner`: runs the tests of a tree with pytest, in other processes, and returns data.
 
     with Runner() as runner:                    # one process imports torch, once
         run = runner.run(tree, ["tests/exercises/test_m3_2.py"])
         print(run.passed, run.first_failure)
 
-A tree is a folder like the root of this project. A test that hangs or crashes its process costs
-that test: the others are run in another one.
+A tree is a folder like the root of this project. If a test hangs or crashes its process, only that
+test is lost: the others run in a new process.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .attempt import SECONDS_TO_COLLECT, Attempt, OnResult, RunnerError, kill_gr
 from .results import Result, Run
 
 ENVIRONMENT = {
-    "TRITON_INTERPRET": "1",  # as tests/conftest.py: decided when Triton is imported
+    "TRITON_INTERPRET": "1",  # as in tests/conftest.py: Triton reads it when it is imported
     "TOKENIZERS_PARALLELISM": "false",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking for a GPU must not start CUDA: forks could not
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # look for a GPU without starting CUDA: forks need that
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-SECONDS = 60.0  # for a test
+SECONDS = 60.0  # limit for each test
 SECONDS_TO_END = 5.0
 
 
 class Runner:
-    """A process that runs tests; a context manager, which ends it.
+    """A process that runs tests. As a context manager, it ends the process.
 
-    With `fork`, which is the default where it is safe (Linux), it imports torch and the other big
-    libraries once and runs each tree in a fork: a tenth of a second instead of many. Without, each
-    run has a fresh process, with as many threads as the machine has cores.
+    With `fork`, which is the default where it is safe (Linux), the process imports torch and the
+    other big libraries once. Each run is then a fork, which starts in a tenth of a second instead
+    of many seconds. Without `fork`, each run has a new process with as many threads as cores.
     """
 
     def __init__(self, *, fork: bool = sys.platform == "linux") -> None:
         self.fork = fork
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
-        self._said: Any = None  # what the process prints
+        self._said: Any = None  # the output of the process
         self._hypothesis = tempfile.TemporaryDirectory(prefix="ladder-hypothesis-")
 
     def __enter__(self) -> Runner:
@@ -64,7 +64,7 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """End the process, and clean up behind it."""
+        """End the process, and remove temporary files."""
         self.stop()
         self._hypothesis.cleanup()
 
@@ -78,9 +78,9 @@ class Runner:
         options: Iterable[str] = (),
         on_result: OnResult | None = None,
     ) -> Run:
-        """Run tests (files or node ids) of a tree: each within `seconds`, in `memory` bytes.
+        """Run tests (files or node ids) of a tree, each within `seconds`, in `memory` bytes.
 
-        `options` are more options for pytest, `on_result` hears of each result as it comes.
+        `options` are more options for pytest. `on_result` is called with each result as it comes.
         """
         request = {"tree": str(Path(tree).resolve()), "memory": memory, "options": [*options]}
         results: list[Result] = []
@@ -101,7 +101,7 @@ class Runner:
         return self._process is None
 
     def start(self) -> None:
-        """Start the process, if it does not run; imports take some seconds."""
+        """Start the process if it does not run. The imports take some seconds."""
         if self._process is not None:
             if self._process.poll() is None:
                 return
@@ -117,16 +117,16 @@ class Runner:
         self._buffer = b""
         if self.next_event(SECONDS_TO_COLLECT) is None:
             self.stop()
-            raise RunnerError(f"nothing can run tests after {SECONDS_TO_COLLECT:g} s of imports")
+            raise RunnerError(f"imports took more than {SECONDS_TO_COLLECT:g} s: no test was run")
 
     def send(self, request: dict[str, Any]) -> None:
-        """Ask for a run."""
+        """Request a run."""
         self.start()
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def next_event(self, seconds: float) -> dict[str, Any] | None:
-        """The next event; None where none comes in time. Raises `RunnerError` at the end."""
+        """Return the next event, or None if none comes in time. Raises `RunnerError` at the end."""
         assert self._process is not None and self._process.stdout is not None
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -142,17 +142,17 @@ class Runner:
         return event
 
     def end_of_run(self) -> None:
-        """Where processes are not forked, each runs once."""
+        """End the process of a run, unless the process forks: it then serves the next run too."""
         if not self.fork:
             self.stop()
 
     def stop(self) -> None:
-        """End the process; the next run starts another."""
+        """End the process. The next run starts a new one."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()  # a server that forks ends then, and its fork with it
+        process.stdin.close()  # a server that forks ends when its input ends, and kills its fork
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(SECONDS_TO_END if self.fork else 0)
         kill_group(process.pid)

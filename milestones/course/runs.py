@@ -1,7 +1,7 @@
-"""Small runs of the lower rungs for the handouts: fixed requests, watched step by step.
+"""Small runs of m1 to m3 for the handouts: fixed requests, observed after each step.
 
-Lengths are drawn with a fixed seed, the model is `tiny-llama`, end-of-sequence is ignored: a run is
-the same on every machine.
+The lengths are drawn with a fixed seed, the model is `tiny-llama`, and end-of-sequence is ignored.
+A run is therefore the same on every machine.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ MAX_MODEL_LEN = 96
 ROWS = 6  # of the slot cache
 PAGE_SIZE = 8
 NUM_PAGES = 24
-FEW_ROWS = NUM_PAGES * PAGE_SIZE // MAX_MODEL_LEN  # of the same memory
+FEW_ROWS = NUM_PAGES * PAGE_SIZE // MAX_MODEL_LEN  # rows that take the memory of the pages
 
-Held = dict[
-    int, tuple[str, int]
-]  # a row or page: whose it is, and how many of its slots are written
+# A row or page: the request that holds it, and how many of its slots are written.
+Held = dict[int, tuple[str, int]]
 
 
 class Job(NamedTuple):
-    """A request: when it comes (a step), its prompt, how many tokens it gets."""
+    """A request: its arrival (a step), its prompt, and its number of output tokens."""
 
     name: str
     arrival: int
@@ -38,7 +37,7 @@ class Job(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A step whose forward has run: the memory, and the contexts of those who decoded."""
+    """A step after its forward: the memory, and the contexts of the requests that decode."""
 
     held: Held
     contexts: list[int]
@@ -46,12 +45,12 @@ class Moment(NamedTuple):
 
 
 def load() -> LoadedModel:
-    """The model of all runs."""
+    """Load the model of all runs."""
     return load_model(EngineConfig(model=MODEL, device="cpu"))
 
 
 def jobs(spacing: int) -> list[Job]:
-    """Short and long requests, two in every `spacing` steps; 0: all are there at once."""
+    """Return short and long requests, two in every `spacing` steps. 0: all arrive at once."""
     chance = random.Random(5)
     return [
         Job(
@@ -65,28 +64,28 @@ def jobs(spacing: int) -> list[Job]:
 
 
 def single(loaded: LoadedModel, *, use_cache: bool = True) -> OfflineEngine:
-    """The first rung."""
+    """Return the engine of m1_single."""
     return m1_single.LLMEngine(config(), loaded, use_cache=use_cache)
 
 
 def slots(loaded: LoadedModel, rows: int = ROWS) -> OfflineEngine:
-    """The second rung."""
+    """Return the engine of m2_continuous."""
     return m2_continuous.LLMEngine(config(max_num_seqs=rows), loaded)
 
 
 def paged(loaded: LoadedModel) -> OfflineEngine:
-    """The third rung, in the memory of `FEW_ROWS` rows."""
+    """Return the engine of m3_paged, with the memory of `FEW_ROWS` rows."""
     full = config(max_num_seqs=NUM_REQUESTS, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
     return m3_paged.LLMEngine(full, loaded)
 
 
 def config(**fields: Any) -> EngineConfig:
-    """What all runs have in common, and these fields."""
+    """Return the configuration of all runs, with these fields."""
     return EngineConfig(model=MODEL, device="cpu", max_model_len=MAX_MODEL_LEN, **fields)
 
 
 def watch(engine: Any, arrivals: list[Job]) -> Iterator[Moment]:
-    """Serve the requests; each step's moment, before its results are processed."""
+    """Serve the requests. Yields the moment of each step, before its results are processed."""
     to_come, step = list(arrivals), 0
     while to_come or engine.has_unfinished_requests():
         while to_come and to_come[0].arrival <= step:
@@ -108,9 +107,9 @@ def watch(engine: Any, arrivals: list[Job]) -> Iterator[Moment]:
 
 
 def memory_of(scheduler: Any, request: Any, tokens: int) -> Held:
-    """The pages or the row that a request holds, of which so many tokens are written."""
+    """Return the pages or the row that a request holds, with `tokens` of its tokens written."""
     kv_cache = getattr(scheduler, "kv_cache", None)
-    if kv_cache is None:  # m1: a cache object, as large as it need be
+    if kv_cache is None:  # m1: a cache object, which is as large as its content
         return {0: (request.request_id, tokens)}
     if not hasattr(kv_cache, "pages_of"):
         return {request.row: (request.request_id, tokens)}

@@ -1,4 +1,4 @@
-"""What a student sees of results: the exercises in a list, then the first failure in words."""
+"""Show the results of the exercises: a list, and then the first failure in words."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
 LONGEST_EXPLANATION = 6  # lines
 CALL = re.compile(r"\w\(")
-CRASHED_KERNEL = "A load or store outside its tensors does this: look at the masks."
+CRASHED_KERNEL = "A load or store outside of a tensor can cause this: look at the masks."
 OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
 
 
 def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False) -> None:
-    """The list, the first failure, and what to do next."""
+    """Print the list, the first failure, and what to do next."""
     console.print(attempts_table(attempts))
     stopped = next((a for a in attempts if a.state not in ("passed", "not run")), None)
     if stopped is None:
@@ -37,7 +37,7 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
     assert stopped.run is not None
     first = stopped.run.first_failure
     if stopped.run.error:
-        console.print("The tests could not be run to their end:", style="red")
+        console.print("The tests stopped with an error:", style="red")
         console.print(stopped.run.error, highlight=False, markup=False)
         if first is None:
             return
@@ -53,7 +53,7 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
 
 
 def attempts_table(attempts: list[Attempt]) -> Table:
-    """A line for each exercise."""
+    """Return a row for each exercise."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -75,7 +75,7 @@ def attempts_table(attempts: list[Attempt]) -> Table:
 
 
 def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
-    """Of a test that failed: what was called, what came back, what was expected."""
+    """Describe a test that failed: what was called, what was returned, what was expected."""
     exercise, failure = attempt.exercise, result.failure or Failure("unknown")
     if result.unwritten:
         if exercise.id in result.unwritten:
@@ -97,7 +97,7 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
 
 
 def facts(failure: Failure) -> Table:
-    """The facts of a failure, two columns."""
+    """Return the facts of a failure in two columns."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -107,11 +107,11 @@ def facts(failure: Failure) -> Table:
             table.add_row(name, Text(value, style=style))
 
     if failure.kind in ("AssertionError", "Failed"):
-        row("says", failure.message, "bold")
+        row("message", failure.message, "bold")
         compared = failure.expected is not None
         name = "called" if CALL.search(failure.called or "") else "value"
         row(name if compared else "asserted", failure.called)
-        row("came back", failure.returned, "red")
+        row("result", failure.returned, "red")
         row("expected", failure.expected, "green")
         if not compared and not failure.message:
             lines = failure.explanation.splitlines()[:LONGEST_EXPLANATION]
@@ -130,7 +130,7 @@ def facts(failure: Failure) -> Table:
 
 
 def invariant_lines(failure: Failure) -> list[str]:
-    """The invariants that a failure names, in words."""
+    """Return the invariants that a failure names, in words."""
     return [
         f"I{number} {INVARIANTS[number][0]}. {INVARIANTS[number][1]}"
         for number in invariants_in(failure.message)
@@ -138,19 +138,19 @@ def invariant_lines(failure: Failure) -> list[str]:
 
 
 def what_next(attempt: Attempt, trace: bool) -> list[str]:
-    """The commands that help now."""
+    """Return the commands that may help now."""
     exercise = attempt.exercise
     lines = [
         f"The handout:   {exercise.section}",
         f"A hint:        python -m milestones hint {exercise.id}",
     ]
     if attempt.state == "failed" and not trace:
-        lines.append(f"Python's view: python -m milestones check {exercise.id} --trace")
+        lines.append(f"The traceback: python -m milestones check {exercise.id} --trace")
     return lines
 
 
 def show_syntax_error(console: Console, error: dict[str, str]) -> None:
-    """A file that is no Python: where, and what is wrong."""
+    """Show a syntax error: its place, its message and the line."""
     console.print(f"{error['where']}: {error['message']}", style="red", highlight=False)
     if error["source"]:
         console.print(Text(textwrap.indent(error["source"], "    ")))

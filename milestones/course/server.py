@@ -1,12 +1,14 @@
-"""A process that has imported what is slow to import, and runs tests in forks of itself.
+"""A process that has imported the slow libraries, and runs tests in forks of itself.
 
-`python -m milestones.course.server` reads a request a line from its standard input (JSON: the tree,
-the tests) and writes events to its standard output; `runner.py` is its client. It imports nothing
-of a tree: each fork does. With `--once` it runs one request itself, and ends.
+`python -m milestones.course.server` reads requests from its standard input, one line of JSON each
+(the tree, the tests). It writes events to its standard output. Its client is `runner.py`. The
+server imports nothing of a tree; each fork does. With `--once` it runs one request itself, and
+ends.
 
-Forking is safe while a process has one thread: no lock can be held by another, no pool of OpenMP's
-is expected to be there. So C libraries are told to use one thread before they are loaded, no tensor
-is made here, and the server counts its threads before each fork and refuses if there are more.
+A fork is safe while the process has only one thread: then no other thread holds a lock, and no
+OpenMP pool has threads that the fork would miss. C libraries are therefore told to use one thread
+before they are loaded, and no tensor is made here. The server counts its threads before each fork,
+and refuses to fork if there are more.
 """
 
 from __future__ import annotations
@@ -45,14 +47,14 @@ PRELOADED = (
     "tokenizers",
     "triton.language",
 )
-# Of the plugins that are installed, Hypothesis alone; the environment disables the others.
+# Of the installed plugins, only Hypothesis is loaded; the environment disables the others.
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", HYPOTHESIS)
 
 
 def main() -> int:
-    """Serve until the input ends."""
+    """Serve requests until the input ends."""
     events = os.dup(1)
-    os.dup2(2, 1)  # whoever prints does not disturb the events
+    os.dup2(2, 1)  # prints go to stderr, so that they do not mix with the events
 
     def emit(event: dict[str, Any]) -> None:
         data = json.dumps(event).encode() + b"\n"
@@ -70,7 +72,7 @@ def main() -> int:
 
 
 def preload() -> None:
-    """Import what is slow. What is not installed is missed by the tests that need it."""
+    """Import the slow libraries. If one is not installed, only the tests that need it fail."""
     for name in PRELOADED:
         try:
             importlib.import_module(name)
@@ -79,13 +81,13 @@ def preload() -> None:
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()):
-        pytest.main([*OPTIONS, "--help", "--noconftest", "-c", os.devnull])  # its own plugins
+        pytest.main([*OPTIONS, "--help", "--noconftest", "-c", os.devnull])  # imports its plugins
     gc.collect()
-    gc.freeze()  # a fork need not look through all this again
+    gc.freeze()  # the collections of a fork need not look at these objects
 
 
 def num_threads() -> int:
-    """The threads of this process, those of C libraries included where Linux tells."""
+    """Return the number of threads of this process; on Linux, with those of C libraries."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
@@ -93,7 +95,9 @@ def num_threads() -> int:
 def serve(request: dict[str, Any], emit: Emit) -> None:
     """Run a request in a fork, and wait for it."""
     if (threads := num_threads()) != 1:
-        emit({"event": "refused", "reason": f"the server has {threads} threads: no safe fork"})
+        emit(
+            {"event": "refused", "reason": f"a fork is not safe: the server has {threads} threads"}
+        )
         return
     child = os.fork()
     if not child:
@@ -103,9 +107,9 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
 
 
 def waited(child: int) -> int:
-    """The exit status of a fork, and of whatever it has left behind: ended.
+    """Wait for a fork. Return its exit status, after all processes that it left were killed.
 
-    Where the client goes meanwhile, which closes our input, so does the fork, and we with it.
+    If the client ends meanwhile, it closes our input. Then kill the fork and end this process too.
     """
     fork = os.pidfd_open(child)
     watched = select.poll()
@@ -122,7 +126,7 @@ def waited(child: int) -> int:
 
 
 def in_fork(work: Callable[[], int]) -> None:
-    """Work and end, whatever happens, without what the server would do at its own end."""
+    """Work and end, whatever happens, without the exit handlers of the server."""
     status = 70
     try:
         status = work()
@@ -131,7 +135,7 @@ def in_fork(work: Callable[[], int]) -> None:
 
 
 def run(request: dict[str, Any], emit: Emit) -> int:
-    """Run the tests of a request in its tree; pytest's exit status."""
+    """Run the tests of a request in its tree. Return pytest's exit status."""
     tree = Path(request["tree"]).resolve()
     emit({"event": "process", "pid": os.getpid(), "threads": num_threads()})
     if request.get("memory"):
@@ -154,7 +158,7 @@ def run(request: dict[str, Any], emit: Emit) -> int:
 
 
 def enter(tree: Path) -> None:
-    """Be where a fresh Python started in the tree would be: its folder, path and modules."""
+    """Make this process like a fresh Python in the tree: its folder, path and modules."""
     os.chdir(tree)
     home = Path(__file__).resolve().parents[2]
     sys.path[:] = [str(tree), *(path for path in sys.path if path and Path(path) != home)]

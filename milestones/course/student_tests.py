@@ -1,4 +1,4 @@
-"""The tests of a student's tree: those that run on its rungs, and what they import."""
+"""Choose the tests of a student's tree: those of its milestones, and the files they import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .cut import span_of, tidy
 from .imports import without_unused_imports
 from .record import RecordError, load, recorded
 
-# They guard the repository, not an engine.
+# These files test the repository and not an engine.
 NOT_FOR_STUDENTS = re.compile(
     r"test_(bench|bootstrap|console|course\w*|delta|figures|grade\w*|language|layout|mutants\w*"
     r"|player|repository|slides\w*)\.py"
@@ -19,9 +19,9 @@ NOT_FOR_STUDENTS = re.compile(
 
 
 def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, bytes]:
-    """The files of `tests/` for a tree with these rungs, by path from the root.
+    """Return the files of `tests/` for a tree with these milestones, by path from the root.
 
-    Raises `RecordError` where a graded test would not be among them.
+    Raises `RecordError` if a graded test would not be among them.
     """
     found: dict[str, str] = {}
     for path in sorted((root / "tests").glob("*.py")):
@@ -39,7 +39,7 @@ def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, by
         if name in graded or not path.name.startswith("test_"):
             found[name] = path.read_text(encoding="utf-8")
     conftest = "tests/conftest.py"
-    if conftest in found and absent:  # its examples name rungs
+    if conftest in found and absent:  # its examples name milestones
         found[conftest] = re.sub("|".join(absent), rungs[-1], found[conftest])
     chosen = _closed(found, absent)
     if lost := sorted(graded - chosen.keys()):
@@ -48,7 +48,7 @@ def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, by
 
 
 def pruned(source: str, absent: set[str]) -> str | None:
-    """A file of tests without those of absent rungs; None where nothing would be left."""
+    """Return a file of tests without those of absent milestones, or None if none is left."""
     tree, lines = ast.parse(source), source.splitlines()
     for node in reversed(tree.body):
         if isinstance(node, ast.FunctionDef):
@@ -73,7 +73,7 @@ def pruned(source: str, absent: set[str]) -> str | None:
 
 
 def _names(node: ast.AST, mark: str, absent: set[str]) -> bool:
-    """Whether a mark (`since`, `before`) of an absent rung is in a decorator or a list."""
+    """Return whether a decorator or list has a `since` or `before` of an absent milestone."""
     return any(
         isinstance(call, ast.Call)
         and ast.unparse(call.func) == f"pytest.mark.{mark}"
@@ -83,7 +83,7 @@ def _names(node: ast.AST, mark: str, absent: set[str]) -> bool:
 
 
 def _closed(found: dict[str, str], absent: set[str]) -> dict[str, str]:
-    """Without files that speak of absent rungs or import what is gone, and unused helpers."""
+    """Remove files that name absent milestones or import missing files, and unused helpers."""
     gone = re.compile("|".join(absent) or r"(?!)")
     found = {name: source for name, source in found.items() if not gone.search(source)}
     while True:
@@ -104,7 +104,7 @@ def _stands_alone(name: str) -> bool:
 
 
 def _needed(source: str) -> set[str]:
-    """The files of `tests/` that a file imports, or runs by name."""
+    """Return the files of `tests/` that a file imports, or runs by name."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":

@@ -1,8 +1,8 @@
-"""The files of a student's tree, by path: chosen, cut, and freed of what is not there.
+"""Collect the files of a student's tree, by path. Cut the solutions, and remove dead references.
 
-It has `common/`, the rungs up to the one that is released, their pages and exercises, the part of
-the console that a student uses, and the tests that run on these rungs. What would refer to a rung
-above goes: a test of its subject, a mark that names it, a link to its page.
+The tree has `common/`, the milestones up to the released one with their pages and exercises, the
+part of the console that a student uses, and the tests that run on these milestones. All that refers
+to a milestone above is removed: a test for it, a mark that names it, a link to its page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Files = dict[str, bytes]
 
 
 def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
-    """The files for a student of a rung, without the release's own pages, and what was cut."""
+    """Return a student's files, without the pages that a release writes, and what was cut."""
     rungs = milestones(root)
     rungs = rungs[: rungs.index(milestone) + 1]
     absent = set(milestones(root)) - set(rungs)
@@ -57,7 +57,7 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
 
 
 def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
-    """All that a student of a rung reads beside its sources and may find a name in."""
+    """Return all text, besides the sources, in which a student can read the name of a helper."""
     rung = milestone.partition("_")[0]
     others = re.compile(
         rf"tests/exercises/test_(?!{rung}_)m\d+_\d+\.py|m\d_\w+/|milestones/(\w+/)?\w+\.py|.*/DELTA"
@@ -71,7 +71,7 @@ def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
 
 
 def without_entries(text: str, removed: Iterable[str]) -> str:
-    """A DELTA.toml without the symbols that were removed."""
+    """Return a DELTA.toml without the symbols that were removed."""
     symbols = [name.partition("/")[2] for name in removed]
     kept = [
         line
@@ -82,7 +82,7 @@ def without_entries(text: str, removed: Iterable[str]) -> str:
 
 
 def without_dead_links(path: str, text: str, files: Files) -> str:
-    """A page in which a link to what is not in the tree is its text alone."""
+    """Replace each link to a file that is not in the tree by the text of the link."""
 
     def mended(match: re.Match[str]) -> str:
         target = match["target"]
@@ -100,7 +100,7 @@ def _parents(name: str) -> set[str]:
 
 
 def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
-    """Everything but tests and the console."""
+    """Return all files except tests and the console."""
     files: Files = {}
     folders = ["common", *rungs, *(f"milestones/{rung}" for rung in rungs)]
     for folder in folders:
@@ -111,7 +111,7 @@ def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
     for name in AS_THEY_ARE:
         if (root / name).is_file():
             files[name] = (root / name).read_bytes()
-    # What tools are told to look at must be there.
+    # Tools must not be told to check folders that the tree does not have.
     config = (root / "pyproject.toml").read_text(encoding="utf-8")
     for absent in {*milestones(root), "slides"} - set(rungs):
         config = config.replace(f'"{absent}", ', "")
@@ -120,11 +120,11 @@ def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
 
 
 def _console(root: Path, files: Files, absent: set[str]) -> Files:
-    """The modules of `milestones/` that a student's commands and tests need; without those that
-    name a rung above."""
+    """Return the modules of `milestones/` that a student's commands and tests need, without those
+    that name a milestone above."""
     found: Files = {}
     todo = ["__init__.py", "__main__.py", "course/__init__.py"]
-    todo += ["course/server.py", "course/kernel_probe.py"]  # processes of their own
+    todo += ["course/server.py", "course/kernel_probe.py"]  # started as processes
     todo += [f"{name}.py" for name in COMMANDS] + [f"course/{name}.py" for name in COMMANDS]
     for name, data in files.items():
         if name.startswith("tests/"):
@@ -145,7 +145,7 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
 
 
 def _imported(name: str, source: str) -> list[str]:
-    """The files that a module of `milestones/` imports relatively, as far as they may be there."""
+    """Return the files that a module of `milestones/` may import relatively."""
     files = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.level:

@@ -1,5 +1,5 @@
-"""A small SVG canvas for the handouts' pictures: light and dark, in colours that all can tell
-apart (Okabe and Ito, 2008), on a background of its own."""
+"""A small SVG canvas for the pictures of the handouts, for light and dark backgrounds. People with
+any colour vision can distinguish its colours (Okabe and Ito, 2008)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLE = (
 
 
 class Drawing:
-    """Shapes in drawing order; `text()` is the file."""
+    """Collects shapes in drawing order. `text()` returns the file."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.parts = [
@@ -29,7 +29,7 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, color: int, *, light: bool = False
     ) -> None:
-        """A filled rectangle; light: the pale form of its colour."""
+        """Draw a filled rectangle. light: with the pale form of its colour."""
         self.parts.append(
             f'<rect class="c{color % len(COLORS)}{" l" * light}" x="{x:g}" y="{y:.4g}" '
             f'width="{width:g}" height="{height:.4g}"/>'
@@ -38,7 +38,7 @@ class Drawing:
     def steps(
         self, x: float, bottom: float, width: float, heights: list[float], color: int
     ) -> None:
-        """A staircase above `bottom`, `width` a step."""
+        """Draw a staircase above `bottom`. Each step is `width` wide."""
         path, last = f"M{x:g} {bottom:g}", 0.0
         run = 0.0
         for height in heights:
@@ -50,32 +50,32 @@ class Drawing:
         self.parts.append(f'<path class="c{color % len(COLORS)}" d="{path}"/>')
 
     def line(self, x: float, y: float, end: float) -> None:
-        """A thin level line."""
+        """Draw a thin horizontal line."""
         self.parts.append(f'<line x1="{x:g}" y1="{y:g}" x2="{end:g}" y2="{y:g}"/>')
 
     def mark(self, x: float, top: float, bottom: float, text: str) -> None:
-        """An upright line through a picture, named at its top."""
+        """Draw a vertical line through a picture, with its name at the top."""
         self.parts.append(f'<line class="m" x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}"/>')
         self.label(x, top - 3, text)
 
     def label(self, x: float, y: float, text: str, anchor: str = "middle") -> None:
-        """A word; anchor: start, middle or end."""
+        """Write a word. anchor: start, middle or end."""
         self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def axis(self, x: float, y: float, width: float, count: int, *, every: int) -> None:
-        """Steps below a picture, numbered from 1."""
+        """Draw the numbers of the steps below a picture, starting with 1."""
         self.line(x, y, x + count * width)
         for step in range(0, count, every):
             self.label(x + (step + 0.5) * width, y + 14, f"{step + 1}")
         self.label(x + count * width, y + 28, "step", "end")
 
     def legend(self, x: float, y: float, entries: list[tuple[int, bool, str]]) -> None:
-        """Colour, whether it is the pale form, and what it means."""
+        """Draw a legend. An entry has a colour, whether it is the pale form, and its meaning."""
         for color, light, text in entries:
             self.rect(x, y - 9, 10, 10, color, light=light)
             self.label(x + 15, y, text, "start")
             x += 40 + 6 * len(text)
 
     def text(self) -> str:
-        """The file."""
+        """Return the file."""
         return "\n".join([*self.parts, "</svg>"]) + "\n"

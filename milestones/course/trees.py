@@ -1,4 +1,4 @@
-"""Trees of this repository with some exercises cut, for proofs: written fast, thrown away."""
+"""Write temporary trees of this repository with some exercises cut, for the proofs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.pyc", "*.png", "node_m
 
 
 class Stages:
-    """The trees that a student of a rung goes through, from nothing solved to all."""
+    """The trees of a student's progress in a milestone, from no exercise solved to all of them."""
 
     def __init__(self, milestone: str, root: Path) -> None:
         self.milestone = milestone
@@ -26,7 +26,7 @@ class Stages:
             self.files[path.relative_to(root).as_posix()] = path.read_bytes()
 
     def write(self, solved: Collection[str], into: Path) -> Path:
-        """The tree with the exercises in `solved` solved, and the others cut; returns `into`."""
+        """Write a tree with the exercises in `solved` solved and the others cut. Returns `into`."""
         left = [exercise for exercise in self.exercises if exercise.id not in solved]
         changed = cut(self.milestone, left, self.root, self.told).files
         for name, data in self.files.items():
@@ -37,7 +37,7 @@ class Stages:
 
 
 def whole(into: Path, root: Path) -> Path:
-    """All that tests run on: the rungs, `common/`, `tests/`, `milestones/`, the configuration."""
+    """Copy all that the tests run on: engines, `common/`, `tests/`, `milestones/`, settings."""
     for name in ("common", "tests", "milestones", *milestones(root)):
         shutil.copytree(root / name, into / name, ignore=LEFT_OUT)
     shutil.copyfile(root / "pyproject.toml", into / "pyproject.toml")

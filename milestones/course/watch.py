@@ -1,4 +1,4 @@
-"""Waits for files to be saved, by looking at their times: no library, any file system."""
+"""Wait for files to be saved. Compares their times, which works on any file system."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-INTERVAL = 0.3  # seconds between two looks
+INTERVAL = 0.3  # seconds between two comparisons
 Sleep = Callable[[float], None]
 
 
 def changes(folders: Iterable[Path], sleep: Sleep = time.sleep) -> Iterator[None]:
-    """Once at the start, then each time that a Python file below the folders is another one."""
+    """Yield once at the start, and then each time that a Python file in the folders has changed."""
     folders = list(folders)
     seen = stamps(folders)
     yield
@@ -21,13 +21,13 @@ def changes(folders: Iterable[Path], sleep: Sleep = time.sleep) -> Iterator[None
         sleep(INTERVAL)
         now = stamps(folders)
         if now != seen:
-            sleep(INTERVAL / 2)  # an editor may write in two goes
+            sleep(INTERVAL / 2)  # an editor may write a file in two parts
             seen = stamps(folders)
             yield
 
 
 def stamps(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Time and size of each file; one that goes while we look is not there."""
+    """Return time and size of each file. A file that is being deleted is left out."""
     found = {}
     for folder in folders:
         for path in folder.rglob("*.py"):
@@ -40,7 +40,7 @@ def stamps(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def syntax_error(root: Path, milestone: str) -> dict[str, str] | None:
-    """The first file of a rung that is no Python, with the line, a caret and what is wrong."""
+    """Return the first syntax error in a milestone: place, message, and line with a caret."""
     for path in sorted((root / milestone).rglob("*.py")):
         try:
             ast.parse(path.read_text(encoding="utf-8"), str(path))
@@ -52,6 +52,6 @@ def syntax_error(root: Path, milestone: str) -> dict[str, str] | None:
                 "message": error.msg,
                 "source": textwrap.dedent(f"{line}\n{caret}") if line else "",
             }
-        except (OSError, ValueError) as error:  # gone while it is saved; not UTF-8; null bytes
+        except (OSError, ValueError) as error:  # deleted while it is saved; not UTF-8; null bytes
             return {"where": str(path.relative_to(root)), "message": str(error), "source": ""}
     return None

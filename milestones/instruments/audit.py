@@ -1,4 +1,4 @@
-"""Audited engines: each step checks the invariants and fills free memory with NaN."""
+"""Audited engines: after each step, check the invariants and fill free memory with NaN."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def audit(engine: OfflineEngine) -> None:
 
 
 def poison_free_pages(engine: OfflineEngine) -> None:
-    """Fill the pages that no request and no tree owns, and the padding page, with NaN.
+    """Fill the padding page, and the pages that no request and no tree owns, with NaN.
 
-    An engine without pages is left as it is. On a forward stream this is queued like a forward: a
-    step in flight may still read a page that has become free, and a later step may not.
+    An engine without pages is not changed. On a forward stream, this work is queued like a forward:
+    a step in flight may still read a page that was just freed, but a later step may not.
     """
-    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)  # type: ignore[attr-defined]
+    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
     allocator = getattr(kv_cache, "allocator", None)
     if allocator is None:
         return

@@ -1,8 +1,9 @@
 """A model without floating point: its keys and values are hashes.
 
-Layer 0 stores a hash of (token, position). Layer 1 stores a hash of the sum of all that its query
-may see in layer 0. The next token is a hash of the sum of all that the last query may see in layer
-1. Any wrong slot, stale row, wrong mask or wrong position in the past changes the answer.
+Layer 0 stores a hash of (token, position). Layer 1 stores a hash of the sum over all slots of layer
+0 that its query can see. The next token is a hash of the sum over all slots of layer 1 that the
+last query can see. Any wrong slot, stale row, wrong mask or wrong position in the past changes the
+answer.
 
 Engines run it like a Hugging Face model. `expected_tokens` computes the answer from the token list
 alone, in plain Python.
@@ -33,7 +34,7 @@ def mix(value: Any, salt: int) -> Any:
 
 
 class HashChain:
-    """The state of the model behind a list of tokens, in plain Python: constant work per token."""
+    """The state of the model after a list of tokens, in plain Python: constant work per token."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.num_tokens = 0
@@ -42,7 +43,7 @@ class HashChain:
             self.feed(token)
 
     def feed(self, token: int) -> None:
-        """Add a token behind the others."""
+        """Append a token."""
         position, self.num_tokens = self.num_tokens, self.num_tokens + 1
         self.sums[0] = (self.sums[0] + mix(token * 1009 + position, 1)) % PRIME
         for layer in range(1, LAYERS):
@@ -65,7 +66,7 @@ def expected_tokens(prompt: list[int], max_tokens: int, eos: int | None = None) 
 
 
 class HashLayer(torch.nn.Module):
-    """Stores what it is given, and returns the sum of all that each query may see."""
+    """Stores its input, and returns for each query the sum over all slots that it can see."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class HashLayer(torch.nn.Module):
     def _through_cache(
         self, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any
     ) -> torch.Tensor:
-        """Use `past_key_values`, and the mask that the engine made."""
+        """Use `past_key_values`, and the mask of the engine."""
         stored = hidden.double()[:, None, :, None]  # [B, 1, T, 1]
         if cache is not None:
             keys, values = cache.update(stored, stored, self.index)
@@ -120,13 +121,15 @@ class HashLayer(torch.nn.Module):
         past_keys = keys.view(-1)[slots].where(is_past, 0)
         assert not past.isnan().any(), "I1: the forward reads a slot that was never written"
         assert torch.equal(past, past_keys), "I1: keys and values come from different slots"
-        owner = torch.arange(len(meta.seq_lens_cpu)).repeat_interleave(torch.tensor(meta.query_lens_cpu))
+        owner = torch.arange(len(meta.seq_lens_cpu)).repeat_interleave(
+            torch.tensor(meta.query_lens_cpu)
+        )
         visible = positions <= position_ids[0, :, None]  # [T, S]
         return ((past.long()[owner] * visible).sum(dim=-1) % PRIME)[None]
 
 
 class HashModel(torch.nn.Module):
-    """What the engines use of a `PreTrainedModel`."""
+    """The part of a `PreTrainedModel` that the engines use."""
 
     dtype = torch.float64  # holds the hashes exactly
     device = torch.device("cpu")
@@ -167,5 +170,5 @@ class HashModel(torch.nn.Module):
 
 
 def hash_model() -> LoadedModel:
-    """Return the hash model behind the loader's interface, with the byte tokenizer."""
+    """Return the hash model as a `LoadedModel`, with the byte tokenizer."""
     return LoadedModel("hash-model", HashModel().eval(), byte_tokenizer())  # type: ignore[arg-type]

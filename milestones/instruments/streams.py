@@ -1,8 +1,8 @@
 """Two forward streams that run their work as early, and as late, as events allow.
 
-An engine that is right on both does not depend on when a forward runs. They make races
-deterministic. The late stream shows a write to memory that a step in flight still reads. The early
-stream shows a read of memory that is not written yet.
+An engine that is right on both does not depend on the time when a forward runs. The two streams
+make races deterministic. The late stream shows a write to memory that a step in flight still reads.
+The early stream shows a read of memory that is not written yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HandEvent:
         self.failure: BaseException | None = None
 
     def wait(self) -> None:
-        """Let the stream run up to here. Raises what the work raised."""
+        """Let the stream run up to this event. Raises the error of the work."""
         self.stream.num_waits += 1
         self.stream.run_until(self)
         if self.failure is not None:
@@ -32,7 +32,7 @@ class HandEvent:
 
 
 class LateStream:
-    """Runs work only when its event is waited for, and then no more than that."""
+    """Runs work only when something waits for its event, and then no more than that work."""
 
     def __init__(self) -> None:
         self.spans: deque[tuple[float, float]] = deque()
@@ -72,7 +72,7 @@ class LateStream:
 
 
 class EarlyStream(LateStream):
-    """Runs work at the moment it is launched."""
+    """Runs work as soon as it is launched."""
 
     def launch(self, work: Work) -> HandEvent:
         event = super().launch(work)

@@ -1,12 +1,13 @@
 """Attack all engines with random schedules, and check every answer.
 
-Requests arrive at random, share prefixes, sample, stop, stream, are aborted and refused. Pools are
-barely large enough. Forwards, logits and texts fail. Ctrl-C and timers interrupt calls. Every
-answer must be the expected one, no request may be lost or stuck, and nothing may be left behind. A
-schedule that fails is printed with the command that runs it again. milestones/SOAK.md explains the
-figures.
+Requests arrive at random steps. They share prefixes, use sampling, stop strings and streams, and
+some are aborted or refused.
+Pools are barely large enough. Forwards, logits and texts fail. Ctrl-C and timers interrupt calls.
+Every answer must be the expected one, no request may be lost or stuck, and no memory may be left
+behind. The command prints each schedule that fails, with the command that runs it again.
+milestones/SOAK.md explains the figures.
 
-Exit status: 0 nothing is wrong; 1 something is; 2 the command line is wrong.
+Exit status: 0 all answers and invariants were right; 1 a problem was found; 2 wrong usage.
 """
 
 from .command import EXAMPLE, add_arguments, main

@@ -1,4 +1,4 @@
-"""The expected answers: what each request must say, computed without an engine.
+"""The expected answers: the output that each request must have, computed without an engine.
 
 A `Source` continues a prompt as far as its answer is certain, without any stop. `ending` then cuts
 the continuation where the request's parameters end it.
@@ -25,16 +25,14 @@ from common.sampler import SamplingMetadata, sample
 from ..instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain, hash_model
 
 MASK = 2**64 - 1
-EDGE = 1e-4  # of the distance to the next token: nearer than that, rounding may decide
-NOISE, NUM_NOISY = (
-    1e-3,
-    12,
-)  # a token of a tiny model is certain if no noise of this size changes it
+EDGE = 1e-4  # share of a token's interval; nearer than that to its end, rounding may decide
+# A token of a tiny model is certain if no noise of this size changes it.
+NOISE, NUM_NOISY = 1e-3, 12
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """The tokens behind a prompt, and the log probability of each."""
+    """The tokens after a prompt, and the log probability of each."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -78,7 +76,7 @@ class Source(ABC):
         return Ending(token_ids[:most], text.visible, reason)
 
     def text_of(self, token_ids: list[int], params: SamplingParams) -> str:
-        """Return the text of a request that ended behind these tokens, by an abort for example."""
+        """Return the text of a request that ended after these tokens, by an abort for example."""
         text = OutputText(self.loaded.tokenizer, params)
         for token in token_ids:
             text.append(token)
@@ -87,7 +85,7 @@ class Source(ABC):
 
 
 class HashSource(Source):
-    """The hash model. Its answers take some microseconds per token, so none is kept."""
+    """The hash model. Its answers take some microseconds per token, so none is stored."""
 
     def __init__(self) -> None:
         super().__init__(hash_model())
@@ -118,7 +116,7 @@ def _draw(best: int, params: SamplingParams, position: int) -> int | None:
     other = math.exp(-LOGIT / params.temperature)
     if params.min_p > other or params.top_k == 1:
         return best
-    kept = params.top_k - 1 if params.top_k else VOCAB_SIZE  # of the others, the lowest ids
+    kept = params.top_k - 1 if params.top_k else VOCAB_SIZE  # the lowest ids of the other tokens
     ids = sorted({best, *[i for i in range(VOCAB_SIZE) if i != best][:kept]})
     ends = list(accumulate(1.0 if i == best else other for i in ids))
     place = uniform(params.seed, position) * ends[-1]
@@ -129,7 +127,7 @@ def _draw(best: int, params: SamplingParams, position: int) -> int | None:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The sampler's random number in [0, 1), again in plain Python: 48 bits of splitmix64."""
+    """Return the sampler's random number in [0, 1), in plain Python: 48 bits of splitmix64."""
     bits = _splitmix64((_splitmix64(seed) + position) & MASK)
     return ((bits >> 16) & (2**48 - 1)) / 2.0**48
 
@@ -142,7 +140,7 @@ def _splitmix64(x: int) -> int:
 
 
 class TinySource(Source):
-    """A tiny random model. Hugging Face's own modules compute its answers, once each."""
+    """A tiny random model. Hugging Face's own modules compute each of its answers once."""
 
     def __init__(self, name: str) -> None:
         config = EngineConfig(model=name, device="cpu")

@@ -7,7 +7,7 @@ from typing import Any
 
 from common import SamplingParams
 
-# They are called with the engine and the id of a request in flight.
+# Each call gets the engine and the id of a request in flight.
 BAD_CALLS: tuple[Callable[[Any, str], object], ...] = (
     lambda engine, _: engine.add_request(""),
     lambda engine, _: engine.add_request([]),

@@ -1,4 +1,4 @@
-"""`Checker`: holds every output of a schedule against the answer that its request must have."""
+"""`Checker`: compares every output of a schedule with the answer that its request must have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOGPROB_ERROR = 1e-3  # rounding may differ between engines
 
 @dataclass
 class Live:
-    """A request that the engine has, as its outputs tell."""
+    """A request that the engine has, and its outputs so far."""
 
     planned: PlannedRequest
     ending: Ending
@@ -28,7 +28,7 @@ class Live:
 
 
 class Checker:
-    """Knows each request that is not done; every output goes through `take`."""
+    """Knows each request that is not done. Every output must go through `take`."""
 
     def __init__(self, source: Source, tally: Tally) -> None:
         self.source = source
@@ -36,14 +36,14 @@ class Checker:
         self.live: dict[str, Live] = {}
 
     def add(self, request_id: str, planned: PlannedRequest, most_tokens: int) -> None:
-        """Expect a request that may have up to `most_tokens` tokens, prompt and output."""
+        """Expect a request with up to `most_tokens` tokens in prompt and output."""
         limit = most_tokens - len(planned.prompt)
         ending = self.source.ending(planned.answer.token_ids, planned.params, limit)
         self.live[request_id] = Live(planned, ending)
         self.tally.requests += 1
 
     def forget(self, request_id: str) -> None:
-        """Expect no output any more: a stream was left, or a call was interrupted."""
+        """Expect no more outputs of a request: its stream was left, or its call was interrupted."""
         del self.live[request_id]
 
     def take(self, output: RequestOutput) -> None:
@@ -59,12 +59,12 @@ class Checker:
             del self.live[output.request_id]
 
     def _check_so_far(self, live: Live, name: str, got: CompletionOutput) -> None:
-        """I1, I6: tokens are the first ones of the answer, and the text is only extended."""
+        """I1, I6: the tokens are the first ones of the answer, and the text only grows."""
         answer, count = live.planned.answer, len(got.token_ids)
         if got.token_ids != answer.token_ids[:count]:
             raise SoakError("wrong", f"I1: {name} has {got.token_ids}, not {answer.token_ids}")
         if count < live.num_tokens or not got.text.startswith(live.text):
-            raise SoakError("wrong", f"I6: {name} takes back what it said: {live.text!r}, {got}")
+            raise SoakError("wrong", f"I6: {name} changed its earlier text {live.text!r}: {got}")
         live.num_tokens, live.text = count, got.text
         if live.planned.params.logprobs is None:
             return
@@ -83,20 +83,22 @@ class Checker:
 
     def _check_abort(self, live: Live, name: str, got: CompletionOutput) -> None:
         if got.finish_reason != "abort" or not live.may_be_aborted:
-            raise SoakError("wrong", f"{name} ends by {got.finish_reason}, aborted or not: {live}")
+            raise SoakError(
+                "wrong", f"{name} ends by {got.finish_reason}, which does not fit: {live}"
+            )
         if got.text != self.source.text_of(got.token_ids, live.planned.params):
             raise SoakError("wrong", f"I6: {name} was aborted with the text {got.text!r}")
         self.tally.aborts += 1
 
     def _check_error(self, live: Live, name: str, got: CompletionOutput) -> None:
-        """A request ends by `error` at the token with its fault, and only there."""
+        """Check that a request ends by `error` at the token with its fault, and only there."""
         fault, count = live.planned.fault, len(got.token_ids)
         if fault is None:
             raise SoakError("wrong", f"{name} ends by error without a fault of its own: {got}")
         before = max(0, fault.position - len(live.planned.prompt) + 1)
         allowed = {before - 1, before} if fault.kind == "text" else {before}
         if count not in allowed:
-            raise SoakError("wrong", f"{name} fails behind {count} tokens, not {before}: {fault}")
+            raise SoakError("wrong", f"{name} fails after {count} tokens, not {before}: {fault}")
         if not getattr(got, "error", None):
             raise SoakError("wrong", f"{name} ends by error without a message")
         self.tally.errors += 1

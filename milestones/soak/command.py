@@ -27,31 +27,31 @@ MOST_FAILED_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m milestones soak`."""
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
+    """Add the options of `python -m milestones soak`."""
+    parser.add_argument("--minutes", type=float, default=1.0, help="time of the run (default: 1)")
     parser.add_argument(
-        "--schedules", type=int, metavar="N", help="so many schedules a milestone, however long"
+        "--schedules", type=int, metavar="N", help="N schedules per milestone, instead of --minutes"
     )
     parser.add_argument(
-        "--milestone", action="append", help="m3 or m3_paged; may be given more than once"
+        "--milestone", action="append", help="m3 or m3_paged; can be given several times"
     )
-    parser.add_argument("--seed", type=int, help="of all schedules (default: drawn and printed)")
-    parser.add_argument("--schedule", type=int, metavar="K", help="run schedule K of a seed alone")
+    parser.add_argument("--seed", type=int, help="seed of the run (default: random, printed)")
+    parser.add_argument("--schedule", type=int, metavar="K", help="run only schedule K of a seed")
     parser.add_argument(
-        "--no-interrupts", action="store_true", help="exactly the same run for the same seed"
+        "--no-interrupts", action="store_true", help="the same seed then gives exactly the same run"
     )
-    parser.add_argument("--no-failures", action="store_true", help="nothing is made to fail")
+    parser.add_argument("--no-failures", action="store_true", help="inject no failures")
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes that share the schedules (default: 1)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the figures between the marks of a page"
+        "--report", type=Path, metavar="FILE", help="write the figures into this page"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run, print the figures, and say how to run each schedule that failed again."""
+    """Run, print the figures, and print the command that repeats each failed schedule."""
     console = wide_console()
     try:
         names = [find_milestone(name) for name in args.milestone or milestones(ROOT)]
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         console.print(str(error), style="red")
         return 2
     if args.schedule is not None and args.seed is None:
-        console.print("--schedule needs the --seed that it belongs to", style="red")
+        console.print("--schedule also needs the --seed of its run", style="red")
         return 2
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     console.print(f"seed {seed}: {', '.join(names)}", style="dim")
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, names: list[str], seed: int, console: Console) -> Results:
-    """Run in this process, or in some that share the schedules."""
+    """Run in this process, or in several that share the schedules."""
     wanted = Wanted(names, seed, not args.no_interrupts, not args.no_failures)
     seconds = None if args.schedules else 60 * args.minutes
     if args.schedule is not None:
@@ -103,7 +103,7 @@ def _run(args: argparse.Namespace, names: list[str], seed: int, console: Console
 
 @dataclass(frozen=True)
 class Wanted:
-    """What each process of a run is told."""
+    """The settings that each process of a run gets."""
 
     milestones: list[str]
     seed: int
@@ -117,8 +117,8 @@ def share(
     seconds: float | None,
     console: Console | None = None,
 ) -> Results:
-    """Run these schedules, at most so many seconds, and return what was counted."""
-    torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
+    """Run these schedules, for at most `seconds` seconds, and return the counts."""
+    torch.set_num_threads(1)  # the models are tiny, and more threads would only slow them down
     soak = Soak(
         wanted.seed, wanted.milestones, interrupts=wanted.interrupts, failures=wanted.failures
     )
@@ -133,7 +133,7 @@ def share(
 
 
 def _within(numbers: Iterable[int], seconds: float | None) -> Iterator[int]:
-    """These numbers, until the time is over."""
+    """Yield these numbers until the time is over."""
     end = None if seconds is None else time.monotonic() + seconds
     for number in numbers:
         if end is not None and time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""`Driver`: runs one plan on one engine, and checks all that the engine promises."""
+"""`Driver`: runs one plan on one engine, and checks all promises of the engine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Driver:
         self.aborts: list[tuple[int, str]] = []  # (tick, request id)
 
     def run(self) -> None:
-        """Run the plan to its end, close the engine, and see that nothing is left."""
+        """Run the plan to its end, close the engine, and check that nothing is left."""
         try:
             with self.faults.on(self.source.loaded.model):
                 self._run_plan()
@@ -59,10 +59,10 @@ class Driver:
             self.tally.failures += self.faults.num_injected
             self.tally.steps += self.progress.num_steps
         if threading.active_count() > self.num_threads:
-            raise SoakError("wrong", f"I3: a thread is left: {threading.enumerate()}")
+            raise SoakError("wrong", f"I3: a thread still runs: {threading.enumerate()}")
 
     def _watch_steps(self) -> None:
-        """Look for progress after each step, also of those in `generate` and `stream`."""
+        """Check progress after each step, also after the steps of `generate` and `stream`."""
         audited_step = self.engine.step
 
         def watched_step() -> list[RequestOutput]:
@@ -94,7 +94,7 @@ class Driver:
             tick += 1
 
     def _call(self, function: Callable[[], Value]) -> tuple[Value | None, bool]:
-        """Call into the engine, sometimes with an interrupt. Return its value and if it hit."""
+        """Call the engine, sometimes with an interrupt. Return the value, and whether it hit."""
         if self.plan.interrupt_chance and self.chance.random() < self.plan.interrupt_chance:
             return self.interrupter.call(self.chance, function)
         return function(), False
@@ -119,7 +119,7 @@ class Driver:
         self.checker.add(request_id, request, self.limits.most_tokens(request))
 
     def _add(self, request: PlannedRequest, tick: int) -> None:
-        """Add a request. An interrupted call must not have added it: then add it again."""
+        """Add a request. An interrupted call must not have added it, so call again."""
         name = request.name
         hit = True
         while hit:
@@ -127,7 +127,7 @@ class Driver:
                 lambda: self.engine.add_request(request.prompt, request.params, name)
             )
             if hit and self._held() - self.checker.live.keys():
-                raise SoakError("wrong", f"an interrupted add_request has added {name}")
+                raise SoakError("wrong", f"an interrupted add_request added {name}")
         self._expect(name, request)
         if request.fault is not None and request.fault.kind == "text":
             nth = request.fault.position - len(request.prompt) + 1
@@ -138,15 +138,15 @@ class Driver:
     def _abort(self, name: str) -> None:
         live = self.checker.live.get(name)
         ended, hit = self._call(lambda: self.engine.abort_request(name))
-        if hit:  # it has happened, or it has not
+        if hit:  # the interrupted call may or may not have aborted the request
             self.engine.abort_request(name)
         if live is not None:
             live.may_be_aborted, live.must_be_aborted = bool(ended) or hit, bool(ended)
         elif ended:
-            raise SoakError("wrong", f"abort_request({name!r}) has ended a request that had ended")
+            raise SoakError("wrong", f"abort_request({name!r}) is True after the request's end")
 
     def _generate(self, requests: list[PlannedRequest]) -> None:
-        """Call `generate`, and check each answer. Interrupted, it must leave nothing behind."""
+        """Call `generate`, and check each answer. If interrupted, it must leave no request."""
         outputs, hit = self._call(
             lambda: self.engine.generate(
                 [r.prompt for r in requests], [r.params for r in requests], progress=False
@@ -155,12 +155,12 @@ class Driver:
         if hit or outputs is None:
             return
         if [o.prompt_token_ids for o in outputs] != [r.prompt for r in requests]:
-            raise SoakError("lost", "generate returns other prompts than it was given")
+            raise SoakError("lost", "generate returned other prompts than it was given")
         for output, request in zip(outputs, requests, strict=True):
             self._expect(output.request_id, request)
             self.checker.take(output)
             if output.request_id in self.checker.live:
-                raise SoakError("lost", f"generate returns before {output.request_id} has ended")
+                raise SoakError("lost", f"generate returned before {output.request_id} ended")
 
     def _open_stream(self, request: PlannedRequest) -> None:
         stream, hit = self._call(lambda: self.engine.stream(request.prompt, request.params))
@@ -171,7 +171,7 @@ class Driver:
         self.streams[name], self.num_outputs[name] = stream, 0
 
     def _follow(self, name: str) -> None:
-        """Take one output of a stream; leave the stream where the plan says so."""
+        """Take one output of a stream, and leave the stream if the plan says so."""
         stream = self.streams[name]
         if name not in self.checker.live:  # its last output came from another call
             del self.streams[name]
@@ -197,7 +197,7 @@ class Driver:
         self._must_refuse(lambda: call(self.engine, in_flight))
 
     def _refuse_too_long(self, arrival: Arrival) -> None:
-        """A prompt that could never be computed; `generate` refuses its neighbours with it."""
+        """Send a prompt that can never be computed. `generate` must refuse its neighbours too."""
         prompts = [r.prompt for r in arrival.requests]
         params = [r.params for r in arrival.requests]
         if arrival.how == "generate":
@@ -216,24 +216,24 @@ class Driver:
         self._check_held()
 
     def _call_from_another_thread(self) -> None:
-        """Raise what `step` raises in a thread that has not stepped this engine."""
+        """Raise the error of `step` in a thread that has not called this engine before."""
         with ThreadPoolExecutor(1) as pool:
             pool.submit(self.engine.step).result()
 
     def _held(self) -> set[str]:
-        """The ids of all requests that the engine has or has outputs of.
+        """Return the ids of all requests that the engine holds, or holds outputs of.
 
-        An engine may undo what an interrupted call has done when it is called the next time.
+        An engine may undo an interrupted call only when it is called the next time.
         """
         self.engine.has_unfinished_requests()
         processor = self.engine.output_processor
         return {*processor.requests, *processor.outbox}
 
     def _check_held(self) -> None:
-        """The engine has the requests that are not done, and no other."""
+        """Check that the engine has the requests that are not done, and no other."""
         held, expected = self._held(), self.checker.live.keys()
         if unknown := held - expected:
-            raise SoakError("wrong", f"I3: {sorted(unknown)} should not be there")
+            raise SoakError("wrong", f"I3: the engine still holds {sorted(unknown)}")
         if not self.engine.has_unfinished_requests() and expected:
             raise SoakError("lost", f"{sorted(expected)} never ended")
 
@@ -243,5 +243,5 @@ class Driver:
         self.engine.reset_prefix_cache()
         stats = self.engine.stats()
         if stats.kv_pages_free != stats.kv_pages_total:
-            raise SoakError("wrong", f"I3: pages are held by nothing: {stats}")
+            raise SoakError("wrong", f"I3: not all pages are free at the end: {stats}")
         self.tally.retractions += stats.num_retractions

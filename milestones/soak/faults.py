@@ -1,4 +1,4 @@
-"""Injected failures: hooks on the model for the time of one schedule."""
+"""Injected failures: hooks on the model during one schedule."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .plan import Fault, Plan
 
 FAILURES = (RuntimeError, ValueError, MemoryError, ZeroDivisionError)
 MESSAGE = "injected by the soak"
-BROKEN_LOGITS = (torch.nan, torch.inf, -torch.inf)  # a row of them
+BROKEN_LOGITS = (torch.nan, torch.inf, -torch.inf)  # a row of one of these values
 
 
 class Faults:
     """Makes forwards fail as a plan says, and counts the failures.
 
-    A forward fails before its first layer or before its second one, when a part of its keys and
-    values is written. It fails by its number, or because it feeds a token with a fault.
+    A forward fails before its first layer, or before its second one, when a part of its keys and
+    values is already written. It fails because of its number, or because it feeds a token with a
+    fault.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -54,7 +55,7 @@ class Faults:
                 hook.remove()
 
     def break_text(self, engine: OfflineEngine, request_id: str, nth: int) -> None:
-        """Let the text of a request raise at its `nth` output token, counted from 1."""
+        """Make the text of a request raise at its `nth` output token, counted from 1."""
         text = engine.output_processor.requests[request_id].text
         append, calls = text.append, itertools.count(1)
 

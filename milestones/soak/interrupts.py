@@ -1,8 +1,8 @@
 """Interrupts at random moments inside a call: a real Ctrl-C, or a real interval timer.
 
-A signal counts as delivered when its handler raises inside the engine. Where it arrives in the
-soak's own code (between two calls, or in an audit) the handler ignores it: there it would only show
-that the soak lost an output.
+A signal counts as delivered when its handler raises inside the engine. The handler ignores a signal
+that arrives in the soak's own code (between two calls, or in an audit). There it could only make
+the soak itself lose an output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..instruments import audit
 from .progress import Progress
 
 SOAK = str(Path(__file__).parent)
-OWN_WORK = (audit.audit.__code__, Progress.check.__code__)  # they call the engine too
+OWN_WORK = (audit.audit.__code__, Progress.check.__code__)  # this code calls the engine too
 MOST_EVENTS = 3.5  # a Ctrl-C arrives within the first 10 ** 3.5 calls and returns of Python
 TIMER_SECONDS = (2e-5, 5e-3)
 
@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 
 class TimerError(Exception):
-    """What the handler of the interval timer raises."""
+    """The error that the handler of the interval timer raises."""
 
 
 class Interrupter:
@@ -39,7 +39,7 @@ class Interrupter:
         self.delivered = 0
         self.stop_requested = False  # a person pressed Ctrl-C
         self.armed = False
-        self.sent = False  # the next Ctrl-C is ours
+        self.sent = False  # the next Ctrl-C was sent by this class
         # Python 3.11 does not survive a profile hook while another thread runs Python code.
         self.can_count_calls = True
 
@@ -102,7 +102,7 @@ class Interrupter:
 
 
 def _is_in_engine(frame: FrameType | None) -> bool:
-    """Whether code of an engine was running, and not the soak's own."""
+    """Return whether code of an engine was running, and not the soak's own code."""
     while frame is not None and frame.f_code is Interrupter._count.__code__:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename in (audit.__file__, __file__):

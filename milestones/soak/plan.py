@@ -42,18 +42,18 @@ class Fault:
     """An injected failure of one request.
 
     forward: each forward that feeds this request's token at `position` raises.
-    logits: the logits behind this request's token at `position` have no finite distribution.
+    logits: the logits after this request's token at `position` have no finite distribution.
     text: the detokenizer raises for the output token at `position`.
     """
 
     kind: FaultKind
     position: int  # in prompt and output together
-    token: int  # the one that is fed there; no other request of the plan feeds it there
+    token: int  # the token at `position`; no other request of the plan has it there
 
 
 @dataclass
 class PlannedRequest:
-    """A request, its certain answer, and what happens to it."""
+    """A request, its certain answer, and the events of its life."""
 
     name: str
     prompt: list[int]
@@ -81,7 +81,7 @@ class Arrival:
 
 @dataclass
 class Plan:
-    """A schedule: the engine's configuration, what arrives when, and what fails."""
+    """A schedule: the engine's configuration, the arrivals, and the failures."""
 
     seed: int
     number: int
@@ -95,7 +95,7 @@ class Plan:
     stranger_at: int | None = None  # the step before which another thread calls the engine
 
     def remove_failures(self) -> None:
-        """Leave out all injected failures."""
+        """Remove all injected failures."""
         self.failing_forwards = []
         for arrival in self.arrivals:
             for request in arrival.requests:
@@ -142,7 +142,7 @@ def _config(chance: random.Random) -> dict[str, Any]:
 
 
 def _arrivals(chance: random.Random, source: Source, model: str) -> list[Arrival]:
-    """Calls at random steps: bursts, single requests, and idle steps between them."""
+    """Return calls at random steps: bursts, single requests, and idle steps between them."""
     arrivals, tick = list[Arrival](), 0
     to_come = chance.randint(1, MAX_REQUESTS)
     while to_come > 0:
@@ -190,7 +190,7 @@ def _prompt(chance: random.Random) -> list[int]:
 
 
 def _stops(chance: random.Random, source: Source, token_ids: list[int]) -> dict[str, Any]:
-    """Stop strings, stop tokens and end of sequence; often those that the answer has."""
+    """Return stop strings, stop tokens and end of sequence, often from the answer itself."""
     stops: dict[str, Any] = {"ignore_eos": chance.random() < 0.5}
     if chance.random() < 0.15:
         text = source.text_of(token_ids, SamplingParams(max_tokens=1))
@@ -202,7 +202,7 @@ def _stops(chance: random.Random, source: Source, token_ids: list[int]) -> dict[
 
 
 def _add_faults(chance: random.Random, plan: Plan) -> None:
-    """Choose up to two requests that fail, each by a token that no other request feeds there."""
+    """Give up to two requests a fault, at a token that no other request has at that position."""
     candidates = [r for a in plan.arrivals for r in a.requests if a.how != "stream"]
     added = {id(r) for a in plan.arrivals if a.how == "add" for r in a.requests}
     every = [r.all_tokens for a in plan.arrivals for r in a.requests]

@@ -8,12 +8,12 @@ from common import RequestOutput
 
 from .tally import SoakError
 
-MOST_IDLE_STEPS = 30  # in a row: no token is computed and no new output comes
+MOST_IDLE_STEPS = 30  # steps in a row that compute no token and return no new output
 MOST_STEPS_WITHOUT_OUTPUT = 3000  # of one request
 
 
 class Progress:
-    """Looks at every step of an engine. Raises `SoakError` when the engine or a request is stuck.
+    """Checks every step of an engine. Raises `SoakError` when the engine or a request is stuck.
 
     An output counts once. While `generate` runs, the outputs of other requests are kept for later,
     so every step returns them again.
@@ -28,7 +28,7 @@ class Progress:
         self.seen: dict[str, tuple[int, bool]] = {}  # tokens of that output, and if it was final
 
     def check(self, outputs: list[RequestOutput]) -> None:
-        """Note what a step has moved."""
+        """Record the progress of a step."""
         self.num_steps += 1
         held = self.engine.output_processor.requests
         is_new = False

@@ -1,4 +1,4 @@
-"""The figures of a run: as a table, as JSON, and as a block of a page."""
+"""Write the figures of a run: as a table, as JSON, and as a block of a page."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ COLUMNS = (*COUNTED, "seconds", "MB at start", "MB at end")
 
 
 def cells(tally: Tally) -> list[str]:
-    """The figures of a row."""
+    """Return the figures of a row."""
     counted = [f"{getattr(tally, name):,}" for name in COUNTED]
     seconds, start, end = tally.seconds, tally.memory_start_mb, tally.memory_end_mb
     return [*counted, f"{seconds:,.0f}", f"{start:,.0f}", f"{end:,.0f}"]
 
 
 def rows(results: Results) -> list[tuple[str, list[str]]]:
-    """A row for each lane, and one for a milestone whose modes are several lanes."""
+    """Return a row for each lane, and a sum for a milestone with several modes."""
     milestones = results.milestones()
     found = []
     for name, total in milestones.items():
@@ -51,7 +51,7 @@ def rows(results: Results) -> list[tuple[str, list[str]]]:
 
 
 def table(results: Results, title: str) -> Table:
-    """The figures for a terminal."""
+    """Return the figures as a table for a terminal."""
     made = summary_table(title, "engine", *COLUMNS)
     for name, values in rows(results):
         made.add_row(name, *values)
@@ -59,7 +59,7 @@ def table(results: Results, title: str) -> Table:
 
 
 def document(results: Results, seed: int, jobs: int, minutes: float) -> dict[str, Any]:
-    """All figures of a run, as JSON has them."""
+    """Return all figures of a run, for JSON."""
     return {
         "machine": machine(),
         "date": date.today().isoformat(),

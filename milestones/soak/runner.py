@@ -1,4 +1,4 @@
-"""Runs schedules on all lanes in turns, and counts."""
+"""Run schedules on all lanes in turn, and count the results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .plan import Plan, make_plan
 from .tally import Failed, Results, SoakError, Tally
 from .watchdog import Watchdog
 
-WARM_UP_SCHEDULES = 20  # of a lane, before its memory is measured for the first time
+WARM_UP_SCHEDULES = 20  # of a lane, before the first measurement of its memory
 MOST_GROWTH_MB = 200.0  # of the process in one run: a leak in every schedule takes far more
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_mb() -> float:
-    """Memory of this process in MB, after a garbage collection."""
+    """Return the memory of this process in MB, after a garbage collection."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * PAGE_BYTES / 1e6
@@ -60,7 +60,7 @@ class Soak:
 
     def run(self, numbers: Iterator[int]) -> Iterator[int]:
         """Run these schedules on each milestone in turn; yield each number when it is done."""
-        self.watchdog = Watchdog()  # a thread starts once
+        self.watchdog = Watchdog()  # a new one, because a thread can start only once
         with self.interrupter.handling(), quiet_logs(), self.watchdog.watching():
             for number in numbers:
                 plan = self.plan(number)
@@ -71,7 +71,7 @@ class Soak:
                 yield number
 
     def plan(self, number: int) -> Plan:
-        """Make a schedule, without what this run leaves out."""
+        """Make a schedule, without the parts that this run leaves out."""
         plan = make_plan(self.seed, number, self.sources)
         if not self.interrupts:
             plan.interrupt_chance = 0.0
@@ -101,15 +101,15 @@ class Soak:
             tally.memory_start_mb = resident_mb()
 
     def measure_memory(self) -> None:
-        """Note the memory at the end of the run, and whether it has grown too far."""
+        """Record the memory at the end of the run, and report too much growth."""
         now = resident_mb()
         for lane, tally in self.results.lanes.items():
             start = tally.memory_start_mb = tally.memory_start_mb or now
             tally.memory_end_mb = now
             if now - start > MOST_GROWTH_MB:
                 self.results.leaks.append(
-                    f"memory has grown from {start:.0f} to {now:.0f} MB since the first schedules "
-                    f"of {lane}; the limit is {MOST_GROWTH_MB:.0f} MB more"
+                    f"memory grew from {start:.0f} to {now:.0f} MB after the first schedules of "
+                    f"{lane}; the limit is {MOST_GROWTH_MB:.0f} MB more"
                 )
 
     def _failed(
@@ -120,5 +120,5 @@ class Soak:
 
 
 def has_stream(milestone: str) -> bool:
-    """Whether the forwards of a milestone run on a stream of their own."""
+    """Return whether the milestone runs its forwards on a forward stream."""
     return (ROOT / milestone / "stream.py").exists()

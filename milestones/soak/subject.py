@@ -1,4 +1,4 @@
-"""The engine under attack: how a plan configures it, and which requests it must admit."""
+"""The tested engine: its configuration by a plan, and the requests that it must admit."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Limits:
             self.prompt_tokens = min(self.prompt_tokens, self.pool_tokens)
 
     def admits(self, request: PlannedRequest) -> bool:
-        """Whether the engine must admit a request, rather than refuse it by `ValueError`."""
+        """Return whether the engine must admit a request, rather than refuse it by `ValueError`."""
         return len(request.prompt) <= self.prompt_tokens
 
     def most_tokens(self, request: PlannedRequest) -> int:
-        """The tokens that a request may have, prompt and output."""
+        """Return how many tokens a request may have, in prompt and output."""
         limits = [len(request.prompt) + request.params.max_tokens, self.max_model_len]
         if self.pool_tokens is not None:
             limits.append(self.pool_tokens + 1)

@@ -1,4 +1,4 @@
-"""What a run counts, and the problems that it finds."""
+"""The counts of a run, and the problems that it finds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Kind = Literal["wrong", "stuck", "lost"]
 class SoakError(Exception):
     """An engine broke a promise.
 
-    wrong: an answer, an invariant or an exception that should not be.
-    stuck: the engine says that it has unfinished requests, and none of them moves.
+    wrong: a wrong answer, a broken invariant, or an unexpected exception.
+    stuck: the engine says that it has unfinished requests, and none of them makes progress.
     lost: a request without its final output, or with more than one.
     """
 
@@ -49,7 +49,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Failed:
-    """A schedule with a problem, and how to run it again."""
+    """A schedule with a problem, and the command that runs it again."""
 
     seed: int
     number: int
@@ -68,7 +68,7 @@ class Failed:
 
 @dataclass
 class Results:
-    """All figures of a run, by lane, and what was found.
+    """All figures of a run, by lane, and the problems.
 
     A lane is a milestone, or a milestone and a mode of its forward stream: `m5_overlap late`.
     """
@@ -78,14 +78,14 @@ class Results:
     leaks: list[str] = field(default_factory=list)  # of memory, in words
 
     def merge(self, other: Results) -> None:
-        """Add what another process has found."""
+        """Add the results of another process."""
         for lane, tally in other.lanes.items():
             self.lanes[lane] = added(self.lanes[lane], tally) if lane in self.lanes else tally
         self.failed += other.failed
         self.leaks += other.leaks
 
     def milestones(self) -> dict[str, Tally]:
-        """The figures by milestone: the modes of one are added up."""
+        """Return the figures by milestone: the sum over its modes."""
         found: dict[str, Tally] = {}
         for lane, tally in self.lanes.items():
             milestone = lane.partition(" ")[0]
@@ -94,7 +94,7 @@ class Results:
 
 
 def added(one: Tally, other: Tally) -> Tally:
-    """The sum of two tallies; memory is that of the first start and of the last end."""
+    """Return the sum of two tallies, with the memory of the first start and of the last end."""
     total = Tally(*(getattr(one, f.name) + getattr(other, f.name) for f in fields(Tally)))
     total.memory_start_mb = min(one.memory_start_mb, other.memory_start_mb)
     total.memory_end_mb = max(one.memory_end_mb, other.memory_end_mb)

@@ -1,6 +1,6 @@
-"""`Watchdog`: ends the process when a schedule hangs, and says where it hangs.
+"""`Watchdog`: ends the process when a schedule hangs, and prints where it hangs.
 
-Counting steps cannot find a call that never returns, for example because it waits for an event.
+Counting steps cannot detect a call that never returns, for example a call that waits for an event.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ EXIT_STATUS = 1
 
 
 class Watchdog:
-    """Watches one schedule at a time, from a thread of its own."""
+    """Watches one schedule at a time, from its own thread."""
 
     def __init__(self, seconds: float = HANG_SECONDS) -> None:
         self.seconds = seconds
-        self.running: str | None = None  # the command of the schedule that runs
+        self.running: str | None = None  # the command of the running schedule
         self.is_closed = False
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -37,7 +37,7 @@ class Watchdog:
             self.thread.join()
 
     def tell(self, command: str | None, closes: bool = False) -> None:
-        """Say that a schedule has begun. None: it has ended."""
+        """Record that a schedule has begun, or with None that it has ended."""
         with self.changed:
             self.running = command
             self.is_closed = closes

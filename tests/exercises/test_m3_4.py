@@ -35,7 +35,9 @@ def test_the_newest_gives_way() -> None:
         f"I5: A needs a page and none is free: C, the newest, is retracted; {show(scheduler)}"
     )
     assert names(scheduler.waiting) == "C", f"I3: C must wait again; {show(scheduler)}"
-    assert scheduler.counters.num_retractions == 1, f"one retraction, not {scheduler.counters.num_retractions}"
+    assert scheduler.counters.num_retractions == 1, (
+        f"one retraction, not {scheduler.counters.num_retractions}"
+    )
 
 
 def test_as_many_give_way_as_it_takes() -> None:

@@ -1,1 +1,1 @@
-"""Grading: a submission's files under pristine tests, in processes that are shut off."""
+"""Grading: the files of a submission with the original tests, in isolated processes."""

@@ -1,4 +1,4 @@
-"""The grader's side of the hall: asks for exams, and hears what came of them."""
+"""The grader's side of the hall: request exams, and receive their results."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ..results import Failure, Result, result_of
 from ..runner import ENVIRONMENT, ONE_THREAD
 from .limits import Limits
 
-GRACE = 30.0  # seconds for an exam beside those of its tests
+GRACE = 30.0  # seconds for an exam in addition to those of its tests
 KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 @dataclass
 class Outcome:
-    """What came of an exam: a result for each test that was to run, and what to know beside."""
+    """The results of an exam, one for each requested test, and facts about the exam."""
 
     results: list[Result] = field(default_factory=list)
-    forged: str | None = None  # a canary that was reported as passed
-    missing: list[str] = field(default_factory=list)  # what the graded code was not shut off from
-    broken: str | None = None
+    forged: str | None = None  # the canary that was reported as passed
+    missing: list[str] = field(default_factory=list)  # what the graded code had access to
+    broken: str | None = None  # why the exam ended too early
 
 
 class Hall:
-    """The process that exams are forked from; a context manager, safe to use from threads."""
+    """The process that exams are forked from. A context manager; threads can share it."""
 
     def __init__(self, scratch: Path, *, bare: bool = False, namespaces: bool = True) -> None:
         self.scratch = scratch
@@ -50,7 +50,7 @@ class Hall:
         environment |= {**ENVIRONMENT, **ONE_THREAD, "HOME": str(scratch), "TMPDIR": str(scratch)}
         environment |= {
             "USER": "student", "HF_HUB_OFFLINE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "CC": "none",  # else each exam would compile the kernels in C, in a home of its own
+            "CC": "none",  # otherwise each exam would compile the kernels in C in its own home
             "PYTHONHASHSEED": "0", "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
         }  # fmt: skip
         self.said: Any = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
@@ -76,18 +76,18 @@ class Hall:
         self.said.close()
 
     def collect(self, tree: Path, tests: Iterable[str]) -> list[str]:
-        """The node ids of tests in a tree of the instructor's own."""
+        """Return the node ids of tests in a tree without a student's code."""
         tests, words = [*tests], ""
         for event in self._events(tree, tests, Limits(), (), collect=True, seconds=300):
             if event["event"] == "collected" and event["status"] == 0:
                 return [str(node) for node in event["nodes"]]
             words = str(event.get("words") or event.get("reason") or words)
-        raise ValueError(f"{', '.join(tests)} cannot be collected from the reference:\n{words}")
+        raise ValueError(f"{', '.join(tests)}: cannot collect from the reference:\n{words}")
 
     def examine(
         self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path]
     ) -> Outcome:
-        """Run an exam. Tests without a result have one that says so."""
+        """Run an exam. A test without a result gets one that says why."""
         tests, outcome = [*tests], Outcome()
         seconds = GRACE + (len(tests) + 3) * (limits.seconds + 2)
         for event in self._events(tree, tests, limits, hidden, seconds=seconds):
@@ -103,7 +103,7 @@ class Hall:
                 return outcome
         outcome.broken = outcome.broken or "the exam ended before its last test"
         done = {result.node for result in outcome.results}
-        failure = Failure("NotRun", f"it was not run: {outcome.broken}")
+        failure = Failure("NotRun", f"this test was not run: {outcome.broken}")
         left = [test for test in tests if test not in done]
         outcome.results += [Result(test, "error", failure=failure) for test in left]
         return outcome
@@ -112,7 +112,7 @@ class Hall:
         self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path], *,
         seconds: float, collect: bool = False,
     ) -> Iterator[dict[str, Any]]:  # fmt: skip
-        """The events of a job until its end; what is late is killed."""
+        """Yield the events of a job until it ends. A job that takes too long is killed."""
         reader, writer = socket.socketpair()
         order = {
             "tree": str(tree), "tests": [*tests], "limits": asdict(limits), "collect": collect,

@@ -1,18 +1,19 @@
-"""An exam: the tests of one exercise, each in a process of its own, judged from outside.
+"""An exam: the tests of one exercise, each in its own process, judged from another process.
 
-The examiner runs no graded code. It knows which tests there are, forks a process for each, and
-hears a claim: collected, outcome, what was replaced. A claim counts if it is the only one, carries
-the token of that process, speaks of that test, and nothing was replaced. A process that ends
-without one has crashed, whatever its exit status; one that is late is killed with all it started.
+The examiner runs no graded code. It knows the tests and forks a process for each of them. The
+process sends a claim: what it collected, the outcome, and what was replaced. A claim counts if it
+is the only one, has the token of its process and names its test, and if nothing was replaced. A
+process that ends without a claim has crashed, whatever its exit status. A process that takes too
+long is killed, with all processes that it started.
 
-Canaries: tests that passed are run again with a failure behind their last line. If one of those is
-reported as passed, nothing that this code reported can be believed.
+Canaries: some tests that passed are run again with a failure after their last line. If such a test
+is reported as passed, then no result of this code counts.
 
-What that leaves: code that runs in the test's own process and knows this file can find the token
-and the plugin in memory, and tell the truth about canaries and a lie about the rest; a value whose
-class says that it equals everything passes what only compares. No check inside that process can
-rule it out. `gate.py` refuses the plain means for it, with line and reason; what is hidden better
-is for a person to find: the submission is there to be read.
+Limits: graded code runs in the process of the test. Code that knows this file can find the token
+and the plugin in memory, report canaries correctly and lie about the other tests. A value that
+claims to equal everything passes a test that only compares. No check inside that process can
+detect this. `gate.py` refuses the simple means for it, with line and reason. To find hidden ones,
+a person must read the submission.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from .sandbox import Isolation, give_up_rights, kill_all
 
 NUM_CANARIES = 2
 LARGEST_CLAIM = 1 << 20  # bytes
-PAUSE = 0.02  # seconds between two looks at a test
-STALL = 0.5  # seconds between two looks that no test is to blame for
+PAUSE = 0.02  # seconds between two checks of a test
+STALL = 0.5  # a longer pause than this is the machine's fault, and not the test's
 LOG = 4000  # characters of output that are kept
 Emit = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What to run, where, and how it may behave."""
+    """What to run, where, and within which limits."""
 
     tree: Path
     tests: tuple[str, ...]
@@ -54,7 +55,7 @@ class Exam:
 
 
 class Examiner:
-    """Runs an exam in a process that `sandbox.shut_off` has shut off."""
+    """Runs an exam, in a process that `sandbox.shut_off` has isolated."""
 
     def __init__(self, exam: Exam, isolation: Isolation, emit: Emit) -> None:
         self.exam = exam
@@ -63,7 +64,7 @@ class Examiner:
         self.files = {path: path.read_bytes() for path in _files(exam.tree)}
 
     def run(self) -> None:
-        """Emit a result for each test, then what the canaries showed."""
+        """Emit a result for each test, and then the result of the canaries."""
         passed = []
         for test in self.exam.tests:
             result = self.examine(test)
@@ -75,7 +76,7 @@ class Examiner:
                 return
 
     def examine(self, test: str, canary: str | None = None) -> Result:
-        """One test in one process; the result is this process's own judgement."""
+        """Run one test in one process. The result is the examiner's own judgement."""
         token = secrets.token_hex(16)
         reader, writer = os.pipe()
         started = time.monotonic()
@@ -94,14 +95,14 @@ class Examiner:
         result = replace(result, seconds=time.monotonic() - started)
         changed = self._restore()
         if changed and canary is None:
-            message = f"it changed files of the tests' tree: {', '.join(changed[:5])}"
+            message = f"it changed files of the test tree: {', '.join(changed[:5])}"
             return replace(result, outcome="error", failure=Failure("Tampered", message))
         return result
 
     def _be_examined(
         self, test: str, claims: int, log: int, token: str, canary: str | None
     ) -> None:
-        """In the child: no way back to the examiner but the claim."""
+        """Run the test in the child. It can reach the examiner only with its claim."""
         try:
             os.setsid()
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
@@ -117,14 +118,14 @@ class Examiner:
             os._exit(70)
 
     def _hear(self, child: int, reader: int) -> tuple[bytes, str]:
-        """What the child claims until it ends, and how it ended; nothing of it lives on."""
+        """Return the child's claim, and how the child ended. All its processes are killed."""
         os.set_blocking(reader, False)
         deadline = time.monotonic() + self.exam.limits.seconds
         heard, how, looked = b"", "", time.monotonic()
         while not how:
             select.select([reader], [], [], PAUSE)
             now = time.monotonic()
-            if now - looked > STALL:  # the examiner was stopped too: the machine's fault
+            if now - looked > STALL:  # the machine was stopped: the test gets this time back
                 deadline += now - looked
             looked = now
             heard += _available(reader)
@@ -142,8 +143,8 @@ class Examiner:
         return heard + _available(reader), how
 
     def _restore(self) -> list[str]:
-        """Undo what graded code did to the tree, where it could; the files that it changed."""
-        if self.isolation.files:  # it could not: the tree is mounted read-only
+        """Undo changes of graded code in the tree. Return the files that it changed."""
+        if self.isolation.files:  # the tree is mounted read-only: there are no changes
             return []
         now = {path: path.read_bytes() for path in _files(self.exam.tree)}
         changed = [path for path in {*now, *self.files} if now.get(path) != self.files.get(path)]
@@ -157,7 +158,7 @@ class Examiner:
 
 
 def judge(test: str, claim: bytes, how: str, token: str, said: str) -> Result:
-    """The result of a test, from what its process claimed and how it ended."""
+    """Return the result of a test, from the claim of its process and how the process ended."""
 
     def lost(outcome: str, kind: str, message: str) -> Result:
         return result_of(
@@ -166,12 +167,12 @@ def judge(test: str, claim: bytes, how: str, token: str, said: str) -> Result:
         )  # fmt: skip
 
     if how == "timeout":
-        return lost("timeout", "timeout", "still running when its time was up: a loop without end?")
+        return lost("timeout", "timeout", "still running at its time limit: an endless loop?")
     if how == "memory":
-        return lost("crashed", "memory", "its processes took more memory than the limit")
+        return lost("crashed", "memory", "its processes used more memory than the limit")
     lines = claim.splitlines()
     if not lines:
-        return lost("crashed", "crashed", f"the test's process ended before the test did ({how})")
+        return lost("crashed", "crashed", f"the process ended before the test did ({how})")
     try:
         data = json.loads(lines[0])
         own = len(lines) == 1 and data["token"] == token
@@ -182,7 +183,7 @@ def judge(test: str, claim: bytes, how: str, token: str, said: str) -> Result:
     except (ValueError, KeyError, TypeError, AttributeError):
         own = False
     if not own:
-        return lost("error", "Tampered", "somebody else spoke for the test's process")
+        return lost("error", "Tampered", "the claim does not come from the process of the test")
     if problems:
         return lost("error", "Tampered", "; ".join(problems[:5]))
     if failed := [result for result in results if not result.passed]:
@@ -191,7 +192,7 @@ def judge(test: str, claim: bytes, how: str, token: str, said: str) -> Result:
         internal = re.findall(r"^INTERNALERROR> (\S.*)", said, re.MULTILINE)
         return lost("error", "ended", internal[-1] if internal else ended)
     if not (about and finished and [result.node for result in results] == [test]):
-        return lost("error", "Tampered", "a test is said to have passed, and did not run")
+        return lost("error", "Tampered", "a test was reported as passed, but did not run")
     return results[0]
 
 
@@ -214,7 +215,7 @@ def _available(reader: int) -> bytes:
 
 
 def _reap() -> None:
-    """Wait for all children, which have been killed."""
+    """Wait for all children. They have been killed."""
     while True:
         try:
             os.waitpid(-1, 0)

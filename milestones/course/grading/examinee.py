@@ -1,6 +1,6 @@
-"""The process of one test: graded code runs here, and what it says is a claim, no more.
+"""The process of one test. Graded code runs here, so its report is only a claim.
 
-`exam.py` forks it, and judges the claim.
+`exam.py` forks this process, and judges the claim.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _write, _dumps, _exit = os.write, json.dumps, os._exit
 
 
 class Witness:
-    """Sees whether the test's function ran to its end, and who listens to pytest.
+    """Records whether the test's function ran to its end, and which plugins pytest has.
 
-    With a canary it lets the test fail after its last line: such a run must not be reported as
+    With a canary, it lets the test fail after its last line. Such a run must not be reported as
     passed.
     """
 
@@ -68,7 +68,7 @@ class Witness:
 def sit(
     test: str, tree: Path, claims: int, log: int, token: str, canary: str | None, seconds: float
 ) -> None:
-    """Run one test, write the claim to `claims`, and end; does not return."""
+    """Run one test, write the claim to `claims`, and end the process. Does not return."""
     for stream in (1, 2):
         os.dup2(log, stream)
     faulthandler.enable(log)

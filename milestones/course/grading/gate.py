@@ -1,8 +1,9 @@
-"""What a solution can never need, found by reading it: the means to reach what judges it.
+"""Refuse code that a solution never needs, and that could reach the processes that judge it.
 
-A file that has such a thing, and the released one has not, is refused with line and reason. This is
-no proof of anything (names can be put together while the program runs): it takes the plain means
-away, and makes whoever wants others hide them, where a person can see that.
+A file is refused, with line and reason, if it uses something of this kind that the released file
+does not use. This proves nothing, because a name can be computed while the program runs. It
+removes the simple means. A student who wants to cheat must hide the others, and a person can see
+that.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ OF_MODULES = {
     "threading": {"setprofile", "settrace"},
 }
 METHODS = {"__bool__", "__class__", "__eq__", "__getattribute__", "__instancecheck__", "__ne__"}
-Finding = tuple[int, str, str]  # line, name, words
+Finding = tuple[int, str, str]  # line, name, reason
 
 
 def problems(text: str, released: str, allowed: Collection[str] = ()) -> list[str]:
-    """Each reason to refuse a file, with its line; none for a file that does not parse."""
+    """Return the reasons to refuse a file, with lines. A file that does not parse has none."""
     try:
         found = sorted(set(_findings(ast.parse(text))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # importing it will say so, better
+        return []  # importing the file gives a better message
     had = {name for _, name, _ in _findings(ast.parse(released))}
     return [f"line {line}: {words}" for line, name, words in found if name not in {*had, *allowed}]
 
@@ -54,21 +55,21 @@ def _findings(tree: ast.Module) -> Iterator[Finding]:
             yield from _attribute(node.lineno, _root(node.value), node.attr)
             if isinstance(node.ctx, (ast.Store, ast.Del)) and _root(node) in imported:
                 name = ast.unparse(node)
-                yield node.lineno, name, f"changes {name}, which is not its own"
+                yield node.lineno, name, f"changes {name}, which belongs to another module"
         elif isinstance(node, ast.Name) and node.id in {*CALLS, "__builtins__"}:
             yield node.lineno, node.id, f"uses {node.id}"
         elif isinstance(node, ast.Call):
             yield from _changes(node, imported)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in METHODS:
-            yield node.lineno, node.name, f"defines {node.name}: what does it compare as?"
+            yield node.lineno, node.name, f"defines {node.name}, which can change comparisons"
 
 
 def _changes(node: ast.Call, imported: set[str]) -> Iterator[Finding]:
-    """`setattr` and its like on something imported, and attributes whose names are texts."""
+    """Find `setattr` and similar calls on an imported name, and attributes named by strings."""
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name in ("setattr", "delattr", "vars") and node.args and _root(node.args[0]) in imported:
         target = ast.unparse(node.args[0])
-        yield node.lineno, f"{name} {target}", f"reaches into {target}, which is not its own"
+        yield node.lineno, f"{name} {target}", f"uses {name}() on {target}, which was imported"
     if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
         yield from _attribute(node.lineno, _root(node.args[0]), str(node.args[1].value))
 

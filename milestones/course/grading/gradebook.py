@@ -1,4 +1,4 @@
-"""Points from results, and the forms they are handed on in: Gradescope's, JUnit's, a table."""
+"""Compute points from results, and write them for Gradescope, as JUnit XML and as a table."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ UNSEEN = "a hidden test"
 
 @dataclass
 class Mark:
-    """What one exercise earned, and why not more."""
+    """The points of one exercise, and the reasons for lost points."""
 
     exercise: Exercise
     results: list[Result] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)  # why its tests were not run
+    refused: list[str] = field(default_factory=list)  # reasons why its tests were not run
     forged: str | None = None  # the canary that was reported as passed
-    broken: str | None = None  # why the exam did not reach its end
+    broken: str | None = None  # the reason why the exam ended too early
 
     @property
     def passed(self) -> int:
@@ -35,12 +35,12 @@ class Mark:
 
     @property
     def points(self) -> float:
-        """Its share of the exercise's points: passed tests of all tests."""
+        """The exercise's points times the share of tests that passed."""
         return round(self.exercise.points * self.passed / max(1, len(self.results)), 2)
 
     @property
     def status(self) -> str:
-        """In a word or two."""
+        """The status in one or a few words."""
         if self.refused:
             return "refused"
         if self.forged or any(_kind(result) == "Tampered" for result in self.results):
@@ -52,7 +52,7 @@ class Mark:
 
 @dataclass
 class Sheet:
-    """One submission, graded."""
+    """The grades of one submission."""
 
     name: str
     milestone: str
@@ -70,12 +70,12 @@ class Sheet:
 
     @property
     def suspect(self) -> bool:
-        """Whether a person should look at it."""
+        """Whether a person should look at the submission."""
         return any(mark.status == "tampered" for mark in self.marks)
 
 
 def gradescope(sheet: Sheet) -> dict[str, Any]:
-    """`results.json`. Of hidden tests a student learns how many passed, not what they check."""
+    """Return `results.json`. Students see how many hidden tests passed, not what they check."""
     return {
         "score": sheet.points,
         "execution_time": round(sheet.seconds),
@@ -100,11 +100,11 @@ def gradescope(sheet: Sheet) -> dict[str, Any]:
 
 
 def words(mark: Mark) -> list[str]:
-    """For the student: each test, and of those that did not pass, why."""
+    """Return the report for the student: each test, with the reason if it did not pass."""
     if mark.refused:
-        return ["Its tests were not run.", *mark.refused]
+        return ["The tests of this exercise were not run.", *mark.refused]
     if mark.forged:
-        return ["A test was reported as passed that cannot pass: nothing here is counted."]
+        return ["A test that must fail was reported as passed: no result here counts."]
     lines = [f"{mark.passed} of {len(mark.results)} tests passed."]
     for result in mark.results:
         name = result.node.partition("::")[2] or result.node
@@ -117,7 +117,7 @@ def words(mark: Mark) -> list[str]:
 
 
 def why(result: Result) -> list[str]:
-    """A failure in a few lines; of a hang or a crash, where it was."""
+    """Return a failure in a few lines; for a hang or a crash, with its place in the code."""
     failure = result.failure
     if failure is None:
         return []
@@ -135,7 +135,7 @@ def why(result: Result) -> list[str]:
 
 
 def junit(sheet: Sheet) -> str:
-    """The same as JUnit XML."""
+    """Return the sheet as JUnit XML."""
     suites = ElementTree.Element("testsuites", name=sheet.name)
     for mark in sheet.marks:
         failed = sum(not result.passed for result in mark.results)
@@ -162,7 +162,7 @@ def junit(sheet: Sheet) -> str:
 
 
 def table(sheets: list[Sheet]) -> Table:
-    """A row for each submission, a column for each exercise."""
+    """Return a table with a row for each submission and a column for each exercise."""
     result = Table(box=None, pad_edge=False, header_style="bold")
     exercises = [mark.exercise for mark in sheets[0].marks]
     result.add_column("submission")
@@ -183,7 +183,7 @@ def save(sheet: Sheet, folder: Path) -> None:
 
 
 def is_hidden(result: Result) -> bool:
-    """Whether a test is the instructor's own."""
+    """Return whether a test is one of the instructor's hidden tests."""
     return result.node.startswith(f"{HIDDEN}/")
 
 
@@ -202,5 +202,5 @@ def _kind(result: Result) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without the characters that XML has no way to write."""
+    """Replace the characters that XML cannot contain."""
     return re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)

@@ -1,8 +1,8 @@
 """The process that exams are forked from: `python -m milestones.course.grading.hall`.
 
-It imports what is slow to import and runs no graded code. On its standard input, a socket, come
-jobs: the name of a file with an exam, and a socket for the events. Each exam has a process of its
-own.
+It imports the slow libraries and runs no graded code. Its standard input is a socket. A job on this
+socket is the name of a file with an exam, and a socket for the events. Each exam runs in its own
+process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .sandbox import Box, Isolation, shut_off
 
 
 def main() -> int:
-    """Serve until the other end closes."""
+    """Serve jobs until the other end closes the socket."""
     jobs = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if "--bare" not in sys.argv:  # for tests that need no torch
         preload()
         integrity.prepare()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who ends needs nobody to wait for it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exams that end need no waitpid
     jobs.sendall(b"r")
     while True:
         message, fds, _, _ = socket.recv_fds(jobs, 4096, 1)
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _exam(job: Path, events: int) -> None:
-    """In a process of its own: read the job, be shut off, run it; does not return."""
+    """Read the job, isolate this process, and run the exam. Does not return."""
     status = 70
     try:
         os.setsid()
@@ -83,7 +83,7 @@ def _exam(job: Path, events: int) -> None:
 
 
 def _settle(tree: Path, isolation: Isolation) -> None:
-    """Be in the tree, with a home of its own; import what of it is not graded."""
+    """Enter the tree with a new home folder, and import the modules that are not graded."""
     home = Path("/tmp/home") if isolation.files else Path(tempfile.mkdtemp(dir=tree.parent))
     if isolation.user is not None:
         os.chown(home, isolation.user, isolation.user)
@@ -97,7 +97,7 @@ def _settle(tree: Path, isolation: Isolation) -> None:
 
 
 class _Collector:
-    """Keeps the node ids."""
+    """Stores the node ids of the collected tests."""
 
     def __init__(self) -> None:
         self.nodes: list[str] = []
@@ -107,7 +107,7 @@ class _Collector:
 
 
 def _collect(tree: Path, tests: list[str], emit: Any) -> int:
-    """The tests that a tree of the instructor's own has; nothing of a student is in it."""
+    """Collect the tests of a tree that has no code of a student."""
     enter(tree)
     collector = _Collector()
     with tempfile.TemporaryFile() as said:

@@ -1,8 +1,8 @@
-"""Whether what judges a test is still what it was before graded code was imported.
+"""Check that graded code did not replace the functions that judge a test.
 
 Graded code shares the interpreter with pytest. It can replace `torch.equal` or a function of pytest
-as easily as any name; this notices, and so do checks whose outcome is known. Code that goes to the
-interpreter's memory itself cannot be noticed from inside: `exam.py` says what that leaves.
+like any other name. This module notices that, and it also runs checks with a known outcome. Code
+that writes directly to the interpreter's memory cannot be detected from inside; see `exam.py`.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ WATCHED = (
     "numpy", "numpy.testing", "torch", "torch.testing", "torch.testing._comparison",
     "torch.nn.functional", "torch.linalg", "common",
 )  # fmt: skip
-PACKAGES = ("_pytest", "pluggy", "common")  # with all modules below
+PACKAGES = ("_pytest", "pluggy", "common")  # including their submodules
 CLASSES = (("torch", "Tensor"), ("torch._C", "TensorBase"))
-REPLACED = {"sys.excepthook", "threading.excepthook"}  # by pytest itself, during a test
+REPLACED = {"sys.excepthook", "threading.excepthook"}  # pytest replaces these during a test
 MISSING = object()
-_ASSERTION, _KEY, _ANY = AssertionError, KeyError, BaseException  # as they were
+_ASSERTION, _KEY, _ANY = AssertionError, KeyError, BaseException  # the original classes
 
 
 class Integrity:
-    """Remembers functions and classes by identity when it is made; `problems` compares."""
+    """Remembers the watched functions and classes when it is made. `problems` compares them."""
 
     def __init__(self) -> None:
         self.seen = [(owner, name, value, _inside(value)) for owner, name, value in _watched()]
 
     def problems(self) -> list[str]:
-        """What has been replaced, and which checks come out wrong."""
+        """Return which functions were replaced, and which checks have a wrong outcome."""
         found = []
         for owner, name, value, inside in self.seen:
             now = vars(owner).get(name, MISSING)
             if now is not value or _inside(value) != inside:
                 found.append(f"{owner.__name__}.{name} has been replaced")
-        return found + [f"{what} is not so any more" for what, true in _truths() if not true]
+        return found + [f"{what} does not work any more" for what, true in _truths() if not true]
 
 
 def _watched() -> Iterator[tuple[Any, str, Any]]:
-    """Owner, name and value of each function and class that is watched."""
+    """Yield owner, name and value of each watched function and class."""
     for name in sorted(sys.modules):
         below = name.startswith(tuple(f"{package}." for package in PACKAGES))
         module = sys.modules[name]
@@ -70,7 +70,7 @@ def _callables(owner: Any) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _inside(value: Any) -> tuple[Any, ...]:
-    """What a function can be changed in without being replaced."""
+    """Return the parts of a function that can be changed without replacing the function."""
     value = getattr(value, "__func__", value)
     if not isinstance(value, FunctionType):
         return ()
@@ -78,7 +78,7 @@ def _inside(value: Any) -> tuple[Any, ...]:
 
 
 def _truths() -> Iterator[tuple[str, bool]]:
-    """Statements that hold in an interpreter that nobody has touched."""
+    """Yield checks that must be true in an unchanged interpreter."""
     yield "1 != 2", [1] != [2] and "a" != "b" and {1: 2} != {1: 3}
     yield "not all([False])", not all([False]) and not any([False]) and sum([1, 1]) == 2
     yield "sorted, len and isinstance", sorted([2, 1]) == [1, 2] and not isinstance(1, str)
@@ -116,7 +116,7 @@ def _raises_other() -> None:
 
 
 def prepare() -> None:
-    """Import what is watched and may be imported later, while all is still to be trusted."""
+    """Import the watched modules while no graded code has run."""
     for name in (*WATCHED, "torch._C"):
         try:
             importlib.import_module(name)

@@ -1,8 +1,8 @@
-"""Limits of a test, and what its processes use of them.
+"""The limits of a test, and the memory that its processes use.
 
-Address space is no measure here: importing torch maps three times what it uses. Private memory
-(`RLIMIT_DATA`) is what a process asks for, and an allocation beyond it fails at once in the process
-itself; the sum over all processes is watched from outside.
+The address space is not limited, because importing torch maps three times the memory that it uses.
+The private memory of a process is limited by `RLIMIT_DATA`: an allocation beyond it fails in the
+process itself. The sum over all processes is measured from outside.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one test, with all it starts."""
+    """The limits of one test with all its processes."""
 
-    seconds: float = 60.0  # on the clock; of a processor, somewhat more
-    memory: int = 3 << 30  # bytes, private
-    file_size: int = 64 << 20  # bytes of a file that it writes
-    disk: int = 256 << 20  # bytes of all of them
-    processes: int = 64  # threads count
+    seconds: float = 60.0  # of wall time; the limit of CPU time is somewhat higher
+    memory: int = 3 << 30  # bytes of private memory
+    file_size: int = 64 << 20  # bytes of each file that it writes
+    disk: int = 256 << 20  # bytes of all its files
+    processes: int = 64  # including threads
 
 
 def apply(limits: Limits, *, own_processes: bool) -> None:
-    """To this process and its children; how many there are, where they are counted alone."""
+    """Limit this process and its children. The number of processes only if counted separately."""
     seconds = int(limits.seconds * 2) + 5
     values = {
         resource.RLIMIT_CPU: seconds,
@@ -46,14 +46,14 @@ def apply(limits: Limits, *, own_processes: bool) -> None:
 
 
 def memory_of_all() -> int:
-    """Private bytes of all processes that this one sees, itself apart: those of its namespace."""
+    """Return the private bytes of all processes in this namespace, without this one."""
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         if status.parent.name == str(os.getpid()):
             continue
         try:
             found = re.search(r"RssAnon:\s+(\d+) kB", status.read_text())
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         total += int(found[1]) * 1024 if found else 0
     return total

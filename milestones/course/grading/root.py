@@ -1,4 +1,4 @@
-"""A root of its own for a process in a mount namespace: the system, Python, one tree, a `/tmp`."""
+"""Make a root for a process in a mount namespace: the system, Python, one tree and a `/tmp`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MACHINE = ("cpuinfo", "meminfo")
 
 
 def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
-    """Make a root that holds what is needed and nothing else; `OSError` where that may not be."""
+    """Make a root with only the needed files, and enter it. Raises `OSError` if not allowed."""
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     root = Path(tempfile.mkdtemp(prefix="root", dir=tree.parent))
     _tmpfs(root, 16 << 20, "755")
@@ -28,7 +28,7 @@ def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
         _tmpfs(root / name, size, "1777")
     kept = [path for path in _kept() if not any(path in h.parents or path == h for h in hidden)]
     around = [path for path in _kept() if path not in kept]
-    for path in around:  # what must not be seen lies within
+    for path in around:  # a path that must stay hidden lies inside
         _bind(path, root)
     for path in hidden:
         if (root / path.relative_to("/")).is_dir():
@@ -53,7 +53,7 @@ def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
 
 
 def _kept() -> list[Path]:
-    """The system's files and Python's, outermost first."""
+    """Return the folders of the system and of Python, the outermost first."""
     paths = {Path(path) for path in (*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix)}
     paths |= {Path(sys.executable).resolve().parent.parent}
     paths |= {Path(path) for path in sys.path if "site-packages" in path or "python" in path}
@@ -78,13 +78,13 @@ def _bind(path: Path, root: Path, *, writable: bool = False) -> None:
     _mount(str(path), str(target), None, MS_BIND | MS_REC)
     if not writable:
         flags = os.statvfs(path).f_flag
-        kept = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # may not be taken away
+        kept = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # must be kept in a remount
         kept |= MS_RELATIME if flags & 4096 else 0
         _mount(None, str(target), None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
 def _proc(root: Path) -> None:
-    """A /proc of the new namespace; where that may not be, what says how large the machine is."""
+    """Mount the /proc of the new namespace, or copy the files about the machine if not allowed."""
     (root / "proc").mkdir()
     try:
         _mount("proc", str(root / "proc"), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -108,5 +108,5 @@ def _mount(
 
 
 def libc() -> ctypes.CDLL:
-    """The C library, which has what Python's `os` has only from 3.12 on."""
+    """Return the C library. Python's `os` has these functions only from 3.12 on."""
     return ctypes.CDLL(None, use_errno=True)

@@ -1,10 +1,10 @@
-"""A process and its children shut off from the machine, as far as the kernel lets us.
+"""Isolate a process and its children from the machine, as far as the kernel allows it.
 
-On Linux with namespaces (as root, or where users may make their own): no network, no processes but
-its own, and of the files only the system, Python and the graded tree, all read-only, with a `/tmp`
-that lasts as long as the process. Everything it starts dies with it. As root without namespaces the
-graded code runs as another user. Elsewhere limits on time, memory, files and processes are what is
-left; `Isolation` says which of it holds.
+On Linux with namespaces (as root, or where users may create them): the process has no network and
+sees only its own processes. Of the files it sees only the system, Python and the graded tree, all
+read-only, and a `/tmp` that is removed when the process ends. All its children die with it. As
+root without namespaces, the graded code runs as another user. On other systems only the limits on
+time, memory, files and processes remain. `Isolation` says which parts are in effect.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 NAMESPACES = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
-FIRST_UID = 1_500_000  # users that no system gives to anybody
+FIRST_UID = 1_500_000  # ids that no system gives to a user
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """What holds: shut off from the network, from files, from processes; another user."""
+    """What the process is isolated from: network, files, processes. And its user, if changed."""
 
     network: bool = False
     files: bool = False
@@ -38,16 +38,16 @@ class Isolation:
 
     @property
     def counted(self) -> bool:
-        """Whether the kernel counts its processes apart from those of whoever grades."""
+        """Whether the kernel counts these processes separately from those of the grading user."""
         release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
         return self.user is not None or (self.processes and release >= (5, 14))
 
     @property
     def missing(self) -> list[str]:
-        """In words, what does not."""
+        """The parts that are not in effect, in words."""
         words = {
             "the network": self.network,
-            "other files of this machine, the reference among them if it may read them": self.files,
+            "other files of this machine (the reference too, if it is readable)": self.files,
             "other processes": self.processes or self.user is not None,
         }
         return [word for word, holds in words.items() if not holds]
@@ -55,17 +55,17 @@ class Isolation:
 
 @dataclass(frozen=True)
 class Box:
-    """What the shut-off process needs to see: a tree; and what it must not, wherever that lies."""
+    """What the isolated process must see (a tree), and what it must not see (`hidden`)."""
 
     tree: Path
     hidden: tuple[Path, ...]
     disk: int  # bytes of its /tmp
-    slot: int  # its number among those that run at once
+    slot: int  # its number among the exams that run in parallel
     namespaces: bool = True
 
 
 def shut_off(box: Box) -> Isolation:
-    """Shut this process off; it returns in another one, and this one waits for it and ends."""
+    """Isolate this process. Returns in a child process; this one waits for it, and ends."""
     if not LINUX:
         return Isolation()
     user = FIRST_UID + box.slot if os.geteuid() == 0 else None
@@ -73,7 +73,7 @@ def shut_off(box: Box) -> Isolation:
     if not unshared:
         others = [Path(os.__file__), Path(sys.executable), box.tree]
         return Isolation(user=user if all(map(_open_to_others, others)) else None)
-    user = user if unshared == "system" else None  # a namespace of its own knows no other users
+    user = user if unshared == "system" else None  # a user's namespace has no other users
     _become_first()
     try:
         change_root(box.tree, box.hidden, box.disk)
@@ -83,7 +83,7 @@ def shut_off(box: Box) -> Isolation:
 
 
 def give_up_rights(user: int | None) -> None:
-    """In a child that will run graded code: another user, no capability, none to be had."""
+    """Change to another user and drop all capabilities, before graded code runs."""
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -96,17 +96,17 @@ def give_up_rights(user: int | None) -> None:
         c.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     c.capset(header, (ctypes.c_uint32 * 6)())
-    c.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # only this process's own user looks into it
+    c.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # only processes of the same user can read its memory
     c.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def kill_all(isolation: Isolation, group: int) -> None:
-    """Kill what a child has started, and itself: it led the process group `group`."""
+    """Kill a child, which leads the process group `group`, and all that it has started."""
     if isolation.processes:
-        _kill(-1)  # all in this namespace but its first process, which is this one
+        _kill(-1)  # all processes of this namespace except this one, which is its first
     elif isolation.user is not None:
         child = os.fork()
-        if not child:  # as that user, who may kill its own processes and no others
+        if not child:  # as that user, which may only kill its own processes
             os.setresuid(isolation.user, isolation.user, isolation.user)
             _kill(-1)
             os._exit(0)
@@ -122,7 +122,7 @@ def _kill(target: int) -> None:
 
 
 def _open_to_others(path: Path) -> bool:
-    """Whether a user that owns nothing could get there: Python may lie in root's own folder."""
+    """Return whether another user can read a file. Python may be in root's private folder."""
     path = path.resolve()
     return all(parent.stat().st_mode & 0o001 for parent in path.parents) and bool(
         path.stat().st_mode & 0o004
@@ -130,10 +130,10 @@ def _open_to_others(path: Path) -> bool:
 
 
 def _unshare() -> str | None:
-    """Whose namespaces they are now: the system's, a user's own; None where it is not allowed."""
+    """Create new namespaces. Return "system" or "user" for their owner, None if not allowed."""
     if os.geteuid() == 0 and libc().unshare(NAMESPACES) == 0:
         return "system"
-    trial = os.fork()  # what fails half-way leaves a process that is nobody
+    trial = os.fork()  # a failure in the middle would leave this process without a valid user
     if not trial:
         status = 1
         try:
@@ -157,10 +157,10 @@ def _unshare_as_user() -> None:
 
 
 def _become_first() -> None:
-    """Fork: the child is the first process of the new namespace, and takes all others along."""
+    """Fork. The child is the first process of the new namespace; when it ends, all others end."""
     child = os.fork()
     if child:
         status = os.waitpid(child, 0)[1]
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # graded code must not look into this process
+    libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # graded code must not read this process's memory

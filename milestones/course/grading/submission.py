@@ -1,8 +1,8 @@
-"""What is taken from a submission, and the tree it is graded in.
+"""Take the files of a submission, and make the tree in which it is graded.
 
-Only the files that the exercises name come from the student. The rest is the instructor's own:
-lower rungs and `common/` complete, the rung itself as released (so that no solution is in the
-tree), tests and their helpers as they are, and the instructor's hidden tests.
+Only the files that the exercises name come from the student. All others are the instructor's: the
+lower milestones and `common/` are complete, the graded milestone is as released (so the tree has no
+solution), and the tests and their helpers are the originals, with the hidden tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 @dataclass
 class Submission:
-    """The files of one student, as text, and what was wrong with those that are not there."""
+    """The files of one student as text, and the reasons why files were refused."""
 
     name: str
     folder: Path
@@ -34,24 +34,24 @@ class Submission:
     refused: dict[str, list[str]] = field(default_factory=dict)  # file -> reasons
 
     def reasons(self, exercise: Exercise) -> list[str]:
-        """Why an exercise cannot be graded; empty if it can."""
+        """Return why an exercise cannot be graded. Empty if it can be graded."""
         found = [(f, reason) for f in exercise.sources for reason in self.refused.get(f, ())]
         return [f"{file}: {reason}" for file, reason in found]
 
 
 @dataclass(frozen=True)
 class Course:
-    """A milestone as it is graded: its exercises, the tests of each, the template of a tree."""
+    """The graded milestone: its exercises, their tests, and the template of a tree."""
 
     milestone: str
     exercises: tuple[Exercise, ...]
-    tests: dict[str, tuple[str, ...]]  # exercise id -> files and node ids, hidden ones last
+    tests: dict[str, tuple[str, ...]]  # exercise id -> files and node ids, hidden tests last
     skeleton: dict[str, str]  # the files that the exercises name, as released
     template: Path
 
 
 def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None) -> Course:
-    """Make the template of all trees at `target`. Raises `ValueError` naming what is wrong."""
+    """Write the template of all trees to `target`. Raises `ValueError` that says what is wrong."""
     exercises = record.load(milestone, root)
     files, _ = student_files(milestone, root)
     for file, data in files.items():
@@ -74,7 +74,7 @@ def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None
 
 
 def complete(course: Course, root: Path, target: Path) -> Path:
-    """A tree with the instructor's solutions, to see which tests there are."""
+    """Make a tree with the instructor's solutions, to collect the tests."""
     shutil.copytree(course.template, target)
     shutil.rmtree(target / course.milestone)
     shutil.copytree(root / course.milestone, target / course.milestone, ignore=LITTER)
@@ -82,7 +82,7 @@ def complete(course: Course, root: Path, target: Path) -> Path:
 
 
 def take(folder: Path, name: str, course: Course, allowed: Collection[str] = ()) -> Submission:
-    """Read the named files of a submission. A link is refused: it could name a solution."""
+    """Read the named files of a submission. A link is refused: it could point to a solution."""
     submission = Submission(name, folder)
     for file, released in course.skeleton.items():
         text, reasons = _read(folder, file)
@@ -96,7 +96,7 @@ def take(folder: Path, name: str, course: Course, allowed: Collection[str] = ())
 
 
 def lay_out(submission: Submission, course: Course, target: Path) -> Path:
-    """The tree of one submission: the template with its files."""
+    """Make the tree of one submission: the template with the student's files."""
     shutil.copytree(course.template, target)
     for file, text in submission.files.items():
         (target / file).write_text(text, encoding="utf-8")
@@ -108,18 +108,18 @@ def _read(folder: Path, file: str) -> tuple[str | None, list[str]]:
     for part in Path(file).parts:
         path = path / part
         if path.is_symlink():
-            return None, [f"{path.relative_to(folder)} is a link; hand in the file itself"]
+            return None, [f"{path.relative_to(folder)} is a link; submit the file itself"]
     if not path.exists():
-        return None, ["it is not in the submission"]
+        return None, ["the file is not in the submission"]
     information = path.stat()
     if not stat.S_ISREG(information.st_mode):
-        return None, ["it is no file"]
+        return None, ["this is not a regular file"]
     if information.st_size > LARGEST:
-        return None, [f"it is larger than {LARGEST >> 10} KB"]
+        return None, [f"the file is larger than {LARGEST >> 10} KB"]
     try:
         return path.read_text(encoding="utf-8"), []
     except UnicodeDecodeError as error:
-        return None, [f"it is no UTF-8 text: {error.reason} at byte {error.start}"]
+        return None, [f"the file is not UTF-8: {error.reason} at byte {error.start}"]
 
 
 def _hidden_tests(hidden: Path | None, exercises: Iterable[Exercise]) -> list[Path]:
@@ -139,7 +139,7 @@ def _hidden_tests(hidden: Path | None, exercises: Iterable[Exercise]) -> list[Pa
 
 
 def _owner(path: Path, exercises: Iterable[Exercise]) -> str | None:
-    """The exercise of a file named test_m3_2*.py; test_m3_21.py belongs to m3.21."""
+    """Return the exercise of a file named test_m3_2*.py. test_m3_21.py belongs to m3.21."""
     match = re.match(r"test_m(\d+)_(\d+)(?!\d)", path.name)
     name = f"m{match[1]}.{match[2]}" if match else None
     return name if name in [exercise.id for exercise in exercises] else None

@@ -1,4 +1,4 @@
-"""`Panels`: tokens, tree and pages of an engine at work, for the demo's screen."""
+"""The panels of the demo: the tokens of each request, the radix tree, the owners of the pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.tree import Tree
 
 from common.dashboard import bar
 
-from . import LLMEngine
-from .kv_cache import PADDING_PAGE
-from .radix_cache import TreeNode
+from .. import LLMEngine
+from ..kv_cache import PADDING_PAGE
+from ..radix_cache import TreeNode
 
 BAR_TOKENS = 280  # prompt and output that fill a request's bar
 
@@ -30,11 +30,11 @@ class Panels:
 
     @property
     def num_lines(self) -> int:
-        """Lines of the screen that they take."""
+        """Return the number of screen lines that the panels take."""
         return self.tree_lines + self.engine.config.max_num_seqs + 9
 
     def __call__(self) -> Iterable[RenderableType]:
-        """What each request has found, the tree, and whose page is which."""
+        """Return what each request found in the cache, the tree, and the owner of each page."""
         table = Table(box=None, pad_edge=False, show_header=False)
         for request in self.engine.scheduler.running:
             cached = request.num_cached_tokens or 0
@@ -57,14 +57,15 @@ class Panels:
         )
 
     def _tree(self) -> Tree:
-        """The nodes used last, as many as there are lines, in their places."""
+        """Return the most recently used nodes, as many as there are lines, at their places."""
         nodes = list(self.engine.scheduler.kv_cache.radix_cache.nodes())
         latest = sorted(nodes, key=lambda node: (-node.last_used, node.num_prefix_pages))
         shown = set(latest[: self.tree_lines - 1])
         left_out = len(nodes) - len(shown)
         root = Tree(Text(f"{len(nodes)} nodes" + (f", {left_out} not shown" * bool(left_out))))
         branches = {self.engine.scheduler.kv_cache.radix_cache.root: root}
-        for node in nodes:  # parents first; used as late as their children, they are shown too
+        # Parents come first. A parent is used whenever its child is, so it is shown too.
+        for node in nodes:
             if node in shown and node.parent in branches:
                 branches[node] = branches[node.parent].add(self._label(node))
         return root
@@ -77,7 +78,7 @@ class Panels:
         return label.append(text, "default")
 
     def _pages(self) -> Panel:
-        """Whose page is which."""
+        """Return the map of pages, with the owner of each."""
         kv_cache = self.engine.scheduler.kv_cache
         cells = [("·", "dim")] * (kv_cache.allocator.num_pages + 1)
         cells[PADDING_PAGE] = ("#", "dim")
@@ -87,12 +88,9 @@ class Panels:
         for node in kv_cache.radix_cache.nodes():
             for page in node.pages:
                 cells[page] = ("=", "bold cyan") if node.lock_count else ("-", "green")
-        shown = Text()
-        for character, style in cells:
-            shown.append(character, style)
         title = "pages: a b … requests, = tree in use, - cached, · free, # padding"
-        return Panel(shown, title=title, title_align="left")
+        return Panel(Text.assemble(*cells), title=title, title_align="left")
 
     def _letter(self, row: int | None) -> str:
-        """A request by the row it runs in."""
+        """Return the letter of the row that a request runs in."""
         return " " if row is None else ascii_lowercase[row % 26]

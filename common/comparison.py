@@ -1,0 +1,59 @@
+"""The same requests on several engines, and their results side by side."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from .dashboard import summary_table
+from .offline import OfflineEngine
+from .workload import Workload, WorkloadResult, run_rung
+
+Figure = Callable[[WorkloadResult], str]  # what a row of the table shows of a result
+
+
+def workload_of(engine: OfflineEngine, prompts: list[list[int]], args: Namespace) -> Workload:
+    """Return these prompts as a workload: all arrive at once, with the engine's configuration."""
+    config = {**vars(engine.config), "model": engine.loaded.name}
+    return Workload(prompts, [args.max_tokens] * len(prompts), config=config)
+
+
+def run_milestones(workloads: dict[str, Workload], console: Console) -> dict[str, WorkloadResult]:
+    """Run a workload on each milestone, each in a process of its own.
+
+    The result has no entry for a milestone that is not installed: the tree that a student gets
+    may lack it.
+    """
+    results = {}
+    for milestone, workload in workloads.items():
+        with console.status(f"the same requests on {milestone} …"):
+            if (result := run_rung(milestone, workload)) is not None:
+                results[milestone] = result
+    return results
+
+
+def comparison(title: str, results: dict[str, WorkloadResult], figures: dict[str, Figure]) -> Table:
+    """Return a table with a column for each result; the last rows compare the throughput."""
+    table = summary_table(f"\n{title}", "", *results)
+    first = next(iter(results.values())).tokens_per_second
+    rows = {
+        **figures,
+        "throughput": lambda r: f"{r.tokens_per_second:.1f} tokens/s",
+        "ratio": lambda r: f"{r.tokens_per_second / first:.2f} x",
+    }
+    for name, figure in rows.items():
+        table.add_row(name, *map(figure, results.values()))
+    return table
+
+
+def counter(name: str) -> Figure:
+    """Return a figure that shows a counter of `EngineStats`."""
+    return lambda result: str(result.stats[name])
+
+
+def seconds(value: float) -> str:
+    """Return a time in words: milliseconds below one second."""
+    return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.2f} s"

@@ -1,0 +1,48 @@
+"""The panels of the demo: which request holds each row, and how much of the row is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from common.dashboard import bar, sparkline
+
+from .. import LLMEngine
+
+
+class Panels:
+    """Called for each refresh of the screen."""
+
+    def __init__(self, engine: LLMEngine, console: Console) -> None:
+        self.engine = engine
+        self.console = console
+        self.history: list[float] = []  # rows taken, at each refresh
+
+    @property
+    def num_lines(self) -> int:
+        """Return the number of screen lines that the panels take."""
+        return self.engine.scheduler.kv_cache.num_rows + 3
+
+    def __call__(self) -> Iterable[RenderableType]:
+        """Return the rows of the slot cache, and how many of them were taken over time."""
+        kv_cache = self.engine.scheduler.kv_cache
+        width = max(10, self.console.width - 44)
+        rows = Table(box=None, pad_edge=False, show_header=False)
+        for row in range(kv_cache.num_rows):
+            owner = kv_cache.rows[row] if row < len(kv_cache.rows) else None
+            used = owner.num_computed_tokens if owner else 0
+            share = used / kv_cache.row_tokens
+            style = "dim" if owner is None else "default"
+            rows.add_row(
+                Text(f"row {row}", style),
+                Text(owner.request_id if owner else "free", style),
+                bar([(share, "█", "cyan"), (1 - share, "░" if owner else "·", style)], width),
+                Text(f"{used:4d} of {kv_cache.row_tokens}", style),
+            )
+        yield Panel(rows, title="the slot cache: █ used ░ reserved · free", title_align="left")
+        self.history.append(len(kv_cache.rows))
+        yield Text("rows taken over time  ") + sparkline(self.history, width, kv_cache.num_rows)

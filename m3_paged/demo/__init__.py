@@ -1,0 +1,42 @@
+"""Many chats in little memory, page by page: `python -m m3_paged.demo`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from common import EngineConfig
+from common.comparison import Figure, comparison, counter, run_milestones, workload_of
+from common.demo import make_console, open_engine, parser, recorded
+from common.demo_serving import Arrivals, questions, serve
+
+from .. import LLMEngine
+from .panels import Panels
+
+PAGE_SIZE = 4  # tokens
+ROWS_BELOW = 4  # requests that the milestone below holds in the same memory
+MAX_MODEL_LEN = 320
+FIGURES: dict[str, Figure] = {
+    "requests in flight at once": lambda r: str(r.most_running),
+    "padding tokens computed": counter("padding_tokens"),
+    "KV memory held and not used": lambda r: f"{r.kv_waste or 0:.1%}",
+    "retractions": counter("num_retractions"),
+}
+
+
+def main() -> None:
+    """Serve the chats live; then compare this milestone with the one below, in equal memory."""
+    args = parser("Pages, mixed batches, retraction.", requests=24, max_tokens=40).parse_args()
+    console = make_console(args)
+    config = EngineConfig(
+        model=args.model, device=args.device, max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=32, page_size=PAGE_SIZE, num_pages=ROWS_BELOW * MAX_MODEL_LEN // PAGE_SIZE,
+    )  # fmt: skip
+    with open_engine(LLMEngine, config, console) as engine:
+        arrivals = Arrivals(questions(args.requests), burst=6, every=3)
+        with recorded(engine, args, console):
+            prompts = serve(engine, arrivals, Panels(engine, console), args, console)
+        paged = workload_of(engine, prompts, args)
+    rows = replace(paged, config={**paged.config, "max_num_seqs": ROWS_BELOW})
+    results = run_milestones({"m2_continuous": rows, "m3_paged": paged}, console)
+    title = f"all requests at once, in a KV memory of {ROWS_BELOW * MAX_MODEL_LEN} tokens"
+    console.print(comparison(title, results, FIGURES))

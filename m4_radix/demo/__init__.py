@@ -1,0 +1,72 @@
+"""Agents with a shared system prompt, on a radix tree: `python -m m4_radix.demo`."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from common import EngineConfig
+from common.comparison import Figure, comparison, counter, run_milestones, seconds, workload_of
+from common.config import POLICIES
+from common.dashboard import summary_table
+from common.demo import make_console, open_engine, parser, recorded
+from common.demo_serving import serve
+from common.workload import Workload, WorkloadResult, run
+
+from .. import LLMEngine
+from .agents import conversations
+from .panels import Panels
+
+PAGE_SIZE = 8  # tokens
+FIGURES: dict[str, Figure] = {
+    "prompt tokens computed": counter("prefill_tokens"),
+    "prompt tokens reused": counter("cached_prompt_tokens"),
+    "hit rate": lambda r: f"{r.hit_rate:.0%}",
+    "TTFT, median": lambda r: seconds(median(r.first_token_seconds)),
+}
+
+
+def main() -> None:
+    """Serve conversations live; then compare milestones, and policies, on the same requests."""
+    args = parser("A radix tree of cached prefixes.", requests=12, max_tokens=24).parse_args()
+    console = make_console(args)
+    config = EngineConfig(
+        model=args.model, device=args.device, max_num_seqs=6, page_size=PAGE_SIZE, num_pages=256
+    )
+    with open_engine(LLMEngine, config, console) as engine:
+        arrivals = conversations(args.requests, engine.config)
+        with recorded(engine, args, console):
+            prompts = serve(engine, arrivals, Panels(engine, console), args, console)
+        workload = workload_of(engine, prompts, args)
+        results = run_milestones({"m3_paged": workload, "m4_radix": workload}, console)
+        console.print(comparison("all requests at once, equal KV memory", results, FIGURES))
+        compare_policies(workload, engine, console)
+
+
+def compare_policies(workload: Workload, engine: LLMEngine, console: Console) -> None:
+    """Serve the same requests in memory for two of them: now the order of admission matters."""
+    tokens = max(map(len, workload.prompts)) + max(workload.max_tokens)
+    small = {**workload.config, "num_pages": 2 * tokens // PAGE_SIZE, "seed": 0}
+    results = {}
+    for policy in POLICIES:
+        with console.status(f"the same requests by {policy} …"):
+            config = EngineConfig(**{**small, "schedule_policy": policy})
+            results[policy] = run(LLMEngine(config, engine.loaded), workload)
+    console.print(policies(results, small["num_pages"]))
+
+
+def policies(results: dict[str, WorkloadResult], num_pages: int) -> Table:
+    """Return a table with a row for each policy."""
+    title = f"\nby policy, with {num_pages} pages of {PAGE_SIZE} tokens of KV memory"
+    table = summary_table(title, "policy", "hit rate", "prefill tokens", "TTFT p50", "tokens/s")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            f"{result.hit_rate:.0%}",
+            str(result.stats["prefill_tokens"]),
+            seconds(median(result.first_token_seconds)),
+            f"{result.tokens_per_second:.1f}",
+        )
+    return table

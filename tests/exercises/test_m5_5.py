@@ -213,7 +213,7 @@ def test_every_static_tensor_is_written(runner: ModelRunner) -> None:
         assert torch.equal(left, right), (
             f"{name} is {left.tolist()}, the step's is {right.tolist()}"
         )
-    assert static.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the host's contexts"
+    assert static.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the lengths on the host"
 
 
 def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:

@@ -30,12 +30,8 @@ def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
     """Plan a step of these numbers of tokens, as `schedule` does: it is the newest in flight."""
     batch = ScheduleBatch()
     for request, num_tokens in parts:
-        end = request.num_computed_tokens + num_tokens
-        steps.kv_cache.allocate_slots(request, end)
-        if end == request.num_tokens:
-            batch.sampled_indices.append(len(batch.requests))
-        batch.requests.append(request)
-        batch.num_scheduled_tokens.append(num_tokens)
+        steps.kv_cache.allocate_slots(request, request.num_computed_tokens + num_tokens)
+        batch.add(request, num_tokens)
     steps.batches.append(batch)
     return batch
 
@@ -49,5 +45,5 @@ def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:
         raise AssertionError(
             f"{when}: {broken}; rows {kv_cache.table.rows}, free pages "
             f"{sorted(kv_cache.allocator.free_pages)}, {len(steps.batches)} steps in flight, "
-            f"{steps.finished} are leaving"
+            f"{steps.finished} have finished and hold pages"
         ) from None

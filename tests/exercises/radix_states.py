@@ -74,7 +74,7 @@ def give_row(
     row = request.row = kv_cache.free_rows.pop()
     lock_by_hand(tree, prefix)
     kv_cache.last_nodes[row] = prefix
-    own = kv_cache.allocator.allocate(kv_cache.pages_for(num_computed) - prefix.end)
+    own = kv_cache.allocator.allocate(kv_cache.pages_for(num_computed) - prefix.num_prefix_pages)
     kv_cache.table.append(row, [*prefix.prefix_pages(), *own])
     kv_cache.table.take_updates()
     request.num_computed_tokens = num_computed

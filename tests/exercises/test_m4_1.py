@@ -50,7 +50,7 @@ def test_a_match_that_ends_inside_a_node_splits_it() -> None:
         "1 2 / 3 4 5 6": "pages 8 9, locks 0",
     }, "the tokens agree in the first page only: the node is split after it"
     assert found.prefix_pages() == [7], "the upper half ends the prefix that was found"
-    assert found.end == 1, "the prefix has one page, so its end is 1"
+    assert found.num_prefix_pages == 1, "the prefix has one page"
     audit(tree, [], "after match_prefix([1, 2, 9, 9]) on one node 1..6")
 
 
@@ -85,7 +85,9 @@ def test_a_handle_from_before_a_split_still_spells_its_prefix() -> None:
         f"the node had the prefix pages 7 8 9 before the split, now {handle.prefix_pages()}: the "
         "node that callers hold must become the lower half"
     )
-    assert handle.end == 3, f"its prefix has three pages, not {handle.end}"
+    assert handle.num_prefix_pages == 3, (
+        f"its prefix has three pages, not {handle.num_prefix_pages}"
+    )
 
 
 def test_only_whole_pages_match() -> None:

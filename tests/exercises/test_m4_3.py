@@ -38,8 +38,8 @@ def test_a_leaf_is_shortened_from_its_end() -> None:
     tree, nodes = three_leaves()
     assert tree.evict(1) == [4], "evict(1) takes the last page of the oldest leaf"
     old = nodes["old"]
-    assert (old.tokens, old.pages, old.end) == ([3], [3], 3), (
-        "tokens, pages and end are all shortened: of 1 2 / 3 4, the path 1 2 / 3 is left"
+    assert (old.tokens, old.pages, old.num_prefix_pages) == ([3], [3], 3), (
+        "tokens, pages and num_prefix_pages are all shortened: of 1 2 / 3 4, 1 2 / 3 is left"
     )
     assert tree.evictable_size == 6
     audit(tree, [], "after evict(1)")

@@ -126,20 +126,20 @@ def test_pages_held_are_those_the_tokens_need() -> None:
         held = kv_cache.pages_of(request)
         assert len(held) == pages, f"{num_tokens} tokens need {pages} pages of 4, the row is {held}"
         request.num_computed_tokens = num_tokens
-        audit_pages(kv_cache, [request], f"after hold(request, {num_tokens})")
+        audit_pages(kv_cache, [request], f"after allocate_slots(request, {num_tokens})")
 
 
-def test_holding_less_gives_pages_back() -> None:
-    """When a failed step is undone, the pages that it did not write become free again."""
+def test_pages_that_a_row_has_already_stay_in_it() -> None:
+    """A row may have more pages than a step needs. `allocate_slots` only adds pages."""
     kv_cache, request = manager(), request_of("a", [1] * 20)
     pages = give_row(kv_cache, request, 12)
-    kv_cache.allocate_slots(request, 5)
-    assert kv_cache.pages_of(request) == pages[:2], (
-        "the first two pages stay: their tokens are computed"
-    )
-    assert pages[2] in kv_cache.allocator.free_pages
-    request.num_computed_tokens = 5
-    audit_pages(kv_cache, [request], "after hold of fewer tokens than before")
+    for num_tokens in (5, 12):
+        kv_cache.allocate_slots(request, num_tokens)
+        assert kv_cache.pages_of(request) == pages, (
+            f"the row {pages} has enough pages for {num_tokens} tokens, and is now "
+            f"{kv_cache.pages_of(request)}"
+        )
+    audit_pages(kv_cache, [request], "after allocate_slots for tokens that have their pages")
 
 
 def test_free_pages_come_before_cached_ones() -> None:
@@ -151,7 +151,7 @@ def test_free_pages_come_before_cached_ones() -> None:
         "two pages were free and two were needed: no cached page may be evicted"
     )
     request.num_computed_tokens = 8
-    audit_pages(kv_cache, [request], "after hold of two pages with two free")
+    audit_pages(kv_cache, [request], "after allocate_slots of two pages with two free")
 
 
 def test_as_much_is_evicted_as_is_missing() -> None:
@@ -164,7 +164,7 @@ def test_as_much_is_evicted_as_is_missing() -> None:
         "three pages needed, one free: two of the four cached pages are evicted, two stay"
     )
     request.num_computed_tokens = 12
-    audit_pages(kv_cache, [request], "after hold of three pages with one free and four cached")
+    audit_pages(kv_cache, [request], "after allocate_slots: three pages, one free, four cached")
 
 
 def test_a_step_takes_no_page_that_a_neighbour_reads() -> None:
@@ -180,5 +180,5 @@ def test_a_step_takes_no_page_that_a_neighbour_reads() -> None:
     assert not set(read.pages) & set(kv_cache.pages_of(request)), "I3: a page has two owners"
     request.num_computed_tokens = 12
     audit_pages(
-        kv_cache, [request, neighbour], "after hold, while a neighbour reads the oldest page"
+        kv_cache, [request, neighbour], "after allocate_slots beside a reader of the oldest page"
     )

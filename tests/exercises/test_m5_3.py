@@ -1,4 +1,4 @@
-"""m5.3: a step ends or is taken back; an ended request leaves after the last step that has it."""
+"""m5.3: a step completes or is undone; an ended request is freed after the last step with it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def test_the_placeholder_goes_and_the_length_stays() -> None:
     request = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (request, 1))
     steps.advance(batch)
-    steps.finish(batch)
+    steps.complete(batch)
     assert request.token_ids == [1, 2, 3], (
-        f"the engine appends the token next, so finish removes its name: {request.token_ids}"
+        "the engine appends the token next, so complete removes the placeholder: "
+        f"{request.token_ids}"
     )
     assert request.num_computed_tokens == 3, "the step has computed the third token"
     assert not steps.batches, "the step is no longer in flight"
-    audit(steps, [request], "after finish of a decode")
+    audit(steps, [request], "after complete of a decode")
 
 
 def test_a_chunk_has_no_placeholder_to_lose() -> None:
@@ -36,12 +37,12 @@ def test_a_chunk_has_no_placeholder_to_lose() -> None:
     request = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
     batch = plan(steps, (request, 4))
     steps.advance(batch)
-    steps.finish(batch)
+    steps.complete(batch)
     assert request.token_ids == [1, 2, 3, 4, 5, 6], (
         f"I1: a chunk in the middle of a prompt has no placeholder; the prompt is now "
         f"{request.token_ids}"
     )
-    audit(steps, [request], "after finish of a chunk")
+    audit(steps, [request], "after complete of a chunk")
 
 
 def test_who_ended_meanwhile_keeps_its_last_token() -> None:
@@ -50,12 +51,12 @@ def test_who_ended_meanwhile_keeps_its_last_token() -> None:
     ended = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (ended, 1))
     ended.finish_reason = "stop"
-    steps.leave(ended)
+    steps.free(ended)
     batch.is_advanced = True
-    steps.finish(batch)
+    steps.complete(batch)
     assert ended.token_ids == [1, 2, 3], (
         f"the request had ended before this step was advanced, so it has no placeholder, and "
-        f"finish removed a real token: {ended.token_ids}"
+        f"complete removed a real token: {ended.token_ids}"
     )
 
 
@@ -65,27 +66,27 @@ def test_pages_are_held_while_a_step_in_flight_writes_them() -> None:
     pages = list(steps.kv_cache.pages_of(ended))
     batch = plan(steps, (ended, 1))
     ended.finish_reason = "stop"
-    steps.leave(ended)
+    steps.free(ended)
     assert steps.finished == [ended] and ended.row is not None, (
         "I3: step N+1 is in flight and writes to this row's pages; no other request may get them"
     )
     assert not set(pages) & set(steps.kv_cache.allocator.free_pages)
     batch.is_advanced = True
-    steps.finish(batch)
+    steps.complete(batch)
     assert steps.finished == [] and ended.row is None, "the step has ended: row and pages are free"
     assert all_pages_can_be_had(steps)
     audit(steps, [], "after the last step of a request that had ended")
 
 
-def test_who_is_in_no_step_leaves_at_once() -> None:
+def test_a_request_that_is_in_no_step_is_freed_at_once() -> None:
     steps = steps_in_flight()
     aborted, other = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
     plan(steps, (other, 1))
-    steps.leave(aborted)
+    steps.free(aborted)
     assert steps.finished == [] and aborted.row is None, (
         "no step in flight has it: its row and pages become free at once"
     )
-    audit(steps, [other], "after leave of a request that is in no step")
+    audit(steps, [other], "after free of a request that is in no step")
 
 
 def test_the_last_of_two_steps_counts() -> None:
@@ -95,53 +96,53 @@ def test_the_last_of_two_steps_counts() -> None:
     steps.advance(first)
     second = plan(steps, (ended, 2))
     ended.finish_reason = "abort"
-    steps.leave(ended)
-    steps.finish(first)
+    steps.free(ended)
+    steps.complete(first)
     assert steps.finished == [ended] and ended.row is not None, (
         "I3: the request was in two steps, and the second step has not ended"
     )
     second.is_advanced = True
-    steps.finish(second)
+    steps.complete(second)
     assert steps.finished == [] and all_pages_can_be_had(steps)
     audit(steps, [], "after the second of two steps that held an aborted request")
 
 
-def test_one_leaves_and_the_others_stay() -> None:
+def test_one_request_is_freed_and_the_others_stay() -> None:
     steps = steps_in_flight()
     early, late, lives = (running(steps, n, [i, i, i], computed=2) for i, n in enumerate("abc"))
     first = plan(steps, (early, 1))
     second = plan(steps, (late, 1), (lives, 1))
     for request in (early, late):
         request.finish_reason = "stop"
-        steps.leave(request)
+        steps.free(request)
     first.is_advanced = True
-    steps.finish(first)
+    steps.complete(first)
     assert steps.finished == [late], "only the last step of the first request has ended"
     lives.num_computed_tokens += 1  # the second step is advanced for its live request
     lives.token_ids.append(placeholder(lives.row))
     second.is_advanced = True
-    steps.finish(second)
+    steps.complete(second)
     assert steps.finished == [] and lives.row is not None
-    audit(steps, [lives], "after two of three requests left, a step apart")
+    audit(steps, [lives], "after two of three requests were freed, a step apart")
 
 
-def test_a_step_that_was_not_computed_is_taken_back() -> None:
+def test_a_step_that_was_not_computed_is_undone() -> None:
     """The step failed before it was advanced: it only leaves the steps in flight."""
     steps = steps_in_flight()
     request = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (request, 1))
-    steps.take_back(batch)
+    steps.undo(batch)
     assert not steps.batches
     assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
 
 
-def test_a_step_that_was_advanced_is_taken_back_whole() -> None:
+def test_a_step_that_was_advanced_is_undone_whole() -> None:
     steps = steps_in_flight()
     decode = running(steps, "a", [1, 2, 3], computed=2)
     chunk = running(steps, "b", [4, 5, 6, 7, 8], computed=0)
     batch = plan(steps, (decode, 1), (chunk, 3))
     steps.advance(batch)
-    steps.take_back(batch)
+    steps.undo(batch)
     assert (decode.num_computed_tokens, decode.token_ids) == (2, [1, 2, 3]), (
         "I3: the state before the step: its token is not computed, and it has no placeholder"
     )
@@ -150,27 +151,27 @@ def test_a_step_that_was_advanced_is_taken_back_whole() -> None:
     )
 
 
-def test_two_steps_are_taken_back_newest_first() -> None:
+def test_two_steps_are_undone_newest_first() -> None:
     steps = steps_in_flight()
     request = running(steps, "a", [1, 2, 3], computed=2)
     first = plan(steps, (request, 1))
     steps.advance(first)
     second = plan(steps, (request, 1))
-    steps.take_back(second)
+    steps.undo(second)
     assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "the state after step N"
-    steps.take_back(first)
+    steps.undo(first)
     assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
     assert not steps.batches
 
 
-def test_taking_back_leaves_the_dead_alone_and_lets_them_go() -> None:
+def test_undo_leaves_an_ended_request_alone_and_frees_it() -> None:
     steps = steps_in_flight()
     ended = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (ended, 1))
     ended.finish_reason = "abort"
-    steps.leave(ended)
+    steps.free(ended)
     batch.is_advanced = True
-    steps.take_back(batch)
+    steps.undo(batch)
     assert ended.token_ids == [1, 2, 3] and steps.finished == []
     assert all_pages_can_be_had(steps), "I3: no step in flight has the request: its memory is free"
-    audit(steps, [], "after the step of an aborted request was taken back")
+    audit(steps, [], "after the step of an aborted request was undone")

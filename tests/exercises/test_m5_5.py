@@ -66,7 +66,20 @@ def three_decodes(runner: ModelRunner, computed: tuple[int, int, int] = (5, 2, 9
             (0, 2, 3), ([5, 6, 7], [8, 9, 2], [1, 3, 4]), computed, strict=True
         )
     ]
-    return ScheduleBatch(requests, [1, 1, 1], [0, 1, 2])
+    return batch_of(*((request, 1) for request in requests))
+
+
+def batch_of(*parts: tuple[Request, int]) -> ScheduleBatch:
+    """Return a step of these numbers of tokens."""
+    batch = ScheduleBatch()
+    for request, num_tokens in parts:
+        batch.add(request, num_tokens)
+    return batch
+
+
+def padded_input(runner: ModelRunner, batch: ScheduleBatch) -> ModelInput:
+    """Return the input of a decode batch that is padded to four requests."""
+    return runner.inputs.prepare(batch, static_size=4)
 
 
 def test_a_batch_runs_as_the_next_size_there_is() -> None:
@@ -84,7 +97,7 @@ def test_a_batch_larger_than_the_largest_graph_has_none() -> None:
 
 
 def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
-    inputs = runner.inputs.prepare(three_decodes(runner))
+    inputs = padded_input(runner, three_decodes(runner))
     meta = inputs.metadata
     assert inputs.input_ids.tolist() == [[5, 22, 39, 0]], (
         "each request feeds its first token that is not computed; a row of padding feeds token 0"
@@ -99,7 +112,7 @@ def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
 
 def test_padding_writes_to_the_padding_page(runner: ModelRunner) -> None:
     """I3: a row of padding has keys and values too. They must not overwrite those of a request."""
-    meta = runner.inputs.prepare(three_decodes(runner)).metadata
+    meta = padded_input(runner, three_decodes(runner)).metadata
     slots = meta.slot_mapping.tolist()
     assert slots[:3] == [6 * 4 + 1, 8 * 4 + 2, 4 * 4 + 1], "I1: table[p // 4] * 4 + p % 4"
     assert 0 <= slots[3] < PAGE_SIZE, (
@@ -112,7 +125,7 @@ def test_padding_writes_to_the_padding_page(runner: ModelRunner) -> None:
 
 def test_a_static_table_is_as_wide_as_the_longest_request(runner: ModelRunner) -> None:
     """A graph is captured with one width; a request may grow to max_model_len."""
-    table = runner.inputs.prepare(three_decodes(runner)).metadata.page_table
+    table = padded_input(runner, three_decodes(runner)).metadata.page_table
     needed = -(-MAX_MODEL_LEN // PAGE_SIZE)
     assert table.shape == (4, needed), (
         f"{MAX_MODEL_LEN} tokens in pages of {PAGE_SIZE} need {needed} columns: {table.shape}"
@@ -122,21 +135,23 @@ def test_a_static_table_is_as_wide_as_the_longest_request(runner: ModelRunner) -
 
 def test_a_full_size_needs_no_padding(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
-    batch.requests.append(request_in(runner, 5, [10], 1))
-    batch.num_scheduled_tokens.append(1)
-    batch.sampled_indices.append(3)
-    inputs = runner.inputs.prepare(batch)
+    batch.add(request_in(runner, 5, [10], 1), 1)
+    inputs = padded_input(runner, batch)
     assert inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39, 51]]
 
 
 def test_a_batch_that_fits_no_size_runs_as_it_is(runner: ModelRunner) -> None:
-    runner.graphs.sizes = [1, 2]
-    inputs = runner.inputs.prepare(three_decodes(runner))
+    """`launch` passes None as the size if `size_for` returns None."""
+    inputs = runner.inputs.prepare(three_decodes(runner), static_size=None)
     assert not inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39]], (
         "there must be no padding"
     )
-    assert inputs.metadata.seq_lens.tolist() == [6, 3, 10]
-    assert inputs.metadata.page_table.shape[0] == 3
+    meta = inputs.metadata
+    assert inputs.logits_indices.tolist() == [0, 1, 2] and meta.seq_lens.tolist() == [6, 3, 10]
+    assert meta.page_table.tolist() == [[5, 6, 7], [8, 9, 2], [1, 3, 4]], (
+        "the table of a batch without padding has no row of padding, and as many columns as the "
+        f"longest request has pages: {meta.page_table.tolist()}"
+    )
 
 
 def test_a_step_with_a_chunk_runs_as_it_is(runner: ModelRunner) -> None:
@@ -146,9 +161,9 @@ def test_a_step_with_a_chunk_runs_as_it_is(runner: ModelRunner) -> None:
     for request, row, pages, computed in ((middle, 1, [7, 8], 4), (last, 2, [9], 0)):
         request.row, request.num_computed_tokens = row, computed
         runner.inputs.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-    inputs = runner.inputs.prepare(ScheduleBatch([decode, middle, last], [1, 3, 3], [0, 2]))
+    inputs = runner.inputs.prepare(batch_of((decode, 1), (middle, 3), (last, 3)))
     meta = inputs.metadata
-    assert not inputs.is_static, "a graph has one token for each request"
+    assert not inputs.is_static, "no size was given"
     assert inputs.input_ids.tolist() == [[5, 104, 105, 106, 90, 91, 92]]
     assert inputs.position_ids.tolist() == [[5, 4, 5, 6, 0, 1, 2]]
     assert inputs.logits_indices.tolist() == [0, 6], (
@@ -162,15 +177,16 @@ def test_a_single_token_that_is_no_decode_is_not_static(runner: ModelRunner) -> 
     """A chunk of one token in the middle of a prompt samples no token and needs no logits."""
     middle = request_of("middle", [1, 2, 3, 4])
     middle.row, middle.num_computed_tokens = 0, 1
-    inputs = runner.inputs.prepare(ScheduleBatch([middle], [1], []))
+    inputs = runner.inputs.prepare(batch_of((middle, 1)))
     assert not inputs.is_static and inputs.logits_indices.tolist() == []
+    assert inputs.metadata.seq_lens.tolist() == [2], "I1: a chunk's context ends with the chunk"
 
 
 def test_placeholders_travel_like_tokens(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
     for request in batch.requests:
         request.token_ids[-1] = placeholder(request.row)
-    ids = runner.inputs.prepare(batch).input_ids.tolist()[0]
+    ids = padded_input(runner, batch).input_ids.tolist()[0]
     assert ids[:3] == [-1, -3, -4] and ids[3] == 0, (
         f"padding must be token 0, not a placeholder: {ids}"
     )
@@ -185,10 +201,10 @@ def filled(runner: ModelRunner, first: ModelInput, second: ModelInput) -> Static
 
 def test_every_static_tensor_is_written(runner: ModelRunner) -> None:
     """A value that is left from the step before would be read as a value of this step."""
-    before = runner.inputs.prepare(three_decodes(runner))
+    before = padded_input(runner, three_decodes(runner))
     batch = three_decodes(runner, (8, 11, 3))
     batch.requests.reverse()
-    now = runner.inputs.prepare(batch)
+    now = padded_input(runner, batch)
     static = filled(runner, before, now).inputs
     assert torch.equal(static.input_ids, now.input_ids), "token ids"
     assert torch.equal(static.position_ids, now.position_ids), "positions"
@@ -197,19 +213,19 @@ def test_every_static_tensor_is_written(runner: ModelRunner) -> None:
         assert torch.equal(left, right), (
             f"{name} is {left.tolist()}, the step's is {right.tolist()}"
         )
-    assert static.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the host's contexts"
+    assert static.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the lengths on the host"
 
 
 def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
     """A captured graph reads fixed addresses: it never reads new tensors."""
-    first = runner.inputs.prepare(three_decodes(runner))
+    first = padded_input(runner, three_decodes(runner))
     step = runner.graphs._make(first)
     tensors = {
         "input_ids": step.inputs.input_ids,
         "position_ids": step.inputs.position_ids,
         **{n: getattr(step.inputs.metadata, n) for n in ("slot_mapping", "seq_lens", "page_table")},
     }
-    now = runner.inputs.prepare(three_decodes(runner, (8, 11, 3)))
+    now = padded_input(runner, three_decodes(runner, (8, 11, 3)))
     step.fill(now)
     for name, tensor in tensors.items():
         source = getattr(now, name, None)
@@ -221,8 +237,8 @@ def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
 
 def test_a_static_step_does_not_hold_on_to_a_buffer(runner: ModelRunner) -> None:
     """The inputs of a step are in buffers that are filled again for another step."""
-    first = runner.inputs.prepare(three_decodes(runner))
-    now = runner.inputs.prepare(three_decodes(runner, (8, 11, 3)))
+    first = padded_input(runner, three_decodes(runner))
+    now = padded_input(runner, three_decodes(runner, (8, 11, 3)))
     step = filled(runner, first, now)
     expected = now.input_ids.clone()
     now.input_ids.zero_()
@@ -238,10 +254,8 @@ def test_a_padded_step_gives_the_logits_of_the_plain_one(runner: ModelRunner) ->
         batch = three_decodes(runner, computed)
         if turn == 1:
             batch.requests.reverse()
-        padded = runner.graphs.run(runner.inputs.prepare(batch))[:3]
-        runner.graphs.sizes, sizes = [], runner.graphs.sizes
+        padded = runner.graphs.run(padded_input(runner, batch))[:3]
         plain = runner.forward(runner.inputs.prepare(batch))
-        runner.graphs.sizes = sizes
         error = float((padded - plain).abs().max())
         assert error < 1e-4, f"turn {turn}: padded logits differ from plain ones by {error}"
 
@@ -250,7 +264,7 @@ def test_a_padded_step_gives_the_logits_of_the_plain_one(runner: ModelRunner) ->
 def test_a_replayed_graph_reads_what_was_filled_in(runner: ModelRunner) -> None:
     """A stand-in for a CUDA graph reads only the tensors that it was captured with."""
     batch = three_decodes(runner)
-    inputs = runner.inputs.prepare(batch)
+    inputs = padded_input(runner, batch)
     step = runner.graphs._make(inputs)
     runner.graphs.steps[4] = step
     captured = replace(step.inputs, metadata=step.inputs.metadata)  # the tensors of the capture
@@ -261,5 +275,5 @@ def test_a_replayed_graph_reads_what_was_filled_in(runner: ModelRunner) -> None:
             seen.append([captured.input_ids.tolist()[0], captured.metadata.seq_lens.tolist()])
 
     step.graph, step.logits = Graph(), torch.zeros(4, 8)  # type: ignore[assignment]
-    runner.graphs.run(runner.inputs.prepare(three_decodes(runner, (8, 11, 3))))
+    runner.graphs.run(padded_input(runner, three_decodes(runner, (8, 11, 3))))
     assert seen == [[[8, 31, 33, 0], [9, 12, 4, 1]]], f"the graph computed {seen}"

@@ -12,6 +12,7 @@ from m5_overlap import engine as engine_module
 from m5_overlap.schedule_batch import ScheduleBatch
 from m5_overlap.scheduler import Scheduler
 from milestones.instruments.audit import assert_idle
+from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.exercises.requests import request_of
@@ -99,12 +100,12 @@ def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     )
 
 
-def test_a_forced_retraction_needs_the_result() -> None:
-    """For tests: a request must not be retracted while a step in flight computes its token."""
+def test_the_search_for_a_failing_request_needs_the_result() -> None:
+    """The search computes a part of the requests, and goes on only after that step has ended."""
     scheduler = scheduler_of(num_pages=20)
-    in_flight(scheduler, [1, 2, 3])
+    batch = in_flight(scheduler, [1, 2, 3], [4, 5, 6])
     assert not scheduler.needs_result()
-    scheduler.retract_every = 2  # one step is planned, so the next one retracts
+    scheduler.isolation.failed(batch.requests)
     assert scheduler.needs_result()
 
 
@@ -279,6 +280,17 @@ def test_retraction_on_little_memory() -> None:
     prompts = [[1, 2], [3, 4], [5, 6]]
     assert run(engine, prompts, 16) == [expected_tokens(p, 16) for p in prompts], "I2"
     assert engine.stats().num_retractions > 0, "the pool is too small for all three requests"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_a_retraction_happens_between_two_steps(every: int) -> None:
+    """A test instrument retracts a request in every such step, and makes `needs_result` say so."""
+    engine = engine_of(LateStream(), page_size=2, max_num_seqs=4)
+    force_retractions(engine.scheduler, every)
+    prompts = [[1, 2], [3, 4, 5], [5, 6]]
+    assert run(engine, prompts, 9) == [expected_tokens(p, 9) for p in prompts], "I2"
+    assert engine.stats().num_retractions > 0
     assert_idle(engine)
 
 

@@ -1,15 +1,15 @@
 """Code that all milestones share and no lesson changes: configuration, sampling, text, models."""
 
 from .config import EMBEDDED_MODEL, EngineConfig
-from .engine_call import EngineDeadError
-from .failure_isolation import FailureIsolation
-from .input_processor import Message, Prompt, TokensPrompt
-from .model_loader import LoadedModel, load_model
-from .model_support import UnsupportedModelError
-from .offline import OfflineEngine
+from .engine.call import EngineDeadError
+from .engine.failure_isolation import FailureIsolation
+from .engine.offline import OfflineEngine
+from .models.loader import LoadedModel, load_model
+from .models.support import UnsupportedModelError
 from .outputs import CompletionOutput, EngineStats, FinishReason, RequestMetrics, RequestOutput
 from .request import Request
-from .sampling_params import SamplingParams
+from .sampling.params import SamplingParams
+from .text.input_processor import Message, Prompt, TokensPrompt
 
 __all__ = [
     "EMBEDDED_MODEL",

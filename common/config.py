@@ -46,7 +46,7 @@ class EngineConfig:
     dtype: `auto` (float32 on CPU, the dtype of the checkpoint on CUDA) or the name of a
         floating-point type.
     model_passes: the passes that make the model's modules faster: `all`, `none`, or some of the
-        names in `common/model_passes`, separated by commas.
+        names in `common/models/passes`, separated by commas.
     max_num_seqs: the maximum number of requests that run at the same time.
     max_model_len: the maximum number of tokens of one request, prompt and output together. None:
         the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`. In the engine's own `config` this

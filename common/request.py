@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .output_text import OutputText
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
-from .sampling_params import SamplingParams
+from .sampling.params import SamplingParams
+from .text.output_text import OutputText
 
 
 class Request:

@@ -18,9 +18,9 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine_call import isolating_failures
-from common.model_support import require_own_cache
-from common.sampler import SampledToken
+from common.engine.call import isolating_failures
+from common.models.support import require_own_cache
+from common.sampling.sampler import SampledToken
 
 from .model_runner import ModelRunner
 from .schedule_batch import ScheduleBatch

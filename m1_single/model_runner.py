@@ -11,7 +11,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from common import Request
-from common.sampler import SamplerOutput, SamplingMetadata, sample
+from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .schedule_batch import ScheduleBatch
 

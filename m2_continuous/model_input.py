@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.model_support import additive_mask
+from common.models.support import additive_mask
 
 from .schedule_batch import ScheduleBatch
 

@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.model_support import require_full_attention
-from common.sampler import SamplerOutput, SamplingMetadata, sample
+from common.models.support import require_full_attention
+from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .kv_cache import Move
 from .kv_pool import KVPool

@@ -18,8 +18,8 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine_call import isolating_failures
-from common.sampler import SampledToken
+from common.engine.call import isolating_failures
+from common.sampling.sampler import SampledToken
 
 from .model_runner import ModelRunner
 from .schedule_batch import ScheduleBatch

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.model_probe import Probe
-from common.model_support import LayerKV, mixed_steps, refusing, start_probe
-from common.sampler import SamplerOutput, SamplingMetadata, sample
+from common.models.probe import Probe
+from common.models.support import LayerKV, mixed_steps, refusing, start_probe
+from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .attention import PagedBatch, use_paged_attention
 from .attention_backend import select_backend

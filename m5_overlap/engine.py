@@ -25,8 +25,8 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine_call import ForwardError
-from common.sampler import SampledToken
+from common.engine.call import ForwardError
+from common.sampling.sampler import SampledToken
 
 from .model_runner import ModelRunner, StepResult
 from .schedule_batch import ScheduleBatch

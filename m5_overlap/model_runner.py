@@ -13,9 +13,15 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.model_probe import Probe
-from common.model_support import LayerKV, mixed_steps, refusing, start_probe
-from common.sampler import SampledToken, SamplerOutput, SamplingMetadata, map_tensors, sample
+from common.models.probe import Probe
+from common.models.support import LayerKV, mixed_steps, refusing, start_probe
+from common.sampling.sampler import (
+    SampledToken,
+    SamplerOutput,
+    SamplingMetadata,
+    map_tensors,
+    sample,
+)
 
 from . import attention
 from .attention import PagedBatch, use_paged_attention

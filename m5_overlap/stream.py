@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from common.cpu_runtime import release_threads
+from common.models.cpu_runtime import release_threads
 
 Work = Callable[[], None]
 Span = tuple[float, float]  # start and end of a forward, in seconds of `time.perf_counter`

@@ -22,8 +22,8 @@ import transformers
 from rich.table import Table
 
 from common import EMBEDDED_MODEL, EngineConfig, load_model
-from common.dashboard import summary_table
-from common.demo import machine
+from common.displays.dashboard import summary_table
+from common.displays.demo import machine
 
 from . import roofline
 from .chart import bars

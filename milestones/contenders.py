@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from common.embedded import embedded_folder, embedded_gguf, is_embedded
-from common.workload import Workload, WorkloadResult, percentile, run_module
+from common.displays.workload import Workload, WorkloadResult, percentile, run_module
+from common.models.embedded import embedded_folder, embedded_gguf, is_embedded
 
 from .delta import ROOT
 
@@ -136,7 +136,7 @@ def contenders(
     """Return every milestone of the tree, and then the other engines."""
     rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
     found = [
-        *(Contender(rung, ("common.workload", rung)) for rung in rungs),
+        *(Contender(rung, ("common.displays.workload", rung)) for rung in rungs),
         *(Contender(peer, ("milestones.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
     if vllm_python:

@@ -24,9 +24,9 @@ from typing import Any
 from rich.console import Console
 
 from common import EMBEDDED_MODEL, EngineConfig
-from common.dashboard import summary_table
-from common.demo import machine
-from common.workload import Workload, run
+from common.displays.dashboard import summary_table
+from common.displays.demo import machine
+from common.displays.workload import Workload, run
 
 from .chart import lines
 

@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 
 from common import EngineConfig, SamplingParams, load_model
-from common.dashboard import summary_table
-from common.demo import machine
+from common.displays.dashboard import summary_table
+from common.displays.demo import machine
 
 from .delta import ROOT
 from .paged_case import PagedCase

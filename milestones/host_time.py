@@ -24,8 +24,8 @@ from typing import Any
 from rich.console import Console
 
 from common import EngineConfig, SamplingParams
-from common.dashboard import summary_table
-from common.demo import machine
+from common.displays.dashboard import summary_table
+from common.displays.demo import machine
 
 RUNGS = ("m3_paged", "m4_radix", "m5_overlap")
 SIZES = (1, 16, 64, 256)

@@ -21,7 +21,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 def serve(engine: Any, workload: dict[str, Any]) -> dict[str, Any]:
-    """Serve a workload as the driver of `common/workload.py` does, with vLLM's engine."""
+    """Serve a workload as the driver of `common/displays/workload.py` does, with vLLM's engine."""
     from vllm import SamplingParams
 
     count = len(workload["prompts"])

@@ -17,7 +17,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from common import EngineConfig, LoadedModel, load_model
-from common.workload import Workload, WorkloadResult
+from common.displays.workload import Workload, WorkloadResult
 
 HF_PAGE_SIZE = 32
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from common.cpu_kernels import Linear, kernels
-from common.model_support import layer_shapes
-from common.workload import WorkloadResult
+from common.displays.workload import WorkloadResult
+from common.models.cpu_kernels import Linear, kernels
+from common.models.support import layer_shapes
 
 
 @dataclass(frozen=True)

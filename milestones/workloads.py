@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from common.workload import Workload
+from common.displays.workload import Workload
 
 FIRST_TOKEN, LAST_TOKEN = 100, 40_000  # ids of the embedded model without special tokens
 CPU_SCALE = 8  # `nano` on a CPU: 1/8 of the requests, 1/8 of the lengths

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
-from common.demo import chats, machine
-from common.model_passes.pack import choose, pack
-from common.trace import Trace
-from common.trace_record import Frame, Span, State, TraceRecord
-from common.workload import Workload, WorkloadResult, run
+from common.displays.demo import chats, machine
+from common.displays.workload import Workload, WorkloadResult, run
+from common.models.passes.pack import choose, pack
+from common.tracing.record import Frame, Span, State, TraceRecord
+from common.tracing.trace import Trace
 
 from .freshness import ROOT, fingerprint, sources_of
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from common import EngineConfig, Request
-from common.output_text import OutputText
-from common.tiny_models import byte_tokenizer
+from common.models.tiny import byte_tokenizer
+from common.text.output_text import OutputText
 from tests.oracle import greedy
 
 VOCAB_SIZE = 50

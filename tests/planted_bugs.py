@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from common.engine_base import EngineBase
-from common.interrupts import HeldInterrupts
-from common.output_processor import OutputProcessor
+from common.engine.base import EngineBase
+from common.engine.interrupts import HeldInterrupts
+from common.text.output_processor import OutputProcessor
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -171,7 +171,7 @@ def a_page_cached_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
 @bug("m1_single")
 def a_draw_that_depends_on_the_step(patch: pytest.MonkeyPatch) -> None:
     """I2: the random number of a token is taken at the wrong position."""
-    module = importlib.import_module("common.sampler")
+    module = importlib.import_module("common.sampling.sampler")
     uniform = module.uniform
     patch.setattr(module, "uniform", lambda seeds, positions: uniform(seeds, positions - 1))
 

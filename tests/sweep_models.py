@@ -27,8 +27,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from common import EngineConfig, LoadedModel, UnsupportedModelError
-from common.model_passes import apply_passes
-from common.tiny_models import byte_tokenizer
+from common.models.passes import apply_passes
+from common.models.tiny import byte_tokenizer
 from milestones.instruments.audit import audited_engine_class
 from tests.conftest import MILESTONES, MODE
 from tests.oracle import TIE, drain, greedy

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.argmax import argmax
+from common.sampling.argmax import argmax
 
 WIDTHS = [1, 31, 256, 320, 512, 49_152 // 8, 50_257 // 7]
 

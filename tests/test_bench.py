@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from common import EMBEDDED_MODEL
-from common.demo import machine
-from common.workload import Driver, Workload, WorkloadResult, run
+from common.displays.demo import machine
+from common.displays.workload import Driver, Workload, WorkloadResult, run
 from milestones import bench, contenders, curves, peer_llama, workloads
 from milestones.contenders import Contender, Peer, Summary
 from milestones.roofline import Roofline
@@ -69,7 +69,7 @@ def test_a_request_that_fails_ends_the_measurement(
     def fail(*_: Any) -> None:
         raise ArithmeticError("no text")
 
-    monkeypatch.setattr("common.output_text.OutputText.append", fail)
+    monkeypatch.setattr("common.text.output_text.OutputText.append", fail)
     with pytest.raises(RuntimeError, match="no text"):
         run(make_engine(), Workload([[1, 2, 3], [4, 5]], [3, 2], True))
 

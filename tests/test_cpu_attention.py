@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common import cpu_attention, cpu_kernels
-from common.cpu_kernels import kernels
+from common.models import cpu_attention, cpu_kernels
+from common.models.cpu_kernels import kernels
 from milestones.paged_case import PagedCase
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy

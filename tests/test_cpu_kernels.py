@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import EngineConfig, load_model
-from common.cpu_kernels import Kernels, Linear, bind, build, kernels
-from common.model_passes import apply_passes, pack
-from common.model_passes.layer_parts import CompiledParts, TorchParts
+from common.models.cpu_kernels import Kernels, Linear, bind, build, kernels
+from common.models.passes import apply_passes, pack
+from common.models.passes.layer_parts import CompiledParts, TorchParts
 from tests.conftest import ROOT, plain_model
 
 NATIVE = "the lanes of this CPU"
@@ -236,8 +236,8 @@ def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
     """Torch's own products and attention run, and the answer is the reference's."""
     program = """
 import sys
-from common.cpu_kernels import kernels
-from common.model_passes import pack
+from common.models.cpu_kernels import kernels
+from common.models.passes import pack
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy
 assert kernels() is None

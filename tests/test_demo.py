@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from common import EngineConfig, EngineStats, comparison, load_model
-from common.workload import Workload, WorkloadResult
+from common import EngineConfig, EngineStats, load_model
+from common.displays import comparison
+from common.displays.workload import Workload, WorkloadResult
 from tests.conftest import MILESTONES, ROOT
 
 DemoHere = Callable[..., tuple[str | int | None, str, str]]

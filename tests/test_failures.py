@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import EngineDeadError, LoadedModel, RequestOutput, SamplingParams
-from common.failure_isolation import FailureIsolation
-from common.output_text import OutputText
-from common.sampler import SamplingMetadata, sample
+from common.engine.failure_isolation import FailureIsolation
+from common.sampling.sampler import SamplingMetadata, sample
+from common.text.output_text import OutputText
 from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
 from tests.conftest import EngineFactory, assert_idle, build_engine
 from tests.exercises.by_hand import make_request

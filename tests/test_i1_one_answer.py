@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.tiny_models import ARCHITECTURES
+from common.models.tiny import ARCHITECTURES
 from tests.conftest import EngineFactory, build_engine, plain_model, shared_model
 from tests.oracle import assert_one_answer, assert_same_tokens, drain, generate, greedy, reference
 

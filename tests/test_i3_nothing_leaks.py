@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import SamplingParams
-from common.sampler import SamplerOutput
+from common.sampling.sampler import SamplerOutput
 from milestones.instruments.audit import assert_idle
 from tests.conftest import EngineFactory, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy

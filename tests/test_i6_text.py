@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from common import SamplingParams
-from common.detokenizer import REPLACEMENT, IncrementalDetokenizer
-from common.output_text import OutputText
-from common.tiny_models import byte_tokenizer
+from common.models.tiny import byte_tokenizer
+from common.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
+from common.text.output_text import OutputText
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import greedy, reference
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from common import EngineDeadError, engine_call
-from common.interrupts import interrupts_held
+from common import EngineDeadError
+from common.engine import call as engine_call
+from common.engine.interrupts import interrupts_held
 from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
 from milestones.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine

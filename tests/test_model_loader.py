@@ -12,8 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from common import EngineConfig, embedded, load_model
-from common.embedded import EmbeddedModelMissingError, converted_folder, gguf_folder, is_embedded
+from common import EngineConfig, load_model
+from common.models import embedded
+from common.models.embedded import (
+    EmbeddedModelMissingError,
+    converted_folder,
+    gguf_folder,
+    is_embedded,
+)
 from tests.conftest import plain_model, shared_model
 from tests.tiny_configs import tiny_config
 

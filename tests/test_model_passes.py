@@ -19,13 +19,13 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from common import EngineConfig, load_model
-from common.model_passes import PASSES, apply_passes, pack
-from common.model_passes.gate import fuse_gates
-from common.model_passes.merge import merge_linears
-from common.model_passes.norm import speed_up_norms
-from common.model_passes.replace import replace_forward
-from common.model_passes.rotary import Rotary
-from common.tiny_models import ARCHITECTURES
+from common.models.passes import PASSES, apply_passes, pack
+from common.models.passes.gate import fuse_gates
+from common.models.passes.merge import merge_linears
+from common.models.passes.norm import speed_up_norms
+from common.models.passes.replace import replace_forward
+from common.models.passes.rotary import Rotary
+from common.models.tiny import ARCHITECTURES
 from tests.conftest import plain_model
 from tests.tiny_configs import tiny_config
 
@@ -160,7 +160,7 @@ def test_rotary_of_a_part_of_each_head_is_the_models_own() -> None:
 
 
 def test_rotary_of_another_layout_keeps_its_own() -> None:
-    from common.model_passes.rotary import _is_same
+    from common.models.passes.rotary import _is_same
 
     assert not _is_same(Rotary(interleaved), torch.zeros(1))
 
@@ -234,7 +234,7 @@ def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.Mo
     merge_linears(model)
     for layer in model.model.layers:
         layer.input_layernorm = nn.LayerNorm(64, elementwise_affine=False)
-    monkeypatch.setattr("common.model_passes.layer_parts.TorchParts.after", lambda *_: 1 / 0)
+    monkeypatch.setattr("common.models.passes.layer_parts.TorchParts.after", lambda *_: 1 / 0)
     assert apply_passes(model, "layer") == {"layer": 0}
     with torch.no_grad():
         assert model(torch.arange(5)[None]).logits.isfinite().all()
@@ -330,7 +330,7 @@ def test_passes_can_be_turned_off_and_chosen() -> None:
 
     own = {type(module).__module__ for module in plain_model("tiny-llama").model.modules()}
     assert classes("none") == own
-    assert classes("norm") - own == {"common.model_passes.replace"}
+    assert classes("norm") - own == {"common.models.passes.replace"}
     with pytest.raises(ValueError, match=r"model_passes must be .*merge.*'warp'"):
         classes("norm, warp")
 
@@ -338,8 +338,8 @@ def test_passes_can_be_turned_off_and_chosen() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_triton_twins(dtype: torch.dtype) -> None:
     """The interpreted CUDA kernels agree with the modules that they replace."""
-    from common.model_passes import triton_kernels
-    from common.model_passes.replace import TOLERANCE
+    from common.models.passes import triton_kernels
+    from common.models.passes.replace import TOLERANCE
 
     def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         torch.testing.assert_close(ours, theirs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -367,7 +367,7 @@ def test_gates_are_fused_on_cuda_only() -> None:
 
 def test_kernels_compile_for_real_gpus() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.compile_kernels", "common.model_passes.triton_kernels"],
+        [sys.executable, "-m", "tests.compile_kernels", "common.models.passes.triton_kernels"],
         capture_output=True, text=True, check=False,
         env={n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"},
     )  # fmt: skip
@@ -378,7 +378,7 @@ def test_kernels_compile_for_real_gpus() -> None:
 
 
 def test_every_pass_is_documented() -> None:
-    import common.model_passes as passes
+    import common.models.passes as passes
 
     assert passes.__doc__ is not None
     assert all(f"\n    {name} " in passes.__doc__ for name in PASSES)

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from common import LoadedModel, UnsupportedModelError
-from common.model_probe import Probe, ProbeError, Span, longest_limit
-from common.model_support import require_full_attention
-from common.tiny_models import ARCHITECTURES
+from common.models.probe import Probe, ProbeError, Span, longest_limit
+from common.models.support import require_full_attention
+from common.models.tiny import ARCHITECTURES
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_same_tokens, generate, greedy
 from tests.tiny_configs import tiny_config
@@ -100,13 +100,12 @@ def test_encoder_decoders_are_refused_on_every_rung(
 ) -> None:
     import importlib
 
-    from common import EngineConfig, model_loader
+    from common import EngineConfig
+    from common.models import loader
 
     loaded = shared_model("tiny-llama")
     monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)
-    monkeypatch.setattr(
-        model_loader, "_load_pretrained", lambda *_: (loaded.model, loaded.tokenizer)
-    )
+    monkeypatch.setattr(loader, "_load_pretrained", lambda *_: (loaded.model, loaded.tokenizer))
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         importlib.import_module(milestone).LLMEngine(EngineConfig(model="some/t5"))
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from common.player import TEMPLATE, player_html
-from common.trace import Trace
-from common.trace_record import State, TraceRecord
+from common.tracing.player import TEMPLATE, player_html
+from common.tracing.record import State, TraceRecord
+from common.tracing.trace import Trace
 from tests.conftest import MILESTONES, build_engine
 from tests.oracle import drain, greedy
 

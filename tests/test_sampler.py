@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from common import Request, SamplingParams
-from common.output_text import OutputText
-from common.sampler import SamplingMetadata, sample, scale_and_filter, uniform
-from common.tiny_models import byte_tokenizer
+from common.models.tiny import byte_tokenizer
+from common.sampling.sampler import SamplingMetadata, sample, scale_and_filter, uniform
+from common.text.output_text import OutputText
 
 TOKENIZER = byte_tokenizer()
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import EngineConfig, Request
-from common.output_text import OutputText
-from common.tiny_models import byte_tokenizer
+from common.models.tiny import byte_tokenizer
+from common.text.output_text import OutputText
 from tests.conftest import Rung
 from tests.oracle import greedy
 

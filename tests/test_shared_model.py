@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
-from common.shared_model import attention_switched, lock_of, make_shareable
+from common.models.shared import attention_switched, lock_of, make_shareable
 from tests.conftest import MILESTONES, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from common import SamplingParams
-from common.sampler import uniform
+from common.sampling.sampler import uniform
 from milestones import soak
 from milestones.instruments.audit import MODES
 from milestones.soak import answers, interrupts, report, runner, watchdog

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import SamplingParams
-from common.output_text import OutputText
-from common.sampling_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from common.stop_strings import StopStrings
-from common.tiny_models import byte_tokenizer
+from common.models.tiny import byte_tokenizer
+from common.sampling.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from common.text.output_text import OutputText
+from common.text.stop_strings import StopStrings
 
 TOKENIZER = byte_tokenizer()
 

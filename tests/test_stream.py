@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from common import EngineConfig, SamplingParams
-from common.cpu_runtime import release_threads
+from common.models.cpu_runtime import release_threads
 from milestones.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, Rung, build_engine, shared_model

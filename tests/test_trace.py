@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from common import EngineConfig, OfflineEngine, RequestOutput
-from common.demo import parser, recorded
-from common.trace import Trace
-from common.trace_forwards import StreamForwards
-from common.trace_record import Span, TraceRecord
+from common.displays.demo import parser, recorded
+from common.tracing.forwards import StreamForwards
+from common.tracing.record import Span, TraceRecord
+from common.tracing.trace import Trace
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 

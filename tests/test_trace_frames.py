@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from common.chrome_trace import chrome_trace
-from common.trace import Trace
-from common.trace_record import State, TraceRecord
+from common.tracing.chrome import chrome_trace
+from common.tracing.record import State, TraceRecord
+from common.tracing.trace import Trace
 from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory
 from tests.oracle import drain, greedy

@@ -8,8 +8,8 @@ from argparse import Namespace
 from rich.console import Console
 
 from common import EngineConfig, RequestOutput, SamplingParams, TokensPrompt
-from common.dashboard import summary_table
-from common.demo import chats, make_console, open_engine, parser, recorded
+from common.displays.dashboard import summary_table
+from common.displays.demo import chats, make_console, open_engine, parser, recorded
 
 from .. import LLMEngine
 from .growth import growth

@@ -7,7 +7,7 @@ import time
 from rich.table import Table
 
 from common import EngineConfig, SamplingParams
-from common.dashboard import bar, summary_table
+from common.displays.dashboard import bar, summary_table
 
 from .. import LLMEngine
 

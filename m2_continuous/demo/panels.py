@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from common.dashboard import bar, sparkline
+from common.displays.dashboard import bar, sparkline
 
 from .. import LLMEngine
 

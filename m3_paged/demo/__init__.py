@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_milestones, workload_of
-from common.demo import make_console, open_engine, parser, recorded
-from common.demo_serving import Arrivals, questions, serve
+from common.displays.comparison import Figure, comparison, counter, run_milestones, workload_of
+from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.serving import Arrivals, questions, serve
 
 from .. import LLMEngine
 from .panels import Panels

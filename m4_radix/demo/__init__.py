@@ -8,12 +8,19 @@ from rich.console import Console
 from rich.table import Table
 
 from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_milestones, seconds, workload_of
 from common.config import POLICIES
-from common.dashboard import summary_table
-from common.demo import make_console, open_engine, parser, recorded
-from common.demo_serving import serve
-from common.workload import Workload, WorkloadResult, run
+from common.displays.comparison import (
+    Figure,
+    comparison,
+    counter,
+    run_milestones,
+    seconds,
+    workload_of,
+)
+from common.displays.dashboard import summary_table
+from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.serving import serve
+from common.displays.workload import Workload, WorkloadResult, run
 
 from .. import LLMEngine
 from .agents import conversations

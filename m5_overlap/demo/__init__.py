@@ -5,10 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 
 from common import EngineConfig
-from common.comparison import Figure, comparison, counter, run_milestones, seconds, workload_of
-from common.demo import make_console, open_engine, parser, recorded
-from common.demo_serving import serve
-from common.workload import percentile
+from common.displays.comparison import (
+    Figure,
+    comparison,
+    counter,
+    run_milestones,
+    seconds,
+    workload_of,
+)
+from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.serving import serve
+from common.displays.workload import percentile
 
 from .. import LLMEngine
 from .agents import conversations

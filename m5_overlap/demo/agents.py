@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common import EngineConfig
-from common.demo_serving import Arrivals, questions
+from common.displays.serving import Arrivals, questions
 
 RULES = (
     "You work for a help desk that people all over the world write to. Some are in a hurry, "

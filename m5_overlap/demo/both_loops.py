@@ -8,8 +8,8 @@ from statistics import mean
 from rich.console import Console
 
 from common import LoadedModel
-from common.comparison import Figure, comparison, counter
-from common.workload import Workload, WorkloadResult, percentile
+from common.displays.comparison import Figure, comparison, counter
+from common.displays.workload import Workload, WorkloadResult, percentile
 
 from .lanes import Lanes
 from .loops import Loop, run_loop

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from common.trace_record import Span, TraceRecord
+from common.tracing.record import Span, TraceRecord
 
 from .. import LLMEngine
 from .panels import Panels

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedModel
 
 from common import EngineConfig, LoadedModel
-from common.trace import Trace
-from common.trace_record import TraceRecord
-from common.workload import Workload, WorkloadResult, run
+from common.displays.workload import Workload, WorkloadResult, run
+from common.tracing.record import TraceRecord
+from common.tracing.trace import Trace
 
 from .. import LLMEngine
 from ..model_runner import ModelRunner

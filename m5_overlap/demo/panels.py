@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from common.dashboard import bar
+from common.displays.dashboard import bar
 
 from .. import LLMEngine
 from ..kv_cache import PADDING_PAGE

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig, LoadedModel, Request
-from common.workload import Workload, WorkloadResult
+from common.displays.workload import Workload, WorkloadResult
 
 from ..kv_cache import PageTable
 from ..model_input import ModelInput

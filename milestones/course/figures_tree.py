@@ -18,8 +18,8 @@ from statistics import mean
 from typing import Any
 
 from common import EngineConfig, SamplingParams
-from common.trace import Trace
-from common.trace_record import Span, TraceRecord
+from common.tracing.record import Span, TraceRecord
+from common.tracing.trace import Trace
 
 FOLDER = Path(__file__).resolve().parent.parent
 # The colours of Okabe and Ito, which people with any colour vision can distinguish.

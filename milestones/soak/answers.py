@@ -19,8 +19,8 @@ import torch
 from transformers import DynamicCache
 
 from common import EngineConfig, LoadedModel, Request, SamplingParams, load_model
-from common.output_text import OutputText
-from common.sampler import SamplingMetadata, sample
+from common.sampling.sampler import SamplingMetadata, sample
+from common.text.output_text import OutputText
 
 from ..instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain, hash_model
 

@@ -12,8 +12,8 @@ import torch
 import transformers
 from rich.table import Table
 
-from common.dashboard import summary_table
-from common.demo import machine
+from common.displays.dashboard import summary_table
+from common.displays.demo import machine
 
 from .tally import Results, Tally, added
 

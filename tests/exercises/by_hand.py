@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from common import Request
-from common.output_text import OutputText
-from common.tiny_models import byte_tokenizer
+from common.models.tiny import byte_tokenizer
+from common.text.output_text import OutputText
 from tests.oracle import greedy
 
 TOKENIZER = byte_tokenizer()

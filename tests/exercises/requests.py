@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common import Request
-from common.output_text import OutputText
+from common.text.output_text import OutputText
 from tests.fake_paged import TOKENIZER
 from tests.oracle import greedy
 

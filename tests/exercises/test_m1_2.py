@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common import Request
-from common.sampler import Logprobs
+from common.sampling.sampler import Logprobs
 from m1_single.model_runner import ModelRunner
 from m1_single.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model

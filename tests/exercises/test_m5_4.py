@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.sampler import SamplerOutput
+from common.sampling.sampler import SamplerOutput
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.model_runner import StepResult
 from milestones.instruments.streams import LateStream

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from .config import EngineConfig
-from .model_loader import LoadedModel
+from ..config import EngineConfig
+from ..models.loader import LoadedModel
+from ..request import Request
+from ..sampling.params import SamplingParams
+from ..validation import require_list, require_text, require_unicode, shown, size_of
 from .output_text import OutputText
-from .request import Request
-from .sampling_params import SamplingParams
-from .validation import require_list, require_text, require_unicode, shown, size_of
 
 LONGEST_ID = 1000  # characters of a request id
 # Text of up to so many characters is always tokenized, which takes about 50 ms. An error message

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from itertools import count
 from typing import Any
 
-from .request import Request
-from .trace_record import TREE, Frame, PageOwner, RequestInfo, State
+from ..request import Request
+from .record import TREE, Frame, PageOwner, RequestInfo, State
 
 PROMPT_TOKENS = 120  # the number of tokens shown of the end of a prompt
 NODE_TOKENS = 40  # the number of tokens shown of the beginning of a tree node

@@ -20,7 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 
-from .request import Request
+from ..request import Request
 
 
 class FailureIsolation:

@@ -14,12 +14,12 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 
-from .chrome_trace import chrome_trace
-from .config import EMBEDDED_MODEL, EngineConfig
-from .embedded import EmbeddedModelMissingError
-from .offline import OfflineEngine
-from .player import player_html
-from .trace import Trace
+from ..config import EMBEDDED_MODEL, EngineConfig
+from ..engine.offline import OfflineEngine
+from ..models.embedded import EmbeddedModelMissingError
+from ..tracing.chrome import chrome_trace
+from ..tracing.player import player_html
+from ..tracing.trace import Trace
 
 CHATS = [
     "Why is the sky blue?",

@@ -18,13 +18,13 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .interrupts import interrupts_held
 
 if TYPE_CHECKING:
-    from .engine_base import EngineBase
-    from .request import Request
+    from ..request import Request
+    from .failure_isolation import FailureIsolation
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -95,12 +95,29 @@ class Caller:
             ) from self.killed_by
 
 
+class HasIsolation(Protocol):
+    """What `isolating_failures` uses of a scheduler."""
+
+    isolation: FailureIsolation
+
+
+class GuardedEngine(Protocol):
+    """What the guards use of an engine. `EngineBase` implements it."""
+
+    caller: Caller
+
+    @property
+    def scheduler(self) -> HasIsolation: ...
+    def settle(self) -> None: ...
+    def recover(self, requests: Sequence[Request], error: BaseException) -> Any: ...
+
+
 def guarded(method: Method) -> Method:
     """Wrap a public method of an engine: check the caller, and hold interrupts back."""
     name = method.__name__
 
     @functools.wraps(method)
-    def call(self: EngineBase, *args: Any, **kwargs: Any) -> Any:
+    def call(self: GuardedEngine, *args: Any, **kwargs: Any) -> Any:
         caller, returned = self.caller, None
         caller.check(name)
         if name in CHANGING:
@@ -143,7 +160,7 @@ def isolating_failures(run: Method) -> Method:
     """
 
     @functools.wraps(run)
-    def reported(self: EngineBase, batch: Any) -> Any:
+    def reported(self: GuardedEngine, batch: Any) -> Any:
         try:
             result = run(self, batch)
         except BaseException as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .trace_record import Frame, RequestInfo, State, TraceRecord
+from .record import Frame, RequestInfo, State, TraceRecord
 
 ENGINE, REQUESTS = 1, 2  # process ids in the file
 CPU, FORWARD = 1, 2  # thread ids in the process of the engine

@@ -15,9 +15,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from .attention_shapes import OTHER_ATTENTION, seen_attention, supports_attention_interface
-from .model_features import feature_of, unsupported_by_own_cache, unsupported_feature
-from .model_probe import Probe, Span
-from .shared_model import make_shareable
+from .features import feature_of, unsupported_by_own_cache, unsupported_feature
+from .probe import Probe, Span
+from .shared import make_shareable
 from .slot_cache import LayerKV, SlotCache, additive_mask, in_order
 
 __all__ = [

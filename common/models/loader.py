@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from .checkpoint import load_checkpoint
-from .config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from .cpu_runtime import keep_freed_memory
 from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
-from .model_passes import apply_passes
-from .model_support import UnsupportedModelError
-from .tiny_models import is_tiny, load_tiny
+from .passes import apply_passes
+from .support import UnsupportedModelError
+from .tiny import is_tiny, load_tiny
 
 
 @dataclass(frozen=True)

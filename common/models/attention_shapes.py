@@ -11,7 +11,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .shared_model import attention_switched
+from .shared import attention_switched
 from .slot_cache import LayerKV
 
 NAME = "ladder_shapes"

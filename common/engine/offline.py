@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .engine_base import EngineBase
-from .input_processor import Message, Prompt, TokensPrompt
+from ..outputs import RequestOutput
+from ..sampling.params import SamplingParams
+from ..text.input_processor import Message, Prompt, TokensPrompt
+from ..validation import require_choice, require_list, size_of
+from .base import EngineBase
 from .interrupts import interrupts_held
-from .outputs import RequestOutput
-from .sampling_params import SamplingParams
-from .validation import require_choice, require_list, size_of
 
 
 class OfflineEngine(EngineBase):

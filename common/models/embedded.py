@@ -29,8 +29,8 @@ from rich.progress import (
 )
 from transformers.utils import logging as transformers_logging
 
+from ..config import EMBEDDED_MODEL
 from .checkpoint import require_all_weights, require_whole_files
-from .config import EMBEDDED_MODEL
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .stop_strings import StopStrings
-from .validation import (
+from ..text.stop_strings import StopStrings
+from ..validation import (
     LARGEST_INT,
     require_choice,
     require_float,

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 
 from typing_extensions import Self
 
-from .config import EngineConfig
-from .engine_call import GUARDED, Caller, guarded
+from ..config import EngineConfig
+from ..models.loader import LoadedModel, load_model
+from ..outputs import EngineStats, RequestOutput
+from ..request import Request
+from ..sampling.params import SamplingParams
+from ..text.input_processor import InputProcessor, Prompt
+from ..text.output_processor import OutputProcessor
+from .call import GUARDED, Caller, guarded
 from .failure_isolation import FailureIsolation
-from .input_processor import InputProcessor, Prompt
 from .interrupts import interrupts_held
-from .model_loader import LoadedModel, load_model
-from .output_processor import OutputProcessor
-from .outputs import EngineStats, RequestOutput
-from .request import Request
-from .sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

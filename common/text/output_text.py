@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
+from ..sampling.params import SamplingParams
 from .detokenizer import IncrementalDetokenizer
-from .sampling_params import SamplingParams
 
 
 class OutputText:

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..request import Request
 from .argmax import argmax
-from .request import Request
-from .sampling_filters import Filters, apply_filters
+from .filters import Filters, apply_filters
 
 Logprobs = dict[int, float]  # token id -> log probability
 # A token (None if the logits are not a valid distribution), and log probabilities if requested.

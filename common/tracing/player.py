@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .trace_record import TraceRecord
+from .record import TraceRecord
 
 TEMPLATE = Path(__file__).with_name("player.html")
 MARK = "{{RECORD}}"

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Iterable
 
-from .outputs import FinishReason, RequestOutput
-from .request import Request
+from ..outputs import FinishReason, RequestOutput
+from ..request import Request
 
 logger = logging.getLogger(__name__)
 

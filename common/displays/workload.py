@@ -1,8 +1,8 @@
 """A fixed set of requests, and what an engine needs to serve them: time, steps and memory.
 
 Engines that are compared run in separate processes, so that no engine inherits memory, threads or
-caches from another one. `python -m common.workload m1_single` reads a workload as JSON from
-standard input and writes the result as JSON to standard output.
+caches from another one. `python -m common.displays.workload m1_single` reads a workload as JSON
+from standard input and writes the result as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from .config import EngineConfig
-from .offline import OfflineEngine
-from .outputs import RequestOutput
-from .sampling_params import SamplingParams
-from .trace_forwards import Forwards, HookedForwards, StreamForwards
+from ..config import EngineConfig
+from ..engine.offline import OfflineEngine
+from ..outputs import RequestOutput
+from ..sampling.params import SamplingParams
+from ..tracing.forwards import Forwards, HookedForwards, StreamForwards
 
 
 @dataclass
@@ -207,7 +207,7 @@ def run_rung(milestone: str, workload: Workload) -> WorkloadResult | None:
     """Run a milestone's engine in a new process. Return None if there is no such milestone."""
     if importlib.util.find_spec(milestone) is None:
         return None
-    return run_module(workload, "common.workload", milestone)
+    return run_module(workload, "common.displays.workload", milestone)
 
 
 def run_module(workload: Workload, *command: str) -> WorkloadResult:

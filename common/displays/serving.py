@@ -9,12 +9,12 @@ from typing import Protocol
 
 from rich.console import Console, RenderableType
 
+from ..engine.offline import OfflineEngine
+from ..outputs import RequestOutput
+from ..sampling.params import SamplingParams
+from ..text.input_processor import Message
 from .dashboard import Dashboard
 from .demo import chats
-from .input_processor import Message
-from .offline import OfflineEngine
-from .outputs import RequestOutput
-from .sampling_params import SamplingParams
 
 Talk = list[Message]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from ..engine.offline import OfflineEngine
 from .dashboard import summary_table
-from .offline import OfflineEngine
 from .workload import Workload, WorkloadResult, run_rung
 
 Figure = Callable[[WorkloadResult], str]  # what a row of the table shows of a result

@@ -24,11 +24,11 @@ from typing import Any
 
 from typing_extensions import Self
 
-from .offline import OfflineEngine
-from .request import Request
-from .trace_forwards import Forwards, HookedForwards, StreamForwards
-from .trace_frames import Observer
-from .trace_record import Frame, Span, TraceRecord
+from ..engine.offline import OfflineEngine
+from ..request import Request
+from .forwards import Forwards, HookedForwards, StreamForwards
+from .frames import Observer
+from .record import Frame, Span, TraceRecord
 
 TIMED = ("launch", "run", "wait", "process")  # wrapped if the engine has them
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .request import Request
+from ..request import Request
 
 
 @dataclass

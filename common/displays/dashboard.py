@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
-from .offline import OfflineEngine
-from .outputs import RequestOutput
+from ..engine.offline import OfflineEngine
+from ..outputs import RequestOutput
 
 STATE_STYLES = {
     "waiting": "yellow",

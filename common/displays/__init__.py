@@ -1,0 +1,1 @@
+"""What a person watches: dashboards, demos, and measured workloads."""

@@ -1,0 +1,1 @@
+"""What all engines share: their interface, failures, interrupts, and `generate`."""

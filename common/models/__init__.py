@@ -1,0 +1,1 @@
+"""Models: loading, support checks, faster modules, and kernels for a CPU."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: parameters, filters, and a seeded sampler."""

@@ -1,0 +1,1 @@
+"""Text in and out: prompts to tokens, tokens to text, stop strings."""

@@ -1,0 +1,1 @@
+"""Traces of runs: recording, Chrome traces, and a player in HTML."""

@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 from itertools import combinations
 
-from milestones.delta import declared
+from milestones.course.delta import declared
 
 from .sources import BuildError, definition
 from .svg import WIDTH, line, path, picture, rect, text, text_width

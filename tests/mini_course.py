@@ -10,7 +10,7 @@ import functools
 import shutil
 from pathlib import Path
 
-from milestones.course.runner import Runner
+from milestones.course.testing.runner import Runner
 from tests.conftest import ROOT
 
 SHELF = '''"""A shelf with room for a few."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from milestones.course import grade
-from milestones.course.student_tree import student_files
+from milestones.course.grading import command as grade
+from milestones.course.release.student_tree import student_files
 from tests import mini_course
 
 SECONDS = "5"  # the limit of a test; one that does not hang takes a fraction of a second

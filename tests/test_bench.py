@@ -17,9 +17,9 @@ import torch
 from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
-from milestones import bench, contenders, curves, peer_llama, workloads
-from milestones.contenders import Contender, Peer, Summary
-from milestones.roofline import Roofline
+from milestones.bench import command as bench, contenders, curves, peer_llama, workloads
+from milestones.bench.contenders import Contender, Peer, Summary
+from milestones.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
 
 RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from milestones import gpu_check, host_time, overlap_check
+from milestones.bench import gpu_check, host_time, overlap_check
 from tests.conftest import ROOT
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import check, hint, lessons, record, release, reset, watch
-from milestones.course import list as ladder
-from milestones.course.progress import load_progress
+from milestones.course.student import check, hint, lessons, reset, watch
+from milestones.course import record
+from milestones.course.release import command as release
+from milestones.course.student import list as ladder
+from milestones.course.student.progress import load_progress
 from tests import mini_course
 from tests.conftest import ROOT
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from milestones import delta
-from milestones.course import diff, lesson_text
-from milestones.course.lesson import UNDECLARED, Lesson, choose, lesson
-from milestones.course.lesson_html import page
-from milestones.course.outline import outline
+from milestones.course import delta
+from milestones.course.diff import command as diff, lesson_text
+from milestones.course.diff.lesson import UNDECLARED, Lesson, choose, lesson
+from milestones.course.diff.lesson_html import page
+from milestones.course.diff.outline import outline
 from tests.conftest import MILESTONES, ROOT
 
 PAIRS = list(pairwise(MILESTONES))

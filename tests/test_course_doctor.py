@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from common.models import cpu_kernels
-from milestones.course import doctor
+from milestones.course.student import doctor
 from tests.conftest import ROOT
 
 GOOD = {"error_of": 1e-7, "zeros": False, "triton": "3.9.0", "gpu": None}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import grade
-from milestones.course.grading import gate
+from milestones.course.grading import command as grade
+from milestones.course.grading import static_checks as gate
 from tests import hostile
 from tests.mini_course import SHELF
 from tests.submissions import arguments, hand_in, make_course, skeleton_of

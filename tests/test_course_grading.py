@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from milestones.course import grade
-from milestones.course.grading import gate, submission
+from milestones.course.grading import command as grade
+from milestones.course.grading import static_checks as gate, submission
 from milestones.course.grading.exam import judge
-from milestones.course.results import Result
+from milestones.course.testing.results import Result
 from tests import hostile
 from tests.conftest import ROOT
 from tests.mini_course import SHELF

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import mutants, record
-from milestones.course.mutants import Fate
-from milestones.course.runner import Runner
+from milestones.course.maintain import mutants
+from milestones.course import record
+from milestones.course.maintain.mutants import Fate
+from milestones.course.testing.runner import Runner
 from tests import mini_course
 from tests.conftest import ROOT
 

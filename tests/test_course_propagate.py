@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import merge, propagate
+from milestones.course.maintain import merge, propagate
 from tests.conftest import MILESTONES, ROOT
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import cut, record, release
-from milestones.course.imports import without_unused_imports
-from milestones.course.student_tests import pruned
-from milestones.course.student_tree import without_dead_links
+from milestones.course.release import cut, command as release
+from milestones.course import record
+from milestones.course.release.imports import without_unused_imports
+from milestones.course.release.student_tests import pruned
+from milestones.course.release.student_tree import without_dead_links
 from tests import mini_course
 from tests.conftest import MILESTONES, ROOT
 
@@ -99,7 +100,7 @@ def test_the_tree_has_one_commit_and_nothing_above(student: Path) -> None:
     names = texts(student)
     assert not [name for name in names if "m3_mini" in name or "mutants" in name or ".pyc" in name]
     assert {"README.md", "AGENTS.md", "Makefile", "LICENSE", "m1_mini/shelf.py"} <= names.keys()
-    assert "milestones/course/release.py" not in names
+    assert "milestones/course/release/command.py" not in names
     assert "m2_mini/shelf.py:Shelf.put" in names["AGENTS.md"]
     assert "Version 1.2.3 of the course" in names["README.md"]
     needed = {

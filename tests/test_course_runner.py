@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import probe
-from milestones.course.results import Result, Run
-from milestones.course.runner import Runner, RunnerError
+from milestones.course.testing import probe
+from milestones.course.testing.results import Result, Run
+from milestones.course.testing.runner import Runner, RunnerError
 from tests import mini_course
 from tests.conftest import ROOT
 
@@ -220,7 +220,7 @@ def test_forking_is_safe(tree: Path) -> None:
 
 
 def test_a_server_with_threads_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from milestones.course import server
+    from milestones.course.testing import server
 
     events: list[dict[str, object]] = []
     monkeypatch.setattr(server, "num_threads", lambda: 2)
@@ -242,7 +242,7 @@ def test_a_server_that_ends_says_why(tree: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(tree))
     (tree / "pytest.py").write_text("raise SystemExit('no pytest today')\n")
     with Runner() as runner:
-        monkeypatch.setattr("milestones.course.runner.ROOT", tree)
+        monkeypatch.setattr("milestones.course.testing.runner.ROOT", tree)
         with pytest.raises(RunnerError, match="no pytest today"):
             runner.run(tree, [FIRST])
 
@@ -257,7 +257,7 @@ def test_nothing_runs_on_when_its_client_is_gone(tree: Path) -> None:
         "    time.sleep(600)\n"
     )
     code = (
-        "import sys; from pathlib import Path; from milestones.course.runner import Runner;"
+        "import sys; from pathlib import Path; from milestones.course.testing.runner import Runner;"
         "Runner().run(Path(sys.argv[1]), [sys.argv[2]])"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tree), FIRST], cwd=ROOT) as client:

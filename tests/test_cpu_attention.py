@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from common.models import cpu_attention, cpu_kernels
 from common.models.cpu_kernels import kernels
-from milestones.paged_case import PagedCase
+from milestones.instruments.paged_case import PagedCase
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones import delta
+from milestones.course import delta
 from tests.conftest import MILESTONES, ROOT
 
 

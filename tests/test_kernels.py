@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from milestones.paged_case import PagedCase
+from milestones.instruments.paged_case import PagedCase
 from tests.conftest import ROOT, EngineFactory
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from milestones.delta import tomllib
+from milestones.course.delta import tomllib
 from tests.conftest import ROOT
 
 CUDA = re.compile(r"(nvidia|cuda)-")

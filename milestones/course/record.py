@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..delta import ROOT, tomllib
+from .delta import ROOT, tomllib
 from .record_checks import Problems, check_links, check_table, lines_of, missing_test
 
 MILESTONE = re.compile(r"m\d_\w+")

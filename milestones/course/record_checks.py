@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..delta import symbols as symbols_of
+from .delta import symbols as symbols_of
 
 if TYPE_CHECKING:
     from .record import Exercise

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ..course.console import wide_console
 from ..course.record import RecordError, find_milestone, milestones
-from ..delta import ROOT
+from ..course.delta import ROOT
 from . import report
 from .runner import Soak
 from .tally import Results

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...delta import ROOT
-from ..results import Failure, Result, result_of
-from ..runner import ENVIRONMENT, ONE_THREAD
+from ..delta import ROOT
+from ..testing.results import Failure, Result, result_of
+from ..testing.runner import ENVIRONMENT, ONE_THREAD
 from .limits import Limits
 
 GRACE = 30.0  # seconds for an exam in addition to those of its tests

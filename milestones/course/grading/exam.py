@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..results import Failure, Result, result_of
+from ..testing.results import Failure, Result, result_of
 from . import limits as limits_of
-from .examinee import sit
+from .test_process import sit
 from .limits import Limits
 from .sandbox import Isolation, give_up_rights, kill_all
 

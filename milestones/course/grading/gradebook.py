@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..record import Exercise
-from ..results import Result
+from ..testing.results import Result
 from .submission import HIDDEN
 
 UNSEEN = "a hidden test"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from .. import record
 from ..record import Exercise
-from ..student_tree import student_files
-from . import gate
+from ..release.student_tree import student_files
+from . import static_checks as gate
 
 LARGEST = 1 << 20  # bytes of a file
 HIDDEN = "tests/hidden"

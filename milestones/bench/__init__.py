@@ -1,0 +1,1 @@
+"""Measures the engines: workloads, peers, curves, roofline, and checks on a GPU."""

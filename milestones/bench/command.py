@@ -1,0 +1,222 @@
+"""Measure every milestone and other engines on the same workloads, in one run.
+
+Each measurement runs in its own process. The engines take turns in each round, so a machine that
+slows down slows all of them. The tables show the median of the rounds. Compare only ratios of one
+run: absolute numbers depend on the machine.
+
+    python -m milestones bench --workload batch --workload shared --rounds 3 --json bench.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.table import Table
+
+from common import EMBEDDED_MODEL, EngineConfig, load_model
+from common.displays.dashboard import summary_table
+from common.displays.demo import machine
+
+from . import roofline
+from .chart import bars
+from .contenders import Contender, contenders
+from ..course.console import wide_console
+from ..course.delta import ROOT
+from .roofline import Roofline
+from .workloads import WORKLOADS, workload
+
+README_MARKS = ("<!-- ladder -->", "<!-- /ladder -->")
+DEFAULT_WORKLOADS = ("alone", "batch")
+FAILURES = (OSError, RuntimeError, ValueError)  # of one engine: the others are still measured
+
+
+def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
+    """Return the table of one workload, for a terminal."""
+    table = summary_table(
+        f"{name}: {WORKLOADS[name].__doc__}",
+        "engine", "tokens/s", "ratio", "of floor", "TTFT p50/p95 s", "ITL p50/p95 ms",
+        "gap ms", "padding", "KV unused", "reused",
+    )  # fmt: skip
+    first: float | None = None
+    for contender in measured:
+        summary = contender.summary(name)
+        if summary is None:
+            continue
+        first = first or summary.tokens_per_second
+        latest, stats = contender.results[name][-1], summary.stats
+        inter = summary.inter_token
+        table.add_row(
+            contender.name,
+            f"{summary.tokens_per_second:.1f}",
+            f"{summary.tokens_per_second / first:.2f}",
+            f"{floor.seconds(latest) / latest.seconds:.0%}" if stats else "",
+            f"{summary.first_token[0]:.2f} / {summary.first_token[1]:.2f}",
+            f"{inter[0] * 1e3:.0f} / {inter[1] * 1e3:.0f}" if inter else "",
+            "" if summary.gap is None else f"{summary.gap * 1e3:.2f}",
+            str(stats.get("padding_tokens", "")),
+            "" if summary.kv_waste is None else f"{summary.kv_waste:.0%}",
+            str(stats.get("cached_prompt_tokens", "")),
+        )
+    return table
+
+
+def refresh_readme(document: dict[str, Any]) -> None:
+    """Write the table between the README's marks: tokens per second by engine and workload."""
+    engines = document["engines"]
+    names = [name for name in WORKLOADS if any(name in measured for measured in engines.values())]
+    lines = [
+        f"Output tokens per second, SmolLM2-135M, float32, {document['machine']}:",
+        "",
+        f"| engine | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
+    ]
+    for engine, measured in engines.items():
+        cells = [
+            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else "-"
+            for name in names
+        ]
+        lines.append(f"| {engine} | {' | '.join(cells)} |")
+    lines += ["", *(f"- `{name}`: {WORKLOADS[name].__doc__}" for name in names)]
+    readme = ROOT / "README.md"
+    start, end = README_MARKS
+    before, rest = readme.read_text(encoding="utf-8").split(start)
+    after = rest.split(end)[1]
+    readme.write_text(f"{before}{start}\n{chr(10).join(lines)}\n{end}{after}", encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `python -m milestones bench`."""
+    parser.add_argument("--model", default=EMBEDDED_MODEL, help="default: %(default)s")
+    parser.add_argument(
+        "--workload", action="append", choices=[*WORKLOADS, "all"],
+        help=f"can be given several times (default: {' and '.join(DEFAULT_WORKLOADS)})",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--engines", help="measure only these engines, separated by commas")
+    parser.add_argument(
+        "--vllm-python", type=Path, metavar="PATH",
+        help="also measure vLLM: the Python of an environment that has vLLM",
+    )  # fmt: skip
+    parser.add_argument(
+        "--llama-python", type=Path, metavar="PATH",
+        help="also measure llama.cpp: the Python of an environment that has xllamacpp and gguf",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path,
+        help="write all measurements to this file; its entries for other workloads are kept",
+    )  # fmt: skip
+    parser.add_argument("--svg", type=Path, help="draw tokens/s as bars into this file")
+    parser.add_argument("--readme", action="store_true", help="write the table into the README")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and report. After Ctrl-C, report what was measured. Leave out failed engines."""
+    console = wide_console()
+    wanted = args.workload or list(DEFAULT_WORKLOADS)
+    names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
+    measured = contenders(args.model, args.vllm_python, args.llama_python)
+    if args.engines:
+        known = {contender.name: contender for contender in measured}
+        engines = args.engines.split(",")
+        if unknown := [name for name in engines if name not in known]:
+            console.print(f"unknown engine: {', '.join(unknown)}; there are {', '.join(known)}")
+            return 2
+        measured = [known[name] for name in engines]
+    loaded = load_model(EngineConfig(model=args.model), plain=True)
+    floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
+    vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
+    failed: list[Contender] = []
+    del loaded
+    try:
+        for number in range(1, args.rounds + 1):
+            for name in names:
+                work = workload(name, args.model, vocab_size, on_gpu)
+                for contender in (c for c in measured if c not in failed):
+                    console.print(
+                        f"round {number} of {args.rounds}: {name}, {contender.name}", style="dim"
+                    )
+                    try:
+                        result = contender.run(work)
+                    except FAILURES as error:
+                        console.print(f"{contender.name} failed; the bench leaves it out: {error}")
+                        failed.append(contender)
+                        continue
+                    contender.results.setdefault(name, []).append(result)
+                    if args.json:
+                        _write(args.json, _document(measured, floor, earlier))
+    except KeyboardInterrupt:
+        console.print("interrupted: the tables show what was measured so far")
+    finally:
+        for contender in measured:
+            contender.close()
+    names = [name for name in names if any(name in c.results for c in measured)]
+    console.print(
+        f"{machine()}: reads {floor.bytes_per_second / 1e9:.1f} GB/s, multiplies "
+        f"{floor.flops_per_second / 1e9:.0f} GFLOP/s; a decode step takes at least "
+        f"{floor.step_seconds(1) * 1e3:.1f} ms for one request, "
+        f"{floor.step_seconds(16) * 1e3:.1f} ms for 16"
+    )
+    for name in names:
+        console.print(report(name, measured, floor))
+    document = _document(measured, floor, earlier)
+    if args.svg:
+        args.svg.write_text(bars(document), encoding="utf-8")
+    if args.readme:
+        refresh_readme(document)
+    return 0 if names and not failed else 1
+
+
+def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]) -> dict[str, Any]:
+    """Return all measurements so far, with those of an earlier run for other workloads."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    fresh = {
+        contender.name: {
+            name: {
+                **asdict(summary),
+                "seconds": [result.seconds for result in contender.results[name]],
+            }
+            for name in contender.results
+            if (summary := contender.summary(name)) is not None
+        }
+        for contender in measured
+    }
+    replaced = {name for of_engine in fresh.values() for name in of_engine}
+    engines = {
+        engine: {name: entry for name, entry in of_engine.items() if name not in replaced}
+        for engine, of_engine in before.get("engines", {}).items()
+    }
+    for engine, of_engine in fresh.items():
+        engines.setdefault(engine, {}).update(of_engine)
+    return {
+        "machine": machine(),
+        "date": date.today().isoformat(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "commit": commit.stdout.strip(),
+        "roofline": asdict(floor),
+        "engines": {engine: of_engine for engine, of_engine in engines.items() if of_engine},
+    }
+
+
+def _earlier(path: Path | None) -> dict[str, Any]:
+    """Return the results of an earlier run on this machine; an empty dict for any other machine."""
+    if path is None or not path.exists():
+        return {}
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document if document["machine"] == machine() else {}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Write the file completely or not at all."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -1,0 +1,1 @@
+"""The lesson between two milestones, symbol by symbol, as text and as HTML."""

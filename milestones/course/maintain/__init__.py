@@ -1,0 +1,1 @@
+"""For maintainers: carry edits up the ladder, prove the tests with mutants, draw figures."""

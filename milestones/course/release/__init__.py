@@ -1,0 +1,1 @@
+"""Makes a student's tree: solutions cut, tests chosen, dead references removed."""

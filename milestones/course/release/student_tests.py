@@ -1,0 +1,118 @@
+"""Choose the tests of a student's tree: those of its milestones, and the files they import."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from .cut import span_of, tidy
+from .imports import without_unused_imports
+from ..record import RecordError, load, recorded
+
+# These files test the repository and not an engine.
+NOT_FOR_STUDENTS = re.compile(
+    r"test_(bench|bootstrap|console|course\w*|delta|figures|grade\w*|language|layout|mutants\w*"
+    r"|player|repository|slides\w*)\.py"
+    r"|mini_course\.py"
+)
+
+
+def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, bytes]:
+    """Return the files of `tests/` for a tree with these milestones, by path from the root.
+
+    Raises `RecordError` if a graded test would not be among them.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((root / "tests").glob("*.py")):
+        if not NOT_FOR_STUDENTS.fullmatch(path.name):
+            source = pruned(path.read_text(encoding="utf-8"), absent)
+            if source is not None:
+                found[f"tests/{path.name}"] = source
+    graded = {
+        test.partition("::")[0]
+        for rung in recorded(root) if rung in rungs
+        for exercise in load(rung, root) for test in exercise.tests
+    }  # fmt: skip
+    for path in sorted((root / "tests" / "exercises").rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if name in graded or not path.name.startswith("test_"):
+            found[name] = path.read_text(encoding="utf-8")
+    conftest = "tests/conftest.py"
+    if conftest in found and absent:  # its examples name milestones
+        found[conftest] = re.sub("|".join(absent), rungs[-1], found[conftest])
+    chosen = _closed(found, absent)
+    if lost := sorted(graded - chosen.keys()):
+        raise RecordError(f"{lost} name one of {sorted(absent)}, or import tests that do")
+    return {name: source.encode() for name, source in chosen.items()}
+
+
+def pruned(source: str, absent: set[str]) -> str | None:
+    """Return a file of tests without those of absent milestones, or None if none is left."""
+    tree, lines = ast.parse(source), source.splitlines()
+    for node in reversed(tree.body):
+        if isinstance(node, ast.FunctionDef):
+            for mark in reversed(node.decorator_list):
+                if _names(mark, "since", absent):
+                    span = span_of(node, lines)
+                    del lines[span.first - 1 : span.last]
+                    break
+                if _names(mark, "before", absent):
+                    del lines[mark.lineno - 1 : mark.end_lineno]
+        elif isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node.targets[0]):
+            if _names(node, "since", absent):
+                return None
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                pattern = rf',? *pytest\.mark\.before\("({"|".join(absent)})"\)'
+                lines[number] = re.sub(pattern, "", lines[number]) if absent else lines[number]
+    result = "\n".join(lines) + "\n"
+    if result == source:
+        return source
+    result = without_unused_imports(source, tidy(result))
+    return result if "def test" in result or "def test" not in source else None
+
+
+def _names(node: ast.AST, mark: str, absent: set[str]) -> bool:
+    """Return whether a decorator or list has a `since` or `before` of an absent milestone."""
+    return any(
+        isinstance(call, ast.Call)
+        and ast.unparse(call.func) == f"pytest.mark.{mark}"
+        and any(isinstance(arg, ast.Constant) and arg.value in absent for arg in call.args)
+        for call in ast.walk(node)
+    )
+
+
+def _closed(found: dict[str, str], absent: set[str]) -> dict[str, str]:
+    """Remove files that name absent milestones or import missing files, and unused helpers."""
+    gone = re.compile("|".join(absent) or r"(?!)")
+    found = {name: source for name, source in found.items() if not gone.search(source)}
+    while True:
+        needs = {name: _needed(source) for name, source in found.items()}
+        used = {path for paths in needs.values() for path in paths}
+        kept = {
+            name: source
+            for name, source in found.items()
+            if needs[name] <= found.keys() and (_stands_alone(name) or name in used)
+        }
+        if len(kept) == len(found):
+            return kept
+        found = kept
+
+
+def _stands_alone(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(("test_", "conftest", "__init__"))
+
+
+def _needed(source: str) -> set[str]:
+    """Return the files of `tests/` that a file imports, or runs by name."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":
+            module = (node.module or "").replace(".", "/")
+            if module in ("tests", "tests/exercises"):
+                found |= {f"{module}/{alias.name}.py" for alias in node.names}
+            else:
+                found.add(f"{module}.py")
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"tests\.\w+", str(node.value)):
+            found.add(f"{str(node.value).replace('.', '/')}.py")
+    return found

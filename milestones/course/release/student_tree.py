@@ -1,0 +1,156 @@
+"""Collect the files of a student's tree, by path. Cut the solutions, and remove dead references.
+
+The tree has `common/`, the milestones up to the released one with their pages and exercises, the
+part of the console that a student uses, and the tests that run on these milestones. All that refers
+to a milestone above is removed: a test for it, a mark that names it, a link to its page.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import posixpath
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from .cut import Cut, cut
+from ..student.list import size_of
+from ..record import Exercise, load, milestones
+from .student_tests import chosen_tests
+
+COMMANDS = ("check", "diff", "doctor", "gpu_check", "hint", "host_time", "list", "reset")
+AS_THEY_ARE = (
+    "LICENSE", "requirements.txt", "constraints.txt",
+    "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
+)  # fmt: skip
+LEFT_OUT = re.compile(r"(__pycache__|\.\w+_cache|mutants|\.DS_Store)(/|$)|\.pyc$")
+
+Files = dict[str, bytes]
+
+
+def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
+    """Return a student's files, without the pages that a release writes, and what was cut."""
+    rungs = milestones(root)
+    rungs = rungs[: rungs.index(milestone) + 1]
+    absent = set(milestones(root)) - set(rungs)
+    files = _sources(root, rungs, milestone)
+    files |= chosen_tests(root, rungs, absent)
+    files |= _console(root, files, absent)
+    exercises = load(milestone, root)
+    done = cut(milestone, exercises, root, told(milestone, exercises, files))
+    for path, text in done.files.items():
+        files[path] = text.encode()
+    for path in {source for exercise in exercises for source in exercise.sources}:
+        name = path.partition("/")[2]
+        files[f"milestones/{milestone}/start/{name}.txt"] = files[path]
+    size = size_of(root, milestone, rungs[-2] if len(rungs) > 1 else None)
+    files[f"milestones/{milestone}/start/size.json"] = json.dumps(asdict(size)).encode()
+    delta = f"milestones/{milestone}/DELTA.toml"
+    if delta in files:
+        files[delta] = without_entries(files[delta].decode(), done.removed).encode()
+    for path in files:
+        if path.endswith(".md"):
+            files[path] = without_dead_links(path, files[path].decode(), files).encode()
+    return files, done
+
+
+def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
+    """Return all text, besides the sources, in which a student can read the name of a helper."""
+    rung = milestone.partition("_")[0]
+    others = re.compile(
+        rf"tests/exercises/test_(?!{rung}_)m\d+_\d+\.py|m\d_\w+/|milestones/(\w+/)?\w+\.py|.*/DELTA"
+    )
+    pages = re.compile(rf"milestones/(?!{milestone}/)m\d_\w+/")
+    return "\n".join(
+        data.decode(errors="replace")
+        for path, data in files.items()
+        if not others.match(path) and not pages.match(path)
+    )
+
+
+def without_entries(text: str, removed: Iterable[str]) -> str:
+    """Return a DELTA.toml without the symbols that were removed."""
+    symbols = [name.partition("/")[2] for name in removed]
+    kept = [
+        line
+        for line in text.splitlines()
+        if not any(line.startswith(f'"{symbol}" =') for symbol in symbols)
+    ]
+    return "\n".join(kept) + "\n"
+
+
+def without_dead_links(path: str, text: str, files: Files) -> str:
+    """Replace each link to a file that is not in the tree by the text of the link."""
+
+    def mended(match: re.Match[str]) -> str:
+        target = match["target"]
+        there = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        folders = {parent for name in files for parent in _parents(name)}
+        known = not target or "://" in target or there in files or there in folders
+        return match[0] if known else match["text"]
+
+    return re.sub(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(#[^)]*)?\)", mended, text)
+
+
+def _parents(name: str) -> set[str]:
+    parts = name.split("/")[:-1]
+    return {"/".join(parts[: i + 1]) for i in range(len(parts))} | {"."}
+
+
+def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
+    """Return all files except tests and the console."""
+    files: Files = {}
+    folders = ["common", *rungs, *(f"milestones/{rung}" for rung in rungs)]
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if path.is_file() and not LEFT_OUT.search(name):
+                files[name] = path.read_bytes()
+    for name in AS_THEY_ARE:
+        if (root / name).is_file():
+            files[name] = (root / name).read_bytes()
+    # Tools must not be told to check folders that the tree does not have.
+    config = (root / "pyproject.toml").read_text(encoding="utf-8")
+    for absent in {*milestones(root), "slides"} - set(rungs):
+        config = config.replace(f'"{absent}", ', "")
+    files["pyproject.toml"] = config.encode()
+    return files
+
+
+def _console(root: Path, files: Files, absent: set[str]) -> Files:
+    """Return the modules of `milestones/` that a student's commands and tests need, without those
+    that name a milestone above."""
+    found: Files = {}
+    todo = ["__init__.py", "__main__.py", "course/__init__.py"]
+    todo += ["course/server.py", "course/kernel_probe.py"]  # started as processes
+    todo += [f"{name}.py" for name in COMMANDS] + [f"course/{name}.py" for name in COMMANDS]
+    for name, data in files.items():
+        if name.startswith("tests/"):
+            for module in re.findall(r"milestones\.(\w[\w.]*\w)", data.decode()):
+                path = module.replace(".", "/")
+                todo += [f"{path}.py", f"{posixpath.dirname(path) or path}/__init__.py"]
+    while todo:
+        name = posixpath.normpath(todo.pop())
+        path = root / "milestones" / name
+        if f"milestones/{name}" in found or not path.is_file():
+            continue
+        source = path.read_text(encoding="utf-8")
+        if any(rung in source for rung in absent):
+            continue
+        found[f"milestones/{name}"] = source.encode()
+        todo += _imported(name, source)
+    return found
+
+
+def _imported(name: str, source: str) -> list[str]:
+    """Return the files that a module of `milestones/` may import relatively."""
+    files = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            up = [".."] * (node.level - 1)
+            module = (node.module or "").split(".")
+            folder = posixpath.join(posixpath.dirname(name), *up, *module)
+            files += [f"{folder}.py", *(f"{folder}/{alias.name}.py" for alias in node.names)]
+    return files

@@ -1,0 +1,1 @@
+"""The commands of a student: list, check, hint, reset, doctor."""

@@ -1,0 +1,182 @@
+"""Run the exercises in order. For the first one that fails, show what was called, what was returned
+and what was expected.
+
+Exit status: 0 all exercises pass; 1 one fails or is not written; 2 the tests could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from ..delta import ROOT
+from ..release.cut import still_cut
+from .progress import note_result
+from ..record import Exercise, RecordError, find, find_milestone, load, recorded
+from ..testing.results import Run
+from ..testing.runner import SECONDS, Runner, RunnerError
+from .screen import show_attempts, show_syntax_error
+from .watch import changes, syntax_error
+
+EXAMPLE = "python -m milestones check m3.2 --watch"
+State = Literal["passed", "failed", "not written", "not run"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An exercise, and the results of its tests (None: they were not run)."""
+
+    exercise: Exercise
+    run: Run | None = None
+    unwritten: tuple[str, ...] = ()  # its functions that the student has not written yet
+
+    @property
+    def state(self) -> State:
+        if self.run is None:
+            return "not run"
+        if self.run.passed:
+            return "passed"
+        first = self.run.first_failure
+        return "not written" if first is not None and first.unwritten else "failed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m milestones check`."""
+    parser.add_argument(
+        "target", nargs="?", help="m3 or m3.2: a milestone or an exercise; default: your milestone"
+    )
+    parser.add_argument("--watch", action="store_true", help="check again when a file is saved")
+    parser.add_argument("--trace", action="store_true", help="also show Python's traceback")
+    parser.add_argument("--json", action="store_true", help="print all results as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="limit for each test (default: %(default)g)"
+    )
+
+
+def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
+    """Check once, or with --watch until Ctrl-C."""
+    console = Console(stderr=args.json)
+    try:
+        exercises = chosen(args.target, root)
+        with nullcontext(runner) if runner else Runner() as server:
+            if not args.watch:
+                return check_once(exercises, args, root, server, console)
+            return watch(exercises, args, root, server, console)
+    except (RecordError, RunnerError) as error:
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        return 2
+
+
+def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
+    """Return the exercises to check. Without a target: those of the student's own milestone."""
+    if target is not None and "." in target:
+        return (find(target, root),)
+    milestone = own_rung(root) if target is None else find_milestone(target, root)
+    return load(milestone, root, strict=False)
+
+
+def own_rung(root: Path) -> str:
+    """Return the milestone of a student's tree, or else the highest milestone with exercises."""
+    rungs = recorded(root)
+    if not rungs:
+        raise RecordError("no milestone of this tree has exercises")
+    started = [rung for rung in rungs if (root / "milestones" / rung / "start").is_dir()]
+    return (started or rungs)[-1]
+
+
+def check_once(
+    exercises: tuple[Exercise, ...], args: argparse.Namespace, root: Path, runner: Runner,
+    console: Console,
+) -> int:  # fmt: skip
+    """Run the exercises up to the first that fails, and show them. Return the exit status."""
+    if error := syntax_error(root, exercises[0].milestone):
+        if args.json:
+            print_json({"passed": False, "syntax_error": error, "exercises": []})
+        else:
+            show_syntax_error(console, error)
+        return 1
+    with console.status("importing torch …") if runner.cold else nullcontext():
+        runner.start()
+    attempts = []
+    for attempt in attempted(exercises, root, runner, args.seconds, console):
+        attempts.append(attempt)
+        if attempt.run is not None:
+            note_result(root, attempt.exercise.id, attempt.run.passed)
+    if args.json:
+        print_json(as_json(attempts))
+    else:
+        show_attempts(console, attempts, trace=args.trace)
+    if any(attempt.run is not None and attempt.run.error for attempt in attempts):
+        return 2
+    return 0 if all(attempt.state == "passed" for attempt in attempts) else 1
+
+
+def attempted(
+    exercises: tuple[Exercise, ...], root: Path, runner: Runner, seconds: float, console: Console
+) -> Iterator[Attempt]:
+    """Yield each exercise with its results. Those after the first failure are not run."""
+    stopped = False
+    for exercise in exercises:
+        if stopped:
+            yield Attempt(exercise)
+            continue
+        with console.status(f"{exercise.id} {exercise.title}"):
+            run = runner.run(root, exercise.tests, seconds=seconds)
+        stopped = not run.passed
+        yield Attempt(exercise, run, still_cut(exercise, root))
+
+
+def watch(
+    exercises: tuple[Exercise, ...], args: argparse.Namespace, root: Path, runner: Runner,
+    console: Console,
+) -> int:  # fmt: skip
+    """Check again whenever a source of the milestone or a test is saved, until Ctrl-C."""
+    status = 1
+    folders = [root / exercises[0].milestone, root / "tests"]
+    try:
+        for _ in changes(folders):
+            if console.is_terminal and not args.json:
+                console.clear()
+            status = check_once(exercises, args, root, runner, console)
+            if not args.json:
+                watched = f"watching {exercises[0].milestone}/"
+                said = f"{watched}: save a file to check again, press Ctrl-C to stop"
+                console.print(said, style="dim", highlight=False)
+    except KeyboardInterrupt:
+        console.print()
+    return status
+
+
+def as_json(attempts: list[Attempt]) -> dict[str, Any]:
+    """Return the data that `--json` prints."""
+    passed = [attempt for attempt in attempts if attempt.state == "passed"]
+    return {
+        "passed": len(passed) == len(attempts),
+        "points": sum(attempt.exercise.points for attempt in passed),
+        "points_of": sum(attempt.exercise.points for attempt in attempts),
+        "exercises": [
+            {
+                "id": attempt.exercise.id,
+                "title": attempt.exercise.title,
+                "points": attempt.exercise.points,
+                "state": attempt.state,
+                "error": attempt.run and attempt.run.error,
+                "tests": [asdict(r) for r in attempt.run.results] if attempt.run else [],
+            }
+            for attempt in attempts
+        ],
+    }
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Write JSON to standard output, which gets nothing else."""
+    sys.stdout.write(json.dumps(data, indent=1) + "\n")
+    sys.stdout.flush()

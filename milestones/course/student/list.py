@@ -1,0 +1,180 @@
+"""Show each milestone: its lesson, its size, what is new, and your progress.
+
+Below the table are the exercises of your own milestone. Lines are those of the milestone's Python
+files, with comments. The columns "added" and "changed" compare them with the milestone below.
+Progress is what `check` has found.
+
+Exit status: 0; 2 the file of the exercises is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..delta import ROOT, files
+from .check import print_json
+from ..release.cut import still_cut
+from .lessons import lesson
+from .progress import load_progress
+from ..record import Exercise, RecordError, load, milestones, recorded
+from .screen import STYLES
+
+EXAMPLE = "python -m milestones list --json"
+
+
+@dataclass(frozen=True)
+class Size:
+    """The lines of a milestone, and how many of them the milestone below does not have."""
+
+    lines: int
+    added: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """An exercise of the student's own milestone."""
+
+    id: str
+    title: str
+    points: int
+    state: str  # "passed", "not written" or "not passed yet"
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A row of the list."""
+
+    milestone: str
+    lesson: str
+    size: Size
+    exercises: int
+    points: int
+    points_done: int
+    given: bool  # a complete milestone, below the student's own
+    tasks: tuple[Task, ...]  # only for the student's own milestone
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m milestones list`."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
+def main(args: argparse.Namespace, root: Path = ROOT) -> int:
+    """Show the list."""
+    console = Console(stderr=args.json)
+    try:
+        ladder = rungs(root)
+    except RecordError as error:
+        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        return 2
+    if args.json:
+        print_json({"rungs": [asdict(rung) for rung in ladder]})
+    else:
+        console.print(table_of(ladder))
+        for rung in ladder:
+            if rung.tasks:
+                console.print(tasks_table(rung))
+    return 0
+
+
+def rungs(root: Path) -> list[Rung]:
+    """Return the milestones of a tree, from the lowest to the highest."""
+    names, passed = milestones(root), load_progress(root).passed
+    started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
+    found = []
+    for index, name in enumerate(names):
+        exercises = load(name, root, strict=False) if name in recorded(root) else ()
+        found.append(
+            Rung(
+                milestone=name,
+                lesson=lesson(name, root),
+                size=size_of(root, name, names[index - 1] if index else None),
+                exercises=len(exercises),
+                points=sum(exercise.points for exercise in exercises),
+                points_done=sum(e.points for e in exercises if e.id in passed),
+                given=bool(started) and name < started[0],
+                tasks=tuple(task(e, root, passed) for e in exercises if name in started),
+            )
+        )
+    return found
+
+
+def task(exercise: Exercise, root: Path, passed: Collection[str]) -> Task:
+    """Return an exercise with its state: from the last `check`, and from its functions now."""
+    state = "not written" if still_cut(exercise, root) else "not passed yet"
+    if exercise.id in passed:
+        state = "passed"
+    return Task(exercise.id, exercise.title, exercise.points, state)
+
+
+def size_of(root: Path, milestone: str, below: str | None) -> Size:
+    """Count the lines of a milestone. For a student's own: the lines of the complete milestone."""
+    complete = root / "milestones" / milestone / "start" / "size.json"
+    if complete.is_file():
+        return Size(**json.loads(complete.read_text(encoding="utf-8")))
+    new = lines_of(root / milestone)
+    old = lines_of(root / below) if below else {}
+    added = changed = 0
+    for name, lines in new.items():
+        matcher = difflib.SequenceMatcher(None, old.get(name, []), lines, autojunk=False)
+        for kind, _, _, first, last in matcher.get_opcodes():
+            added += last - first if kind == "insert" else 0
+            changed += last - first if kind == "replace" else 0
+    return Size(sum(map(len, new.values())), added, changed)
+
+
+def lines_of(folder: Path) -> dict[str, list[str]]:
+    """Return the lines of each Python file."""
+    return {name: path.read_text("utf-8").splitlines() for name, path in files(folder).items()}
+
+
+def table_of(ladder: list[Rung]) -> Table:
+    """Return the table of all milestones."""
+    table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
+    table.add_column("milestone and lesson", overflow="fold", ratio=1)
+    for name in ("lines", "added", "changed", "points"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("progress", no_wrap=True)
+    for rung in ladder:
+        table.add_row(
+            Text.assemble((rung.milestone, "bold"), f"\n{rung.lesson}"),
+            str(rung.size.lines), str(rung.size.added), str(rung.size.changed),
+            str(rung.points or ""), progress_of(rung),
+        )  # fmt: skip
+    return table
+
+
+def tasks_table(rung: Rung) -> Table:
+    """Return the exercises of a milestone, one row each."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for one in rung.tasks:
+        state = Text(one.state, style=STYLES.get(one.state, "yellow"))
+        table.add_row(one.id, one.title, f"{one.points} points", state)
+    return table
+
+
+def progress_of(rung: Rung) -> str:
+    """Return the progress in a milestone, in words."""
+    if rung.given:
+        return "given"
+    if not rung.exercises:
+        return ""
+    return (
+        "[green]done[/]"
+        if rung.points_done == rung.points
+        else f"{rung.points_done} of {rung.points}"
+    )

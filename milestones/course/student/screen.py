@@ -1,0 +1,156 @@
+"""Show the results of the exercises: a list, and then the first failure in words."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .lessons import INVARIANTS, invariants_in
+from ..testing.results import Failure, Result
+
+if TYPE_CHECKING:
+    from .check import Attempt
+
+STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
+LONGEST_EXPLANATION = 6  # lines
+CALL = re.compile(r"\w\(")
+CRASHED_KERNEL = "A load or store outside of a tensor can cause this: look at the masks."
+OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
+
+
+def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False) -> None:
+    """Print the list, the first failure, and what to do next."""
+    console.print(attempts_table(attempts))
+    stopped = next((a for a in attempts if a.state not in ("passed", "not run")), None)
+    if stopped is None:
+        points = sum(attempt.exercise.points for attempt in attempts)
+        many = "All exercises pass" if len(attempts) > 1 else f"{attempts[0].exercise.id} passes"
+        console.print(f"\n{many}: {points} points.", style="green", highlight=False)
+        return
+    console.print()
+    assert stopped.run is not None
+    first = stopped.run.first_failure
+    if stopped.run.error:
+        console.print("The tests stopped with an error:", style="red")
+        console.print(stopped.run.error, highlight=False, markup=False)
+        if first is None:
+            return
+        console.print()
+    assert first is not None
+    console.print(failure_in_words(stopped, first))
+    if trace and first.failure:
+        console.print()
+        console.print(first.failure.trace, highlight=False, markup=False)
+    console.print()
+    for line in what_next(stopped, trace):
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def attempts_table(attempts: list[Attempt]) -> Table:
+    """Return a row for each exercise."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for attempt in attempts:
+        exercise, state = attempt.exercise, attempt.state
+        results = attempt.run.results if attempt.run else ()
+        count = sum(result.passed == (state == "passed") for result in results)
+        told = bool(results) and state in ("passed", "failed")
+        tests = f"{count} of {len(results)} tests" if told else ""
+        table.add_row(
+            Text(exercise.id, style="bold" if state != "not run" else "dim"),
+            Text(exercise.title, style="dim" if state == "not run" else ""),
+            Text(f"{exercise.points} points", style="dim"),
+            Text.assemble((state, STYLES[state]), (f"  {tests}" if tests else "", "dim")),
+        )
+    return table
+
+
+def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
+    """Describe a test that failed: what was called, what was returned, what was expected."""
+    exercise, failure = attempt.exercise, result.failure or Failure("unknown")
+    if result.unwritten:
+        if exercise.id in result.unwritten:
+            said = f"{exercise.id} is not written yet: {', '.join(attempt.unwritten)}"
+            return Text(said, style="yellow")
+        first = result.unwritten[0]
+        return Text(f"{exercise.id} needs {first}, which is not written yet", style="yellow")
+    name = result.node.rpartition("::")[2]
+    outcome = OUTCOMES.get(result.outcome, "fails")
+    head = Text.assemble((f"{exercise.id}  ", "bold"), (name, "bold red"), f" {outcome}")
+    parts: list[RenderableType] = [head]
+    if result.title:
+        parts.append(Text(result.title, style="italic"))
+    parts.append(Padding(facts(failure), (1, 0, 0, 2), expand=False))
+    if result.outcome == "crashed" and any("kernels.py:" in name for name in exercise.symbols):
+        parts.append(Padding(Text(CRASHED_KERNEL, style="italic"), (1, 0, 0, 2), expand=False))
+    parts += [Padding(Text(line), (1, 0, 0, 2), expand=False) for line in invariant_lines(failure)]
+    return Group(*parts)
+
+
+def facts(failure: Failure) -> Table:
+    """Return the facts of a failure in two columns."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(name: str, value: str | None, style: str = "") -> None:
+        if value:
+            table.add_row(name, Text(value, style=style))
+
+    if failure.kind in ("AssertionError", "Failed"):
+        row("message", failure.message, "bold")
+        compared = failure.expected is not None
+        name = "called" if CALL.search(failure.called or "") else "value"
+        row(name if compared else "asserted", failure.called)
+        row("result", failure.returned, "red")
+        row("expected", failure.expected, "green")
+        if not compared and not failure.message:
+            lines = failure.explanation.splitlines()[:LONGEST_EXPLANATION]
+            row("but", "\n".join(lines), "red")
+    else:
+        row("called", failure.called)
+        if failure.kind in ("timeout", "crashed"):
+            row("but", failure.message, "red")
+        else:
+            row("raised", f"{failure.kind}: {failure.message}", "red")
+        row("", failure.source)
+    row("example", failure.example)
+    row("your code", failure.where)
+    row("the test", failure.test_line)
+    return table
+
+
+def invariant_lines(failure: Failure) -> list[str]:
+    """Return the invariants that a failure names, in words."""
+    return [
+        f"I{number} {INVARIANTS[number][0]}. {INVARIANTS[number][1]}"
+        for number in invariants_in(failure.message)
+    ]
+
+
+def what_next(attempt: Attempt, trace: bool) -> list[str]:
+    """Return the commands that may help now."""
+    exercise = attempt.exercise
+    lines = [
+        f"The handout:   {exercise.section}",
+        f"A hint:        python -m milestones hint {exercise.id}",
+    ]
+    if attempt.state == "failed" and not trace:
+        lines.append(f"The traceback: python -m milestones check {exercise.id} --trace")
+    return lines
+
+
+def show_syntax_error(console: Console, error: dict[str, str]) -> None:
+    """Show a syntax error: its place, its message and the line."""
+    console.print(f"{error['where']}: {error['message']}", style="red", highlight=False)
+    if error["source"]:
+        console.print(Text(textwrap.indent(error["source"], "    ")))

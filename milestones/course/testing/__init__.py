@@ -1,0 +1,1 @@
+"""Runs pytest in processes of its own, and returns the results as data."""

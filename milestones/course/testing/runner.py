@@ -1,0 +1,166 @@
+"""`Runner`: runs the tests of a tree with pytest, in other processes, and returns data.
+
+    with Runner() as runner:                    # one process imports torch, once
+        run = runner.run(tree, ["tests/exercises/test_m3_2.py"])
+        print(run.passed, run.first_failure)
+
+A tree is a folder like the root of this project. If a test hangs or crashes its process, only that
+test is lost: the others run in a new process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..delta import ROOT
+from .attempt import SECONDS_TO_COLLECT, Attempt, OnResult, RunnerError, kill_group
+from .results import Result, Run
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",  # as in tests/conftest.py: Triton reads it when it is imported
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # look for a GPU without starting CUDA: forks need that
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+SECONDS = 60.0  # limit for each test
+SECONDS_TO_END = 5.0
+
+
+class Runner:
+    """A process that runs tests. As a context manager, it ends the process.
+
+    With `fork`, which is the default where it is safe (Linux), the process imports torch and the
+    other big libraries once. Each run is then a fork, which starts in a tenth of a second instead
+    of many seconds. Without `fork`, each run has a new process with as many threads as cores.
+    """
+
+    def __init__(self, *, fork: bool = sys.platform == "linux") -> None:
+        self.fork = fork
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._said: Any = None  # the output of the process
+        self._hypothesis = tempfile.TemporaryDirectory(prefix="ladder-hypothesis-")
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """End the process, and remove temporary files."""
+        self.stop()
+        self._hypothesis.cleanup()
+
+    def run(
+        self,
+        tree: Path,
+        tests: Iterable[str],
+        *,
+        seconds: float = SECONDS,
+        memory: int | None = None,
+        options: Iterable[str] = (),
+        on_result: OnResult | None = None,
+    ) -> Run:
+        """Run tests (files or node ids) of a tree, each within `seconds`, in `memory` bytes.
+
+        `options` are more options for pytest. `on_result` is called with each result as it comes.
+        """
+        request = {"tree": str(Path(tree).resolve()), "memory": memory, "options": [*options]}
+        results: list[Result] = []
+        todo: list[str] = [*tests]
+        run = Run()
+        while todo:
+            attempt = Attempt(self, {**request, "tests": todo}, seconds, on_result)
+            run = attempt.run()
+            results += attempt.results
+            if attempt.lost is None:
+                break
+            todo = attempt.rest
+        return Run(tuple(results), run.error, run.output)
+
+    @property
+    def cold(self) -> bool:
+        """Whether the next run must wait for imports."""
+        return self._process is None
+
+    def start(self) -> None:
+        """Start the process if it does not run. The imports take some seconds."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            self.stop()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        arguments = ["-m", "milestones.course.testing.server", *([] if self.fork else ["--once"])]
+        environment = {**os.environ, **ENVIRONMENT, **(ONE_THREAD if self.fork else {})}
+        environment["HYPOTHESIS_STORAGE_DIRECTORY"] = self._hypothesis.name
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, env=environment, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, bufsize=0,
+        )  # fmt: skip
+        self._buffer = b""
+        if self.next_event(SECONDS_TO_COLLECT) is None:
+            self.stop()
+            raise RunnerError(f"imports took more than {SECONDS_TO_COLLECT:g} s: no test was run")
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Request a run."""
+        self.start()
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    def next_event(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next event, or None if none comes in time. Raises `RunnerError` at the end."""
+        assert self._process is not None and self._process.stdout is not None
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                return None
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not data:
+                raise RunnerError(f"the process that runs tests has ended\n{self._last_words()}")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: dict[str, Any] = json.loads(line)
+        return event
+
+    def end_of_run(self) -> None:
+        """End the process of a run, unless the process forks: it then serves the next run too."""
+        if not self.fork:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the process. The next run starts a new one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()  # a server that forks ends when its input ends, and kills its fork
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END if self.fork else 0)
+        kill_group(process.pid)
+        process.wait()
+        process.stdout.close()
+        self._said.close()
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        words: str = self._said.read().decode(errors="replace")[-2000:]
+        return words

@@ -1,0 +1,172 @@
+"""A process that has imported the slow libraries, and runs tests in forks of itself.
+
+`python -m milestones.course.testing.server` reads requests from its standard input, one line of JSON each
+(the tree, the tests). It writes events to its standard output. Its client is `runner.py`. The
+server imports nothing of a tree; each fork does. With `--once` it runs one request itself, and
+ends.
+
+A fork is safe while the process has only one thread: then no other thread holds a lock, and no
+OpenMP pool has threads that the fork would miss. C libraries are therefore told to use one thread
+before they are loaded, and no tensor is made here. The server counts its threads before each fork,
+and refuses to fork if there are more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import re
+import select
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .probe import Emit, Probe
+
+HYPOTHESIS = "_hypothesis_pytestplugin"
+OF_A_TREE = re.compile(r"(m\d_\w+|common|milestones|tests|conftest)(\.|$)")
+PRELOADED = (
+    "hypothesis",
+    "rich.console",
+    "rich.live",
+    "rich.table",
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation.utils",
+    "tokenizers",
+    "triton.language",
+)
+# Of the installed plugins, only Hypothesis is loaded; the environment disables the others.
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", HYPOTHESIS)
+
+
+def main() -> int:
+    """Serve requests until the input ends."""
+    events = os.dup(1)
+    os.dup2(2, 1)  # prints go to stderr, so that they do not mix with the events
+
+    def emit(event: dict[str, Any]) -> None:
+        data = json.dumps(event).encode() + b"\n"
+        while data:
+            data = data[os.write(events, data) :]
+
+    if "--once" in sys.argv:
+        emit({"event": "ready"})
+        return run(json.loads(sys.stdin.readline()), emit)
+    preload()
+    emit({"event": "ready"})
+    for line in sys.stdin:
+        serve(json.loads(line), emit)
+    return 0
+
+
+def preload() -> None:
+    """Import the slow libraries. If one is not installed, only the tests that need it fail."""
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main([*OPTIONS, "--help", "--noconftest", "-c", os.devnull])  # imports its plugins
+    gc.collect()
+    gc.freeze()  # the collections of a fork need not look at these objects
+
+
+def num_threads() -> int:
+    """Return the number of threads of this process; on Linux, with those of C libraries."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+
+
+def serve(request: dict[str, Any], emit: Emit) -> None:
+    """Run a request in a fork, and wait for it."""
+    if (threads := num_threads()) != 1:
+        emit(
+            {"event": "refused", "reason": f"a fork is not safe: the server has {threads} threads"}
+        )
+        return
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        in_fork(lambda: run(request, emit))
+    emit({"event": "exit", "status": waited(child)})
+
+
+def waited(child: int) -> int:
+    """Wait for a fork. Return its exit status, after all processes that it left were killed.
+
+    If the client ends meanwhile, it closes our input. Then kill the fork and end this process too.
+    """
+    fork = os.pidfd_open(child)
+    watched = select.poll()
+    watched.register(fork, select.POLLIN)
+    watched.register(0, select.POLLHUP)
+    gone = fork not in [fd for fd, _ in watched.poll()]
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.close(fork)
+    status = os.waitpid(child, 0)[1]
+    if gone:
+        os._exit(1)
+    return status
+
+
+def in_fork(work: Callable[[], int]) -> None:
+    """Work and end, whatever happens, without the exit handlers of the server."""
+    status = 70
+    try:
+        status = work()
+    finally:
+        os._exit(status)
+
+
+def run(request: dict[str, Any], emit: Emit) -> int:
+    """Run the tests of a request in its tree. Return pytest's exit status."""
+    tree = Path(request["tree"]).resolve()
+    emit({"event": "process", "pid": os.getpid(), "threads": num_threads()})
+    if request.get("memory"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+        enter(tree)
+        arguments = [*OPTIONS, f"--rootdir={tree}", *request.get("options", ()), *request["tests"]]
+        status = int(pytest.main(arguments, plugins=[Probe(emit, tree)]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        printed.seek(0)
+        output = printed.read().decode(errors="replace")[-4000:]
+    emit({"event": "finished", "status": status, "output": output})
+    return status
+
+
+def enter(tree: Path) -> None:
+    """Make this process like a fresh Python in the tree: its folder, path and modules."""
+    os.chdir(tree)
+    home = Path(__file__).resolve().parents[2]
+    sys.path[:] = [str(tree), *(path for path in sys.path if path and Path(path) != home)]
+    for name in [name for name in sys.modules if OF_A_TREE.match(name)]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    sys.dont_write_bytecode = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import re
 import shutil
 import sys
@@ -15,21 +14,42 @@ from types import ModuleType
 # A module is imported only when its command is given. Most commands do not need torch, so they
 # start at once. A student's tree has only some of the modules, and only their commands.
 COMMANDS = {
-    "list": ("course.list", "show all milestones: lessons, sizes, points and your progress"),
-    "check": ("course.check", "run the exercises up to the first that fails, and say why it fails"),
-    "hint": ("course.hint", "show the next hint of an exercise"),
-    "reset": ("course.reset", "put an exercise back to its starting state"),
-    "doctor": ("course.doctor", "check this machine: packages, model, disk space, kernels"),
-    "diff": ("course.diff", "show what a lesson changes, by symbol, with a reason for each change"),
-    "release": ("course.release", "make a student's tree for a milestone, without the solutions"),
-    "grade": ("course.grade", "for instructors: grade submissions"),
-    "mutants": ("course.mutants", "for maintainers: check that the tests catch known mistakes"),
-    "propagate": ("course.propagate", "for maintainers: apply an edit to the milestones above"),
-    "bench": ("bench", "measure all milestones on this machine"),
-    "curves": ("curves", "measure how a step grows with requests, context and cached prompts"),
-    "host-time": ("host_time", "measure the host's share of a step, outside the forward"),
+    "list": (
+        "course.student.list",
+        "show all milestones: lessons, sizes, points and your progress",
+    ),
+    "check": (
+        "course.student.check",
+        "run the exercises up to the first that fails, and say why it fails",
+    ),
+    "hint": ("course.student.hint", "show the next hint of an exercise"),
+    "reset": ("course.student.reset", "put an exercise back to its starting state"),
+    "doctor": ("course.student.doctor", "check this machine: packages, model, disk space, kernels"),
+    "diff": (
+        "course.diff.command",
+        "show what a lesson changes, by symbol, with a reason for each change",
+    ),
+    "release": (
+        "course.release.command",
+        "make a student's tree for a milestone, without the solutions",
+    ),
+    "grade": ("course.grading.command", "for instructors: grade submissions"),
+    "mutants": (
+        "course.maintain.mutants",
+        "for maintainers: check that the tests catch known mistakes",
+    ),
+    "propagate": (
+        "course.maintain.propagate",
+        "for maintainers: apply an edit to the milestones above",
+    ),
+    "bench": ("bench.command", "measure all milestones on this machine"),
+    "curves": (
+        "bench.curves",
+        "measure how a step grows with requests, context and cached prompts",
+    ),
+    "host-time": ("bench.host_time", "measure the host's share of a step, outside the forward"),
     "soak": ("soak", "attack all engines with random schedules, failures and interrupts"),
-    "gpu-check": ("gpu_check", "check kernels, engines and bandwidth on a GPU"),
+    "gpu-check": ("bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
 }
 
 
@@ -39,7 +59,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="<a command>")
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
-        if importlib.util.find_spec(f"{__package__}.{module}") is None:
+        if not is_there(module):
             continue
         command = commands.add_parser(
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -53,6 +73,12 @@ def main() -> int:
     args = parser.parse_args()
     status: int = load(COMMANDS[args.command][0]).main(args)
     return status
+
+
+def is_there(module: str) -> bool:
+    """Return whether this tree has the module of a command."""
+    path = Path(__file__).parent.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def of_this_tree(example: str) -> str:

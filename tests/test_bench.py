@@ -17,7 +17,8 @@ import torch
 from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
-from milestones.bench import command as bench, contenders, curves, peer_llama, workloads
+from milestones.bench import command as bench
+from milestones.bench import contenders, curves, peer_llama, workloads
 from milestones.bench.contenders import Contender, Peer, Summary
 from milestones.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory

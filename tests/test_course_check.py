@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.student import check, hint, lessons, reset, watch
 from milestones.course import record
 from milestones.course.release import command as release
+from milestones.course.student import check, hint, lessons, reset, watch
 from milestones.course.student import list as ladder
 from milestones.course.student.progress import load_progress
 from tests import mini_course

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from milestones.course import delta
-from milestones.course.diff import command as diff, lesson_text
+from milestones.course.diff import command as diff
+from milestones.course.diff import lesson_text
 from milestones.course.diff.lesson import UNDECLARED, Lesson, choose, lesson
 from milestones.course.diff.lesson_html import page
 from milestones.course.diff.outline import outline

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from milestones.course.grading import command as grade
-from milestones.course.grading import static_checks as gate, submission
+from milestones.course.grading import static_checks as gate
+from milestones.course.grading import submission
 from milestones.course.grading.exam import judge
 from milestones.course.testing.results import Result
 from tests import hostile

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.maintain import mutants
 from milestones.course import record
+from milestones.course.maintain import mutants
 from milestones.course.maintain.mutants import Fate
 from milestones.course.testing.runner import Runner
 from tests import mini_course

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from milestones.course import record
-from milestones.course.testing.results import Run
 from milestones.course.release.trees import Stages
+from milestones.course.testing.results import Run
 from tests import mini_course
 from tests.conftest import ROOT
 

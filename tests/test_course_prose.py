@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from milestones.course import record
 from milestones.bench.host_time import RUNGS, SIZES
+from milestones.course import record
 from tests.conftest import ROOT
 
 HANDOUTS = ROOT / "milestones"

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.release import cut, command as release
 from milestones.course import record
+from milestones.course.release import command as release
+from milestones.course.release import cut
 from milestones.course.release.imports import without_unused_imports
 from milestones.course.release.student_tests import pruned
 from milestones.course.release.student_tree import without_dead_links

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from milestones.course.testing.calls import called_by
-from milestones.course.student.check import Attempt
 from milestones.course.record import Exercise
-from milestones.course.testing.results import Failure, Outcome, Result, Run
+from milestones.course.student.check import Attempt
 from milestones.course.student.screen import show_attempts
+from milestones.course.testing.calls import called_by
+from milestones.course.testing.results import Failure, Outcome, Result, Run
 
 SAID = "I3: an item is lost"
 

@@ -25,11 +25,11 @@ from common import EMBEDDED_MODEL, EngineConfig, load_model
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
+from ..course.console import wide_console
+from ..course.delta import ROOT
 from . import roofline
 from .chart import bars
 from .contenders import Contender, contenders
-from ..course.console import wide_console
-from ..course.delta import ROOT
 from .roofline import Roofline
 from .workloads import WORKLOADS, workload
 

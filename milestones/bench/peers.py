@@ -1,4 +1,4 @@
-"""Measure Hugging Face's engines on the same workloads: `python -m milestones.bench.peers hf-static`.
+"""Measure Hugging Face's engines on the same workloads: `python -m milestones.bench.peers`.
 
 Neither engine supports arrivals or turns. All requests of a turn are present when the turn starts,
 which is an advantage for them.

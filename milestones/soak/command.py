@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 
 from ..course.console import wide_console
-from ..course.record import RecordError, find_milestone, milestones
 from ..course.delta import ROOT
+from ..course.record import RecordError, find_milestone, milestones
 from . import report
 from .runner import Soak
 from .tally import Results

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import delta
-from .. import record
+from .. import delta, record
 from .outline import MODULE, Line, outline
 
 CONTEXT = 3  # unchanged lines around a change

@@ -30,15 +30,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from ..delta import ROOT
 from .. import record
 from ..console import wide_console
+from ..delta import ROOT
+from ..record import Exercise
 from . import gradebook, submission
 from .client import Hall
 from .gradebook import Mark, Sheet
 from .limits import Limits
 from .submission import Course, Submission
-from ..record import Exercise
 
 EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grades
               python -m milestones grade submissions/anna --milestone m3 --hidden hidden/

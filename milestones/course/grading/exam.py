@@ -33,9 +33,9 @@ from typing import Any
 
 from ..testing.results import Failure, Result, result_of
 from . import limits as limits_of
-from .test_process import sit
 from .limits import Limits
 from .sandbox import Isolation, give_up_rights, kill_all
+from .test_process import sit
 
 NUM_CANARIES = 2
 LARGEST_CLAIM = 1 << 20  # bytes

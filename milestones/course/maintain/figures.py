@@ -1,7 +1,7 @@
 """Draw the pictures and print the counters of the handouts of m1 to m3.
 
-`python -m milestones.course.maintain.figures` takes everything from runs of the real engines (`runs`). The
-pictures in `milestones/<milestone>/*.svg` change only when an engine does.
+`python -m milestones.course.maintain.figures` takes everything from runs of the real engines
+(`runs`). The pictures in `milestones/<milestone>/*.svg` change only when an engine does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,26 @@ from rich.table import Table
 
 from common import LoadedModel, OfflineEngine
 
-from .runs import FEW_ROWS, MAX_MODEL_LEN, NUM_PAGES, NUM_REQUESTS, PAGE_SIZE, ROWS, Held, Job, Moment, jobs, load, paged, single, slots, watch
+from .runs import (
+    FEW_ROWS,
+    MAX_MODEL_LEN,
+    NUM_PAGES,
+    NUM_REQUESTS,
+    PAGE_SIZE,
+    ROWS,
+    Held,
+    Job,
+    Moment,
+    jobs,
+    load,
+    paged,
+    single,
+    slots,
+    watch,
+)
 from .svg import Drawing
 
-FOLDER = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).resolve().parents[2]
 LEFT, TOP = 50, 58  # pixels: the corner of a picture's field
 SPACING = 3  # steps between arrivals in the pictures
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of the handouts of m4 and m5: `python -m milestones.course.maintain.figures_tree`.
+"""Draw the pictures of m4 and m5: `python -m milestones.course.maintain.figures_tree`.
 
     m4_radix/tree.svg     the radix tree before and after two requests find their prefixes
     m5_overlap/lanes.svg  host and forward, serial and overlapped, at the same scale
@@ -21,7 +21,7 @@ from common import EngineConfig, SamplingParams
 from common.tracing.record import Span, TraceRecord
 from common.tracing.trace import Trace
 
-FOLDER = Path(__file__).resolve().parent.parent
+FOLDER = Path(__file__).resolve().parents[2]
 # The colours of Okabe and Ito, which people with any colour vision can distinguish.
 STYLE = """
 text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }

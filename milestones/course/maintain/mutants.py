@@ -25,9 +25,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ..delta import ROOT
 from .. import record
 from ..console import wide_console
+from ..delta import ROOT
 from ..record import Mutant
 from ..testing.results import Run
 from ..testing.runner import Runner, RunnerError

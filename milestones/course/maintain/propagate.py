@@ -19,10 +19,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from .. import delta
-from . import merge
-from .. import record
+from .. import delta, record
 from ..console import wide_console
+from . import merge
 from .merge import Step
 
 EXAMPLE = """python -m milestones propagate m2 --dry-run

@@ -16,9 +16,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ..delta import ROOT, tomllib
-from .cut import Cut
-from ..student.lessons import INVARIANTS, lesson
 from ..record import Exercise, RecordError, find_milestone, load
+from ..student.lessons import INVARIANTS, lesson
+from .cut import Cut
 from .student_tree import Files, student_files
 
 EXAMPLE = "python -m milestones release m3 ~/m3-assignment"

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .imports import names_wanted, without_unused_imports
 from ..record import Exercise, RecordError
+from .imports import names_wanted, without_unused_imports
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 

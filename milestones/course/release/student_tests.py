@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from ..record import RecordError, load, recorded
 from .cut import span_of, tidy
 from .imports import without_unused_imports
-from ..record import RecordError, load, recorded
 
 # These files test the repository and not an engine.
 NOT_FOR_STUDENTS = re.compile(

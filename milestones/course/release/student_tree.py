@@ -15,12 +15,18 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from .cut import Cut, cut
-from ..student.list import size_of
 from ..record import Exercise, load, milestones
+from ..student.list import size_of
+from .cut import Cut, cut
 from .student_tests import chosen_tests
 
-COMMANDS = ("check", "diff", "doctor", "gpu_check", "hint", "host_time", "list", "reset")
+# The modules of the commands that a student uses. Some of them start the last two as processes.
+STARTED = (
+    "course/student/check.py", "course/student/hint.py", "course/student/list.py",
+    "course/student/reset.py", "course/student/doctor.py", "course/diff/command.py",
+    "bench/gpu_check.py", "bench/host_time.py",
+    "course/testing/server.py", "course/student/kernel_probe.py",
+)  # fmt: skip
 AS_THEY_ARE = (
     "LICENSE", "requirements.txt", "constraints.txt",
     "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
@@ -123,14 +129,11 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
     """Return the modules of `milestones/` that a student's commands and tests need, without those
     that name a milestone above."""
     found: Files = {}
-    todo = ["__init__.py", "__main__.py", "course/__init__.py"]
-    todo += ["course/server.py", "course/kernel_probe.py"]  # started as processes
-    todo += [f"{name}.py" for name in COMMANDS] + [f"course/{name}.py" for name in COMMANDS]
+    todo = ["__main__.py", *STARTED]
     for name, data in files.items():
         if name.startswith("tests/"):
             for module in re.findall(r"milestones\.(\w[\w.]*\w)", data.decode()):
-                path = module.replace(".", "/")
-                todo += [f"{path}.py", f"{posixpath.dirname(path) or path}/__init__.py"]
+                todo += [f"{module.replace('.', '/')}.py"]
     while todo:
         name = posixpath.normpath(todo.pop())
         path = root / "milestones" / name
@@ -140,7 +143,8 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
         if any(rung in source for rung in absent):
             continue
         found[f"milestones/{name}"] = source.encode()
-        todo += _imported(name, source)
+        todo += [*_imported(name, source), "__init__.py"]
+        todo += [f"{folder}/__init__.py" for folder in _parents(name)]
     return found
 
 

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from .cut import cut
 from ..record import load, milestones
+from .cut import cut
 from .student_tree import student_files, told
 
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*", "*.pyc", "*.png", "node_modules")

@@ -18,11 +18,11 @@ from typing import Any, Literal
 from rich.console import Console
 
 from ..delta import ROOT
-from ..release.cut import still_cut
-from .progress import note_result
 from ..record import Exercise, RecordError, find, find_milestone, load, recorded
+from ..release.cut import still_cut
 from ..testing.results import Run
 from ..testing.runner import SECONDS, Runner, RunnerError
+from .progress import note_result
 from .screen import show_attempts, show_syntax_error
 from .watch import changes, syntax_error
 

@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ..delta import ROOT
-from .progress import load_progress, save_progress
 from ..record import RecordError, find
+from .progress import load_progress, save_progress
 
 EXAMPLE = "python -m milestones hint m3.2"
 

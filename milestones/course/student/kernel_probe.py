@@ -1,7 +1,6 @@
 """Run one Triton kernel and compare its results with torch, in a process for `doctor`.
 
-Run `python -m milestones.course.student.kernel_probe interpreted` (with TRITON_INTERPRET=1) or `compiled`.
-Prints a line of JSON: the largest error, whether all results are zero, the GPU's name or null.
+Its argument is `interpreted` (with TRITON_INTERPRET=1) or `compiled`. It prints a line of JSON: the largest error, whether all results are zero, the GPU's name or null.
 """
 
 from __future__ import annotations

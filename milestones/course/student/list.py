@@ -21,11 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..delta import ROOT, files
-from .check import print_json
+from ..record import Exercise, RecordError, load, milestones, recorded
 from ..release.cut import still_cut
+from .check import print_json
 from .lessons import lesson
 from .progress import load_progress
-from ..record import Exercise, RecordError, load, milestones, recorded
 from .screen import STYLES
 
 EXAMPLE = "python -m milestones list --json"

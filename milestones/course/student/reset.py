@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ..delta import ROOT
+from ..record import Exercise, RecordError, find
 from ..release.cut import body_span, functions, span_of
 from .progress import note_result
-from ..record import Exercise, RecordError, find
 
 EXAMPLE = "python -m milestones reset m3.2"
 

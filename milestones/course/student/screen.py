@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .lessons import INVARIANTS, invariants_in
 from ..testing.results import Failure, Result
+from .lessons import INVARIANTS, invariants_in
 
 if TYPE_CHECKING:
     from .check import Attempt

@@ -1,7 +1,7 @@
 """A process that has imported the slow libraries, and runs tests in forks of itself.
 
-`python -m milestones.course.testing.server` reads requests from its standard input, one line of JSON each
-(the tree, the tests). It writes events to its standard output. Its client is `runner.py`. The
+`python -m milestones.course.testing.server` reads requests from its standard input, one line of
+JSON each (the tree, the tests). It writes events to its standard output. Its client is `runner.py`. The
 server imports nothing of a tree; each fork does. With `--once` it runs one request itself, and
 ends.
 
@@ -160,7 +160,7 @@ def run(request: dict[str, Any], emit: Emit) -> int:
 def enter(tree: Path) -> None:
     """Make this process like a fresh Python in the tree: its folder, path and modules."""
     os.chdir(tree)
-    home = Path(__file__).resolve().parents[2]
+    home = Path(__file__).resolve().parents[3]
     sys.path[:] = [str(tree), *(path for path in sys.path if path and Path(path) != home)]
     for name in [name for name in sys.modules if OF_A_TREE.match(name)]:
         del sys.modules[name]

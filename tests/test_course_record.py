@@ -140,7 +140,7 @@ def test_the_records_of_the_rungs() -> None:
         handout = (ROOT / "milestones" / rung / "README.md").read_text(encoding="utf-8")
         headings = [line.lstrip("#").strip() for line in handout.splitlines() if line[:1] == "#"]
         for exercise in exercises:
-            assert exercise.anchor in map(record.anchor_of, headings), exercise.section
+            assert exercise.anchor in map(anchor_of, headings), exercise.section
             hints = folded_hints(handout, exercise.title)
             assert len(hints) >= 2 and hints == [*map(plain, exercise.hints)][: len(hints)], (
                 f"{exercise.id}: the hints of the handout differ from those of exercises.toml"

@@ -224,7 +224,7 @@ def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
             assert not missing_modules(name, text, found), name
     assert not solution_lines(milestone, found)
     for command in ("check", "doctor", "hint", "list", "reset"):
-        assert f"milestones/course/{command}.py" in found
+        assert f"milestones/course/student/{command}.py" in found
     assert all((tree / folder).is_dir() for folder in checked_by_mypy(found["pyproject.toml"]))
     run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])
     assert run.error is None and not run.results, run.error or run.results

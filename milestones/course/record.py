@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .delta import ROOT, tomllib
+from .exercise import Exercise, Mutant
 from .record_checks import Problems, check_links, check_table, lines_of, missing_test
 
 MILESTONE = re.compile(r"m\d_\w+")
@@ -22,56 +22,6 @@ HEADERS = ("Exercise", "Mistake", "Killed-by")
 
 class RecordError(ValueError):
     """The record is wrong. The message has a line for each problem."""
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """One exercise, as it is in `exercises.toml`."""
-
-    milestone: str
-    id: str
-    title: str
-    points: int
-    hours: float
-    summary: str
-    requires: tuple[str, ...]  # exercises of the same milestone that it needs directly
-    symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": a release cuts these bodies
-    tests: tuple[str, ...]  # node ids of pytest, or files, from the root
-    hints: tuple[str, ...]  # three of them
-
-    @property
-    def anchor(self) -> str:
-        """The anchor of its section of the handout, which has the heading "m3.2: The title"."""
-        return anchor_of(f"{self.id}: {self.title}")
-
-    @property
-    def section(self) -> str:
-        """The path of its section of the handout."""
-        return f"milestones/{self.milestone}/README.md#{self.anchor}"
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The files of its symbols, from the root."""
-        names = dict.fromkeys(symbol.partition(":")[0] for symbol in self.symbols)
-        return tuple(f"{self.milestone}/{name}" for name in names)
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A mistake that students make, as a patch, and the test that must fail with it."""
-
-    milestone: str
-    name: str
-    exercise: str
-    mistake: str
-    killed_by: str
-    patch: str  # a unified diff against the root
-    path: Path
-
-
-def anchor_of(heading: str) -> str:
-    """Return the anchor of a heading, as GitHub makes it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def milestones(root: Path = ROOT) -> list[str]:

@@ -6,12 +6,10 @@ import ast
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .delta import symbols as symbols_of
-
-if TYPE_CHECKING:
-    from .record import Exercise
+from .exercise import Exercise
 
 KEYS: dict[str, tuple[type, ...]] = {
     "id": (str,),

@@ -33,7 +33,7 @@ from pathlib import Path
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
-from ..record import Exercise
+from ..exercise import Exercise
 from . import gradebook, submission
 from .client import Hall
 from .gradebook import Mark, Sheet

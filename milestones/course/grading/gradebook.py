@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from rich.table import Table
 from rich.text import Text
 
-from ..record import Exercise
+from ..exercise import Exercise
 from ..testing.results import Result
 from .submission import HIDDEN
 

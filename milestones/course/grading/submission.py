@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import record
-from ..record import Exercise
+from ..exercise import Exercise
 from ..release.student_tree import student_files
 from . import static_checks as gate
 

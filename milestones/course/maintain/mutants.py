@@ -28,7 +28,7 @@ from rich.text import Text
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
-from ..record import Mutant
+from ..exercise import Mutant
 from ..testing.results import Run
 from ..testing.runner import Runner, RunnerError
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..delta import ROOT, tomllib
-from ..record import Exercise, RecordError, find_milestone, load
+from ..exercise import Exercise
+from ..record import RecordError, find_milestone, load
 from ..student.lessons import INVARIANTS, lesson
 from .cut import Cut
 from .student_tree import Files, student_files

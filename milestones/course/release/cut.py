@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..record import Exercise, RecordError
+from ..exercise import Exercise
+from ..record import RecordError
 from .imports import names_wanted, without_unused_imports
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from ..record import Exercise, load, milestones
+from ..exercise import Exercise
+from ..record import load, milestones
 from ..student.list import size_of
 from .cut import Cut, cut
 from .student_tests import chosen_tests

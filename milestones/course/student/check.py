@@ -11,41 +11,23 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
 from ..delta import ROOT
-from ..record import Exercise, RecordError, find, find_milestone, load, recorded
+from ..exercise import Exercise
+from ..record import RecordError, find, find_milestone, load, recorded
 from ..release.cut import still_cut
-from ..testing.results import Run
 from ..testing.runner import SECONDS, Runner, RunnerError
+from .attempt import Attempt
 from .progress import note_result
 from .screen import show_attempts, show_syntax_error
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones check m3.2 --watch"
-State = Literal["passed", "failed", "not written", "not run"]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """An exercise, and the results of its tests (None: they were not run)."""
-
-    exercise: Exercise
-    run: Run | None = None
-    unwritten: tuple[str, ...] = ()  # its functions that the student has not written yet
-
-    @property
-    def state(self) -> State:
-        if self.run is None:
-            return "not run"
-        if self.run.passed:
-            return "passed"
-        first = self.run.first_failure
-        return "not written" if first is not None and first.unwritten else "failed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Run one Triton kernel and compare its results with torch, in a process for `doctor`.
 
-Its argument is `interpreted` (with TRITON_INTERPRET=1) or `compiled`. It prints a line of JSON: the largest error, whether all results are zero, the GPU's name or null.
+Its argument is `interpreted` (with TRITON_INTERPRET=1) or `compiled`. It prints a line of JSON: the
+largest error, whether all results are zero, and the GPU's name or null.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..delta import ROOT, files
-from ..record import Exercise, RecordError, load, milestones, recorded
+from ..exercise import Exercise
+from ..record import RecordError, load, milestones, recorded
 from ..release.cut import still_cut
 from .check import print_json
 from .lessons import lesson

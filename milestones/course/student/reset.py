@@ -15,7 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..delta import ROOT
-from ..record import Exercise, RecordError, find
+from ..exercise import Exercise
+from ..record import RecordError, find
 from ..release.cut import body_span, functions, span_of
 from .progress import note_result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -12,10 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..testing.results import Failure, Result
+from .attempt import Attempt
 from .lessons import INVARIANTS, invariants_in
-
-if TYPE_CHECKING:
-    from .check import Attempt
 
 STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
 LONGEST_EXPLANATION = 6  # lines

@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any
 
 from ..delta import ROOT
-from .attempt import SECONDS_TO_COLLECT, Attempt, OnResult, RunnerError, kill_group
 from .results import Result, Run
+from .supervised_run import SECONDS_TO_COLLECT, OnResult, RunnerError, SupervisedRun, kill_group
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",  # as in tests/conftest.py: Triton reads it when it is imported
@@ -87,12 +87,12 @@ class Runner:
         todo: list[str] = [*tests]
         run = Run()
         while todo:
-            attempt = Attempt(self, {**request, "tests": todo}, seconds, on_result)
-            run = attempt.run()
-            results += attempt.results
-            if attempt.lost is None:
+            part = SupervisedRun(self, {**request, "tests": todo}, seconds, on_result)
+            run = part.run()
+            results += part.results
+            if part.lost is None:
                 break
-            todo = attempt.rest
+            todo = part.rest
         return Run(tuple(results), run.error, run.output)
 
     @property

@@ -1,8 +1,8 @@
 """A process that has imported the slow libraries, and runs tests in forks of itself.
 
 `python -m milestones.course.testing.server` reads requests from its standard input, one line of
-JSON each (the tree, the tests). It writes events to its standard output. Its client is `runner.py`. The
-server imports nothing of a tree; each fork does. With `--once` it runs one request itself, and
+JSON each (the tree, the tests). It writes events to its standard output. Its client is `runner.py`.
+The server imports nothing of a tree; each fork does. With `--once` it runs one request itself, and
 ends.
 
 A fork is safe while the process has only one thread: then no other thread holds a lock, and no

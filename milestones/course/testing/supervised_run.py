@@ -1,4 +1,4 @@
-"""`Attempt`: the events of one process that runs tests, until it ends or is ended."""
+"""`SupervisedRun`: the events of one process that runs tests, until it ends or is ended."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .results import Failure, Outcome, Result, Run, result_of
-
-if TYPE_CHECKING:
-    from .runner import Runner
 
 SECONDS_TO_COLLECT = 300.0  # imports are slow on a loaded machine
 OnResult = Callable[[Result], None]
@@ -26,11 +23,26 @@ class RunnerError(RuntimeError):
     """The process that runs tests did not start, or ended. The message has its last output."""
 
 
-class Attempt:
+class TestServer(Protocol):
+    """What a run uses of the `Runner`."""
+
+    fork: bool
+
+    def send(self, request: dict[str, Any]) -> None: ...
+    def next_event(self, seconds: float) -> dict[str, Any] | None: ...
+    def stop(self) -> None: ...
+    def end_of_run(self) -> None: ...
+
+
+class SupervisedRun:
     """One process that runs some tests until all are done or one of them ends the process."""
 
     def __init__(
-        self, runner: Runner, request: dict[str, Any], seconds: float, on_result: OnResult | None
+        self,
+        runner: TestServer,
+        request: dict[str, Any],
+        seconds: float,
+        on_result: OnResult | None,
     ) -> None:
         self.runner = runner
         self.request = request

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from milestones.course import record
+from milestones.course.exercise import anchor_of
 from tests import mini_course
 from tests.conftest import ROOT
 

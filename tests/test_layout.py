@@ -85,7 +85,7 @@ def told(text: str) -> set[str]:
 def test_the_commands_that_run_one_rung_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pytest must find the option in `tests/conftest.py`, and not take m1's folder for tests."""
     monkeypatch.chdir(ROOT)
-    pages = [*PAGES, ROOT / "Makefile", *(ROOT / "milestones/course/templates").iterdir()]
+    pages = [*PAGES, ROOT / "Makefile", *(ROOT / "milestones/course/release/templates").iterdir()]
     commands = {command for page in pages for command in told(page.read_text("utf-8"))}
     assert len(commands) > len(MILESTONES)
     for command in sorted(commands):

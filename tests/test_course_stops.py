@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from milestones import delta
-from milestones.course import record
+from milestones.course import lesson_text, record
 from milestones.course.choose import choose_stop
 from milestones.course.lesson import Lesson, lesson
 from milestones.course.lesson_html import page
@@ -39,28 +40,12 @@ def names(tour: Lesson) -> list[tuple[int, str, list[str]]]:
     return [(stop.number, stop.title, [e.name for e in stop.entries]) for stop in tour.stops]
 
 
-def declared(root: Path, stops: str) -> delta.Delta:
-    """Return the delta of the small ladder, with these stops."""
-    ladder(root, declared=DELTA.replace("\n", f"\n{stops}\n", 1))
-    return delta.declared("m2_mini", root)
-
-
 def test_the_closest_name_decides_and_the_stops_give_the_order(tmp_path: Path) -> None:
     tour = lesson("m1", "m2", ladder(tmp_path, declared=DIVIDED))
     assert names(tour) == [
         (1, "Put & take", ["shelf.py:Shelf.gone", "shelf.py:Shelf.put"]),
         (2, "More of it", ["shelf.py:more"]),
     ]
-
-
-def test_the_first_of_two_equal_names_decides(tmp_path: Path) -> None:
-    stops = "".join(
-        f'[[stop]]\ntitle = "{title}"\nsymbols = ["shelf.py:Shelf", "shelf.py:{more}"]\n'
-        for title, more in (("One", "Shelf"), ("Two", "more"))
-    )
-    assert declared(tmp_path, stops).stops == {
-        "One": ("shelf.py:Shelf.put", "shelf.py:Shelf.gone"), "Two": ("shelf.py:more",)
-    }  # fmt: skip
 
 
 def test_what_no_stop_names_comes_last(tmp_path: Path) -> None:
@@ -72,30 +57,6 @@ def test_what_no_stop_names_comes_last(tmp_path: Path) -> None:
         (2, "More of it", ["shelf.py:more"]),
         (3, "The rest", ["shelf.py:Shelf.put", "shelf.py:first"]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("stops", "message"),
-    [
-        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py:Shelf.putt"]', "'A' names 'shelf.py:Shelf.p"),
-        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py:mor"]', "'A' names 'shelf.py:mor', which is"),
-        ('[[stop]]\ntitle = "A"\nsymbols = []', "'A' names no symbols"),
-        ('[[stop]]\ntitle = "A"', "'A' names no symbols"),
-        ('[[stop]]\ntitle = "A"\nsymbols = "shelf.py"', "'A' must be a list of names"),
-        ('[[stop]]\nsymbols = ["shelf.py"]', "stop 1 needs a title of one line"),
-        ('[[stop]]\ntitle = "The rest"\nsymbols = ["shelf.py"]', "another stop 'The rest'"),
-        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py"]\norder = 1', r"unknown keys \['order'\]"),
-        ('[stop]\ntitle = "A"\nsymbols = ["shelf.py"]', r"write each stop as \[\[stop\]\]"),
-        (STOPS + STOPS, "stop 3: there is another stop 'Put & take'"),
-        (
-            f'{STOPS}[[stop]]\ntitle = "Z"\nsymbols = ["shelf.py:more"]',
-            "all symbols of stop 'Z' belong to other stops",
-        ),
-    ],
-)
-def test_a_wrong_stop_is_named_with_its_file(stops: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"m2_mini/DELTA.toml: .*{message}"):
-        declared(tmp_path, stops)
 
 
 def test_without_a_stop_an_overview_is_printed(
@@ -132,6 +93,20 @@ def test_all_stops_are_the_whole_tour(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert lines == list(plain(lesson("m1", "m2", root)))
     assert [line[:8] for line in lines if line.startswith("# Stop")] == ["# Stop 1", "# Stop 2"]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_person_sees_the_title_of_each_stop_once(tmp_path: Path, columns: bool) -> None:
+    console = Console(
+        record=True, width=120, force_terminal=True, file=(tmp_path / "out").open("w")
+    )
+    tour = lesson("m1", "m2", ladder(tmp_path / "ladder", declared=DIVIDED))
+    lesson_text.show(tour, console, columns=columns)
+    text = console.export_text()
+    assert text.count("Stop 1: Put & take (lines +1 -2, symbols 2)") == 1
+    assert text.index("Stop 2: More of it") < text.index("3/3  shelf.py · more  added")
+    columned = "\n".join(lesson_text.plain_columns(tour, 120))
+    assert columned.count("# Stop 1: Put & take") == columned.count("# Stop 2: More of it") == 1
 
 
 @pytest.mark.parametrize(

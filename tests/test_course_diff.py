@@ -16,7 +16,8 @@ from rich.console import Console
 from milestones.course import delta
 from milestones.course.diff import command as diff
 from milestones.course.diff import lesson_text
-from milestones.course.diff.lesson import UNDECLARED, Lesson, choose, lesson
+from milestones.course.diff.choose import choose
+from milestones.course.diff.lesson import UNDECLARED, Lesson, lesson
 from milestones.course.diff.lesson_html import page
 from milestones.course.diff.outline import outline
 from tests.conftest import MILESTONES, ROOT
@@ -103,8 +104,8 @@ def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
 def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) -> None:
     """The old files, minus the lines that a tour removes, plus those it adds, are the new files."""
     tour = lesson(below, above)
-    assert not [stop.entry for stop in tour.stops if stop.reason == UNDECLARED]
-    assert [stop.entry for stop in tour.stops] == list(delta.declared(above).reasons)
+    assert not [entry.name for entry in tour.entries if entry.reason == UNDECLARED]
+    assert [entry.name for entry in tour.entries] == list(delta.declared(above).reasons)
     gone, come = (lines_of(tour, side, rung) for side, rung in (("old", below), ("new", above)))
     before, after = (all_lines(ROOT / rung) for rung in (below, above))
     assert not gone - before and before - gone + come == after
@@ -119,7 +120,7 @@ def lines_of(tour: Lesson, side: str, rung: str) -> Counter[str]:
     """Return the changed lines of one side, and the lines of symbols that have moved."""
     found: Counter[str] = Counter()
     kind = "removed" if side == "old" else "added"
-    for part in (part for stop in tour.stops for part in stop.parts):
+    for part in (part for entry in tour.entries for part in entry.parts):
         lines = [x for b in part.blocks if b.kind == "change" for x in getattr(b, side)]
         if part.moved and part.kind == kind:
             symbol = part.symbol.partition(":")[2]
@@ -130,12 +131,12 @@ def lines_of(tour: Lesson, side: str, rung: str) -> Counter[str]:
 
 def test_what_is_shown_of_a_small_ladder(tmp_path: Path) -> None:
     tour = lesson("m1", "m2_mini", ladder(tmp_path))
-    assert [(stop.entry, stop.kind, stop.reason) for stop in tour.stops] == [
+    assert [(entry.name, entry.kind, entry.reason) for entry in tour.entries] == [
         ("shelf.py:more", "added", "there is more"),
         ("shelf.py:Shelf.put", "changed", "one is added"),
         ("shelf.py:Shelf.gone", "removed", "no code <calls> it"),
     ]
-    more, put, _ = (stop.parts[0].blocks for stop in tour.stops)
+    more, put, _ = (entry.parts[0].blocks for entry in tour.entries)
     assert [line.text for line in more[0].new][:2] == ["# Why there is more.", "@cached"]
     assert [(b.kind, len(b.old), len(b.new)) for b in put] == [
         ("fold", 7, 7), ("same", 3, 3), ("change", 1, 1),
@@ -148,7 +149,7 @@ def test_what_moved_to_another_file_is_named_and_not_shown(tmp_path: Path) -> No
     moved = "[added]\n'other.py' = 'first'\n[removed]\n'shelf.py:first' = 'it has a file'\n"
     root = ladder(tmp_path, new, 'below = "m1_mini"\n' + moved)
     (root / "m2_mini/other.py").write_text("def first() -> int:\n    return 1\n")
-    added, removed = (stop.parts[0] for stop in lesson("m1", "m2", root).stops)
+    added, removed = (entry.parts[0] for entry in lesson("m1", "m2", root).entries)
     assert (added.symbol, added.moved, added.blocks) == ("other.py:first", "shelf.py:first", [])
     assert (removed.moved, removed.blocks) == ("other.py:first", [])
 
@@ -156,22 +157,13 @@ def test_what_moved_to_another_file_is_named_and_not_shown(tmp_path: Path) -> No
 def test_a_comment_that_differs_is_not_hidden(tmp_path: Path) -> None:
     tour = lesson("m1", "m2", ladder(tmp_path, NEW.replace("a = 1", "a = 1").replace(
         "def first() -> int:\n", "def first() -> int:\n    # one\n")))  # fmt: skip
-    assert [s.entry for s in tour.stops if s.reason == UNDECLARED] == ["shelf.py:first"]
-
-
-def test_a_tour_says_what_comes_first(tmp_path: Path) -> None:
-    root = ladder(tmp_path, declared='tour = ["shelf.py:Shelf.put"]\n' + DELTA)
-    assert lesson("m1", "m2", root).stops[0].entry == "shelf.py:Shelf.put"
-    path = root / "milestones/m2_mini/DELTA.toml"
-    path.write_text('tour = ["shelf.py:Shelf.putt"]\n' + DELTA)
-    with pytest.raises(ValueError, match="tour names 'shelf.py:Shelf.putt'"):
-        lesson("m1", "m2", root)
+    assert [e.name for e in tour.entries if e.reason == UNDECLARED] == ["shelf.py:first"]
 
 
 def test_a_lesson_of_two_steps_has_the_reasons_of_both() -> None:
     tour = lesson("m2", "m4")
-    assert {stop.rung for stop in tour.stops} == {"m3_paged", "m4_radix"}
-    assert not [stop.entry for stop in tour.stops if stop.reason == UNDECLARED]
+    assert {entry.rung for entry in tour.entries} == {"m3_paged", "m4_radix"}
+    assert not [entry.name for entry in tour.entries if entry.reason == UNDECLARED]
 
 
 def test_plain_output_is_a_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,14 +215,14 @@ def test_refusals_say_what_there_is(
 def test_a_file_or_class_chooses_its_symbols() -> None:
     whole = lesson("m2", "m3")
     chosen = choose(whole, "kv_pool.py")
-    assert {part.file for stop in chosen.stops for part in stop.parts} == {"kv_pool.py"}
-    assert [stop.entry for stop in choose(whole, "PageTable").stops] == ["kv_cache.py:PageTable"]
+    assert {part.file for entry in chosen.entries for part in entry.parts} == {"kv_pool.py"}
+    assert [entry.name for entry in choose(whole, "PageTable").entries] == ["kv_cache.py:PageTable"]
 
 
 def test_json_is_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(ladder(tmp_path), "m1", "m2", "--json") == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["stops"][0]["entry"] == "shelf.py:more"
+    assert data["stops"][0]["entries"][0]["name"] == "shelf.py:more"
 
 
 class Page(HTMLParser):
@@ -267,7 +259,7 @@ def test_the_page_stands_alone_and_its_anchors_lead_somewhere(below: str, above:
     assert all(link.startswith("#") for link in found.links), "the page needs another file"
     assert {link[1:] for link in found.links} <= set(found.ids)
     assert len(found.ids) == len(set(found.ids)), "two elements have the same id"
-    assert all(stop.reason in found.text for stop in tour.stops)
+    assert all(entry.reason in found.text for entry in tour.entries)
 
 
 def test_the_page_shows_the_code_as_it_is(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from milestones.course import delta
 from tests.conftest import MILESTONES, ROOT
+from tests.test_course_diff import DELTA, ladder
 
 
 @pytest.mark.since("m2_continuous")
@@ -73,3 +74,46 @@ def test_a_broken_declaration_names_its_file(
         (folder / "DELTA.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
             delta.declared("m9")
+
+
+ONE = '[[stop]]\ntitle = "One"\nsymbols = ["shelf.py"]\n'
+
+
+def declared(root: Path, stops: str) -> delta.Delta:
+    """Return the delta of the small ladder, with these stops."""
+    ladder(root, declared=DELTA.replace("\n", f"\n{stops}\n", 1))
+    return delta.declared("m2_mini", root)
+
+
+def test_the_first_of_two_equal_names_decides(tmp_path: Path) -> None:
+    stops = "".join(
+        f'[[stop]]\ntitle = "{title}"\nsymbols = ["shelf.py:Shelf", "shelf.py:{more}"]\n'
+        for title, more in (("One", "Shelf"), ("Two", "more"))
+    )
+    assert declared(tmp_path, stops).stops == {
+        "One": ("shelf.py:Shelf.put", "shelf.py:Shelf.gone"), "Two": ("shelf.py:more",)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py:Shelf.putt"]', "'A' names 'shelf.py:Shelf.p"),
+        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py:mor"]', "'A' names 'shelf.py:mor', which is"),
+        ('[[stop]]\ntitle = "A"\nsymbols = []', "'A' names no symbols"),
+        ('[[stop]]\ntitle = "A"', "'A' names no symbols"),
+        ('[[stop]]\ntitle = "A"\nsymbols = "shelf.py"', "'A' must be a list of names"),
+        ('[[stop]]\nsymbols = ["shelf.py"]', "stop 1 needs a title of one line"),
+        ('[[stop]]\ntitle = "The rest"\nsymbols = ["shelf.py"]', "another stop 'The rest'"),
+        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py"]\norder = 1', r"unknown keys \['order'\]"),
+        ('[stop]\ntitle = "A"\nsymbols = ["shelf.py"]', r"write each stop as \[\[stop\]\]"),
+        (ONE + ONE, "stop 2: there is another stop 'One'"),
+        (
+            f'{ONE}[[stop]]\ntitle = "Z"\nsymbols = ["shelf.py"]',
+            "all symbols of stop 'Z' belong to other stops",
+        ),
+    ],
+)
+def test_a_wrong_stop_is_named_with_its_file(stops: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"m2_mini/DELTA.toml: .*{message}"):
+        declared(tmp_path, stops)

@@ -12,16 +12,24 @@ was added or removed stands for the class and its methods.
     [changed]
     "engine.py:LLMEngine.process" = "many requests move in a step"
 
-A list `tour = ["scheduler.py", ...]` at the top may give a reading order, by file or symbol. The
-other symbols follow in the order of their declaration.
+A large difference may be divided into stops, in reading order, which are read one at a time:
+
+    [[stop]]
+    title = "Pages instead of rows"
+    symbols = ["kv_cache.py", "scheduler.py:Scheduler.undo"]
+
+A name in `symbols` is an entry, or a file or class that stands for all entries in it. An entry that
+several names stand for belongs to the closest of them (a method is closer than its class, a class
+closer than its file), and to the first stop among equals. Entries without a stop come last.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,6 +38,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("added", "changed", "removed")
+REST = "The rest"  # the title of the last stop, which has the entries that no other stop names
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Delta:
     changed: frozenset[str]
     removed: frozenset[str]
     reasons: dict[str, str]  # in reading order
+    stops: dict[str, tuple[str, ...]] = field(default_factory=dict)  # title -> entries
 
 
 def declared(milestone: str, root: Path | None = None) -> Delta:
@@ -50,17 +60,14 @@ def declared(milestone: str, root: Path | None = None) -> Delta:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
-    if unknown := table.keys() - {"below", "tour", *KINDS}:
+    if unknown := table.keys() - {"below", "stop", *KINDS}:
         raise ValueError(f"{path}: unknown tables {sorted(unknown)}")
     reasons = {symbol: reason for kind in KINDS for symbol, reason in table.get(kind, {}).items()}
     for symbol, reason in reasons.items():
         if not isinstance(reason, str) or not reason.strip() or "\n" in reason:
             raise ValueError(f"{path}: {symbol} needs a reason of one line")
-    tour = table.get("tour", [])
-    for place in tour:
-        if not any(covers(place, symbol) for symbol in reasons):
-            raise ValueError(f"{path}: tour names {place!r}, which is not declared")
-    first = [symbol for place in tour for symbol in reasons if covers(place, symbol)]
+    stops = _stops(table.get("stop", []), list(reasons), path)
+    first = [symbol for entries in stops.values() for symbol in entries]
     reasons = {symbol: reasons[symbol] for symbol in [*first, *reasons]}
     return Delta(
         below=table["below"],
@@ -68,7 +75,49 @@ def declared(milestone: str, root: Path | None = None) -> Delta:
         changed=frozenset(table.get("changed", {})),
         removed=frozenset(table.get("removed", {})),
         reasons=reasons,
+        stops=stops,
     )
+
+
+def _stops(tables: Any, entries: list[str], path: Path) -> dict[str, tuple[str, ...]]:
+    """Return the entries of each stop, by title. Raises `ValueError` that names file and stop."""
+    named = _names_of_stops(tables, path)
+    owner = {}
+    for entry in entries:
+        places = [(t, n) for t, names in named.items() for n in names if covers(n, entry)]
+        if places:  # `max` returns the first of several names of the same length
+            owner[entry] = max(places, key=lambda place: len(place[1]))
+    stops = {}
+    for title, names in named.items():
+        for name in names:
+            if not any(covers(name, entry) for entry in entries):
+                raise ValueError(f"{path}: stop {title!r} names {name!r}, which is not declared")
+        order = [entry for name in names for entry in entries if owner.get(entry) == (title, name)]
+        if not order:
+            raise ValueError(f"{path}: all symbols of stop {title!r} belong to other stops")
+        stops[title] = tuple(order)
+    return stops
+
+
+def _names_of_stops(tables: Any, path: Path) -> dict[str, list[str]]:
+    """Return the names in each [[stop]], by title."""
+    if not isinstance(tables, list):
+        raise ValueError(f"{path}: write each stop as [[stop]], not as [stop]")
+    named: dict[str, list[str]] = {}
+    for number, table in enumerate(tables, start=1):
+        title, names = table.pop("title", ""), table.pop("symbols", [])
+        if table:
+            raise ValueError(f"{path}: stop {number} has unknown keys {sorted(table)}")
+        if not isinstance(title, str) or not title.strip() or "\n" in title:
+            raise ValueError(f"{path}: stop {number} needs a title of one line")
+        if title == REST or title in named:
+            raise ValueError(f"{path}: stop {number}: there is another stop {title!r}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{path}: the symbols of stop {title!r} must be a list of names")
+        named[title] = list(dict.fromkeys(names))
+        if not names:
+            raise ValueError(f"{path}: stop {title!r} names no symbols")
+    return named
 
 
 def found(below: Path, above: Path) -> Delta:

@@ -1,9 +1,11 @@
 """`python -m milestones diff m2 m3`: show the lesson between two milestones, symbol by symbol.
 
 Each difference stands under its reason. Code that is unchanged, or was only moved, is hidden. In a
-terminal the output has colours. In a pipe it is a plain diff.
+terminal the output has colours. In a pipe it is a plain diff. A large lesson is divided into stops.
+The command then shows a list of the stops, and `--stop` shows one of them.
 
-Exit status: 0 the lesson was shown; 2 there is no such milestone or symbol, or it does not differ.
+Exit status: 0 the lesson was shown; 2 there is no such milestone, stop or symbol, or it does not
+differ.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from rich.console import Console
 
 from ..delta import ROOT
 from . import lesson_text
-from .lesson import Lesson, choose, lesson
-from .lesson_html import page
+from .choose import choose, choose_stop
+from .lesson import Lesson, lesson
+from .lesson_html import page, size
 
 EXAMPLE = """python -m milestones diff m2 m3
               python -m milestones diff m2 m3 --symbol Scheduler.schedule --side-by-side
@@ -30,8 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones diff`."""
     parser.add_argument("below", help="the lower milestone: m2 or m2_continuous")
     parser.add_argument("above", help="the higher milestone")
-    parser.add_argument(
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
         "--symbol", metavar="S", help="only one symbol or file: Scheduler.schedule, scheduler.py"
+    )
+    part.add_argument(
+        "--stop", metavar="S", help="one stop, by its number or a part of its title; or all"
     )
     parser.add_argument("--side-by-side", action="store_true", help="two columns")
     output = parser.add_mutually_exclusive_group()
@@ -46,15 +53,20 @@ def main(args: argparse.Namespace) -> int:
         found = lesson(args.below, args.above, args.root)
         if args.symbol:
             found = choose(found, args.symbol)
+        elif args.stop not in (None, "all"):
+            found = choose_stop(found, args.stop)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if args.html:
         args.html.write_text(page(found), encoding="utf-8")
-        sys.stderr.write(f"{args.html}: {len(found.stops)} stops\n")
+        sys.stderr.write(f"{args.html}: {size(found)}\n")
         return 0
     if args.json:
         sys.stdout.write(json.dumps(asdict(found), indent=1) + "\n")
+        return 0
+    if found.is_divided and args.stop is None and not args.symbol:
+        sys.stdout.writelines(f"{line}\n" for line in lesson_text.overview(found))
         return 0
     _show(found, columns=args.side_by_side)
     return 0

@@ -1,8 +1,8 @@
-"""The lesson between two milestones as a tour of stops: a reason, and the code that differs.
+"""The lesson between two milestones as a tour: for each difference its reason and the code.
 
-A stop is an entry of `DELTA.toml`, in the order of that file. Unchanged code is in no stop. Code
+The tour has the entries of `DELTA.toml`, in its reading order. Unchanged code is in no entry. Code
 that was only moved is named and not shown. Differences that are not declared (comments, layout)
-come last, so every difference is in the tour.
+come last, so every difference is in the tour. `DELTA.toml` may divide a large tour into stops.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Part:
     kind: str  # added, changed, removed
     blocks: list[Block]
     moved: str | None = None  # the place of the same text in the other milestone
+    num_symbols: int = 1
 
     @property
     def file(self) -> str:
@@ -48,24 +49,56 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Stop:
+class Entry:
     """An entry of `DELTA.toml`, its reason, and the symbols that it covers."""
 
-    entry: str
+    name: str
     kind: str
     reason: str
     rung: str  # the milestone of this DELTA.toml
     parts: list[Part]
 
 
+@dataclass(frozen=True)
+class Stop:
+    """A part of a tour that can be read alone. A tour that is not divided has one, without a title.
+
+    Numbers begin at 1.
+    """
+
+    number: int
+    title: str
+    entries: list[Entry]
+
+    @property
+    def num_symbols(self) -> int:
+        return sum(part.num_symbols for entry in self.entries for part in entry.parts)
+
+    @property
+    def num_lines(self) -> tuple[int, int]:
+        """The lines that the diff shows as added and as removed."""
+        blocks = [b for e in self.entries for part in e.parts for b in part.blocks]
+        changes = [block for block in blocks if block.kind == "change"]
+        return sum(len(block.new) for block in changes), sum(len(block.old) for block in changes)
+
+
 @dataclass
 class Lesson:
-    """All differences between two milestones."""
+    """All differences between two milestones, or a selection of them."""
 
     below: str
     above: str
     stops: list[Stop]
     untouched: list[str] = field(default_factory=list)  # symbols that are the same in both
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for stop in self.stops for entry in stop.entries]
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the tour has declared stops."""
+        return any(stop.title for stop in self.stops)
 
 
 def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
@@ -80,7 +113,7 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
         raise ValueError(f"{below} is not below {above}; name the lower milestone first")
     old, new = _sources(root / below), _sources(root / above)
     covered: set[str] = set()
-    stops: list[Stop] = []
+    entries: list[Entry] = []
     differing = _differing(old, new)
     for rung in rungs[first + 1 : last + 1]:
         for entry, reason in delta.declared(rung, root).reasons.items():
@@ -92,44 +125,27 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
                 mine = {entry: "changed"}
             covered |= mine.keys()
             if parts := _parts(entry, mine, old, new):
-                stops.append(Stop(entry, _kind(parts), reason, rung, parts))
+                entries.append(Entry(entry, _kind(parts), reason, rung, parts))
     for symbol, kind in differing.items():
         if symbol not in covered:
             parts = _parts(symbol, {symbol: kind}, old, new)
-            stops.append(Stop(symbol, kind, UNDECLARED, above, parts))
+            entries.append(Entry(symbol, kind, UNDECLARED, above, parts))
     same = [f"{f}:{s}" for f in new for s in new[f] if f"{f}:{s}" not in differing]
-    return Lesson(below, above, stops, same)
+    # The stops of a milestone divide the tour from the milestone below it, and no longer tour.
+    stops = delta.declared(above, root).stops if last == first + 1 else {}
+    return Lesson(below, above, _stops(entries, stops), same)
 
 
-def choose(whole: Lesson, wanted: str) -> Lesson:
-    """Return the stops and parts of a symbol (a full name or its end: `schedule`) or of a file.
-
-    Raises `ValueError` that says that the symbol is unchanged, or which names are similar.
-    """
+def _stops(entries: list[Entry], declared: dict[str, tuple[str, ...]]) -> list[Stop]:
+    """Return the entries in their stops. The last stop has the entries that no other has."""
+    if not declared:
+        return [Stop(1, "", entries)]
+    title_of = {name: title for title, names in declared.items() for name in names}
     stops = []
-    for stop in whole.stops:
-        parts = [part for part in stop.parts if _named(part.symbol, wanted)]
-        if _named(stop.entry, wanted) or delta.covers(stop.entry, wanted):
-            parts = parts or stop.parts
-        if parts:
-            stops.append(Stop(stop.entry, stop.kind, stop.reason, stop.rung, parts))
-    if stops:
-        return Lesson(whole.below, whole.above, stops)
-    if same := [symbol for symbol in whole.untouched if _named(symbol, wanted)]:
-        raise ValueError(f"{same[0]} is the same in {whole.below} and {whole.above}")
-    names = list(dict.fromkeys(part.symbol for stop in whole.stops for part in stop.parts))
-    ends = {name.rpartition(":")[2].rpartition(".")[2]: name for name in names}
-    last = wanted.rpartition(":")[2].rpartition(".")[2]
-    near = [ends[end] for end in difflib.get_close_matches(last, ends, 4, 0.6)]
-    near += difflib.get_close_matches(wanted, names, 4, 0.6)
-    hint = ", ".join(list(dict.fromkeys(near))[:5] or sorted({n.partition(":")[0] for n in names}))
-    raise ValueError(
-        f"{whole.above} has no symbol {wanted!r} that differs from {whole.below}; similar: {hint}"
-    )
-
-
-def _named(symbol: str, wanted: str) -> bool:
-    return delta.covers(wanted, symbol) or symbol.endswith((f":{wanted}", f".{wanted}"))
+    for number, title in enumerate([*declared, delta.REST], start=1):
+        if mine := [entry for entry in entries if title_of.get(entry.name, delta.REST) == title]:
+            stops.append(Stop(number, title, mine))
+    return stops
 
 
 Sources = dict[str, dict[str, list[Line]]]  # file -> symbol -> lines
@@ -166,7 +182,7 @@ def _parts(entry: str, mine: dict[str, str], old: Sources, new: Sources) -> list
         )
         gaps = _with_gaps(lines)
         sides = ([], gaps) if kind == "added" else (gaps, [])
-        return [Part(entry, kind, [Block("change", *sides)])]
+        return [Part(entry, kind, [Block("change", *sides)], num_symbols=len(mine))]
     parts = []
     for symbol, kind in mine.items():
         before, after = _lines(old, symbol), _lines(new, symbol)

@@ -17,7 +17,8 @@ from pygments.lexers.python import PythonLexer
 from pygments.token import Token
 
 from .align import ALIKE, aligned, likeness, words
-from .lesson import Block, Lesson, Line, Part, Stop
+from .lesson import Block, Entry, Lesson, Line, Part, Stop
+from .lesson_text import counts
 
 HERE = Path(__file__).resolve().parent
 COLOURS = (  # a token has the class of the first type that contains it
@@ -34,21 +35,23 @@ COLOURS = (  # a token has the class of the first type that contains it
     (Token.Name.Builtin, "b"),
     (Token.Name.Exception, "b"),
 )
+Numbers = dict[str, int]  # name of an entry -> its number in the tour
 Coloured = dict[int, list[tuple[str, str]]]  # line number -> (class or "", text) of each piece
 
 
 def page(lesson: Lesson) -> str:
     """Return the whole page."""
-    stops = "".join(_stop(stop, number) for number, stop in enumerate(lesson.stops, start=1))
+    numbers = {entry.name: number for number, entry in enumerate(lesson.entries, start=1)}
     return (
         (HERE / "lesson.html")
         .read_text(encoding="utf-8")
         .replace("{{css}}", (HERE / "lesson.css").read_text(encoding="utf-8"))
         .replace("{{below}}", escape(lesson.below))
         .replace("{{above}}", escape(lesson.above))
-        .replace("{{stops}}", str(len(lesson.stops)))
-        .replace("{{tour}}", _tour(lesson.stops))
-        .replace("{{body}}", stops)
+        .replace("{{size}}", size(lesson))
+        .replace("{{tour}}", "".join(_tour(stop, numbers) for stop in lesson.stops))
+        .replace("{{contents}}", _contents(lesson))
+        .replace("{{body}}", "".join(_stop(stop, numbers) for stop in lesson.stops))
     )
 
 
@@ -57,26 +60,62 @@ def anchor(symbol: str) -> str:
     return re.sub(r"[^\w.:-]", "", symbol)
 
 
-def _tour(stops: list[Stop]) -> str:
+def size(lesson: Lesson) -> str:
+    """Return how many stops and entries a page has, as a text."""
+    entries = f"{len(lesson.entries)} entr{'y' if len(lesson.entries) == 1 else 'ies'}"
+    stops = f"{len(lesson.stops)} stop{'' if len(lesson.stops) == 1 else 's'}"
+    return f"{stops} with {entries}" if lesson.is_divided else entries
+
+
+def _contents(lesson: Lesson) -> str:
+    """Return the table of the stops."""
+    if not lesson.is_divided:
+        return ""
+    rows = []
+    for stop in lesson.stops:
+        lines, symbols = counts(stop)
+        link = f'<a href="#stop-{stop.number}">{escape(stop.title)}</a>'
+        rows.append(
+            f"<tr><td>{stop.number}</td><td>{link}</td><td>{lines}</td><td>{symbols}</td></tr>"
+        )
+    head = "<tr><th>stop</th><th></th><th>lines</th><th>symbols</th></tr>"
+    return f'<table class="contents">{head}{"".join(rows)}</table>'
+
+
+def _tour(stop: Stop, numbers: Numbers) -> str:
+    """Return the links to the entries of a stop, below its title."""
+    title = f'<a href="#stop-{stop.number}">{stop.number}. {escape(stop.title)}</a>'
     items = []
-    for stop in stops:
-        file, _, name = stop.entry.partition(":")
+    for entry in stop.entries:
+        file, _, name = entry.name.partition(":")
         name = escape(name).replace(".", ".<wbr>") or "the whole file"
         items.append(
-            f'<li class="{stop.kind}"><a href="#{anchor(stop.entry)}">'
+            f'<li class="{entry.kind}"><a href="#{anchor(entry.name)}">'
             f"<small>{escape(file)}</small> {name}</a></li>"
         )
-    return "".join(items)
+    links = f'<ol start="{numbers[stop.entries[0].name]}">{"".join(items)}</ol>'
+    return f"<p>{title}</p>{links}" if stop.title else links
 
 
-def _stop(stop: Stop, number: int) -> str:
-    file, _, name = stop.entry.partition(":")
-    title = f"<code>{escape(file)}</code>" + (f" <code>{escape(name)}</code>" if name else "")
-    parts = "".join(_part(part, stop.entry) for part in stop.parts)
+def _stop(stop: Stop, numbers: Numbers) -> str:
+    entries = "".join(_entry(entry, numbers[entry.name]) for entry in stop.entries)
+    if not stop.title:
+        return entries
+    lines, symbols = counts(stop)
     return (
-        f'<details open class="stop" id="{anchor(stop.entry)}"><summary><h2>{number}. {title} '
-        f'<b class="{stop.kind}">{stop.kind}</b> <a href="#{anchor(stop.entry)}">#</a></h2>'
-        f"<p>{escape(stop.reason)}</p></summary>{parts}</details>\n"
+        f'<section id="stop-{stop.number}"><h1>{stop.number}. {escape(stop.title)}</h1>'
+        f"<p>Lines {lines}, symbols {symbols}.</p>{entries}</section>\n"
+    )
+
+
+def _entry(entry: Entry, number: int) -> str:
+    file, _, name = entry.name.partition(":")
+    title = f"<code>{escape(file)}</code>" + (f" <code>{escape(name)}</code>" if name else "")
+    parts = "".join(_part(part, entry.name) for part in entry.parts)
+    return (
+        f'<details open class="entry" id="{anchor(entry.name)}"><summary><h2>{number}. {title} '
+        f'<b class="{entry.kind}">{entry.kind}</b> <a href="#{anchor(entry.name)}">#</a></h2>'
+        f"<p>{escape(entry.reason)}</p></summary>{parts}</details>\n"
     )
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .align import aligned
-from .lesson import Block, Lesson, Line, Part, Stop
+from .lesson import Block, Entry, Lesson, Line, Part, Stop
 
 THEME = "ansi_dark"  # the terminal's own colours, for any background
 STYLES = {"-": "on #4b1f24", "+": "on #16391f", " ": ""}
@@ -23,9 +23,11 @@ MIN_COLUMN = 40  # characters; a narrower column cannot be read
 
 def plain(lesson: Lesson) -> Iterator[str]:
     """Yield the lines of a unified diff, with the reasons as comments."""
-    for stop in lesson.stops:
-        yield f"# {stop.entry} ({stop.kind}): {stop.reason}"
-        for part in stop.parts:
+    for entry, heading in _headed(lesson):
+        if heading:
+            yield f"# {heading}"
+        yield f"# {entry.name} ({entry.kind}): {entry.reason}"
+        for part in entry.parts:
             if part.moved:
                 yield f"# {part.symbol}: {_moved(part)}"
                 continue
@@ -44,9 +46,11 @@ def plain(lesson: Lesson) -> Iterator[str]:
 def plain_columns(lesson: Lesson, width: int) -> Iterator[str]:
     """Yield the diff in two columns, for a width in characters. Long lines are cut."""
     column = max(MIN_COLUMN, (width - 3) // 2)
-    for stop in lesson.stops:
-        yield f"# {stop.entry} ({stop.kind}): {stop.reason}"
-        for part in stop.parts:
+    for entry, heading in _headed(lesson):
+        if heading:
+            yield f"# {heading}"
+        yield f"# {entry.name} ({entry.kind}): {entry.reason}"
+        for part in entry.parts:
             yield f"# {part.symbol}: {_moved(part)}" if part.moved else f"# {part.symbol}"
             for hunk in hunks(part):
                 for mark, old, new in _pairs(hunk):
@@ -57,17 +61,45 @@ def plain_columns(lesson: Lesson, width: int) -> Iterator[str]:
 
 
 def show(lesson: Lesson, console: Console, *, columns: bool) -> None:
-    """Show the tour with colours: each stop with its number, symbol and reason."""
-    for number, stop in enumerate(lesson.stops, start=1):
+    """Show the tour with colours: each entry with its number, symbol and reason."""
+    for number, (entry, heading) in enumerate(_headed(lesson), start=1):
         console.rule(style="dim")
-        console.print(_heading(stop, number, len(lesson.stops)))
-        for part in stop.parts:
-            if part.symbol != stop.entry or part.moved:
+        if heading:
+            console.print(Text(heading, "bold"))
+            console.rule(style="dim")
+        console.print(_heading(entry, number, len(lesson.entries)))
+        for part in entry.parts:
+            if part.symbol != entry.name or part.moved:
                 words = f" {_moved(part)}" if part.moved else f" ({part.kind})"
                 console.print(Text(part.symbol, "bold").append(words, "dim"))
             for hunk in hunks(part):
                 console.print(_columns(hunk) if columns else _unified(hunk))
         console.print()
+
+
+def overview(lesson: Lesson) -> Iterator[str]:
+    """Yield the stops of a lesson, each with the numbers of its lines and symbols."""
+    below, above = (name.partition("_")[0] for name in (lesson.below, lesson.above))
+    rows = [(str(stop.number), stop.title, *counts(stop)) for stop in lesson.stops]
+    whole = Stop(0, "", lesson.entries)
+    rows = [("stop", "", "lines", "symbols"), *rows, ("", "together", *counts(whole))]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    yield f"{lesson.below} to {lesson.above}, in {len(lesson.stops)} stops"
+    yield ""
+    for number, title, lines, symbols in rows:
+        yield (
+            f"{number:>{widths[0]}}  {title:<{widths[1]}}  "
+            f"{lines:>{widths[2]}}  {symbols:>{widths[3]}}"
+        )
+    yield ""
+    yield f"python -m milestones diff {below} {above} --stop {lesson.stops[0].number}"
+    yield "shows a stop; --stop all shows all of them, --html FILE writes them as a page."
+
+
+def counts(stop: Stop) -> tuple[str, str]:
+    """Return the numbers of added and removed lines, "+12 -3", and of symbols, as texts."""
+    added, removed = stop.num_lines
+    return f"+{added} -{removed}", str(stop.num_symbols)
 
 
 def hunks(part: Part) -> Iterator[list[Block]]:
@@ -77,13 +109,23 @@ def hunks(part: Part) -> Iterator[list[Block]]:
             yield list(run)
 
 
-def _heading(stop: Stop, number: int, total: int) -> Text:
-    file, _, name = stop.entry.partition(":")
+def _headed(lesson: Lesson) -> Iterator[tuple[Entry, str]]:
+    """Yield the entries. The first entry of a stop has a heading with the stop's title."""
+    for stop in lesson.stops:
+        for index, entry in enumerate(stop.entries):
+            first = stop.title and index == 0
+            lines, symbols = counts(stop)
+            sizes = f"lines {lines}, symbols {symbols}"
+            yield entry, f"Stop {stop.number}: {stop.title} ({sizes})" if first else ""
+
+
+def _heading(entry: Entry, number: int, total: int) -> Text:
+    file, _, name = entry.name.partition(":")
     text = Text(f"{number}/{total}  ", "dim").append(file, "cyan")
     if name:
         text.append(" · ", "dim").append(name, "bold cyan")
-    style = {"added": "green", "removed": "red", "changed": "yellow"}[stop.kind]
-    return text.append(f"  {stop.kind}", style).append(f"\n{stop.reason}", "italic")
+    style = {"added": "green", "removed": "red", "changed": "yellow"}[entry.kind]
+    return text.append(f"  {entry.kind}", style).append(f"\n{entry.reason}", "italic")
 
 
 def _unified(hunk: list[Block]) -> RenderableType:

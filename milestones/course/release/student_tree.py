@@ -78,14 +78,17 @@ def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
 
 
 def without_entries(text: str, removed: Iterable[str]) -> str:
-    """Return a DELTA.toml without the symbols that were removed."""
+    """Return a DELTA.toml without the symbols that were removed, in its tables and its stops."""
     symbols = [name.partition("/")[2] for name in removed]
     kept = [
         line
         for line in text.splitlines()
         if not any(line.startswith(f'"{symbol}" =') for symbol in symbols)
     ]
-    return "\n".join(kept) + "\n"
+    text = "\n".join(kept) + "\n"
+    for symbol in symbols:
+        text = re.sub(rf'\s*"{re.escape(symbol)}",?', "", text)
+    return text
 
 
 def without_dead_links(path: str, text: str, files: Files) -> str:

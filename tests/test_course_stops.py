@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from milestones import delta
-from milestones.course import lesson_text, record
-from milestones.course.choose import choose_stop
-from milestones.course.lesson import Lesson, lesson
-from milestones.course.lesson_html import page
-from milestones.course.lesson_text import counts, plain
-from milestones.course.student_tree import without_entries
+from milestones.course import delta
+from milestones.course import record
+from milestones.course.diff import lesson_text
+from milestones.course.diff.choose import choose_stop
+from milestones.course.diff.lesson import Lesson, lesson
+from milestones.course.diff.lesson_html import page
+from milestones.course.diff.lesson_text import counts, plain
+from milestones.course.release.student_tree import without_entries
 from tests.conftest import MILESTONES, ROOT
 from tests.test_course_diff import DELTA, NEW, Page, ladder, run
 from tests.test_course_prose import handout, table

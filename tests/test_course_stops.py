@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from milestones.course import delta
-from milestones.course import record
+from milestones.course import delta, record
 from milestones.course.diff import lesson_text
 from milestones.course.diff.choose import choose_stop
 from milestones.course.diff.lesson import Lesson, lesson

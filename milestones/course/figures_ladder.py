@@ -27,7 +27,7 @@ LESSONS = {
 }
 PREFILL, DECODE = 1, 4  # colours
 WIDTH, LEFT, RIGHT, TOP = 880, 196, 76, 66  # pixels
-BAR, ROW, GAP = 5, 7, 22  # pixels: a bar, a request's row, and the space between two lanes
+BAR, ROW, GAP = 6, 8, 18  # pixels: a bar, a request's row, and the space between two lanes
 HOLD = 4.0  # seconds that the end of the run stays visible
 NARROW = 0.5  # pixels: a shorter bar could not be seen
 
@@ -39,9 +39,9 @@ def draw(recording: Recording) -> str:
     field, lane_height = WIDTH - LEFT - RIGHT, count * ROW
     scale = field / longest
     bottom = TOP + len(recording.lanes) * (lane_height + GAP)
-    title = f"{count} chats on five engines: the same prompts, the same answers, in real time"
+    title = f"{count} chats on five engines: the same prompts and answers, in real time"
     drawing = Drawing(WIDTH, bottom + 44, title)
-    drawing.rules.append(".b{font-size:13px;font-weight:600}.q{stroke-width:1.2}")
+    drawing.rules.append(".b{font-size:13px;font-weight:600}line:not(.m){stroke:#8b949e}")
     player = Player(drawing, longest, HOLD)
     drawing.legend(12, 44, [(PREFILL, False, "prompt tokens are computed"),
                             (DECODE, False, "output tokens are computed")])  # fmt: skip

@@ -115,7 +115,7 @@ class Player:
         self.seconds = seconds
         self.period = seconds + hold
         drawing.rules += [
-            f"g{{animation:{self.period:g}s linear infinite}}",
+            f"g{{animation:{self.period:.2f}s linear infinite}}",
             "@media(prefers-reduced-motion:reduce){g{animation:none!important}}",
         ]
 

@@ -134,8 +134,8 @@ def _in_process(milestone: str) -> Lane:
 
 def serve(milestone: str) -> Lane:
     """Serve the requests on a milestone, after a warm-up, and return its lane."""
-    chunks = {"max_num_batched_tokens": CHUNK} if milestone >= "m3" else {}
-    config = EngineConfig(max_num_seqs=NUM_REQUESTS, seed=0, **chunks)
+    most = CHUNK if milestone >= "m3" else EngineConfig.max_num_batched_tokens
+    config = EngineConfig(max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=most, seed=0)
     with importlib.import_module(milestone).LLMEngine(config) as engine:
         workload = requests(engine)
         run(engine, workload.warm_up())  # the first forwards of a process are slow

@@ -109,11 +109,15 @@ class Player:
     animate, or who has asked the system for less motion.
     """
 
-    def __init__(self, drawing: Drawing, seconds: float, hold: float) -> None:
-        """seconds: from the start to the end of the play. hold: how long the end stays."""
+    def __init__(self, drawing: Drawing, seconds: float, hold: float, speed: float = 1) -> None:
+        """Times are those of the run, which takes `seconds` and plays `speed` times as fast.
+
+        hold: the seconds that the end stays visible.
+        """
         self.drawing = drawing
         self.seconds = seconds
-        self.period = seconds + hold
+        self.speed = speed
+        self.period = seconds / speed + hold
         drawing.rules += [
             f"g{{animation:{self.period:.2f}s linear infinite}}",
             "@media(prefers-reduced-motion:reduce){g{animation:none!important}}",
@@ -154,4 +158,4 @@ class Player:
         self.drawing.parts.append("</g>")
 
     def _at(self, seconds: float) -> str:
-        return f"{100 * seconds / self.period:.2f}%"
+        return f"{100 * seconds / self.speed / self.period:.2f}%"

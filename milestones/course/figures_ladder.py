@@ -21,7 +21,7 @@ from .svg import Drawing, Player
 FILE = ROOT / "milestones" / "ladder.svg"
 LESSONS = {
     "m1_single": ("One request at a time;", "the others wait."),
-    "m2_continuous": ("All requests in one batch;", "a new prompt stops the others."),
+    "m2_continuous": ("All requests in one batch;", "a new prompt pauses the others."),
     "m3_paged": ("Prompts in chunks,", "next to the others' tokens."),
     "m4_radix": ("The shared system prompt", "is computed only once."),
     "m5_overlap": ("The CPU plans the next step", "during the current one."),

@@ -27,7 +27,7 @@ LESSONS = {
     "m5_overlap": ("The CPU plans the next step", "during the current one."),
 }
 PREFILL, DECODE = 1, 4  # colours
-LEFT, FIELD, RIGHT, TOP = 196, 608, 76, 66  # pixels: the lanes and their margins
+LEFT, FIELD, RIGHT, TOP = 206, 598, 76, 66  # pixels: the lanes and their margins
 BAR, ROW, GAP = 6, 8, 18  # pixels: a bar, a request's row, and the space between two lanes
 HOLD = 4.0  # seconds that the end of the run stays visible
 LONGEST = 15.0  # seconds that the picture plays

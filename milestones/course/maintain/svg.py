@@ -3,6 +3,8 @@ any colour vision can distinguish its colours (Okabe and Ito, 2008)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from xml.sax.saxutils import escape
 
 COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00")
@@ -19,9 +21,12 @@ class Drawing:
     """Collects shapes in drawing order. `text()` returns the file."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
-        self.parts = [
+        self.rules: list[str] = []  # CSS of this picture, after `STYLE`
+        self.head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-            f'role="img"><title>{escape(title)}</title><style>{STYLE}</style>',
+            f'role="img"><title>{escape(title)}</title>'
+        )
+        self.parts = [
             f'<rect class="p" width="{width:g}" height="{height:g}"/>',
             f'<text class="t" x="12" y="20">{escape(title)}</text>',
         ]
@@ -33,6 +38,12 @@ class Drawing:
         self.parts.append(
             f'<rect class="c{color % len(COLORS)}{" l" * light}" x="{x:g}" y="{y:.4g}" '
             f'width="{width:g}" height="{height:.4g}"/>'
+        )
+
+    def cover(self, x: float, y: float, width: float, height: float) -> None:
+        """Draw a rectangle in the colour of the background."""
+        self.parts.append(
+            f'<rect class="p" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
         )
 
     def steps(
@@ -55,12 +66,21 @@ class Drawing:
 
     def mark(self, x: float, top: float, bottom: float, text: str) -> None:
         """Draw a vertical line through a picture, with its name at the top."""
-        self.parts.append(f'<line class="m" x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}"/>')
+        self.upright(x, top, bottom)
         self.label(x, top - 3, text)
 
-    def label(self, x: float, y: float, text: str, anchor: str = "middle") -> None:
-        """Write a word. anchor: start, middle or end."""
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>')
+    def upright(self, x: float, top: float, bottom: float) -> None:
+        """Draw a vertical line."""
+        self.parts.append(f'<line class="m" x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}"/>')
+
+    def label(
+        self, x: float, y: float, text: str, anchor: str = "middle", *, kind: str = ""
+    ) -> None:
+        """Write a word. anchor: start, middle or end. kind: its CSS classes."""
+        classes = f' class="{kind}"' if kind else ""
+        self.parts.append(
+            f'<text{classes} x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+        )
 
     def axis(self, x: float, y: float, width: float, count: int, *, every: int) -> None:
         """Draw the numbers of the steps below a picture, starting with 1."""
@@ -78,4 +98,64 @@ class Drawing:
 
     def text(self) -> str:
         """Return the file."""
-        return "\n".join([*self.parts, "</svg>"]) + "\n"
+        head = f"{self.head}<style>{STYLE}{''.join(self.rules)}</style>"
+        return "\n".join([head, *self.parts, "</svg>"]) + "\n"
+
+
+class Player:
+    """Plays a drawing over time: it moves and shows shapes by CSS, again and again.
+
+    Without animation the drawing shows its end. This is what a reader sees in a program that cannot
+    animate, or who has asked the system for less motion.
+    """
+
+    def __init__(self, drawing: Drawing, seconds: float, hold: float, speed: float = 1) -> None:
+        """Times are those of the run, which takes `seconds` and plays `speed` times as fast.
+
+        hold: the seconds that the end stays visible.
+        """
+        self.drawing = drawing
+        self.seconds = seconds
+        self.speed = speed
+        self.period = seconds / speed + hold
+        drawing.rules += [
+            f"g{{animation:{self.period:.2f}s linear infinite}}",
+            "@media(prefers-reduced-motion:reduce){g{animation:none!important}}",
+        ]
+
+    @contextmanager
+    def moving(self, name: str, distance: float) -> Iterator[None]:
+        """Move what is drawn inside to the right by `distance` pixels while the play lasts."""
+        end = f"transform:translateX({distance:g}px)"
+        self.drawing.rules += [
+            f"#{name}{{animation-name:{name};{end}}}",
+            f"@keyframes {name}{{0%{{transform:none}}{self._at(self.seconds)},to{{{end}}}}}",
+        ]
+        with self._group(name):
+            yield
+
+    @contextmanager
+    def shown(self, name: str, start: float, end: float | None = None) -> Iterator[None]:
+        """Show what is drawn inside from `start` to `end`, in seconds.
+
+        end: None if it stays visible until the play starts again.
+        """
+        times = "0%{opacity:0}" if start > 0 else ""
+        times += f"{self._at(start)}{{opacity:1}}"
+        times += "to{opacity:1}" if end is None else f"{self._at(end)},to{{opacity:0}}"
+        self.drawing.rules += [
+            f"#{name}{{animation-name:{name};animation-timing-function:step-end;"
+            f"opacity:{int(end is None)}}}",
+            f"@keyframes {name}{{{times}}}",
+        ]
+        with self._group(name):
+            yield
+
+    @contextmanager
+    def _group(self, name: str) -> Iterator[None]:
+        self.drawing.parts.append(f'<g id="{name}">')
+        yield
+        self.drawing.parts.append("</g>")
+
+    def _at(self, seconds: float) -> str:
+        return f"{100 * seconds / self.speed / self.period:.2f}%"

@@ -1,7 +1,7 @@
 """Draw the picture of the README: the same requests on all milestones, on one time axis.
 
-    python -m milestones.course.maintain.figures_ladder            # draw milestones/ladder.svg again
-    python -m milestones.course.maintain.figures_ladder --record   # run the milestones first: `ladder_runs`
+    python -m milestones.course.maintain.figures_ladder            # draw ladder.svg again
+    python -m milestones.course.maintain.figures_ladder --record   # run the milestones first
 
 The picture plays in real time: a second of it is a second of the recorded run. A run that is longer
 than `LONGEST` plays faster, and the title says so.

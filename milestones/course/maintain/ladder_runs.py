@@ -1,8 +1,8 @@
 """Record the runs that `figures_ladder` draws: the same requests on every milestone.
 
 Eight chats arrive over time. They have the same system prompt. Each milestone serves them in a
-process of its own, under `common.tracing.trace.Trace`. All milestones take turns in each round; the file
-keeps the round with the median of the total times, so that its lanes are of one round.
+process of its own, under a `Trace`. All milestones take turns in each round; the file keeps the
+round with the median of the total times, so that its lanes are of one round.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from common import EMBEDDED_MODEL, EngineConfig
 from common.displays.demo import CHATS, machine
-from common.engine.offline import OfflineEngine
-from common.tracing.trace import Trace
-from common.tracing.record import TraceRecord
 from common.displays.workload import Workload, run
+from common.engine.offline import OfflineEngine
+from common.tracing.record import TraceRecord
+from common.tracing.trace import Trace
 
 from ..delta import ROOT
 

@@ -27,7 +27,10 @@ PEOPLE = (
 ABOUT_PEOPLE = rf"(?i)\b(?:{PEOPLE}),?\s+(?:(?:for|from|of|to|with)\s+)?(?:who|whom|whose)\b"
 
 # Sentences that may keep such a word: (file, words of the sentence), and the reason.
-ALLOWED: dict[tuple[str, str], str] = {}
+ALLOWED: dict[tuple[str, str], str] = {
+    (f"{milestone}/demo/agents.py", "name who might"): "a prompt: its words are tokens of figures"
+    for milestone in ("m4_radix", "m5_overlap")
+}
 
 CODE = "\0"  # in the place of code, so that no sentence goes across it
 # Backticks and quotation marks quote, up to the end of a paragraph.

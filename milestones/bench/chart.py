@@ -9,10 +9,10 @@ from typing import Any
 WIDTH, ROW, LABEL, VALUE, GAP = 720, 18, 120, 60, 34  # pixels
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
-.rung { fill: #0072b2 } .peer { fill: #999999 }
+.milestone { fill: #0072b2 } .peer { fill: #999999 }
 .axis { stroke: #8b949e } .curve { fill: none; stroke: #0072b2; stroke-width: 2 }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .rung { fill: #56b4e9 } .peer { fill: #8b949e } .curve { stroke: #56b4e9 }
+  text { fill: #e6edf3 } .milestone { fill: #56b4e9 } .peer { fill: #8b949e } .curve { stroke: #56b4e9 }
 }"""
 PANEL, HEIGHT, LEFT, TOP, BOTTOM = 240, 220, 50, 56, 30  # pixels of one curve
 
@@ -33,7 +33,7 @@ def bars(document: dict[str, Any]) -> str:
         y += ROW + 2
         for engine, speed in speeds.items():
             width = (WIDTH - LABEL - VALUE) * speed / most
-            kind = "rung" if engine.startswith("m") else "peer"
+            kind = "milestone" if engine.startswith("m") else "peer"
             parts += [
                 f'<text x="{LABEL - 8}" y="{y + 13}" text-anchor="end">{escape(engine)}</text>',
                 f'<rect class="{kind}" x="{LABEL}" y="{y + 2}" width="{width:.1f}" '
@@ -69,7 +69,7 @@ def lines(curves: dict[str, list[tuple[int, float]]], caption: str) -> str:
             f'<text x="{left}" y="{HEIGHT - 12}">{points[0][0]:,}</text>',
             f'<text x="{right}" y="{HEIGHT - 12}" text-anchor="end">{points[-1][0]:,}</text>',
             f'<polyline class="curve" points="{path}"/>',
-            *(f'<circle class="rung" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places),
+            *(f'<circle class="milestone" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places),
         ]
     return _document(parts, len(curves) * PANEL, HEIGHT)
 

@@ -1,6 +1,8 @@
 """Instruments that find wrong answers without a GPU: the suite and `soak` use them.
 
-hash_model   a model whose answer changes with any wrong slot, position or mask
-streams      forward streams that run their work as late, or as early, as events allow
-audit        engines that check their invariants after each step, and memory filled with NaN
+hash_model           a model with answers that any wrong slot, position or mask changes
+streams              forward streams that run their work as late, or as early, as events allow
+audit                engines that check their invariants after each step, and memory of NaN
+forced_retractions   a scheduler that retracts a request at regular steps
+paged_case           a random batch over a pool of pages, to compare kernels
 """

@@ -106,7 +106,7 @@ class Player:
     """Plays a drawing over time: it moves and shows shapes by CSS, again and again.
 
     Without animation the drawing shows its end. This is what a reader sees in a program that cannot
-    animate, or who has asked the system for less motion.
+    animate, or a reader who has asked the system for less motion.
     """
 
     def __init__(self, drawing: Drawing, seconds: float, hold: float, speed: float = 1) -> None:

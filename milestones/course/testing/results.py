@@ -12,7 +12,7 @@ Outcome = Literal["passed", "failed", "error", "skipped", "timeout", "crashed"]
 class Failure:
     """Why a test did not pass. Fields that do not apply are None or empty.
 
-    `unwritten` has the exercises whose `NotImplementedError` ended the test, the outermost first.
+    `unwritten` has the exercises that ended the test by `NotImplementedError`, the outermost first.
     `where` is the last line that ran outside the tests ("m1_single/engine.py:77 in step").
     `test_line` is the line of the test.
     """

@@ -99,14 +99,9 @@ class Scheduler:
         self.kv_cache.check_invariants(self.running)
 
     def _keep_only_allowed(self) -> None:
-        """While the cause of a failure is searched, send the other requests back to the queue.
-
-        A decode reads the first rows. The requests to try are in the first rows already: a group is
-        a part of a batch, in the order of the batch. So only the last rows leave, and no row moves.
-        """
+        """While the cause of a failure is searched, send the other requests back to the queue."""
         for request in reversed(list(self.kv_cache.rows)):
             if not self.isolation.allows(request):
-                assert request is self.kv_cache.rows[-1], f"I3: {request} is not in the last row"
                 self.running.remove(request)
                 self.kv_cache.free(request)
                 request.num_computed_tokens = 0

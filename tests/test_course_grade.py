@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milestones.course.grading import command as grade
-from milestones.course.grading import static_checks as gate
+from milestones.course.grading import static_checks
 from tests import hostile
 from tests.mini_course import SHELF
 from tests.submissions import arguments, hand_in, make_course, skeleton_of
@@ -92,7 +92,9 @@ NAMES = [name.lower() for name in vars(hostile) if name.isupper()]
 
 def test_they_pass_the_gate(exam: Hostile, skeleton: str) -> None:
     """The tests below are about what comes after the gate."""
-    assert {n: why for n, t in exam.sources.items() if (why := gate.problems(t, skeleton))} == {}
+    assert {
+        n: why for n, t in exam.sources.items() if (why := static_checks.problems(t, skeleton))
+    } == {}
 
 
 @pytest.mark.parametrize("name", NAMES)

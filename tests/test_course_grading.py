@@ -12,8 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from milestones.course.grading import command as grade
-from milestones.course.grading import static_checks as gate
-from milestones.course.grading import submission
+from milestones.course.grading import static_checks, submission
 from milestones.course.grading.exam import judge
 from milestones.course.testing.results import Result
 from tests import hostile
@@ -147,9 +146,9 @@ def test_junit_has_each_test(few: Few) -> None:
 )
 def test_the_gate_names_line_and_reason(line: str, reason: str) -> None:
     text = f"{SHELF}{line}\n"
-    (found,) = gate.problems(text, SHELF)
+    (found,) = static_checks.problems(text, SHELF)
     assert reason.format(len(SHELF.splitlines()) + 1) in found
-    assert gate.problems(text, text) == [], "a line of the released file is refused"
+    assert static_checks.problems(text, text) == [], "a line of the released file is refused"
 
 
 def test_the_gate_lets_work_pass(milestone: str) -> None:
@@ -157,7 +156,7 @@ def test_the_gate_lets_work_pass(milestone: str) -> None:
     wrong = {
         str(path): found
         for path in (ROOT / milestone).rglob("*.py")
-        if (found := gate.problems(path.read_text(encoding="utf-8"), ""))
+        if (found := static_checks.problems(path.read_text(encoding="utf-8"), ""))
     }
     assert wrong == {}
 

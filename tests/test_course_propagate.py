@@ -93,8 +93,8 @@ def test_a_conflict_stops_its_file_alone(
 
 def test_a_conflict_is_written_on_demand_and_no_higher(repository: Path) -> None:
     """m4's lesson changes this line. m4 is written only with --write-conflicts, and m5 never."""
-    popped = "            request = self.waiting.popleft()\n"
-    edit(repository, "m3_paged/scheduler.py", popped, f"{popped}            assert request\n")
+    oldest = "            request = self.waiting[0]\n"
+    edit(repository, "m3_paged/scheduler.py", oldest, f"{oldest}            assert request\n")
     assert run(repository, "m3") == 1
     assert status(repository) == {"m3_paged/scheduler.py": "M"}
     assert run(repository, "m3", "--write-conflicts") == 1

@@ -268,8 +268,8 @@ def dead_references(page: str, text: str, files: dict[str, str]) -> list[str]:
         if not {f"{path}.py", f"{path}/__main__.py"} & files.keys():
             dead.append(module)
     for command in re.findall(r"python -m milestones ([a-z][\w-]*)", text):
-        module = files["milestones/__main__.py"].partition(f'"{command}": ("')[2].partition('"')[0]
-        if f"milestones/{module.replace('.', '/')}.py" not in files:
+        entry = re.search(rf'"{command}": \(\s*"([\w.]+)"', files["milestones/__main__.py"])
+        if not entry or f"milestones/{entry[1].replace('.', '/')}.py" not in files:
             dead.append(command)
     return dead
 

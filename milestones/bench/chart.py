@@ -12,7 +12,8 @@ text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 6
 .milestone { fill: #0072b2 } .peer { fill: #999999 }
 .axis { stroke: #8b949e } .curve { fill: none; stroke: #0072b2; stroke-width: 2 }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .milestone { fill: #56b4e9 } .peer { fill: #8b949e } .curve { stroke: #56b4e9 }
+  text { fill: #e6edf3 } .milestone { fill: #56b4e9 } .peer { fill: #8b949e }
+  .curve { stroke: #56b4e9 }
 }"""
 PANEL, HEIGHT, LEFT, TOP, BOTTOM = 240, 220, 50, 56, 30  # pixels of one curve
 

@@ -85,10 +85,7 @@ class Faults:
         for fault in self.logits_faults:
             if place := _place(fault, kwargs):
                 row, column = place
-                kept = kwargs["logits_to_keep"]
-                if isinstance(kept, int):
-                    kept = torch.arange(kwargs["input_ids"].shape[1])[-kept:]
-                columns = (kept == column).nonzero().flatten()
+                columns = (_kept_tokens(kwargs) == column).nonzero().flatten()
                 self.num_injected += len(columns)
                 broken = BROKEN_LOGITS[fault.position % len(BROKEN_LOGITS)]
                 output.logits[row, columns] = broken
@@ -99,6 +96,18 @@ def _place(fault: Fault, kwargs: dict[str, Any]) -> tuple[int, int] | None:
     ids, positions = kwargs["input_ids"], kwargs["position_ids"]
     found = ((ids == fault.token) & (positions == fault.position)).nonzero()
     return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
+
+
+def _kept_tokens(kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return the tokens that a forward computes logits for: their indices in T.
+
+    The pass that trims the last layer renames `logits_to_keep` to `tokens_to_keep`.
+    """
+    kept = kwargs.get("tokens_to_keep", kwargs["logits_to_keep"])
+    if isinstance(kept, torch.Tensor):
+        return kept
+    tokens = torch.arange(kwargs["input_ids"].shape[1])
+    return tokens[kept] if isinstance(kept, slice) else tokens[-kept:]
 
 
 def _failure(number: int) -> Exception:

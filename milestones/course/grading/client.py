@@ -1,4 +1,4 @@
-"""The grader's side of the hall: request exams, and receive their results."""
+"""The grader's side of the fork_server: request exams, and receive their results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outcome:
     broken: str | None = None  # why the exam ended too early
 
 
-class Hall:
+class ForkServer:
     """The process that exams are forked from. A context manager; threads can share it."""
 
     def __init__(self, scratch: Path, *, bare: bool = False, namespaces: bool = True) -> None:
@@ -55,7 +55,7 @@ class Hall:
         }  # fmt: skip
         self.said: Any = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __package__ + ".hall", *(["--bare"] if bare else [])],
+            [sys.executable, "-m", __package__ + ".fork_server", *(["--bare"] if bare else [])],
             cwd=ROOT, env=environment, start_new_session=True,
             stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self.said,
         )  # fmt: skip
@@ -63,7 +63,7 @@ class Hall:
         self.socket = ours
         self._expect(b"r")
 
-    def __enter__(self) -> Hall:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(

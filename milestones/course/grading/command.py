@@ -35,7 +35,7 @@ from ..console import wide_console
 from ..delta import ROOT
 from ..exercise import Exercise
 from . import gradebook, submission
-from .client import Hall
+from .client import ForkServer
 from .gradebook import Mark, Sheet
 from .limits import Limits
 from .submission import Course, Submission
@@ -101,9 +101,9 @@ def grade(args: argparse.Namespace) -> list[Sheet]:
         ]
         places = [args.root, *folders, scratch, *(p for p in (args.hidden, args.out) if p)]
         out_of_sight = [Path(place).resolve() for place in places]
-        hall = Hall(scratch, bare=args.bare, namespaces=args.namespaces)
-        with hall, ThreadPoolExecutor(max(1, args.jobs)) as pool:
-            grader = _Grader(hall, course, limits, scratch, out_of_sight)
+        fork_server = ForkServer(scratch, bare=args.bare, namespaces=args.namespaces)
+        with fork_server, ThreadPoolExecutor(max(1, args.jobs)) as pool:
+            grader = _Grader(fork_server, course, limits, scratch, out_of_sight)
             grader.collect(args.root)
             return list(pool.map(grader.sheet, taken)) if len(taken) > 1 else [
                 grader.sheet(taken[0], pool)
@@ -116,9 +116,14 @@ class _Grader:
     """Grades submissions of one milestone. Its methods run in several threads."""
 
     def __init__(
-        self, hall: Hall, course: Course, limits: Limits, scratch: Path, hidden: list[Path]
+        self,
+        fork_server: ForkServer,
+        course: Course,
+        limits: Limits,
+        scratch: Path,
+        hidden: list[Path],
     ) -> None:
-        self.hall = hall
+        self.fork_server = fork_server
         self.course = course
         self.limits = limits
         self.scratch = scratch
@@ -130,7 +135,7 @@ class _Grader:
         tree = submission.complete(self.course, root, self.scratch / "reference")
         try:
             for name, tests in self.course.tests.items():
-                self.nodes[name] = self.hall.collect(tree, tests)
+                self.nodes[name] = self.fork_server.collect(tree, tests)
         finally:
             shutil.rmtree(tree)
 
@@ -146,7 +151,7 @@ class _Grader:
             if reasons := student.reasons(exercise):
                 return Mark(exercise, refused=reasons)
             tests = self.nodes[exercise.id]
-            outcome = self.hall.examine(tree, tests, self.limits, self.hidden)
+            outcome = self.fork_server.examine(tree, tests, self.limits, self.hidden)
             missing.update(dict.fromkeys(outcome.missing))
             return Mark(exercise, outcome.results, [], outcome.forged, outcome.broken)
 

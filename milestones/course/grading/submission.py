@@ -17,7 +17,7 @@ from pathlib import Path
 from .. import record
 from ..exercise import Exercise
 from ..release.student_tree import student_files
-from . import static_checks as gate
+from . import static_checks
 
 LARGEST = 1 << 20  # bytes of a file
 HIDDEN = "tests/hidden"
@@ -87,7 +87,7 @@ def take(folder: Path, name: str, course: Course, allowed: Collection[str] = ())
     for file, released in course.skeleton.items():
         text, reasons = _read(folder, file)
         if text is not None and not reasons:
-            reasons = gate.problems(text, released, allowed)
+            reasons = static_checks.problems(text, released, allowed)
         if reasons:
             submission.refused[file] = reasons
         elif text is not None:

@@ -238,12 +238,12 @@ def test_wrong_usage(
 MASK_TEST = """
 from types import SimpleNamespace
 import torch
-from m2_continuous.model_runner import ModelRunner
+from m2_continuous.model_input import InputBuilder
 
 
 def test_a_query_sees_its_own_past() -> None:
-    runner = SimpleNamespace(model=SimpleNamespace(dtype=torch.float32))
-    mask = InputBuilder._causal_mask(runner, torch.tensor([[0, 1, 2]]), 3)
+    builder = SimpleNamespace(dtype=torch.float32)
+    mask = InputBuilder._causal_mask(builder, torch.tensor([[0, 1, 2]]), 3)
     expected = torch.ones(3, 3, dtype=torch.bool).tril()
     assert torch.equal(mask[0, 0] == 0, expected), "I2: a token sees what comes after it"
 """
@@ -272,7 +272,7 @@ def test_on_a_real_rung(tmp_path: Path) -> None:
     names = {"equal": hostile.OnRealRung.EQUAL, "operator": hostile.OnRealRung.OPERATOR}
     for name, text in names.items():
         shutil.copytree(root / "m2_continuous", tmp_path / name / "m2_continuous")
-        with (tmp_path / name / "m2_continuous/model_runner.py").open("a") as file:
+        with (tmp_path / name / "m2_continuous/model_input.py").open("a") as file:
             file.write(text)
     args = arguments(root, *(str(tmp_path / name) for name in names), str(root), "--seconds", "60")
     args.bare = False

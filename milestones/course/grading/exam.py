@@ -12,8 +12,8 @@ is reported as passed, then no result of this code counts.
 Limits: graded code runs in the process of the test. Code that knows this file can find the token
 and the plugin in memory, report canaries correctly and lie about the other tests. A value that
 claims to equal everything passes a test that only compares. No check inside that process can
-detect this. `static_checks.py` refuses the simple means for it, with line and reason. To find hidden ones,
-a person must read the submission.
+detect this. `static_checks.py` refuses the simple means for it, with line and reason. To find
+hidden ones, a person must read the submission.
 """
 
 from __future__ import annotations

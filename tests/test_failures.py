@@ -120,6 +120,34 @@ def test_a_request_aborted_during_the_search_holds_nothing(milestone: str) -> No
     assert_idle(engine)
 
 
+def test_an_abort_during_the_search_disturbs_no_other_request(milestone: str) -> None:
+    """In m2 the last row moves into the row of the aborted request, also during the search."""
+    left: list[int] = []  # the number of forwards before the one that fails
+
+    class FailsOnce(HashModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if left and left.pop() == 0:
+                raise Broken
+            return super().forward(*args, **kwargs)
+
+    model: Any = FailsOnce().eval()
+    engine: Any = build_engine(
+        milestone, LoadedModel("hash-model", model, hash_model().tokenizer), max_num_seqs=5
+    )
+    left += range(4)  # not before: the engine tries the model when it is loaded
+    for name in "abcde":
+        engine.add_request([ord(name), 5], greedy(9, ignore_eos=True), name)
+    outputs = {}
+    while not engine.scheduler.isolation.is_active:
+        outputs.update({output.request_id: output for output in engine.step()})
+    engine.abort_request("b")
+    outputs |= {name: of_request[-1] for name, of_request in drain(engine).items()}
+    assert outputs["b"].outputs[0].finish_reason == "abort"
+    for name in "acde":
+        assert outputs[name].outputs[0].token_ids == expected_tokens([ord(name), 5], 9)
+    assert_idle(engine)
+
+
 def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
     """With overlap, the token that ends a request is already an input of the step that fails."""
     prompt, last = [60, 61], expected_tokens([60, 61], 3)[-1]

@@ -17,7 +17,7 @@ from common import SamplingParams
 from common.sampling.sampler import uniform
 from milestones import soak
 from milestones.instruments.audit import MODES
-from milestones.soak import answers, interrupts, report, runner, watchdog
+from milestones.soak import answers, faults, interrupts, report, runner, watchdog
 from milestones.soak.answers import HashSource, Source, TinySource
 from milestones.soak.plan import make_plan
 from milestones.soak.runner import Soak
@@ -240,3 +240,20 @@ def test_figures_add_up() -> None:
     assert [row[0] for row in report.rows(results)] == [
         "m5_overlap early", "m5_overlap late", "m5_overlap", "m1_single", "all",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "kept"),
+    [
+        ({"logits_to_keep": 1}, [4]),
+        ({"logits_to_keep": torch.tensor([1, 3])}, [1, 3]),
+        ({"logits_to_keep": 0, "tokens_to_keep": torch.tensor([1, 3])}, [1, 3]),
+        ({"logits_to_keep": 0, "tokens_to_keep": slice(-2, None)}, [3, 4]),
+    ],
+)
+def test_a_row_of_logits_is_broken_where_its_token_is(
+    kwargs: dict[str, Any], kept: list[int]
+) -> None:
+    """The pass that trims the last layer renames the tokens that get logits."""
+    forward = {"input_ids": torch.zeros(1, 5, dtype=torch.int64), **kwargs}
+    assert faults._kept_tokens(forward).tolist() == kept

@@ -53,6 +53,8 @@ def test_all_milestones_gave_the_recorded_answers() -> None:
     for milestone, lane in recording.lanes.items():
         assert lane.token_ids == first.token_ids, milestone
         assert lane.prompt_tokens == first.prompt_tokens, milestone
+        assert lane.others <= ladder_runs.QUIET, f"{milestone}: the machine was not quiet"
+        assert lane.seconds in recording.seconds[milestone]
         for request, tokens in enumerate(lane.token_ids):
             computed = sum(step[2 + request] for step in lane.steps)
             prefill = lane.prompt_tokens[request] - lane.cached_tokens[request]

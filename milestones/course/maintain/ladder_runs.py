@@ -1,21 +1,27 @@
 """Record the runs that `figures_ladder` draws: the same requests on every milestone.
 
 Eight chats arrive over time. They have the same system prompt. Each milestone serves them in a
-process of its own, under a `Trace`. All milestones take turns in each round; the file keeps the
-round with the median of the total times, so that its lanes are of one round.
+process of its own, under a `Trace`, after a warm-up. Other processes of the machine
+would make one milestone look slower than another. So a run begins when the machine is quiet, and it
+is repeated if other processes used the CPU. The file keeps the median run of each milestone.
+Linux only.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from common import EMBEDDED_MODEL, EngineConfig
 from common.displays.demo import CHATS, machine
@@ -29,7 +35,8 @@ from ..delta import ROOT
 FILE = ROOT / "milestones" / "results" / "ladder_runs.json"
 MILESTONES = ("m1_single", "m2_continuous", "m3_paged", "m4_radix", "m5_overlap")
 CHUNK = 128  # tokens of a step, from m3 on. A step of m2 computes whole prompts.
-ROUNDS = 3
+RUNS = 3  # of each milestone
+QUIET = 0.05  # other processes may use this share of the machine's CPU time
 NUM_REQUESTS = 8
 SECONDS_APART = 0.25
 MAX_TOKENS = 48
@@ -54,12 +61,15 @@ with one call. Throughput is the number of output tokens per second. Latency is 
 request takes. The time to the first token includes the time in the queue.
 """
 
+T = TypeVar("T")
+
 
 @dataclass
 class Lane:
     """The run of one milestone. Lists have one entry for each request; times are in seconds.
 
     steps: a row for each forward: its beginning, its end, and the number of tokens of each request.
+    others: the share of the machine's CPU time that other processes used.
     """
 
     prompt_tokens: list[int]
@@ -67,15 +77,12 @@ class Lane:
     ends: list[float]
     token_ids: list[list[int]]
     steps: list[list[float]]
+    others: float
 
     @property
     def seconds(self) -> float:
         """Return the time at which the last request ended."""
         return max(self.ends)
-
-    def computed_prompt_tokens(self) -> int:
-        """Return the number of prompt tokens that the forwards computed. It excludes padding."""
-        return sum(self.prompt_tokens) - sum(self.cached_tokens)
 
     def forwards(self, request: int) -> list[tuple[int, bool]]:
         """Return the indices of the steps that computed a request, and whether each is prefill."""
@@ -87,14 +94,17 @@ class Lane:
 
 @dataclass
 class Recording:
-    """One round: the lane of each milestone, and what is common to all of them."""
+    """The median run of each milestone, and what is common to all of them.
+
+    seconds: of all quiet runs of each milestone.
+    """
 
     machine: str
     date: str
     model: str
     chunk: int
     arrivals: list[float]
-    total_seconds: list[float]  # of each round that was recorded
+    seconds: dict[str, list[float]]
     lanes: dict[str, Lane]
 
 
@@ -106,43 +116,78 @@ def load() -> Recording:
 
 
 def record() -> None:
-    """Run all milestones in turn, `ROUNDS` times, and write the median round.
+    """Run all milestones, and write the median run of each.
 
     Raises `RuntimeError` if a milestone fails, or if two milestones give different tokens.
     """
-    rounds = [{name: _in_process(name) for name in MILESTONES} for _ in range(ROUNDS)]
-    if len({json.dumps(lane.token_ids) for lanes in rounds for lane in lanes.values()}) != 1:
+    runs = {milestone: _in_process(milestone) for milestone in MILESTONES}
+    FILE.write_text(_as_text(asdict(recording_of(runs))), encoding="utf-8")
+
+
+def recording_of(runs: dict[str, list[Lane]]) -> Recording:
+    """Return the median run of each milestone. All runs must have the same tokens (I1)."""
+    if len({json.dumps(lane.token_ids) for lanes in runs.values() for lane in lanes}) != 1:
         raise RuntimeError("I1: the milestones must give the same tokens for each request")
-    totals = [sum(lane.seconds for lane in lanes.values()) for lanes in rounds]
-    chosen = rounds[totals.index(sorted(totals)[ROUNDS // 2])]
-    arrivals = [SECONDS_APART * i for i in range(NUM_REQUESTS)]
-    recording = Recording(
-        machine(), date.today().isoformat(), EMBEDDED_MODEL, CHUNK, arrivals,
-        [round(total, 3) for total in totals], chosen,
+    ranked = {name: sorted(lanes, key=lambda lane: lane.seconds) for name, lanes in runs.items()}
+    return Recording(
+        machine(), date.today().isoformat(), EMBEDDED_MODEL, CHUNK, arrivals(),
+        {name: [lane.seconds for lane in lanes] for name, lanes in ranked.items()},
+        {name: lanes[(len(lanes) - 1) // 2] for name, lanes in ranked.items()},
     )  # fmt: skip
-    FILE.write_text(_as_text(asdict(recording)), encoding="utf-8")
 
 
-def _in_process(milestone: str) -> Lane:
+def arrivals() -> list[float]:
+    """Return the seconds at which the chats arrive."""
+    return [SECONDS_APART * i for i in range(NUM_REQUESTS)]
+
+
+def _in_process(milestone: str) -> list[Lane]:
     """Run a milestone in a new process, so that no engine inherits memory from another one."""
     command = [sys.executable, "-m", "milestones.course.maintain.ladder_runs", milestone]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{milestone} failed:\n{done.stderr[-2000:]}")
-    return Lane(**json.loads(done.stdout))
+    return [Lane(**lane) for lane in json.loads(done.stdout)]
 
 
-def serve(milestone: str) -> Lane:
-    """Serve the requests on a milestone, after a warm-up, and return its lane."""
+def serve(milestone: str) -> list[Lane]:
+    """Serve the requests on a milestone, after a warm-up, until there are `RUNS` quiet runs."""
     most = CHUNK if milestone >= "m3" else EngineConfig.max_num_batched_tokens
     config = EngineConfig(max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=most, seed=0)
+    lanes: list[Lane] = []
     with importlib.import_module(milestone).LLMEngine(config) as engine:
         workload = requests(engine)
         run(engine, workload.warm_up())  # the first forwards of a process are slow
-        engine.reset_prefix_cache()
-        with Trace(engine) as trace:
-            result = run(engine, workload)
+        while len(lanes) < RUNS:
+            engine.reset_prefix_cache()
+            while used_by_others(lambda: time.sleep(1))[1] > QUIET:
+                pass
+            lane, others = used_by_others(lambda: serve_once(engine, workload))
+            if others <= QUIET:
+                lanes.append(replace(lane, others=round(others, 4)))
+    return lanes
+
+
+def serve_once(engine: OfflineEngine, workload: Workload) -> Lane:
+    """Serve the requests on an idle engine, and return the lane."""
+    with Trace(engine) as trace:
+        result = run(engine, workload)
     return lane_of(trace.record, result.token_ids)
+
+
+def used_by_others(action: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of an action, and the share of the CPU time that other processes used."""
+
+    def now() -> tuple[float, float]:
+        ticks = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]
+        user, nice, system, _, _, *rest = map(int, ticks)
+        busy = (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+        return busy - time.process_time(), time.perf_counter()
+
+    before, started = now()
+    result = action()
+    after, ended = now()
+    return result, (after - before) / (ended - started) / (os.cpu_count() or 1)
 
 
 def requests(engine: OfflineEngine) -> Workload:
@@ -152,8 +197,7 @@ def requests(engine: OfflineEngine) -> Workload:
     for question in CHATS[:NUM_REQUESTS]:
         talk = [system, {"role": "user", "content": question}]
         prompts.append(list(engine.input_processor.apply_chat_template(talk).prompt_token_ids))
-    arrivals = [SECONDS_APART * i for i in range(NUM_REQUESTS)]
-    return Workload(prompts, [MAX_TOKENS] * NUM_REQUESTS, arrivals=arrivals)
+    return Workload(prompts, [MAX_TOKENS] * NUM_REQUESTS, arrivals=arrivals())
 
 
 def lane_of(trace: TraceRecord, token_ids: list[list[int]]) -> Lane:
@@ -175,6 +219,7 @@ def lane_of(trace: TraceRecord, token_ids: list[list[int]]) -> Lane:
              *(batch.get(i, 0) for i in numbers)]
             for batch, span in zip(batches, trace.forwards, strict=True)
         ],
+        others=0.0,
     )  # fmt: skip
 
 
@@ -185,4 +230,4 @@ def _as_text(document: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    json.dump(asdict(serve(sys.argv[1])), sys.stdout)
+    json.dump([asdict(lane) for lane in serve(sys.argv[1])], sys.stdout)

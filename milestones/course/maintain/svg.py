@@ -105,8 +105,8 @@ class Drawing:
 class Player:
     """Plays a drawing over time: it moves and shows shapes by CSS, again and again.
 
-    Without animation the drawing shows its end. This is what a reader sees in a program that cannot
-    animate, or a reader who has asked the system for less motion.
+    Without animation the drawing shows its end: in a program that cannot animate, and on a system
+    with the setting "reduce motion".
     """
 
     def __init__(self, drawing: Drawing, seconds: float, hold: float, speed: float = 1) -> None:

@@ -6,12 +6,12 @@ TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
 .PHONY: help setup demo test lint ladder slides
 
 help:  ## show the commands
-	@echo "make demo    set up if needed, and run the demo of the highest rung"
+	@echo "make demo    set up if needed, and run the demo of the highest milestone"
 	@echo "make test    set up if needed, and run the whole suite (ARGS='--milestone=m2_continuous')"
 	@echo "make setup   only set up: an environment in .venv, the packages, the embedded model"
 	@echo "make lint    ruff and mypy"
 	@echo "make slides  the lectures as HTML and PDF, in slides/dist (needs Chromium or Chrome)"
-	@echo "make ladder  measure every rung and its peers on this machine"
+	@echo "make ladder  measure all milestones and other engines on this machine"
 
 setup:
 	@$(PYTHON) common/bootstrap.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ SOURCES = sorted(
     for folder in ("common", "milestones", "slides", *MILESTONES)
     for path in (ROOT / folder).rglob("*.py")
 )
+PLAIN_DATA = (
+    "scheduler.py", "schedule_batch.py", "admission.py", "retraction.py", "policy.py",
+    "kv_cache.py", "radix_cache.py", "in_flight.py",
+)  # fmt: skip
 PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
 
 
@@ -28,6 +33,31 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module.split(".")[0])
     return names
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(path: Path, known: set[str]) -> set[str]:
+    """Return the modules of this repository that a file imports, also for type hints only."""
+    package = path.relative_to(ROOT).parent.parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else module for name in names}
+    return found & known
+
+
+def test_no_circle_of_imports() -> None:
+    """`TopologicalSorter` raises `CycleError`, with the files of the circle."""
+    known = {module_of(path) for path in SOURCES}
+    graph = {module_of(path): imported_modules(path, known) for path in SOURCES}
+    assert graph["m5_overlap.scheduler"] >= {"m5_overlap.in_flight", "common"}
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -51,7 +81,7 @@ def test_a_milestone_has_its_page_and_roles(milestone: str) -> None:
 
 def test_schedulers_and_caches_have_no_tensors(milestone: str) -> None:
     """They decide with plain data, so a student can test a scheduler without a model."""
-    for name in ("scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py"):
+    for name in PLAIN_DATA:
         path = ROOT / milestone / name
         if path.exists():
             assert "torch" not in imported(path), path

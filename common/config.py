@@ -31,6 +31,7 @@ LONGEST_NAME = 4096  # characters; file systems do not allow a longer path
 LONGEST_FORWARD_MS = 60_000
 DEVICE = re.compile(r"auto|cpu(?::0)?|cuda(?::(0|[1-9][0-9]{0,2}))?")
 
+QUANTIZATIONS = ("auto", "none")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BACKENDS = ("auto", "triton", "compiled", "torch")
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
@@ -45,6 +46,9 @@ class EngineConfig:
     device: `auto` (CUDA if the machine has it, otherwise CPU), `cpu`, `cuda`, or `cuda:<number>`.
     dtype: `auto` (float32 on CPU, the dtype of the checkpoint on CUDA) or the name of a
         floating-point type.
+    quantization: `auto` keeps the weights as the checkpoint stores them, where the compiled CPU
+        kernels run; `none` converts them to `dtype` when the model is loaded. Both give the same
+        tokens.
     model_passes: the passes that make the model's modules faster: `all`, `none`, or some of the
         names in `common/models/passes`, separated by commas.
     max_num_seqs: the maximum number of requests that run at the same time.
@@ -69,6 +73,7 @@ class EngineConfig:
     model: str = EMBEDDED_MODEL
     device: str = "auto"
     dtype: str = "auto"
+    quantization: Literal["auto", "none"] = "auto"
     model_passes: str = "all"
     max_num_seqs: int = 16
     max_model_len: int | None = None
@@ -90,6 +95,7 @@ class EngineConfig:
             raise ValueError(f"model must not contain a null character, got {shown(self.model)}")
         _require_device(self.device)
         require_choice("dtype", self.dtype, DTYPES)
+        require_choice("quantization", self.quantization, QUANTIZATIONS)
         require_int("max_num_seqs", self.max_num_seqs, low=1, high=MAX_NUM_SEQS)
         for field, low in (("max_num_batched_tokens", 1), ("page_size", 1)):
             require_int(field, getattr(self, field), low=low, high=LARGEST_COUNT)

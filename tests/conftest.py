@@ -13,6 +13,7 @@ import os
 # Triton reads this variable when it is imported. The tests use its interpreter, not its compiler.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import ctypes
 import functools
 import importlib
 import re
@@ -26,6 +27,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
+from common.models.cpu_kernels import Kernels, bind, build, kernels
 from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,6 +135,24 @@ def tokens_in_flight(engine: OfflineEngine) -> int:
 
 EngineFactory = Callable[..., OfflineEngine]
 Rung = Callable[[str], ModuleType]
+
+
+NATIVE = "the lanes of this CPU"
+
+
+@pytest.fixture(scope="session", params=[NATIVE, "-DLANES=16", "-DLANES=8", "-DLANES=4"])
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+    """The kernels, compiled for this CPU and for registers of other widths.
+
+    The compiler can build other widths from this CPU's registers. Those kernels have no fused
+    product, so the code without it is tested too.
+    """
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    flags = [] if request.param == NATIVE else [request.param]
+    folder = tmp_path_factory.mktemp("compiled")
+    path = build.compile_library([*build.compilers()[0], *flags], folder, "kernels")
+    return bind(ctypes.CDLL(str(path)))
 
 
 @pytest.fixture

@@ -19,27 +19,11 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import EngineConfig, load_model
-from common.models.cpu_kernels import Kernels, Linear, bind, build, kernels
+from common.models.cpu_kernels import Kernels, Linear, build, kernels
 from common.models.passes import apply_passes, pack
 from common.models.passes.layer_parts import CompiledParts, TorchParts
+from common.models.stored.weight import StoredWeight
 from tests.conftest import ROOT, plain_model
-
-NATIVE = "the lanes of this CPU"
-
-
-@pytest.fixture(scope="session", params=[NATIVE, "-DLANES=16", "-DLANES=4"])
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """The kernels, compiled for this CPU and for registers of two other widths.
-
-    The compiler can build other widths from this CPU's registers. Those kernels have no fused
-    product, so the code without it is tested too.
-    """
-    if kernels() is None:
-        pytest.skip("no C compiler")
-    flags = [] if request.param == NATIVE else [request.param]
-    folder = tmp_path_factory.mktemp("compiled")
-    path = build.compile_library([*build.compilers()[0], *flags], folder, "kernels")
-    return bind(ctypes.CDLL(str(path)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these flags are for compilers on Linux")
@@ -59,8 +43,8 @@ def test_a_linear_layer(
 ) -> None:
     x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
     bias = torch.randn(outputs) if biased else None
-    packed = compiled.pack(weight)
-    linear = Linear.of(packed, bias, outputs)
+    linear = Linear.of(kept := [StoredWeight.of_floats(weight, compiled.panel_size)], bias)
+    assert torch.equal(kept[0].dequantize(), weight)
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     ours = compiled.linear(x, linear)
     torch.testing.assert_close(ours.double(), expected, atol=1e-4, rtol=1e-4)
@@ -70,8 +54,8 @@ def test_a_linear_layer(
 
 def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None:
     weight, x = torch.randn(100, 50), torch.randn(9, 50)
-    linear = Linear.of(packed := compiled.pack(weight), None, 100)
-    assert packed.shape[1] == 50
+    linear = Linear.of(kept := [StoredWeight.of_floats(weight, compiled.panel_size)], None)
+    assert kept[0].panel_size == compiled.panel_size
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -82,26 +66,9 @@ def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None
     assert all(torch.equal(results[0], other) for other in results)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_halves_by_turns_are_the_same_layer(compiled: Kernels, biased: bool) -> None:
-    size = compiled.panel_size
-    linear, x = torch.nn.Linear(20, 6 * size, bias=biased), torch.randn(2, 5, 20)
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(pack, "kernels", lambda: compiled)
-        product: Any = pack.pack(linear, pack.CompiledProduct)
-        before, kept = product(x), product.tensors[0].clone()
-        for _ in range(2):
-            product.lay_by_turns()
-            assert torch.equal(product(x), before)
-        assert torch.equal(product.tensors[0][:4], kept[[0, 3, 1, 4]])
-        odd: Any = pack.pack(torch.nn.Linear(20, 3 * size, bias=biased), pack.CompiledProduct)
-        with pytest.raises(TypeError, match="not two halves"):
-            odd.lay_by_turns()
-
-
 @pytest.mark.parametrize("width", [64, 96, 100])
 def test_gates_of_any_width_and_with_biases(compiled: Kernels, width: int) -> None:
-    """A width that is not a whole number of panels is computed by torch's operations."""
+    """A width need not be a whole number of panels."""
     config = LlamaConfig(
         vocab_size=50, hidden_size=64, intermediate_size=width, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, mlp_bias=True, attention_bias=True,
@@ -115,8 +82,7 @@ def test_gates_of_any_width_and_with_biases(compiled: Kernels, width: int) -> No
         patch.setattr(pack, "kernels", lambda: compiled)
         plain = model(tokens).logits
         assert apply_passes(model)["layer"] == 1
-        whole = width % compiled.panel_size == 0
-        assert type(model.model.layers[0].parts) is (CompiledParts if whole else TorchParts)
+        assert type(model.model.layers[0].parts) is CompiledParts
         torch.testing.assert_close(model(tokens).logits, plain, atol=1e-4, rtol=1e-4)
 
 
@@ -146,8 +112,8 @@ def test_a_whole_model(compiled: Kernels, architecture: str) -> None:
 
 
 def test_what_c_would_misread_is_refused(compiled: Kernels) -> None:
-    packed = compiled.pack(torch.randn(8, 5))
-    linear = Linear.of(packed, None, 8)
+    weights = [StoredWeight.of_floats(torch.randn(8, 5), compiled.panel_size)]
+    linear = Linear.of(weights, None)
     with pytest.raises(TypeError, match="float32 on a CPU, got torch.float16"):
         compiled.linear(torch.zeros(2, 5, dtype=torch.float16), linear)
     with pytest.raises(ValueError, match="must be 5, got 6"):

@@ -13,13 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, load_model
-from common.models import embedded
-from common.models.embedded import (
-    EmbeddedModelMissingError,
-    converted_folder,
-    gguf_folder,
-    is_embedded,
-)
+from common.models import converted
+from common.models.converted import converted_folder, gguf_folder
+from common.models.embedded import EmbeddedModelMissingError, is_embedded
 from tests.conftest import plain_model, shared_model
 from tests.tiny_configs import tiny_config
 
@@ -95,8 +91,12 @@ def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (folder / "weights").write_text("whole")
 
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(embedded, "_convert", convert)
+    monkeypatch.setattr(converted, "_convert_stored", convert)
     return calls
+
+
+def convert_again(gguf: Path) -> Path:
+    return converted_folder(gguf, "a", converted._convert_stored)
 
 
 def test_a_model_is_converted_once(conversions: list[Path], tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_model_is_converted_once(conversions: list[Path], tmp_path: Path) -> N
 def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> None:
     folders: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: folders.append(converted_folder(tmp_path / "a.gguf", "a")))
+        threading.Thread(target=lambda: folders.append(convert_again(tmp_path / "a.gguf")))
         for _ in range(4)
     ]
     for thread in threads:
@@ -127,11 +127,11 @@ def test_a_conversion_that_was_killed_is_made_again(
     conversions: list[Path], tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        converted_folder(tmp_path / "broken.gguf", "a")
+        convert_again(tmp_path / "broken.gguf")
     # The next process removes what a killed process could not clean up.
     abandoned = tmp_path / "cache" / "a.partial-x"
     abandoned.mkdir()
-    folder = converted_folder(tmp_path / "a.gguf", "a")
+    folder = convert_again(tmp_path / "a.gguf")
     assert (folder / "weights").read_text() == "whole"
     assert not list((tmp_path / "cache").glob("*.partial-*"))
 
@@ -266,11 +266,11 @@ def test_code_of_a_checkpoint_is_not_run_and_not_asked_for(
 def test_a_converted_model_that_was_damaged_is_converted_again(
     conversions: list[Path], checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = converted_folder(tmp_path / "a.gguf", "a")
+    folder = convert_again(tmp_path / "a.gguf")
     shutil.copy(checkpoint / "model.safetensors", folder)
-    assert converted_folder(tmp_path / "a.gguf", "a") == folder and len(conversions) == 1
+    assert convert_again(tmp_path / "a.gguf") == folder and len(conversions) == 1
     cut_short(folder / "model.safetensors")
-    assert converted_folder(tmp_path / "a.gguf", "a") == folder and len(conversions) == 2
+    assert convert_again(tmp_path / "a.gguf") == folder and len(conversions) == 2
     assert (folder / "weights").read_text() == "whole"
     assert not (folder / "model.safetensors").exists()
     assert "converted again" in caplog.text

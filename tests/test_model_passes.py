@@ -97,11 +97,11 @@ def test_a_packed_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_weights_stay_plain_where_nothing_can_pack_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any) -> pack.Product:
+    def missing(_: nn.Linear) -> pack.Product:
         raise RuntimeError("no such operator")
 
-    def wrong(weight: torch.Tensor, _bias: torch.Tensor | None) -> pack.Product:
-        return lambda x: F.linear(x, weight) + 1
+    def wrong(linear: nn.Linear) -> pack.Product:
+        return lambda x: F.linear(x, linear.weight) + 1
 
     monkeypatch.setattr(pack, "PACKINGS", (missing, wrong))
     model: Any = unchanged("llama")
@@ -116,7 +116,7 @@ def test_all_packings_compute_a_linear_layer(packing: pack.Packing, rows: int) -
     if not pack.is_right(packing, linear):
         pytest.skip("not on this machine")
     with torch.no_grad():
-        ours = pack.pack(linear, packing)(x)
+        ours = packing(linear)(x)
         torch.testing.assert_close(ours, linear(x), atol=1e-5, rtol=1e-5)
 
 

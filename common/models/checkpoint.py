@@ -23,6 +23,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from .stored.convert import FREQUENCIES, empty_model, scale_rotation
+from .stored.file import load_weights, put_weights
+
 logger = logging.getLogger(__name__)
 
 SHOWN = 3  # the most names of weights in one message
@@ -40,6 +43,23 @@ def load_checkpoint(
     config = _load_config(source)
     model = _load_weights(source, config, dtype)
     tokenizer = _load_tokenizer(source)
+    _require_room(source, model, tokenizer)
+    return model, tokenizer
+
+
+def load_stored(source: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model whose weights stay as they are stored, and its tokenizer.
+
+    folder: a converted `.gguf` file. The modules of the model need `pack_linears` or `dequantize`
+    before they can compute. Raises `ValueError` if anything is missing or does not fit.
+    """
+    model = empty_model(_load_config(str(folder)))
+    weights = load_weights(folder)
+    factors = weights.pop(FREQUENCIES, None)
+    require_all_weights(source, model, put_weights(model, weights))
+    if isinstance(factors, torch.Tensor):
+        scale_rotation(model, factors)
+    tokenizer = _load_tokenizer(str(folder))
     _require_room(source, model, tokenizer)
     return model, tokenizer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,18 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
-from .checkpoint import load_checkpoint
+from .checkpoint import load_checkpoint, load_stored
+from .converted import gguf_folder, quiet_transformers
+from .cpu_kernels import kernels
 from .cpu_runtime import keep_freed_memory
-from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
-from .passes import apply_passes
+from .embedded import embedded_gguf, is_embedded
+from .passes import apply_passes, parse_passes
+from .passes.pack import StoredProductError
+from .stored.modules import dequantize, keep_narrow, with_stored
 from .support import UnsupportedModelError
 from .tiny import is_tiny, load_tiny
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,39 +78,68 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     if it is not a decoder, and `EmbeddedModelMissingError` if the embedded model is not installed.
     """
     device = _resolve_device(config.device)
-    dtype = _resolve_dtype(config.dtype, device)
     if device.type == "cpu":
         keep_freed_memory()
-    if is_tiny(config.model):
-        model, tokenizer = load_tiny(config.model)
-        model = _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32)
-    else:
-        model, tokenizer = _load_pretrained(_find(config.model), dtype)
+    if not plain and _can_keep_stored(config, device):
+        try:
+            return _load(config, device, kept=True, passes=config.model_passes)
+        except StoredProductError as error:
+            logger.warning("%s: its weights are unpacked to float32: %s", config.model, error)
+    return _load(config, device, kept=False, passes="none" if plain else config.model_passes)
+
+
+def _can_keep_stored(config: EngineConfig, device: torch.device) -> bool:
+    """Return whether weights may stay as they are stored: our own kernels must multiply them."""
+    return (
+        config.quantization == "auto"
+        and device.type == "cpu"
+        and config.dtype in ("auto", "float32")
+        and "pack" in parse_passes(config.model_passes)
+        and kernels() is not None
+    )
+
+
+def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str) -> LoadedModel:
+    """Load a model, with its weights as they are stored if `kept` is set."""
+    dtype = _resolve_dtype(config.dtype, device)
+    with quiet_transformers():
+        model, tokenizer = _read(config.model, dtype)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{config.model} is an encoder-decoder model; the engines only run decoder models"
         )
+    if not kept:
+        dequantize(model)
+        if isinstance(dtype, torch.dtype):
+            model = _to(model, dtype)
+    elif (found := kernels()) is not None:
+        keep_narrow(model, found.panel_size)
     model = _to(model, device).eval()
-    if not plain:
-        apply_passes(model, config.model_passes)
+    apply_passes(model, passes)
+    if kept and next(with_stored(model), None) is not None:
+        _require_numbers(model)
     return LoadedModel(config.model, model, tokenizer)
 
 
-def _find(name: str) -> str:
+def _read(name: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if is_tiny(name):
+        model, tokenizer = load_tiny(name)
+        return _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32), tokenizer
     if is_embedded(name):
-        return str(embedded_folder())
+        return load_stored(name, gguf_folder(embedded_gguf()))
     if name.endswith(".gguf"):
         if not Path(name).is_file():
             raise ValueError(f"model {name!r} does not exist")
-        return str(gguf_folder(Path(name)))
-    return name
+        return load_stored(name, gguf_folder(Path(name)))
+    return load_checkpoint(name, dtype)
 
 
-def _load_pretrained(
-    source: str, dtype: torch.dtype | str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    with quiet_transformers():
-        return load_checkpoint(source, dtype)
+@torch.inference_mode()
+def _require_numbers(model: PreTrainedModel) -> None:
+    """Raise `StoredProductError` if the model uses the weight of a stored layer in its own way."""
+    prompt = torch.tensor([[1, 2, 3]], device=model.device)
+    if not bool(model(input_ids=prompt, use_cache=False).logits.isfinite().all()):
+        raise StoredProductError("the model does not only multiply with them")
 
 
 def _to(model: PreTrainedModel, target: torch.device | torch.dtype) -> PreTrainedModel:

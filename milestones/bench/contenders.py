@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 
 from common.displays.workload import Workload, WorkloadResult, percentile, run_module
-from common.models.embedded import embedded_folder, embedded_gguf, is_embedded
+from common.models.converted import hugging_face_folder
+from common.models.embedded import embedded_gguf, is_embedded
 
 from ..course.delta import ROOT
 
@@ -118,9 +119,9 @@ class Peer(Contender):
         return WorkloadResult(**json.loads(answer))
 
 
-def hugging_face_folder(model: str) -> Path | str:
+def folder_or_id(model: str) -> Path | str:
     """Return the model as vLLM reads it: a folder or an id of Hugging Face."""
-    return embedded_folder() if is_embedded(model) else model
+    return hugging_face_folder(embedded_gguf()) if is_embedded(model) else model
 
 
 def gguf_file(model: str) -> Path | str:
@@ -140,7 +141,7 @@ def contenders(
         *(Contender(peer, ("milestones.bench.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
     if vllm_python:
-        found.append(Peer("vllm", vllm_python, lambda: hugging_face_folder(model), forgets=True))
+        found.append(Peer("vllm", vllm_python, lambda: folder_or_id(model), forgets=True))
     if llama_python:
         found.append(Peer("llama", llama_python, lambda: gguf_file(model), forgets=False))
     return found

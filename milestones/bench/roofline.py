@@ -11,6 +11,9 @@ from transformers import PreTrainedModel
 
 from common.displays.workload import WorkloadResult
 from common.models.cpu_kernels import Linear, kernels
+from common.models.stored.formats import FORMATS
+from common.models.stored.modules import stored_of
+from common.models.stored.weight import StoredWeight
 from common.models.support import layer_shapes
 
 
@@ -20,13 +23,13 @@ class Roofline:
 
     bytes_per_second: float  # read from memory
     flops_per_second: float  # of a large matrix product in the model's dtype
-    weight_bytes: int  # of all matrices that a token is multiplied with
+    weight_bytes: int  # of all matrices that a token is multiplied with, as they are stored
+    num_weights: int  # of these matrices
     kv_bytes: int  # keys and values of one token, in all layers
-    item_size: int
 
     def step_seconds(self, rows: float) -> float:
         """The least time of one forward over `rows` tokens: to read the weights, or to multiply."""
-        flops = 2 * rows * self.weight_bytes / self.item_size
+        flops = 2 * rows * self.num_weights
         return max(self.weight_bytes / self.bytes_per_second, flops / self.flops_per_second)
 
     def seconds(self, result: WorkloadResult) -> float:
@@ -34,7 +37,7 @@ class Roofline:
         steps, decoded = result.stats["num_steps"], result.stats["decode_tokens"]
         kv_seconds = result.kv_used * self.kv_bytes / self.bytes_per_second
         decode = steps * self.step_seconds(decoded / steps)
-        prefill_flops = 2 * result.stats["prefill_tokens"] * self.weight_bytes / self.item_size
+        prefill_flops = 2 * result.stats["prefill_tokens"] * self.num_weights
         return prefill_flops / self.flops_per_second + decode + kv_seconds
 
 
@@ -44,9 +47,9 @@ def measure(model: PreTrainedModel) -> Roofline:
     Uses torch's operations or the kernels in C, whichever are faster: torch does not use all
     instructions of some CPUs.
     """
-    head = model.get_output_embeddings().weight
-    matrices = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    weight_bytes = sum(w.nbytes for w in matrices if w is not head) + head.nbytes
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    weight_bytes = sum(_stored_bytes(linear) for linear in linears)
+    num_weights = sum(linear.weight.numel() for linear in linears)
     layers = layer_shapes(model)
     kv = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     with torch.inference_mode():
@@ -63,7 +66,7 @@ def measure(model: PreTrainedModel) -> Roofline:
             flops_per_second=2 * 2048**3 / min(map(_best, multiplying)),
             weight_bytes=weight_bytes,
             kv_bytes=kv * model.dtype.itemsize,
-            item_size=model.dtype.itemsize,
+            num_weights=num_weights,
         )
 
 
@@ -71,9 +74,15 @@ def _product(x: torch.Tensor, ones: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Return the kernel's product of x and a weight of ones, which need not be packed."""
     ours = kernels()
     assert ours is not None
-    weight = ones.view(-1, x.shape[1], ours.panel_size)
-    linear = Linear.of(weight, None, weight.shape[0] * ours.panel_size)
+    panels = ones.view(-1, x.shape[1] * ours.panel_size).view(torch.uint8)
+    weight = StoredWeight(FORMATS["F32"], len(panels) * ours.panel_size, x.shape[1], panels)
+    linear = Linear.of([weight], None)
     return lambda: ours.linear(x, linear)
+
+
+def _stored_bytes(linear: torch.nn.Linear) -> int:
+    """Return the bytes that a product reads: those of the weight as it is stored."""
+    return sum(weight.nbytes for weight in stored_of(linear)) or linear.weight.nbytes
 
 
 def _best(work: Callable[[], torch.Tensor]) -> float:

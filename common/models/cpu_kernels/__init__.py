@@ -1,5 +1,7 @@
 """Kernels in C for float32 on a CPU, compiled on the machine that runs them.
 
+Weights stay in the precision of their checkpoint (`stored/`); everything else is float32.
+
 `kernels()` returns them, or None if the machine has no C compiler. The callers then use operations
 of torch instead. Data that is the same in all layers of a forward is checked once and passed as a
 structure (`structs.py`). A layer makes only a few calls of C. The overhead of these calls is what
@@ -15,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
-from ..cpu_runtime import in_huge_pages
+from ..stored.weight import StoredWeight
 from .build import load_library
-from .structs import POINTER, SIZE, BatchLayout, Heads, Layer, Linear, Memory, checked
+from .structs import POINTER, SIZE, BatchLayout, Heads, Layer, Linear, Memory, Weight, checked
 
 __all__ = ["BatchLayout", "Heads", "Kernels", "Layer", "Linear", "bind", "kernels"]
 
@@ -58,12 +59,32 @@ class Kernels:
     split_size: int  # the number of tokens in a part of a context
     block_size: int  # the number of tokens that attention computes at the same time
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Pack a weight [out, in] into [panels, in, panel_size], padded with zeros."""
-        padded = F.pad(weight, (0, 0, 0, -weight.shape[0] % self.panel_size))
-        panels = padded.view(-1, self.panel_size, weight.shape[1]).transpose(1, 2)
-        packed = torch.empty(panels.shape, dtype=panels.dtype)
-        return in_huge_pages(packed).copy_(panels)
+    def require_layout(self, stored: StoredWeight) -> None:
+        """Raise `ValueError` unless a weight has the layout that these kernels read."""
+        panels = -(-stored.out // self.panel_size)
+        size = self.library.stored_bytes(stored.format.number, stored.inputs)
+        if stored.data.shape != (panels, size):
+            raise ValueError(
+                f"{stored.format.name} [{stored.out}, {stored.inputs}] needs {panels} panels of "
+                f"{size} bytes, got {tuple(stored.data.shape)}"
+            )
+
+    def take_rows(self, ids: torch.Tensor, stored: StoredWeight) -> torch.Tensor:
+        """Return rows of a weight as float32, [..., in], for an embedding. ids: int64.
+
+        Raises `IndexError` if an id is not a row of the weight.
+        """
+        if ids.dtype != torch.int64 or not ids.is_cpu:
+            raise TypeError(f"ids must be int64 on a CPU, got {ids.dtype} on {ids.device}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < stored.out:
+            raise IndexError(f"ids must be in [0, {stored.out}), got {ids.min()} to {ids.max()}")
+        ids = ids.contiguous()
+        rows = torch.empty((*ids.shape, stored.inputs))
+        self.library.take_rows(
+            ctypes.byref(Weight.of(stored)), stored.inputs, ids.data_ptr(), ids.numel(),
+            rows.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return rows
 
     def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
         """Apply a linear layer to x, [..., in]. Returns [..., out].
@@ -192,6 +213,7 @@ def kernels() -> Kernels | None:
 def bind(library: ctypes.CDLL) -> Kernels:
     """Return the functions of a compiled library, with their C signatures."""
     signatures: dict[str, tuple[Any, ...]] = {
+        "take_rows": (POINTER, SIZE, POINTER, SIZE, POINTER, ctypes.c_int),
         "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 4, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
@@ -207,6 +229,7 @@ def bind(library: ctypes.CDLL) -> Kernels:
             ctypes.c_int,
         ),
     }
+    library.stored_bytes.argtypes, library.stored_bytes.restype = (SIZE, SIZE), SIZE
     for name, arguments in signatures.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

@@ -2,21 +2,27 @@
    code reads it.
 
    With few rows, the weight is read from memory once, and the time of the product is the time of
-   this reading. With many rows, a block of the weight stays in the first-level cache of the core
-   while all rows of a chunk are multiplied with it, one tile of rows after the other. Each tile
-   prefetches its share of the next block, so that reads from memory are spread evenly.
+   this reading. Therefore a weight stays in the format of the checkpoint: a format of 4 bits has an
+   eighth of the bytes of float32. Its numbers become floats in registers, just before they are
+   used.
+
+   With many rows, a block of the weight stays in the first-level cache of the core while all rows
+   of a chunk are multiplied with it, one tile of rows after the other. A weight in another format
+   than float32 becomes floats once for each block.
 
    Each output has its own lane, which adds up the products one by one, in the order of the inputs,
-   always with the same rounding. So a row gets the same bits alone as among a thousand rows
-   (I2). */
+   always with the same rounding. So a row gets the same bits alone as among a thousand rows (I2),
+   and the same bits in each format that stores the same numbers. */
 #include "linear.h"
 
 #define DEPTH 64 /* inputs of a block. 64 * PANEL floats are 4 kB, or 8 kB with AVX-512 */
 #define CHUNK 48 /* the number of rows that share a block */
+#define FEW 3    /* up to so many rows, numbers become floats in registers */
+#define AHEAD 4096 /* the distance in bytes from the numbers in use to those that are prefetched */
 
 /* sums[rows][2] += x[rows][depth] * block[depth][PANEL]; the rows of x are `stride` numbers apart.
    For each input, `step` more bytes are prefetched, from `next` on. */
-static inline __attribute__((always_inline)) void multiply(
+INLINE void multiply(
     int rows, const float *x, int64_t stride, const float *block, int64_t depth, const char *next,
     int64_t step, vec (*sums)[2])
 {
@@ -38,20 +44,107 @@ static inline __attribute__((always_inline)) void multiply(
         sums[r][0] = s[r][0], sums[r][1] = s[r][1];
 }
 
-/* The same product for any number of rows, in tiles of about the same size. */
+/* The same product for any number of rows, in tiles of about the same size. The next `size` bytes
+   are prefetched from `next` on. */
 static void multiply_chunk(
     int64_t rows, const float *x, int64_t stride, const float *block, int64_t depth,
-    vec (*sums)[2])
+    const char *next, int64_t size, vec (*sums)[2])
 {
-    int64_t tiles = (rows + TILE - 1) / TILE, step = (4 * PANEL + tiles - 1) / tiles;
-    const char *next = (const char *)(block + depth * PANEL);
+    int64_t tiles = (rows + TILE - 1) / TILE, step = (size / depth + tiles - 1) / tiles;
     for (int64_t r = 0, n; r < rows; r += n, tiles--, next += depth * step) {
         n = (rows - r + tiles - 1) / tiles;
         const float *from = x + r * stride;
         switch (n) {
 #define CASE(N) case N: multiply(N, from, stride, block, depth, next, step, sums + r); break;
             EACH(CASE)
+#undef CASE
         }
+    }
+}
+
+/* sums[rows][2] += x[rows][in] * panel, for a few rows. */
+INLINE void multiply_stored(
+    Format f, int rows, const float *x, int64_t in, const uint8_t *panel, vec (*sums)[2])
+{
+    vec s[FEW][2];
+    for (int r = 0; r < rows; r++)
+        s[r][0] = sums[r][0], s[r][1] = sums[r][1];
+    for (int64_t first = 0; first < in; first += f.inputs) {
+        Group g = group_of(f, panel, first / f.inputs);
+        for (int64_t byte = 0; byte < group_bytes(f); byte += 64)
+            __builtin_prefetch(g.quanta + AHEAD + byte);
+        int64_t count = f.bits < 16 ? f.inputs : smaller(f.inputs, in - first);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < count; i++) {
+            vec weights[2];
+            line_of(f, &g, i, weights);
+            for (int r = 0; r < rows; r++) {
+                vec input = repeat(x[r * in + first + i]);
+                s[r][0] = multiply_add(input, weights[0], s[r][0]);
+                s[r][1] = multiply_add(input, weights[1], s[r][1]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        sums[r][0] = s[r][0], sums[r][1] = s[r][1];
+}
+
+/* The weights of some inputs of a panel as floats, [count, PANEL]. first: a multiple of the inputs
+   of a group. */
+INLINE void unpack_as(
+    Format f, const uint8_t *panel, int64_t first, int64_t count, float *to)
+{
+    for (int64_t start = 0; start < count; start += f.inputs) {
+        Group g = group_of(f, panel, (first + start) / f.inputs);
+        int64_t inputs = f.bits < 16 ? f.inputs : smaller(f.inputs, count - start);
+        for (int64_t i = 0; i < inputs; i++, to += PANEL) {
+            vec weights[2];
+            line_of(f, &g, i, weights);
+            store(to, weights[0]);
+            store(to + LANES, weights[1]);
+        }
+    }
+}
+
+static void unpack(
+    int64_t format, const uint8_t *panel, int64_t first, int64_t count, float *to)
+{
+    switch (format) {
+#define CASE(NAME, _) case NAME: unpack_as(FORMATS[NAME], panel, first, count, to); break;
+        EACH_FORMAT(CASE, )
+#undef CASE
+    case F32:
+        memcpy(to, (const float *)panel + first * PANEL, 4 * count * PANEL);
+    }
+}
+
+static int64_t panel_size_of(int64_t format, int64_t in)
+{
+    return panel_bytes(FORMATS[format], in);
+}
+
+/* The product of `rows` rows of x and one panel of a weight. */
+static void multiply_panel(
+    const Weight *w, int64_t panel, const float *x, int64_t in, int64_t rows, vec (*sums)[2])
+{
+    int64_t size = panel_size_of(w->format, in);
+    const uint8_t *data = w->data + panel * size;
+    for (int64_t r = 0; r < rows; r++)
+        sums[r][0] = sums[r][1] = (vec){0};
+    if (w->format != F32 && rows <= FEW)
+        switch (w->format * (FEW + 1) + rows) {
+#define FOR_ROWS(NAME, N) \
+    case NAME * (FEW + 1) + N: multiply_stored(FORMATS[NAME], N, x, in, data, sums); return;
+            EACH_FORMAT(FOR_ROWS, 1) EACH_FORMAT(FOR_ROWS, 2) EACH_FORMAT(FOR_ROWS, 3)
+        }
+    float floats[DEPTH * PANEL];
+    for (int64_t i = 0; i < in; i += DEPTH) {
+        int64_t depth = smaller(DEPTH, in - i), bytes = size * depth / in;
+        const float *block = (const float *)data + i * PANEL;
+        if (w->format != F32)
+            unpack(w->format, data, i, depth, floats), block = floats;
+        const char *next = (const char *)data + size * i / in + (w->format == F32 ? bytes : AHEAD);
+        multiply_chunk(rows, x + i, in, block, depth, next, bytes, sums);
     }
 }
 
@@ -74,40 +167,38 @@ static inline void finish(
         out[i] = ((const float *)sums)[i] + (bias ? bias[i] : 0.0f) + (add ? add[i] : 0.0f);
 }
 
-/* The product of `count` rows of x and one panel of the weight. */
-static void multiply_panel(
-    const Linear *l, int64_t panel, const float *x, int64_t count, vec (*sums)[2])
-{
-    const float *weight = l->weight + panel * l->in * PANEL;
-    for (int64_t r = 0; r < count; r++)
-        sums[r][0] = sums[r][1] = (vec){0};
-    for (int64_t i = 0; i < l->in; i += DEPTH)
-        multiply_chunk(count, x + i, l->in, weight + i * PANEL, smaller(DEPTH, l->in - i), sums);
-}
+static int64_t panels_of(const Weight *w) { return (w->out + PANEL - 1) / PANEL; }
 
 void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows)
 {
+    int64_t panels = 0;
+    for (int64_t i = 0; i < l->count; i++)
+        panels += panels_of(l->weights + i);
     for (int64_t start = 0; start < rows; start += CHUNK) {
         int64_t count = smaller(CHUNK, rows - start);
 #pragma omp for schedule(static) nowait
-        for (int64_t panel = 0; panel < (l->out + PANEL - 1) / PANEL; panel++) {
+        for (int64_t index = 0; index < panels; index++) {
+            const Weight *w = l->weights;
+            int64_t panel = index, before = 0; /* the outputs of the weights before w */
+            for (; panel >= panels_of(w); w++)
+                panel -= panels_of(w), before += w->out;
             vec sums[CHUNK][2];
-            multiply_panel(l, panel, x + start * l->in, count, sums);
-            int64_t first = panel * PANEL;
+            multiply_panel(w, panel, x + start * l->in, l->in, count, sums);
+            int64_t first = before + panel * PANEL;
             for (int64_t r = 0; r < count; r++) {
                 int64_t at = (start + r) * l->out + first;
                 finish(sums[r], l->bias ? l->bias + first : NULL, add ? add + at : NULL, out + at,
-                       l->out - first);
+                       w->out - panel * PANEL);
             }
         }
     }
 #pragma omp barrier
 }
 
-/* gated = silu(gate) * up, for one row of a panel. */
-static void activate(const float *gate, const float *up, float *gated)
+/* gated = silu(gate) * up, for `count` outputs of a row. */
+static void activate(const float *gate, const float *up, float *gated, int64_t count)
 {
-    for (int64_t i = 0; i < PANEL; i++)
+    for (int64_t i = 0; i < count; i++)
         gated[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
@@ -117,18 +208,18 @@ void gated_linear(const Linear *l, const float *x, float *out, int64_t rows)
     for (int64_t start = 0; start < rows; start += CHUNK) {
         int64_t count = smaller(CHUNK, rows - start);
 #pragma omp for schedule(static) nowait
-        for (int64_t pair = 0; pair < width / PANEL; pair++) {
+        for (int64_t panel = 0; panel < panels_of(l->weights); panel++) {
+            int64_t first = panel * PANEL, outputs = smaller(PANEL, width - first);
             vec sums[2][CHUNK][2];
-            for (int64_t i = 0, panel = 2 * pair; i < 2; i++, panel++) {
-                multiply_panel(l, panel, x + start * l->in, count, sums[i]);
-                for (int64_t r = 0; l->bias && r < count; r++) {
-                    float *sum = (float *)sums[i][r];
-                    finish(sums[i][r], l->bias + panel * PANEL, NULL, sum, PANEL);
-                }
+            for (int i = 0; i < 2; i++) {
+                multiply_panel(l->weights + i, panel, x + start * l->in, l->in, count, sums[i]);
+                const float *bias = l->bias + i * width + first;
+                for (int64_t r = 0; l->bias && r < count; r++)
+                    finish(sums[i][r], bias, NULL, (float *)sums[i][r], outputs);
             }
             for (int64_t r = 0; r < count; r++)
                 activate((float *)sums[0][r], (float *)sums[1][r],
-                         out + (start + r) * width + pair * PANEL);
+                         out + (start + r) * width + first, outputs);
         }
     }
 #pragma omp barrier
@@ -136,9 +227,29 @@ void gated_linear(const Linear *l, const float *x, float *out, int64_t rows)
 
 int panel_size(void) { return PANEL; }
 
+/* The bytes of a panel of a weight with `in` inputs. */
+int64_t stored_bytes(int64_t format, int64_t in) { return panel_size_of(format, in); }
+
 /* linear() with its own parallel region. */
 void linear_alone(const Linear *l, const float *x, float *out, int64_t rows, int threads)
 {
 #pragma omp parallel num_threads(threads)
     linear(l, x, NULL, out, rows);
+}
+
+/* out [count, in] = the rows `ids` of a weight, for an embedding. */
+void take_rows(const Weight *w, int64_t in, const int64_t *ids, int64_t count, float *out, int threads)
+{
+    int64_t size = panel_size_of(w->format, in);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t row = 0; row < count; row++) {
+        const uint8_t *panel = w->data + ids[row] / PANEL * size;
+        float floats[DEPTH * PANEL];
+        for (int64_t i = 0; i < in; i += DEPTH) {
+            int64_t depth = smaller(DEPTH, in - i);
+            unpack(w->format, panel, i, depth, floats);
+            for (int64_t k = 0; k < depth; k++)
+                out[row * in + i + k] = floats[k * PANEL + ids[row] % PANEL];
+        }
+    }
 }

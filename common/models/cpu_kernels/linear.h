@@ -1,20 +1,27 @@
 #pragma once
 
-#include "vector.h"
+#include "format.h"
 
-#define PANEL (2 * LANES) /* the number of outputs that are computed together */
+#define PARTS 3 /* the most weights that one product has */
 
-/* weight: [panels, in, PANEL], the last panel padded with zeros; bias: [out] or NULL. */
+/* A weight [out, in]: [panels, panel_bytes], the last panel padded with zeros. */
 typedef struct {
-    const float *weight, *bias;
-    int64_t in, out;
+    const uint8_t *data;
+    int64_t out, format;
+} Weight;
+
+/* One product of an input with several weights, such as those of q, k and v. Each weight keeps its
+   own format. bias: [out] or NULL; in, out: of all weights together. */
+typedef struct {
+    const float *bias;
+    int64_t in, out, count;
+    Weight weights[PARTS];
 } Linear;
 
-/* out [rows, out] = x [rows, in] times the weight, + bias, + add [rows, out] unless add is NULL.
+/* out [rows, out] = x [rows, in] times the weights, + bias, + add [rows, out] unless add is NULL.
    All threads of a parallel region call this. It returns when all of them are done. */
 void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows);
 
-/* out [rows, width] = silu(gate) * up. The panels of the weight alternate: one of gate, one of up.
-   l->out is 2 * width, and width is a multiple of PANEL. All threads of a parallel region call
-   this. */
+/* out [rows, width] = silu(gate) * up. The product has two weights, of gate and of up, both of
+   `width` outputs. All threads of a parallel region call this. */
 void gated_linear(const Linear *l, const float *x, float *out, int64_t rows);

@@ -7,23 +7,50 @@ check the tensors, and must keep them alive.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ..stored.weight import StoredWeight
+
 POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
 
 
-class Linear(ctypes.Structure):
-    """A weight as `linear.c` reads it."""
+class Weight(ctypes.Structure):
+    """A weight in its format, as `linear.c` reads it."""
 
-    _fields_ = (("weight", POINTER), ("bias", POINTER), ("in_features", SIZE), ("out", SIZE))
+    _fields_ = (("data", POINTER), ("out", SIZE), ("format", SIZE))
 
     @classmethod
-    def of(cls, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> Linear:
-        """packed: [panels, in, panel_size], from `Kernels.pack`; bias: [out]."""
+    def of(cls, stored: StoredWeight) -> Weight:
+        """stored: a weight that lives as long as the structure."""
+        return cls(stored.data.data_ptr(), stored.out, stored.format.number)
+
+
+class Linear(ctypes.Structure):
+    """A product with one weight, or with several weights of the same inputs."""
+
+    PARTS = 3  # the most weights
+    kept: tuple[Sequence[StoredWeight], torch.Tensor | None]  # C has only their addresses
+    _fields_ = (
+        ("bias", POINTER), ("in_features", SIZE), ("out", SIZE), ("count", SIZE),
+        ("weights", Weight * PARTS),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, weights: Sequence[StoredWeight], bias: torch.Tensor | None) -> Linear:
+        """bias: [out] of all weights. Raises `ValueError` for weights that do not fit together."""
+        inputs, out = weights[0].inputs, sum(weight.out for weight in weights)
+        if len(weights) > cls.PARTS or any(weight.inputs != inputs for weight in weights):
+            raise ValueError(f"a product has 1 to {cls.PARTS} weights of the same inputs")
+        if bias is not None and (checked(bias).shape != (out,) or not bias.is_contiguous()):
+            raise ValueError(f"the bias must have {out} numbers, got {tuple(bias.shape)}")
+        parts = (Weight * cls.PARTS)(*(Weight.of(weight) for weight in weights))
         pointer = None if bias is None else bias.data_ptr()
-        return cls(packed.data_ptr(), pointer, packed.shape[1], out_features)
+        linear = cls(pointer, inputs, out, len(weights), parts)
+        linear.kept = tuple(weights), bias
+        return linear
 
 
 class Layer(ctypes.Structure):

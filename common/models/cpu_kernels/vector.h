@@ -15,7 +15,7 @@
 #define LANES 4 /* an older x86 CPU, or an ARM CPU */
 #endif
 #endif
-#ifdef __FMA__
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -54,6 +54,60 @@ static inline vec multiply_add(vec a, vec b, vec c)
 
 /* A vector with the same number in all lanes. */
 static inline vec repeat(float x) { return x - (vec){0}; }
+
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static inline vec floats(ints x) { return __builtin_convertvector(x, vec); }
+
+/* LANES bytes as integers. (GCC 12 compiles __builtin_convertvector of bytes to a copy of each.) */
+static inline ints load_bytes(const uint8_t *from)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    return (ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from));
+#elif LANES == 8 && defined(__AVX2__)
+    return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from));
+#else
+    typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+    return __builtin_convertvector(*(const bytes *)from, ints);
+#endif
+}
+
+/* LANES integers of 16 bits. */
+static inline ints load_shorts(const uint8_t *from)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    return (ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from));
+#elif LANES == 8 && defined(__AVX2__)
+    return (ints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)from));
+#else
+    typedef uint16_t shorts __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
+    return __builtin_convertvector(*(const shorts *)from, ints);
+#endif
+}
+
+/* LANES finite numbers of 16 bits (fp16). All of them are exact in float32. */
+static inline vec load_fp16(const uint8_t *from)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)from));
+#elif LANES == 8 && defined(__F16C__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+#else
+    ints bits = load_shorts(from);
+    vec size = (vec)((bits & 0x7fff) << 13) * 0x1p112f; /* the exponents differ by 112 */
+    return (vec)((ints)size | (bits & 0x8000) << 16);
+#endif
+}
+
+/* Half 0 or 1 of a line of 2 * LANES bits: -1 in the lanes of a bit that is set, 0 in the others. */
+static inline ints lanes_of(const uint8_t *from, int half)
+{
+    static const int32_t BITS[] = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                                   1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+    uint32_t line = 0;
+    memcpy(&line, from, LANES / 4);
+    return (((int32_t)(line >> half * LANES) - (ints){0}) & *(const ints *)BITS) != 0;
+}
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 

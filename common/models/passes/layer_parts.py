@@ -84,6 +84,8 @@ class CompiledParts:
         self.products = [linear.packed for linear in linears]
         if not all(isinstance(product, CompiledProduct) for product in self.products):
             raise TypeError("its products belong to another library")
+        if self.products[2].linear.count != 2:
+            raise TypeError("gate and up are not two weights")
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         self.weights = [None if norm is None else norm.weight.detach() for norm in norms]
@@ -92,7 +94,6 @@ class CompiledParts:
         epsilons = {norm.variance_epsilon for norm in norms if norm is not None}
         if len(epsilons) > 1:
             raise TypeError("its norms differ")
-        self.products[2].lay_by_turns()  # gate and up: their kernel also applies the activation
         dim = attention.head_dim
         self.heads = tuple(size // dim for size in qkv.sizes)
         self.kernels = self.products[0].kernels

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..cpu_kernels import kernels
+from ..stored.modules import keep, stored_of, stored_weights
 from .replace import subclass
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -20,13 +22,22 @@ class SharedProduct:
     """One product of an input with the weights of several layers."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
-        """Merge the weights of `linears`. Their own weights become views of the merged weight."""
+        """Merge the weights of `linears`. Their own weights become views of the merged weight.
+
+        Stored weights are not moved: the product has several weights then.
+        """
         self.sizes = [linear.out_features for linear in linears]
         first = linears[0]
         self.linear = nn.Linear(
             first.in_features, sum(self.sizes), bias=first.bias is not None, device="meta"
         )
-        self.linear.weight = _merged([linear.weight for linear in linears])
+        self.linear.__dict__["sizes"] = self.sizes
+        found = kernels()
+        if found is not None and any(stored_of(linear) for linear in linears):
+            size = found.panel_size
+            keep(self.linear, *(w for linear in linears for w in stored_weights(linear, size)))
+        else:
+            self.linear.weight = _merged([linear.weight for linear in linears])
         if first.bias is not None:
             self.linear.bias = _merged([linear.bias for linear in linears])
         self._latest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None

@@ -119,7 +119,7 @@ def embedded_model() -> Finding:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the converted model, as `common/models/embedded.py` computes it."""
+    """Return the folder of the converted model, as `common/models/cache.py` computes it."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LLM_LADDER_CACHE") or Path(home) / "llm-ladder")
 
@@ -128,7 +128,7 @@ def disk(folder: Path) -> Finding:
     """Check that there is space for the converted model, if it is not there yet."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    converted = any(folder.glob("*/model.safetensors"))
+    converted = any(folder.glob("*/stored.safetensors"))
     said = f"{free / 1e9:.1f} GB free for {folder}" + (" (has the model)" if converted else "")
     mend = f"free {MODEL_BYTES / 1e9:.1f} GB, or set LLM_LADDER_CACHE to a folder on another disk"
     return Finding("disk", converted or free >= MODEL_BYTES, said, mend)
@@ -140,14 +140,15 @@ def compiler() -> Finding:
         import torch
 
         from common.models.cpu_kernels import Linear, kernels
+        from common.models.stored.weight import StoredWeight
     except ImportError as error:
         return Finding("C", False, str(error), SET_UP)
     if (found := kernels()) is None:
         said = "no working C compiler: engines use torch's operations, about half as fast"
         return Finding("C", True, said, absent=True)
     x, weight = torch.randn(5, 64), torch.randn(96, 64)
-    packed = found.pack(weight)
-    ours = found.linear(x, Linear.of(packed, None, len(weight)))
+    packed = StoredWeight.of_floats(weight, found.panel_size)
+    ours = found.linear(x, Linear.of([packed], None))
     off = float((ours - x @ weight.T).abs().max())
     if not off < 1e-3:
         mend = "set CC=none to turn these kernels off, or name another compiler: CC=clang"

@@ -1,0 +1,165 @@
+"""Convert GGUF models into folders of a cache, once each.
+
+Reading a GGUF file takes several seconds, most of them for the tokenizer; a converted folder is
+mapped into memory. The engines read folders with stored weights (`stored/`). Other engines, which
+the benchmarks compare with, read Hugging Face folders in float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from .cache import cache_folder
+from .checkpoint import require_all_weights, require_whole_files
+from .cpu_kernels import kernels
+from .embedded import EmbeddedModelMissingError, require_packages
+from .stored.convert import config_of, converted_weights, shards_of
+from .stored.file import save_weights
+
+logger = logging.getLogger(__name__)
+
+PANEL_SIZE = 32  # without kernels, the layout of stored weights does not matter
+Convert = Callable[[Path, Path], None]
+
+
+def gguf_folder(path: Path) -> Path:
+    """Return any `.gguf` file as a folder with stored weights; convert a changed file again."""
+    path = shards_of(path)[0]
+    found = kernels()
+    size = PANEL_SIZE if found is None else found.panel_size
+    return converted_folder(path, f"{_name(path)}-{size}", _convert_stored)
+
+
+def hugging_face_folder(path: Path) -> Path:
+    """Return any `.gguf` file as a Hugging Face folder in float32, for other engines."""
+    return converted_folder(path, _name(path), _convert)
+
+
+def _name(path: Path) -> str:
+    """Return a name for a file: another one if the file changes."""
+    stat = path.stat()
+    identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    return f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+def converted_folder(gguf: Path, name: str, convert: Convert) -> Path:
+    """Return the folder of a converted model. Convert the model if that has not been done yet.
+
+    convert: a function that reads a `.gguf` file and writes a folder.
+
+    Several processes may call this at once: one of them converts, and the others wait for it. The
+    process may be killed at any time: the folder gets its name only when it is complete.
+    """
+    folder = cache_folder() / name
+    if _is_whole(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not _is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
+            for abandoned in folder.parent.glob(f"{name}.partial-*"):
+                shutil.rmtree(abandoned)
+            partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=folder.parent))
+            try:
+                _convert_or_explain(gguf, partial, convert)
+                os.replace(partial, folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _convert_or_explain(gguf: Path, folder: Path, convert: Convert) -> None:
+    """Convert a file into a folder. Raises `ValueError` for a file that cannot be read."""
+    try:
+        convert(gguf, folder)
+    except (EmbeddedModelMissingError, MemoryError):
+        raise
+    except Exception as error:  # of many classes: the GGUF reader assumes that a file is valid
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk is full, or the file cannot be read
+        raise ValueError(
+            f"{gguf} could not be converted: it is damaged or was cut short, or "
+            f"transformers cannot read models of its kind ({type(error).__name__}: {error}). "
+            "Download it again"
+        ) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a converted folder exists and none of its weight files is truncated."""
+    try:
+        require_whole_files(folder)
+    except ValueError as error:
+        logger.warning("%s. The model is converted again", error)
+        return False
+    return folder.is_dir()
+
+
+def _convert_stored(gguf: Path, folder: Path) -> None:
+    """Write a folder with the weights as they are stored."""
+    require_packages(gguf)
+    found = kernels()
+    size = PANEL_SIZE if found is None else found.panel_size
+    with _shown(gguf, folder) as advance:
+        config = config_of(gguf)
+        weights = dict(converted_weights(gguf, config, size, advance))
+        config.save_pretrained(folder)
+        save_weights(weights, folder)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write a Hugging Face folder in float32."""
+    require_packages(gguf)
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    with _shown(gguf, folder):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, trust_remote_code=False, output_loading_info=True,
+            quantization_config=GgufConfig(dequantize=True),
+        )  # fmt: skip
+        model, info = loaded
+        require_all_weights(str(gguf), model, info)
+        model.save_pretrained(folder)
+
+
+@contextmanager
+def _shown(gguf: Path, folder: Path) -> Iterator[Callable[[float], None]]:
+    """Show the progress of a conversion, which begins with the tokenizer.
+
+    Yields a function that sets the fraction of the weights that are done.
+    """
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress, quiet_transformers():
+        task = progress.add_task(f"{gguf.stem} (once): reading the tokenizer", total=1.0)
+        tokenizer = AutoTokenizer.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, trust_remote_code=False
+        )
+        tokenizer.save_pretrained(folder)
+        progress.update(task, description=f"{gguf.stem} (once): packing the weights")
+        yield lambda done: progress.update(task, completed=done)
+        progress.update(task, completed=1.0, description=f"{gguf.stem}: converted and cached")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Turn off the progress bars of transformers for a while: the caller shows its own, or none."""
+    was_enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            transformers_logging.enable_progress_bar()

@@ -179,10 +179,10 @@ def _members(place: str) -> set[str]:
 
 def _status(place: str) -> str:
     """Return "added", "changed" or "" for a symbol, as `DELTA.toml` of its milestone says."""
-    rung, _, symbol = place.partition("/")
-    if not rung.startswith("m") or rung.startswith("m1_"):
+    milestone, _, symbol = place.partition("/")
+    if not milestone.startswith("m") or milestone.startswith("m1_"):
         return ""
-    delta, file = declared(rung), symbol.partition(":")[0]
+    delta, file = declared(milestone), symbol.partition(":")[0]
     whole_class = symbol.rpartition(".")[0]
     if {symbol, file, whole_class} & delta.added:
         return "added"

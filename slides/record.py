@@ -33,8 +33,8 @@ Json = dict[str, Any]
 
 def record(name: str) -> None:
     """Make one file of `slides/data/`: run the engines and write the result."""
-    rungs, make = RECORDS[name]
-    sources = sources_of(*rungs)
+    milestones, make = RECORDS[name]
+    sources = sources_of(*milestones)
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1, ensure_ascii=False)
@@ -43,9 +43,9 @@ def record(name: str) -> None:
 
 def example(name: str, loaded: LoadedModel | None = None) -> Json:
     """Run a worked example on its milestone and return every step."""
-    rung, config = config_of(name)
+    milestone, config = config_of(name)
     loaded = loaded or load_model(EngineConfig())
-    engine = importlib.import_module(rung).LLMEngine(EngineConfig(**config), loaded)
+    engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**config), loaded)
     with engine, Trace(engine) as trace:
         for request_id, params in params_of(name).items():
             engine.add_request(PROMPTS[request_id], params, request_id)
@@ -60,7 +60,7 @@ def example(name: str, loaded: LoadedModel | None = None) -> Json:
         if request_id in params_of(name)
     }
     steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.record), tables, strict=True)]
-    return {"rung": rung, "config": config, "prompts": words, "steps": steps}
+    return {"milestone": milestone, "config": config, "prompts": words, "steps": steps}
 
 
 def _tables(engine: Any) -> dict[str, list[int]]:
@@ -144,10 +144,11 @@ def linears(_name: str) -> Json:
     }
 
 
-def counters(rung: str, workload: Workload, **config: Any) -> Json:
+def counters(milestone: str, workload: Workload, **config: Any) -> Json:
     """Return the counters of a milestone after a workload. They do not depend on the machine."""
     loaded = load_model(EngineConfig(model=TINY))
-    engine = importlib.import_module(rung).LLMEngine(EngineConfig(model=TINY, **config), loaded)
+    engine_class = importlib.import_module(milestone).LLMEngine
+    engine = engine_class(EngineConfig(model=TINY, **config), loaded)
     with engine:
         result: WorkloadResult = run(engine, workload)
     return {
@@ -229,7 +230,7 @@ def _lanes(trace: TraceRecord, count: int = 5) -> Json:
 
 
 RECORDS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
-    **{name: ((rung,), example) for name, (rung, _) in EXAMPLES.items()},
+    **{name: ((milestone,), example) for name, (milestone, _) in EXAMPLES.items()},
     "linears": ((), linears),
     "m1_growth": (("m1_single",), growth),
     "m3_memory": (("m2_continuous", "m3_paged"), memory),

@@ -132,7 +132,7 @@ def tokens_in_flight(engine: OfflineEngine) -> int:
 
 
 EngineFactory = Callable[..., OfflineEngine]
-Rung = Callable[[str], ModuleType]
+ModuleOf = Callable[[str], ModuleType]
 
 
 @pytest.fixture
@@ -154,6 +154,6 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 
 
 @pytest.fixture
-def rung(milestone: str) -> Rung:
-    """`rung("scheduler")` imports that module of the milestone under test."""
+def module_of(milestone: str) -> ModuleOf:
+    """`module_of("scheduler")` imports that module of the milestone under test."""
     return lambda name: importlib.import_module(f"{milestone}.{name}")

@@ -31,14 +31,14 @@ def test_gpu_checks_engine_part(milestone: str) -> None:
     assert gpu_check.check_engine(milestone, "cpu")["passed"]
 
 
-@pytest.mark.parametrize("rung", host_time.RUNGS)
-def test_host_time_of_a_rung(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", host_time.MILESTONES)
+def test_host_time_of_a_milestone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Host time is measured, and the function that measures it is removed again."""
     monkeypatch.setattr(host_time, "STEPS", 8)
     monkeypatch.setattr(host_time, "EMULATED_FORWARD_MS", 3.0)
-    runner = importlib.import_module(f"{rung}.model_runner")
+    runner = importlib.import_module(f"{name}.model_runner")
     before = runner.sample
-    measured = host_time.measure(rung, 2)
+    measured = host_time.measure(name, 2)
     assert measured.host > 0 and measured.gap > 0
     assert runner.sample is before
 

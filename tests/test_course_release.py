@@ -182,7 +182,7 @@ def test_imports_that_are_not_used_any_more() -> None:
     )
 
 
-def test_tests_of_absent_rungs_go() -> None:
+def test_tests_of_absent_milestones_go() -> None:
     source = (
         "import math\nimport pytest\n\npytestmark = [pytest.mark.since('m1_a'), "
         "pytest.mark.before(\"m3_c\")]\n\n\n@pytest.mark.since('m3_c')\ndef test_a():\n"
@@ -203,7 +203,7 @@ def test_links_to_what_is_not_there_become_text() -> None:
     )
 
 
-def test_every_rung_can_be_released(milestone: str, tmp_path: Path) -> None:
+def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None:
     """A real milestone's tree refers to nothing absent, and has no line of a solution."""
     if milestone not in record.recorded(ROOT):
         return

@@ -97,7 +97,7 @@ def test_the_engines_seed_makes_a_run_repeatable(make_engine: EngineFactory) -> 
 
 
 @pytest.mark.since("m2_continuous")
-def test_every_rung_samples_the_same_text(milestone: str) -> None:
+def test_every_milestone_samples_the_same_text(milestone: str) -> None:
     """Greedy or sampled, the milestone below gives the same answer."""
     below = MILESTONES[MILESTONES.index(milestone) - 1]
     random_ids = random.Random(0)

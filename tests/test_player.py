@@ -73,7 +73,7 @@ def text_of(made: str, element: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", found[2])).strip()
 
 
-def test_each_rung_plays(milestone: str, tmp_path: Path) -> None:
+def test_each_milestone_plays(milestone: str, tmp_path: Path) -> None:
     made = dom(tmp_path, player_html(record_of(milestone)), "#step=2")
     assert text_of(made, "error") == ""
     assert text_of(made, "engine") == milestone

@@ -203,7 +203,7 @@ def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
     return HookedForwards(engine.runner.model, lambda: True, undo)
 
 
-def run_rung(milestone: str, workload: Workload) -> WorkloadResult | None:
+def run_milestone(milestone: str, workload: Workload) -> WorkloadResult | None:
     """Run a milestone's engine in a new process. Return None if there is no such milestone."""
     if importlib.util.find_spec(milestone) is None:
         return None
@@ -227,7 +227,7 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
 
 
 def serve(milestone: str) -> None:
-    """Read a workload, run it, and write the result: the process that `run_rung` starts."""
+    """Read a workload, run it, and write the result: the process that `run_milestone` starts."""
     workload = Workload(**json.load(sys.stdin))
     engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
     # The first forwards of a process and the first use of its memory are slow. The prefix cache of

@@ -134,9 +134,9 @@ def contenders(
     model: str, vllm_python: Path | None = None, llama_python: Path | None = None
 ) -> list[Contender]:
     """Return every milestone of the tree, and then the other engines."""
-    rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
+    names = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
     found = [
-        *(Contender(rung, ("common.displays.workload", rung)) for rung in rungs),
+        *(Contender(name, ("common.displays.workload", name)) for name in names),
         *(Contender(peer, ("milestones.bench.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
     if vllm_python:

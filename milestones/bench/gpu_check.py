@@ -133,9 +133,9 @@ def main(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         console.print("gpu-check needs a CUDA device, and torch finds none on this machine")
         return 2
-    rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
-    paged = [rung for rung in rungs if (ROOT / rung / "kernels.py").exists()]
-    engines = [check_engine(rung, "cuda") for rung in rungs]
+    names = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
+    paged = [name for name in names if (ROOT / name / "kernels.py").exists()]
+    engines = [check_engine(name, "cuda") for name in names]
     kernels = check_kernels(paged[0], "cuda")
     # A student's tree without the milestone that overlaps has no `overlap_check.py` either.
     overlaps = (Path(__file__).parent / "overlap_check.py").exists()

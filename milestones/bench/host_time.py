@@ -27,7 +27,7 @@ from common import EngineConfig, SamplingParams
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
-RUNGS = ("m3_paged", "m4_radix", "m5_overlap")
+MILESTONES = ("m3_paged", "m4_radix", "m5_overlap")
 SIZES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20
 STEPS = 100
@@ -118,11 +118,11 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     table = summary_table(
         f"microseconds per step, outside the forward · {machine()}",
-        "running", *(f"{rung[:2]} {what}" for rung in RUNGS for what in ("host", "gap")),
+        "running", *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap")),
     )  # fmt: skip
     rows: list[HostTime] = []
     for size in SIZES:
-        measured = [measure(rung, size) for rung in RUNGS]
+        measured = [measure(name, size) for name in MILESTONES]
         rows += measured
         table.add_row(str(size), *(f"{x:.0f}" for m in measured for x in (m.host, m.gap)))
     Console().print(table)

@@ -71,9 +71,9 @@ def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exe
 
 def find(name: str, root: Path = ROOT) -> Exercise:
     """Return the exercise with an id. Raises `RecordError` that lists the existing ids."""
-    rung, _, number = name.partition(".")
+    short, _, number = name.partition(".")
     for milestone in recorded(root):
-        if number and milestone.startswith(f"{rung}_"):
+        if number and milestone.startswith(f"{short}_"):
             exercises = load(milestone, root, strict=False)
             for exercise in exercises:
                 if exercise.id == name:

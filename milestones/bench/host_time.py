@@ -27,6 +27,8 @@ from common import EngineConfig, SamplingParams
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
+from ..chain import at_least
+
 MILESTONES = ("m3_paged", "m4_radix", "m5_overlap")
 SIZES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20
@@ -47,7 +49,7 @@ class HostTime:
 
 def measure(milestone: str, num_running: int) -> HostTime:
     """Measure decode steps with a constant number of running requests."""
-    overlaps = milestone >= "m5_overlap"
+    overlaps = at_least(milestone, "m5_overlap")
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=num_running, max_num_batched_tokens=8192,
         num_pages=num_running * 10, seed=0,

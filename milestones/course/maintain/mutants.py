@@ -25,6 +25,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from ...chain import milestones
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
@@ -116,7 +117,7 @@ def fates_of(mutants: Iterable[Mutant], runner: Runner, root: Path = ROOT) -> It
 def copy(root: Path, tree: Path) -> Path:
     """Copy the parts of a tree that the tests of exercises need."""
     tree.mkdir(parents=True)
-    for name in ("common", "tests", "milestones", *record.milestones(root)):
+    for name in ("common", "tests", "milestones", *milestones(root)):
         if (root / name).is_dir():
             shutil.copytree(root / name, tree / name, ignore=LITTER)
     if (root / "pyproject.toml").exists():

@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 from rich.table import Table
 
+from ...chain import above, below, milestones
 from .. import delta, record
 from ..console import wide_console
 from . import merge
@@ -72,15 +72,14 @@ def plan(milestone: str, since: str, root: Path) -> list[Step]:
 
     Raises `ValueError` if there is no such commit, or no milestone above.
     """
-    milestones = record.milestones(root)
-    above = milestones[milestones.index(milestone) + 1 :]
-    if not above:
+    uppers = above(milestone, root)
+    if not uppers:
         raise ValueError(f"{milestone} is the highest milestone: there is nothing above it")
     steps = []
     for file in merge.edited(root, milestone, since):
         old = merge.text_at(root, since, f"{milestone}/{file}")
         new = merge.text_of(root / milestone / file)
-        for upper in above:
+        for upper in uppers:
             step = merge.step(file, upper, old, new, merge.text_of(root / upper / file))
             steps.append(step)
             old, new = step.before, step.after
@@ -101,12 +100,13 @@ def writable(steps: list[Step], *, conflicts: bool) -> list[Step]:
 
 def undeclared(root: Path, touched: set[str]) -> list[str]:
     """Return the differences without a declaration, around all milestones that were written."""
-    notes, milestones = [], record.milestones(root)
-    for below, milestone in pairwise(milestones):
+    notes = []
+    for milestone in milestones(root):
+        lower = below(milestone, root)
         declares = (root / "milestones" / milestone / "DELTA.toml").exists()
-        if declares and touched & {below, milestone}:
+        if lower and declares and touched & {lower, milestone}:
             try:
-                found = delta.found(root / below, root / milestone)
+                found = delta.found(root / lower, root / milestone)
             except SyntaxError:  # conflict markers
                 continue
             problems = delta.problems(delta.declared(milestone, root), found)

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from ...chain import below, chain, milestones
 from ..exercise import Exercise
-from ..record import load, milestones
+from ..record import load
 from ..student.list import size_of
 from .cut import Cut, cut
 from .student_tests import chosen_tests
@@ -40,9 +41,8 @@ Files = dict[str, bytes]
 
 def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     """Return a student's files, without the pages that a release writes, and what was cut."""
-    everything = milestones(root)
-    kept = everything[: everything.index(milestone) + 1]
-    absent = set(everything) - set(kept)
+    kept = chain(milestone, root)
+    absent = set(milestones(root)) - set(kept)
     files = _sources(root, kept, milestone)
     files |= chosen_tests(root, kept, absent)
     files |= _console(root, files, absent)
@@ -53,7 +53,7 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     for path in {source for exercise in exercises for source in exercise.sources}:
         name = path.partition("/")[2]
         files[f"milestones/{milestone}/start/{name}.txt"] = files[path]
-    size = size_of(root, milestone, kept[-2] if len(kept) > 1 else None)
+    size = size_of(root, milestone, below(milestone, root))
     files[f"milestones/{milestone}/start/size.json"] = json.dumps(asdict(size)).encode()
     delta = f"milestones/{milestone}/DELTA.toml"
     if delta in files:

@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...chain import below, chain, milestones
 from ..delta import ROOT, files
 from ..exercise import Exercise
-from ..record import RecordError, load, milestones, recorded
+from ..record import RecordError, load, recorded
 from ..release.cut import still_cut
 from .check import print_json
 from .lessons import lesson
@@ -93,17 +94,17 @@ def listed(root: Path) -> list[Milestone]:
     names, passed = milestones(root), load_progress(root).passed
     started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
     found = []
-    for index, name in enumerate(names):
+    for name in names:
         exercises = load(name, root, strict=False) if name in recorded(root) else ()
         found.append(
             Milestone(
                 milestone=name,
                 lesson=lesson(name, root),
-                size=size_of(root, name, names[index - 1] if index else None),
+                size=size_of(root, name, below(name, root)),
                 exercises=len(exercises),
                 points=sum(exercise.points for exercise in exercises),
                 points_done=sum(e.points for e in exercises if e.id in passed),
-                given=bool(started) and name < started[0],
+                given=bool(started) and name in chain(started[0], root)[:-1],
                 tasks=tuple(task(e, root, passed) for e in exercises if name in started),
             )
         )

@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 from common import EngineConfig, SamplingParams
-from common.tracing.record import Span, TraceRecord
+from common.tracing.data import Span, TraceData
 from common.tracing.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[2]
@@ -128,19 +128,17 @@ def _shown(text: str) -> str:
 
 def lanes_picture() -> str:
     """Draw steady decode steps of both loops, and write how long the forward lane was idle."""
-    records = {
-        name: _record(overlap) for name, overlap in (("serial", False), ("overlapped", True))
-    }
-    windows = {name: _steady(record) for name, record in records.items()}
+    traces = {name: _traced(overlap) for name, overlap in (("serial", False), ("overlapped", True))}
+    windows = {name: _steady(trace) for name, trace in traces.items()}
     longest = max(window[-1].end - window[0].start for window in windows.values())
     scale = WIDTH / (1.02 * longest)
     parts: list[str] = []
-    for y, (name, record) in zip((30, 130), records.items(), strict=True):
+    for y, (name, trace) in zip((30, 130), traces.items(), strict=True):
         window = windows[name]
         gap = 1e3 * mean(after.start - before.end for before, after in pairwise(window))
         busy = sum(s.end - s.start for s in window) / (window[-1].end - window[0].start)
         parts += _title(f"{name}: gap {gap:.2f} ms, the forward lane is busy {busy:.1%}", y - 12)
-        parts += _lane("host", y, _host_spans(record, window), window[0].start, scale)
+        parts += _lane("host", y, _host_spans(trace, window), window[0].start, scale)
         forwards = [(s, "even" if s.step % 2 else "odd", str(s.step)) for s in window]
         parts += _lane("forward", y + 30, forwards, window[0].start, scale)
     parts += _legend(222)
@@ -151,7 +149,7 @@ def lanes_picture() -> str:
     return _svg(parts, LEFT + WIDTH + 10, 260)
 
 
-def _record(overlap: bool) -> TraceRecord:
+def _traced(overlap: bool) -> TraceData:
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=NUM_REQUESTS, num_pages=20 * NUM_REQUESTS,
         emulated_forward_ms=FORWARD_MS, enable_overlap=overlap, seed=0,
@@ -162,20 +160,20 @@ def _record(overlap: bool) -> TraceRecord:
             engine.add_request([i + 1, 2, 3], params)
         while engine.has_unfinished_requests():
             engine.step()
-    return trace.record
+    return trace.data
 
 
-def _steady(record: TraceRecord) -> list[Span]:
+def _steady(trace: TraceData) -> list[Span]:
     """Return the fastest steps in a row: other work of the machine slows some steps down."""
-    forwards = record.forwards[WARM_UP : WARM_UP + STEPS]
+    forwards = trace.forwards[WARM_UP : WARM_UP + STEPS]
     windows = [forwards[i : i + NUM_STEPS] for i in range(len(forwards) - NUM_STEPS)]
     return min(windows, key=lambda window: window[-1].end - window[0].start)
 
 
-def _host_spans(record: TraceRecord, window: list[Span]) -> list[tuple[Span, str, str]]:
+def _host_spans(trace: TraceData, window: list[Span]) -> list[tuple[Span, str, str]]:
     """Return what the host did between the beginning and the end of these forwards."""
     start, end = window[0].start, window[-1].end
-    spans = [s for s in record.spans if s.name in ("launch", "process", "wait")]
+    spans = [s for s in trace.spans if s.name in ("launch", "process", "wait")]
     cut = [Span(s.name, max(s.start, start), min(s.end, end), s.step) for s in spans]
     return [(s, s.name, "") for s in cut if s.end > s.start]
 

@@ -27,7 +27,7 @@ from common import EMBEDDED_MODEL, EngineConfig
 from common.displays.demo import CHATS, machine
 from common.displays.workload import Workload, run
 from common.engine.offline import OfflineEngine
-from common.tracing.record import TraceRecord
+from common.tracing.data import TraceData
 from common.tracing.trace import Trace
 
 from ...chain import ROOT, at_least, milestones
@@ -171,7 +171,7 @@ def serve_once(engine: OfflineEngine, workload: Workload) -> Lane:
     """Serve the requests on an idle engine, and return the lane."""
     with Trace(engine) as trace:
         result = run(engine, workload)
-    return lane_of(trace.record, result.token_ids)
+    return lane_of(trace.data, result.token_ids)
 
 
 def used_by_others(action: Callable[[], T]) -> tuple[T, float]:
@@ -199,7 +199,7 @@ def requests(engine: OfflineEngine) -> Workload:
     return Workload(prompts, [MAX_TOKENS] * NUM_REQUESTS, arrivals=arrivals())
 
 
-def lane_of(trace: TraceRecord, token_ids: list[list[int]]) -> Lane:
+def lane_of(trace: TraceData, token_ids: list[list[int]]) -> Lane:
     """Return what a picture needs of a trace. Times are relative to the start of the trace."""
     cached: dict[int, int] = {}
     for frame in trace.frames:

@@ -1,8 +1,8 @@
 """Show each milestone: its lesson, its size, what is new, and your progress.
 
-Below the table are the exercises of your own milestone. Lines are those of the milestone's Python
-files, with comments. The columns "added" and "changed" compare them with the milestone below.
-Progress is what `check` has found.
+Below the table are the exercises of your own milestone. Lines are those of the engine's Python
+files, with comments and without its demo. The columns "added" and "changed" compare them with the
+milestone below. Progress is what `check` has found.
 
 Exit status: 0; 2 the file of the exercises is wrong.
 """
@@ -136,8 +136,9 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
 
 
 def lines_of(folder: Path) -> dict[str, list[str]]:
-    """Return the lines of each Python file."""
-    return {name: path.read_text("utf-8").splitlines() for name, path in files(folder).items()}
+    """Return the lines of each Python file of an engine, without its demo."""
+    found = {name: path for name, path in files(folder).items() if not name.startswith("demo/")}
+    return {name: path.read_text("utf-8").splitlines() for name, path in found.items()}
 
 
 def table_of(ladder: list[Milestone]) -> Table:

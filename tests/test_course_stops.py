@@ -20,7 +20,7 @@ from tests.conftest import MILESTONES, ROOT
 from tests.test_course_diff import DELTA, NEW, Page, ladder, run
 from tests.test_course_prose import handout, table
 
-LARGE = [("m2_continuous", "m3_paged", 5), ("m4_radix", "m5_overlap", 3)]  # and number of stops
+LARGE = [("m2_continuous", "m3_paged", 6), ("m4_radix", "m5_overlap", 3)]  # and number of stops
 STOPS = """
 [[stop]]
 title = "Put & take"

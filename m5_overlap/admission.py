@@ -26,13 +26,14 @@ class Admission:
     def __init__(
         self,
         config: EngineConfig,
+        max_num_running: int,
         kv_cache: KVCacheManager,
         running: list[Request],
         policy: SchedulePolicy,
     ) -> None:
         """`running`: the scheduler's own list, oldest request first."""
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.max_num_running = max_num_running
         self.kv_cache = kv_cache
         self.policy = policy
         self.running = running

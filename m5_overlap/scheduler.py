@@ -38,7 +38,9 @@ class Scheduler:
         self.in_flight = StepsInFlight(self.kv_cache)
         self.isolation = FailureIsolation()
         self.counters = StepCounters()
-        self.admission = Admission(config, self.kv_cache, self.running, self.policy)
+        self.admission = Admission(
+            config, self.max_num_running, self.kv_cache, self.running, self.policy
+        )
         self.retraction = Retraction(
             self.waiting,
             self.running,

@@ -85,7 +85,7 @@ def of_this_tree(example: str) -> str:
     """Return an example for m3 and m2 with the student's own milestone and the one below."""
     own = [int(path.parent.name[1]) for path in Path(__file__).parent.glob("m[0-9]*/start")]
     shift = own[0] - 3 if own else 0
-    return re.sub(r"\bm([23])\b", lambda rung: f"m{max(1, int(rung[1]) + shift)}", example)
+    return re.sub(r"\bm([23])\b", lambda name: f"m{max(1, int(name[1]) + shift)}", example)
 
 
 def filled(text: str) -> str:

@@ -20,10 +20,10 @@ def main() -> int:
     shots.add_argument("--theme", choices=("light", "dark"), default="light")
     args = parser.parse_args()
     if args.command == "record":
-        from .record import RECORDS  # This import needs torch. Building does not.
+        from .record import RUNS  # This import needs torch. Building does not.
         from .record import record as record_run
 
-        for name in args.names or RECORDS:
+        for name in args.names or RUNS:
             sys.stderr.write(f"recording {name}\n")
             record_run(name)
         return 0

@@ -16,8 +16,9 @@
 
 These blocks stand between three backticks: `code PLACE` and `diff BELOW ABOVE`, with trimming
 commands (`sources.py`); `figure NAME ...` (`figures.py`, `memory.py`, `charts.py`); `sequence` and
-`boxes` (`diagrams.py`); `gantt`, spans of time in rows (`charts.py`); `keys`, the meaning of the
-colours, with one `class: words` per line (`charts.py`). Any other block is shown unchanged.
+`boxes` (`diagrams.py`); `stops BELOW ABOVE`, the stops of a lesson (`stops.py`); `gantt`, spans of
+time in rows (`charts.py`); `keys`, the meaning of the colours, with one `class: words` per line
+(`charts.py`). Any other block is shown unchanged.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from markdown_it.token import Token
 from . import charts, diagrams, figures, memory
 from .facts import filled
 from .sources import ROOT, BuildError, Line, as_html, difference, font_size, trimmed
+from .stops import Walk
 
 MAX_CODE_LINES = 60
 MINUTES = (35, 55)
@@ -92,6 +94,7 @@ class Reader:
         self.markdown.renderer.rules["fence"] = self._fence  # type: ignore[attr-defined]
         self.classes: list[str] = []
         self.code_lines = 0
+        self.walk: Walk | None = None  # from the slide on that shows the stops
 
     def deck(self) -> Deck:
         """Return the whole deck."""
@@ -157,11 +160,14 @@ class Reader:
         options = dict(arg.split("=", 1) for arg in args if "=" in arg and ":" not in arg)
         places = [arg for arg in args if arg not in (f"{k}={v}" for k, v in options.items())]
         if kind == "code":
-            return self._code(trimmed(places[0], body), places[0])
+            return self._code(trimmed(places[0], body), places[0], places[0])
         if kind == "diff":
             below, above = places
             title = f"{below.partition(':')[0]} → {above}"
-            return self._code(difference(below, above, body), title)
+            return self._code(difference(below, above, body), above, title)
+        if kind == "stops":
+            self.walk = Walk(*places)
+            return self.walk.table()
         if kind == "figure" and places[0] == "bars":
             return charts.bars(body, **options)
         if kind == "figure":
@@ -177,9 +183,10 @@ class Reader:
         plain, size = body.replace("&", "&amp;").replace("<", "&lt;"), font_size(body.splitlines())
         return f'<pre class="plain"><code style="font-size: {size}px">{plain}</code></pre>'
 
-    def _code(self, lines: list[Line], place: str) -> str:
+    def _code(self, lines: list[Line], place: str, title: str) -> str:
         self.code_lines += sum(line.kind != "del" for line in lines)
-        return as_html(lines, place, "m" if "morph" in self.classes else "")
+        title += self.walk.caption(place) if self.walk else ""
+        return as_html(lines, title, "m" if "morph" in self.classes else "")
 
     def _check_links(self, html: str) -> None:
         for target in re.findall(r'(?:href|src)="([^"]*)"', html):

@@ -23,6 +23,7 @@ import re
 from dataclasses import dataclass
 from itertools import combinations
 
+from milestones.chain import parents
 from milestones.course.delta import declared
 
 from .sources import BuildError, definition
@@ -179,10 +180,10 @@ def _members(place: str) -> set[str]:
 
 def _status(place: str) -> str:
     """Return "added", "changed" or "" for a symbol, as `DELTA.toml` of its milestone says."""
-    rung, _, symbol = place.partition("/")
-    if not rung.startswith("m") or rung.startswith("m1_"):
+    milestone, _, symbol = place.partition("/")
+    if parents().get(milestone) is None:  # the lowest milestone, or a file outside of the ladder
         return ""
-    delta, file = declared(rung), symbol.partition(":")[0]
+    delta, file = declared(milestone), symbol.partition(":")[0]
     whole_class = symbol.rpartition(".")[0]
     if {symbol, file, whole_class} & delta.added:
         return "added"

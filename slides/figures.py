@@ -25,7 +25,7 @@ def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
     names = [name for name in run["prompts"] if name in (who or name)]
     left, top, height = 66, 34, 104
     width = min(200, (WIDTH - left) / len(numbers))
-    overlaps = run["rung"] == "m5_overlap"
+    overlaps = run["milestone"] == "m5_overlap"
     parts = [text(0, 22, "forward" if overlaps else "step", "soft", 18)]
     for column, number in enumerate(numbers):
         x = left + column * width
@@ -51,7 +51,7 @@ def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
 
 
 def _computed(run: Json, batch: dict[str, int]) -> int:
-    padded = run["rung"] == "m2_continuous" and batch
+    padded = run["milestone"] == "m2_continuous" and batch
     return max(batch.values()) * len(batch) if padded else sum(batch.values())
 
 
@@ -76,7 +76,7 @@ def _cell(
         ]
     count = batch[who]
     kind = "output" if count == 1 and before["state"] == "decode" else "computed"
-    longest = max(batch.values()) if run["rung"] == "m2_continuous" else count
+    longest = max(batch.values()) if run["milestone"] == "m2_continuous" else count
     share = w * count / longest
     parts = [rect(x, y, share, 44, kind)]
     if share < w:

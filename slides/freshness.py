@@ -21,9 +21,9 @@ DECIDING = (
 RECORDER = ("slides/workloads.py",)
 
 
-def sources_of(*rungs: str) -> list[str]:
+def sources_of(*milestones: str) -> list[str]:
     """Return the files that a recorded run of these milestones depends on, relative to the root."""
-    paths = [f"{rung}/{name}" for rung in rungs for name in DECIDING]
+    paths = [f"{milestone}/{name}" for milestone in milestones for name in DECIDING]
     return [*(path for path in paths if (ROOT / path).exists()), *RECORDER]
 
 

@@ -20,7 +20,7 @@ from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.displays.demo import chats, machine
 from common.displays.workload import Workload, WorkloadResult, run
 from common.models.passes.pack import choose, pack
-from common.tracing.record import Frame, Span, State, TraceRecord
+from common.tracing.data import Frame, Span, State, TraceData
 from common.tracing.trace import Trace
 
 from .freshness import ROOT, fingerprint, sources_of
@@ -33,8 +33,8 @@ Json = dict[str, Any]
 
 def record(name: str) -> None:
     """Make one file of `slides/data/`: run the engines and write the result."""
-    rungs, make = RECORDS[name]
-    sources = sources_of(*rungs)
+    milestones, make = RUNS[name]
+    sources = sources_of(*milestones)
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1, ensure_ascii=False)
@@ -43,9 +43,9 @@ def record(name: str) -> None:
 
 def example(name: str, loaded: LoadedModel | None = None) -> Json:
     """Run a worked example on its milestone and return every step."""
-    rung, config = config_of(name)
+    milestone, config = config_of(name)
     loaded = loaded or load_model(EngineConfig())
-    engine = importlib.import_module(rung).LLMEngine(EngineConfig(**config), loaded)
+    engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**config), loaded)
     with engine, Trace(engine) as trace:
         for request_id, params in params_of(name).items():
             engine.add_request(PROMPTS[request_id], params, request_id)
@@ -59,8 +59,8 @@ def example(name: str, loaded: LoadedModel | None = None) -> Json:
         for request_id, prompt in PROMPTS.items()
         if request_id in params_of(name)
     }
-    steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.record), tables, strict=True)]
-    return {"rung": rung, "config": config, "prompts": words, "steps": steps}
+    steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.data), tables, strict=True)]
+    return {"milestone": milestone, "config": config, "prompts": words, "steps": steps}
 
 
 def _tables(engine: Any) -> dict[str, list[int]]:
@@ -71,7 +71,7 @@ def _tables(engine: Any) -> dict[str, list[int]]:
     return {r.request_id: list(kv_cache.pages_of(r)) for r in engine.scheduler.running}
 
 
-def steps_of(trace: TraceRecord) -> list[Json]:
+def steps_of(trace: TraceData) -> list[Json]:
     """Return each step: the tokens computed for each request, and the state after the step."""
     names = [info.request_id for info in trace.requests]
     steps = []
@@ -144,10 +144,11 @@ def linears(_name: str) -> Json:
     }
 
 
-def counters(rung: str, workload: Workload, **config: Any) -> Json:
+def counters(milestone: str, workload: Workload, **config: Any) -> Json:
     """Return the counters of a milestone after a workload. They do not depend on the machine."""
     loaded = load_model(EngineConfig(model=TINY))
-    engine = importlib.import_module(rung).LLMEngine(EngineConfig(model=TINY, **config), loaded)
+    engine_class = importlib.import_module(milestone).LLMEngine
+    engine = engine_class(EngineConfig(model=TINY, **config), loaded)
     with engine:
         result: WorkloadResult = run(engine, workload)
     return {
@@ -202,11 +203,11 @@ def lanes(_name: str) -> Json:
             with Trace(engine) as trace:
                 params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
                 engine.generate(chats(16), params)
-            made[loop] = _lanes(trace.record)
+            made[loop] = _lanes(trace.data)
     return made
 
 
-def _lanes(trace: TraceRecord, count: int = 5) -> Json:
+def _lanes(trace: TraceData, count: int = 5) -> Json:
     """Return the spans of five consecutive decode steps, in milliseconds since their first forward.
 
     These are the five steps that took the least time, so that other work of the machine does not
@@ -228,8 +229,8 @@ def _lanes(trace: TraceRecord, count: int = 5) -> Json:
     return {"forward": rows(forwards), "host": rows(host), "busy": round(busy, 4)}
 
 
-RECORDS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
-    **{name: ((rung,), example) for name, (rung, _) in EXAMPLES.items()},
+RUNS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
+    **{name: ((milestone,), example) for name, (milestone, _) in EXAMPLES.items()},
     "linears": ((), linears),
     "m1_growth": (("m1_single",), growth),
     "m3_memory": (("m2_continuous", "m3_paged"), memory),

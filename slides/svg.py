@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
+from milestones import svg
 
 # Approximate widths of the letters of the decks' font. They are good enough to decide without a
 # browser whether a text fits its box.
@@ -23,34 +23,28 @@ def text(
     x: float, y: float, words: str, kind: str = "", size: float = 20, anchor: str = "start"
 ) -> str:
     """Draw a line of text on its baseline."""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" font-size="{size:g}" '
-        f'text-anchor="{anchor}">{escape(words, quote=False)}</text>'
-    )
+    return svg.text(x, y, words, kind, size, anchor)
 
 
 def rect(
     x: float, y: float, width: float, height: float, kind: str, radius: float = 4, style: str = ""
 ) -> str:
     """Draw a box."""
-    extra = f' style="{style}"' if style else ""
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0, width):.1f}" height="{height:.1f}" '
-        f'rx="{radius:g}" class="{kind}"{extra}/>'
-    )
+    return svg.rect(x, y, width, height, kind, rx=radius, style=style)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "rule") -> str:
     """Draw a straight line. A line of class `arrow` or `back` has a head at its end."""
-    head = ' marker-end="url(#head)"' if kind.split()[0] in ("arrow", "back") else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"{head}/>'
+    return svg.line(x1, y1, x2, y2, kind, marker_end=_head(kind))
 
 
 def path(points: list[tuple[float, float]], kind: str) -> str:
     """Draw a line through points."""
-    where = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    head = ' marker-end="url(#head)"' if kind.split()[0] in ("arrow", "back") else ""
-    return f'<path d="M{where}" class="{kind}"{head}/>'
+    return svg.path(svg.points(points), kind, marker_end=_head(kind))
+
+
+def _head(kind: str) -> str:
+    return "url(#head)" if kind.split()[0] in ("arrow", "back") else ""
 
 
 def hue(number: int) -> str:
@@ -67,8 +61,6 @@ def chip(x: float, y: float, name: str, number: int, size: float = 26) -> str:
 
 def picture(width: float, height: float, parts: list[str], label: str) -> str:
     """Return the whole drawing. `label` describes it in words, for screen readers."""
-    return (
-        f'<svg class="picture" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{escape(label)}" style="aspect-ratio: {width:.0f} / {height:.0f}; '
-        f'max-width: {width:.0f}px">{"".join(parts)}</svg>'
-    )
+    style = f"aspect-ratio: {width:.0f} / {height:.0f}; max-width: {width:.0f}px"
+    box = {"viewBox": f"0 0 {width:.0f} {height:.0f}", "role": "img", "aria_label": label}
+    return svg.element("svg", "".join(parts), kind="picture", **box, style=style)

@@ -46,5 +46,5 @@ def params_of(name: str) -> dict[str, SamplingParams]:
 
 def config_of(name: str) -> tuple[str, dict[str, Any]]:
     """Return the milestone of a worked example and the configuration of its engine."""
-    rung, config = EXAMPLES[name]
-    return rung, {"max_num_seqs": 2, "max_model_len": 32, **config}
+    milestone, config = EXAMPLES[name]
+    return milestone, {"max_num_seqs": 2, "max_model_len": 32, **config}

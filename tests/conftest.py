@@ -16,7 +16,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import ctypes
 import functools
 import importlib
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -28,11 +27,12 @@ from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
 from common.models.cpu_kernels import Kernels, bind, build, kernels
+from milestones.chain import chain, milestones
 from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = "overlap"
-MILESTONES = sorted(p.name for p in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", p.name))
+MILESTONES = milestones(ROOT)
 
 settings.register_profile(
     "ladder",
@@ -88,8 +88,9 @@ def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
     marks: dict[str, tuple[str, ...]] = {}
     for mark in metafunc.definition.iter_markers():  # a test's own marks come before its module's
         marks.setdefault(mark.name, mark.args)
-    (low,), (high,) = marks.get("since", ("m0",)), marks.get("before", ("m9",))
-    names = [name for name in MILESTONES if low <= name < high]
+    (first,), (end,) = marks.get("since", MILESTONES[:1]), marks.get("before", ("",))
+    chains = {name: chain(name, ROOT) for name in MILESTONES}
+    names = [name for name, lessons in chains.items() if first in lessons and end not in lessons]
     if files := marks.get("only_of"):
         sources = {name: [(ROOT / name / file).read_bytes() for file in files] for name in names}
         names = [
@@ -134,7 +135,7 @@ def tokens_in_flight(engine: OfflineEngine) -> int:
 
 
 EngineFactory = Callable[..., OfflineEngine]
-Rung = Callable[[str], ModuleType]
+ModuleOf = Callable[[str], ModuleType]
 
 
 NATIVE = "the lanes of this CPU"
@@ -174,6 +175,6 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 
 
 @pytest.fixture
-def rung(milestone: str) -> Rung:
-    """`rung("scheduler")` imports that module of the milestone under test."""
+def module_of(milestone: str) -> ModuleOf:
+    """`module_of("scheduler")` imports that module of the milestone under test."""
     return lambda name: importlib.import_module(f"{milestone}.{name}")

@@ -165,7 +165,7 @@ except OSError:
 """
 
 
-class OnRealRung:
+class OnRealMilestone:
     """Submissions to a real milestone, appended to m2_continuous/model_input.py."""
 
     EQUAL = """

@@ -33,7 +33,7 @@ def run_bench(*arguments: object) -> int:
     return bench.main(parser.parse_args([str(argument) for argument in arguments]))
 
 
-def test_every_rung_and_the_peers_are_there() -> None:
+def test_every_milestone_and_the_peers_are_there() -> None:
     names = [c.name for c in contenders.contenders("any", Path("p"), Path("p"))]
     assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama"]
 
@@ -283,7 +283,7 @@ def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "| m1_single | 4.0 |" in text
 
 
-def test_the_readme_has_a_table_of_every_rung() -> None:
+def test_the_readme_has_a_table_of_every_milestone() -> None:
     start, end = bench.README_MARKS
     table = (ROOT / "README.md").read_text(encoding="utf-8").split(start)[1].split(end)[0]
     assert all(f"| {name} |" in table for name in MILESTONES)
@@ -304,4 +304,4 @@ def test_curves_are_measured_and_drawn(
         assert [size for size, _ in measured[name]] == [4, 8]
         assert all(milliseconds > 0 for _, milliseconds in measured[name])
         assert name in shown
-    assert len(ET.parse(picture).findall(".//{*}polyline")) == 3
+    assert len(ET.parse(picture).findall(".//{*}path[@class='curve']")) == 3

@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
 
+from common.displays.workload import Workload, run
+from common.outputs import StepCounters
 from milestones.bench import gpu_check, host_time, overlap_check
-from tests.conftest import ROOT
+from milestones.chain import below
+from milestones.course.student.list import size_of
+from tests.conftest import ROOT, EngineFactory
 
 
 def console(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,14 +36,14 @@ def test_gpu_checks_engine_part(milestone: str) -> None:
     assert gpu_check.check_engine(milestone, "cpu")["passed"]
 
 
-@pytest.mark.parametrize("rung", host_time.RUNGS)
-def test_host_time_of_a_rung(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", host_time.MILESTONES)
+def test_host_time_of_a_milestone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Host time is measured, and the function that measures it is removed again."""
     monkeypatch.setattr(host_time, "STEPS", 8)
     monkeypatch.setattr(host_time, "EMULATED_FORWARD_MS", 3.0)
-    runner = importlib.import_module(f"{rung}.model_runner")
+    runner = importlib.import_module(f"{name}.model_runner")
     before = runner.sample
-    measured = host_time.measure(rung, 2)
+    measured = host_time.measure(name, 2)
     assert measured.host > 0 and measured.gap > 0
     assert runner.sample is before
 
@@ -60,3 +65,19 @@ def test_gpu_checks_kernel_part(milestone: str, monkeypatch: pytest.MonkeyPatch)
     rows = gpu_check.check_kernels(milestone, "cpu")
     assert len(rows) == 3 * len(gpu_check.PAGE_SIZES)
     assert all(row["passed"] for row in rows if row["dtype"] != "torch.bfloat16"), rows
+
+
+def test_the_list_counts_an_engine_without_its_demo(milestone: str) -> None:
+    files = [path for path in (ROOT / milestone).rglob("*.py") if path.parent.name != "demo"]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    size = size_of(ROOT, milestone, below(milestone))
+    assert size.lines == lines and 0 < size.added + size.changed <= lines
+
+
+def test_the_counters_of_a_run_only_grow(make_engine: EngineFactory) -> None:
+    """A run's counters are differences. That of a current value, as free pages, means nothing."""
+    engine = make_engine(num_pages=32, page_size=4)
+    for _ in range(2):  # in the second run, m4 and m5 have pages of the first one
+        counted = run(engine, Workload([[1, 2, 3], [4] * 9], [3, 5], ignore_eos=True)).stats
+        assert counted.keys() == {counter.name for counter in fields(StepCounters)}
+        assert all(value >= 0 for value in counted.values()) and counted["num_steps"] > 0

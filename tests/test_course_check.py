@@ -260,7 +260,7 @@ def test_the_reference_cannot_be_reset(tmp_path: Path) -> None:
 
 def test_the_list_counts_lines(tree: Path, say: Say) -> None:
     """The counts are those of the complete milestone, although the student's tree has holes."""
-    first, second = json.loads(say(ladder, "--json")[1])["rungs"]
+    first, second = json.loads(say(ladder, "--json")[1])["milestones"]
     assert first["given"] and not second["given"]
     assert second["size"]["lines"] == len(mini_course.SHELF.splitlines()) + 1
     assert 0 < second["size"]["added"] + second["size"]["changed"] <= second["size"]["lines"]

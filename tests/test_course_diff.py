@@ -106,8 +106,8 @@ def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) ->
     tour = lesson(below, above)
     assert not [entry.name for entry in tour.entries if entry.reason == UNDECLARED]
     assert [entry.name for entry in tour.entries] == list(delta.declared(above).reasons)
-    gone, come = (lines_of(tour, side, rung) for side, rung in (("old", below), ("new", above)))
-    before, after = (all_lines(ROOT / rung) for rung in (below, above))
+    gone, come = lines_of(tour, "old", below), lines_of(tour, "new", above)
+    before, after = all_lines(ROOT / below), all_lines(ROOT / above)
     assert not gone - before and before - gone + come == after
 
 
@@ -116,7 +116,7 @@ def all_lines(folder: Path) -> Counter[str]:
     return Counter(line for text in texts for line in text.splitlines() if line.strip())
 
 
-def lines_of(tour: Lesson, side: str, rung: str) -> Counter[str]:
+def lines_of(tour: Lesson, side: str, milestone: str) -> Counter[str]:
     """Return the changed lines of one side, and the lines of symbols that have moved."""
     found: Counter[str] = Counter()
     kind = "removed" if side == "old" else "added"
@@ -124,7 +124,7 @@ def lines_of(tour: Lesson, side: str, rung: str) -> Counter[str]:
         lines = [x for b in part.blocks if b.kind == "change" for x in getattr(b, side)]
         if part.moved and part.kind == kind:
             symbol = part.symbol.partition(":")[2]
-            lines += outline((ROOT / rung / part.file).read_text(encoding="utf-8"))[symbol]
+            lines += outline((ROOT / milestone / part.file).read_text(encoding="utf-8"))[symbol]
         found.update(line.text for line in lines if line.text.strip())
     return found
 
@@ -162,7 +162,7 @@ def test_a_comment_that_differs_is_not_hidden(tmp_path: Path) -> None:
 
 def test_a_lesson_of_two_steps_has_the_reasons_of_both() -> None:
     tour = lesson("m2", "m4")
-    assert {entry.rung for entry in tour.entries} == {"m3_paged", "m4_radix"}
+    assert {entry.milestone for entry in tour.entries} == {"m3_paged", "m4_radix"}
     assert not [entry.name for entry in tour.entries if entry.reason == UNDECLARED]
 
 

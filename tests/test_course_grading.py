@@ -259,7 +259,7 @@ hints = ["Positions.", "Compare them.", "slots <= positions"]
 """
 
 
-def test_on_a_real_rung(tmp_path: Path) -> None:
+def test_on_a_real_milestone(tmp_path: Path) -> None:
     """With torch: the reference earns all points. A replaced comparison of tensors earns none."""
     root = tmp_path / "course"
     skip = shutil.ignore_patterns("__pycache__", "exercises*", "test_*", "mutants")
@@ -269,7 +269,7 @@ def test_on_a_real_rung(tmp_path: Path) -> None:
     (root / "tests/exercises").mkdir()
     (root / "tests/exercises/test_m2_1.py").write_text(MASK_TEST)
     (root / "milestones/m2_continuous/exercises.toml").write_text(MASK_RECORD)
-    names = {"equal": hostile.OnRealRung.EQUAL, "operator": hostile.OnRealRung.OPERATOR}
+    names = {"equal": hostile.OnRealMilestone.EQUAL, "operator": hostile.OnRealMilestone.OPERATOR}
     for name, text in names.items():
         shutil.copytree(root / "m2_continuous", tmp_path / name / "m2_continuous")
         with (tmp_path / name / "m2_continuous/model_input.py").open("a") as file:

@@ -136,5 +136,5 @@ def test_refusals(
 def test_every_mistake_of_the_course_is_caught(runner: Runner) -> None:
     found = list(mutants.fates_of(mutants.choose(None, None), runner))
     assert [(f.mutant.name, f.state, f.words) for f in found if f.state != "killed"] == []
-    of_rung = Counter(fate.mutant.milestone for fate in found)
-    assert {rung: of_rung[rung] for rung in record.recorded(ROOT) if of_rung[rung] < 6} == {}
+    caught = Counter(fate.mutant.milestone for fate in found)
+    assert {name: caught[name] for name in record.recorded(ROOT) if caught[name] < 6} == {}

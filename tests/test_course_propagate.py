@@ -177,7 +177,7 @@ def test_nothing_is_replaced_when_a_text_cannot_be_written(
         return staged(path, text)
 
     monkeypatch.setattr(merge, "_staged", full)
-    steps = [merge.Step("x.py", rung, "same", "old\n", "new\n") for rung in ("a", "b")]
+    steps = [merge.Step("x.py", milestone, "same", "old\n", "new\n") for milestone in ("a", "b")]
     with pytest.raises(OSError, match="no space"):
         merge.write(tmp_path, steps)
     assert {p.name: p.read_text() for p in tmp_path.rglob("*") if p.is_file()} == {"x.py": "old\n"}

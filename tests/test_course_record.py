@@ -134,11 +134,11 @@ def test_a_bad_mutant_is_refused(tmp_path: Path, old: str, new: str, line: int, 
     assert f"one_too_many.patch:{line}: " in str(caught.value) and said in str(caught.value)
 
 
-def test_the_records_of_the_rungs() -> None:
+def test_the_records_of_the_milestones() -> None:
     """Each real record is valid, and each exercise has a section in the handout and mutants."""
-    for rung in record.recorded(ROOT):
-        exercises = record.load(rung)
-        handout = (ROOT / "milestones" / rung / "README.md").read_text(encoding="utf-8")
+    for milestone in record.recorded(ROOT):
+        exercises = record.load(milestone)
+        handout = (ROOT / "milestones" / milestone / "README.md").read_text(encoding="utf-8")
         headings = [line.lstrip("#").strip() for line in handout.splitlines() if line[:1] == "#"]
         for exercise in exercises:
             assert exercise.anchor in map(anchor_of, headings), exercise.section
@@ -146,7 +146,7 @@ def test_the_records_of_the_rungs() -> None:
             assert len(hints) >= 2 and hints == [*map(plain, exercise.hints)][: len(hints)], (
                 f"{exercise.id}: the hints of the handout differ from those of exercises.toml"
             )
-        mutants = record.mutants(rung)
+        mutants = record.mutants(milestone)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
 
 

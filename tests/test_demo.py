@@ -131,11 +131,11 @@ def test_emulation_and_all_milestones(
     """The time of an emulated forward can be chosen. The comparison of all milestones is real."""
     asked = []
 
-    def run_rung(milestone: str, workload: Workload) -> WorkloadResult:
+    def run_milestone(milestone: str, workload: Workload) -> WorkloadResult:
         asked.append((milestone, workload.config["emulated_forward_ms"]))
         return WorkloadResult([[1]], 1.0, [0.5], stats=asdict(EngineStats(num_steps=1)))
 
-    monkeypatch.setattr(comparison, "run_rung", run_rung)
+    monkeypatch.setattr(comparison, "run_milestone", run_milestone)
     code, shown, _ = demo_here(
         milestone, "--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--ladder",
         "--emulate", "5", "--plain",

@@ -61,7 +61,7 @@ def test_no_circle_of_imports() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_rung_stands_alone(path: Path) -> None:
+def test_a_milestone_stands_alone(path: Path) -> None:
     """A milestone imports itself (relatively) and common; common imports no milestone."""
     if path.parts[len(ROOT.parts)] in ("milestones", "slides"):
         return
@@ -100,7 +100,7 @@ def test_links_and_paths_in_pages_exist(page: Path) -> None:
         )
 
 
-def test_every_rung_is_in_the_readme() -> None:
+def test_every_milestone_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"`{milestone}`" in text for milestone in MILESTONES)
 
@@ -112,7 +112,7 @@ def told(text: str) -> set[str]:
     return {*commands, *re.findall(r"ARGS=[\"']([^\"']*--milestone[^\"']*)", text)}
 
 
-def test_the_commands_that_run_one_rung_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_that_run_one_milestone_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pytest must find the option in `tests/conftest.py`, and not take m1's folder for tests."""
     monkeypatch.chdir(ROOT)
     pages = [*PAGES, ROOT / "Makefile", *(ROOT / "milestones/course/release/templates").iterdir()]

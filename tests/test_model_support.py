@@ -95,7 +95,7 @@ def test_hugging_faces_own_cache_slides(make_engine: EngineFactory) -> None:
     assert_same_tokens(expected, output.outputs[0].token_ids)
 
 
-def test_encoder_decoders_are_refused_on_every_rung(
+def test_encoder_decoders_are_refused_on_every_milestone(
     milestone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib

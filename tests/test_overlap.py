@@ -13,7 +13,7 @@ import pytest
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.conftest import Rung
+from tests.conftest import ModuleOf
 from tests.fake_overlap import expected_output, hash_engine, text_of
 from tests.oracle import greedy
 
@@ -75,25 +75,25 @@ def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any)
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_random_schedules(rung: Rung, stream: type[LateStream]) -> None:
+def test_random_schedules(module_of: ModuleOf, stream: type[LateStream]) -> None:
     """More than a thousand schedules are exact to the token. Each step and abort is audited."""
-    engines = [fuzz(rung("engine"), seed, stream) for seed in range(SCHEDULES)]
+    engines = [fuzz(module_of("engine"), seed, stream) for seed in range(SCHEDULES)]
     stats = [engine.stats() for engine in engines]
     assert sum(s.num_retractions for s in stats) > SCHEDULES, "too few retractions"
     assert sum(s.padding_tokens for s in stats) > 0, "no token was computed for an ended request"
     assert sum(s.cached_prompt_tokens for s in stats) > SCHEDULES, "too few cached prefixes"
 
 
-def test_random_schedules_without_overlap(rung: Rung) -> None:
+def test_random_schedules_without_overlap(module_of: ModuleOf) -> None:
     for seed in range(150):
-        engine = fuzz(rung("engine"), seed, LateStream, enable_overlap=False)
+        engine = fuzz(module_of("engine"), seed, LateStream, enable_overlap=False)
         assert engine.stats().padding_tokens == 0, "a serial loop computed a useless token"
 
 
-def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant one of the mistakes that are easy to make with overlap."""
-    engine = rung("engine").LLMEngine
-    in_flight = rung("in_flight").StepsInFlight
+    engine = module_of("engine").LLMEngine
+    in_flight = module_of("in_flight").StepsInFlight
 
     def pages_are_freed_at_once(self: Any, request: Any) -> None:
         self.kv_cache.free(request)
@@ -129,10 +129,10 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     advance, process, force = in_flight.advance, engine.process, force_retractions
     target, attribute, bug = {
         "freed at once": (in_flight, "free", pages_are_freed_at_once),
-        "useless step": (rung("scheduler"), "continuing", nobody_is_known_to_end),
+        "useless step": (module_of("scheduler"), "continuing", nobody_is_known_to_end),
         "stale lengths": (in_flight, "advance", lengths_stay_where_they_are),
-        "one future": (rung("in_flight"), "placeholder", every_row_has_the_same_future),
-        "positive placeholder": (rung("in_flight"), "placeholder", futures_are_tokens),
+        "one future": (module_of("in_flight"), "placeholder", every_row_has_the_same_future),
+        "positive placeholder": (module_of("in_flight"), "placeholder", futures_are_tokens),
         "token after the end": (engine, "process", the_dead_are_not_skipped),
         "retracted in flight": (sys.modules[__name__], "force_retractions", without_waiting),
     }[name]
@@ -152,11 +152,14 @@ def plant(name: str, rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_planted_bugs_are_caught(
-    rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str, streams: Sequence[type[LateStream]]
+    module_of: ModuleOf,
+    monkeypatch: pytest.MonkeyPatch,
+    bug: str,
+    streams: Sequence[type[LateStream]],
 ) -> None:
     """The fuzz can fail: it finds each of these bugs within 60 schedules."""
-    plant(bug, rung, monkeypatch)
+    plant(bug, module_of, monkeypatch)
     for stream in streams:
         with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
             for seed in range(60):
-                fuzz(rung("engine"), seed, stream)
+                fuzz(module_of("engine"), seed, stream)

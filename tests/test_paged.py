@@ -9,7 +9,7 @@ import torch
 
 from common import OfflineEngine, SamplingParams, UnsupportedModelError
 from milestones.instruments.forced_retractions import force_retractions
-from tests.conftest import EngineFactory, Rung, shared_model, tokens_in_flight
+from tests.conftest import EngineFactory, ModuleOf, shared_model, tokens_in_flight
 from tests.oracle import assert_one_answer, drain, greedy
 
 pytestmark = pytest.mark.since("m3_paged")
@@ -119,9 +119,11 @@ def test_a_request_holds_no_page_too_many(make_engine: EngineFactory) -> None:
         assert held == stats.kv_tokens_reserved // 4
 
 
-def test_decode_reads_the_live_context_only(make_engine: EngineFactory, rung: Rung) -> None:
+def test_decode_reads_the_live_context_only(
+    make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
     """A gather is as long as the longest context, and does not depend on limits or the pool."""
-    attention = rung("attention")
+    attention = module_of("attention")
     decode, seen = attention.paged_decode, list[torch.Size]()
 
     def watched(query: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -138,10 +140,10 @@ def test_decode_reads_the_live_context_only(make_engine: EngineFactory, rung: Ru
 
 @pytest.mark.parametrize("most", [1, 20, 40])
 def test_contexts_of_many_lengths_are_gathered_in_groups(
-    make_engine: EngineFactory, rung: Rung, monkeypatch: pytest.MonkeyPatch, most: int
+    make_engine: EngineFactory, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Only the gather of a single request may be larger than allowed. All answers are right."""
-    attention, sizes = rung("attention"), set[int]()
+    attention, sizes = module_of("attention"), set[int]()
     decode = attention.paged_decode
 
     def watched(query: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -174,9 +176,9 @@ def test_the_longest_prompt_while_others_decode(make_engine: EngineFactory) -> N
 
 
 def test_the_pool_is_sized_from_memory(
-    make_engine: EngineFactory, rung: Rung, monkeypatch: pytest.MonkeyPatch
+    make_engine: EngineFactory, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = rung("kv_pool")
+    pool = module_of("kv_pool")
     page_bytes = 16 * 2 * 2 * 2 * 16 * 4  # tokens, keys and values, layers, KV heads, dim, float32
     monkeypatch.setattr(pool, "free_memory", lambda device: 100 * page_bytes + 7)
     assert make_engine(max_model_len=64).stats().kv_pages_total == 16 * 4, "not what 16 rows need"
@@ -201,7 +203,7 @@ def test_a_model_that_drops_keyword_arguments(
         make_engine("tiny-gpt2")
 
 
-def test_models_are_shared_with_other_rungs(make_engine: EngineFactory) -> None:
+def test_models_are_shared_with_other_milestones(make_engine: EngineFactory) -> None:
     """A paged engine leaves the model as it was."""
     loaded = shared_model("tiny-llama")
     before = loaded.model.config._attn_implementation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from milestones.instruments.forced_retractions import force_retractions
-from tests.conftest import Rung
+from tests.conftest import ModuleOf
 from tests.fake_paged import FakePagedEngine, expected_tokens
 
 SCHEDULES = 1200
@@ -54,10 +54,10 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
     return engine
 
 
-def test_random_schedules(rung: Rung) -> None:
+def test_random_schedules(module_of: ModuleOf) -> None:
     """More than a thousand schedules are exact to the token. Every step is audited."""
     retractions = sum(
-        fuzz(rung("scheduler"), seed).scheduler.counters.num_retractions
+        fuzz(module_of("scheduler"), seed).scheduler.counters.num_retractions
         for seed in range(SCHEDULES)
     )
     assert retractions > SCHEDULES, "too few retractions"
@@ -106,20 +106,22 @@ def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     "bug",
     ["resumed position", "double free", "a page too few", "sampled too early", "stale page table"],
 )
-def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+def test_planted_bugs_are_caught(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
     """The fuzz can fail: it finds each of these bugs within 50 schedules."""
-    plant(rung("scheduler"), bug, monkeypatch)
+    plant(module_of("scheduler"), bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(50):
-            fuzz(rung("scheduler"), seed)
+            fuzz(module_of("scheduler"), seed)
 
 
-def engine_of(rung: Rung, num_pages: int = 100, **config: Any) -> FakePagedEngine:
-    return FakePagedEngine(rung("scheduler"), num_pages, **config)
+def engine_of(module_of: ModuleOf, num_pages: int = 100, **config: Any) -> FakePagedEngine:
+    return FakePagedEngine(module_of("scheduler"), num_pages, **config)
 
 
-def test_decodes_and_chunks_share_a_step(rung: Rung) -> None:
-    engine = engine_of(rung, max_num_batched_tokens=8)
+def test_decodes_and_chunks_share_a_step(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of, max_num_batched_tokens=8)
     engine.add("a", [1, 2], 20)
     engine.step()
     engine.add("b", list(range(20)), 5)
@@ -136,9 +138,9 @@ def test_decodes_and_chunks_share_a_step(rung: Rung) -> None:
     ]
 
 
-def test_a_long_prompt_does_not_stop_the_others(rung: Rung) -> None:
+def test_a_long_prompt_does_not_stop_the_others(module_of: ModuleOf) -> None:
     """Every running request decodes in every step, while the long prompt is chunked."""
-    engine = engine_of(rung, max_num_batched_tokens=16, page_size=4)
+    engine = engine_of(module_of, max_num_batched_tokens=16, page_size=4)
     for name in "abc":
         engine.add(name, [1, 2, 3], 30)
     engine.step()
@@ -149,9 +151,9 @@ def test_a_long_prompt_does_not_stop_the_others(rung: Rung) -> None:
         assert decoding <= {r.request_id for r in batch.requests}
 
 
-def test_decode_pages_come_before_chunks(rung: Rung) -> None:
+def test_decode_pages_come_before_chunks(module_of: ModuleOf) -> None:
     """The last free page goes to the request that decodes, not to a chunk of a prompt."""
-    engine = engine_of(rung, num_pages=4, page_size=4, max_num_batched_tokens=64)
+    engine = engine_of(module_of, num_pages=4, page_size=4, max_num_batched_tokens=64)
     engine.scheduler.admission.new_token_ratio = 0.0
     engine.add("a", [1] * 4, 4)
     engine.add("b", [2] * 8, 1)
@@ -162,8 +164,8 @@ def test_decode_pages_come_before_chunks(rung: Rung) -> None:
     assert engine.scheduler.counters.num_retractions == 0
 
 
-def test_retraction_takes_the_newest_and_raises_the_ratio(rung: Rung) -> None:
-    engine = engine_of(rung, num_pages=6, page_size=2, max_num_seqs=3)
+def test_retraction_takes_the_newest_and_raises_the_ratio(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of, num_pages=6, page_size=2, max_num_seqs=3)
     scheduler = engine.scheduler
     scheduler.admission.new_token_ratio = 0.1
     for name in ("old", "new"):
@@ -180,9 +182,9 @@ def test_retraction_takes_the_newest_and_raises_the_ratio(rung: Rung) -> None:
     assert engine.finished["new"] == expected_tokens([1, 2, 3], 9)
 
 
-def test_the_ratio_decays(rung: Rung) -> None:
-    module = rung("admission")
-    engine = engine_of(rung)
+def test_the_ratio_decays(module_of: ModuleOf) -> None:
+    module = module_of("admission")
+    engine = engine_of(module_of)
     engine.add("a", [1], 100)
     while engine.live:
         engine.step()
@@ -190,8 +192,8 @@ def test_the_ratio_decays(rung: Rung) -> None:
     assert lost == pytest.approx(100 * module.RATIO_DECAY)
 
 
-def test_a_prompt_that_never_fits(rung: Rung) -> None:
-    engine = engine_of(rung, num_pages=3, page_size=4)
+def test_a_prompt_that_never_fits(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of, num_pages=3, page_size=4)
     with pytest.raises(ValueError, match=r"13 tokens.*12 \(num_pages=3 of page_size=4\)"):
         engine.add("huge", [1] * 13, 1)
     engine.add("full", [1] * 12, 5)
@@ -202,8 +204,8 @@ def test_a_prompt_that_never_fits(rung: Rung) -> None:
     assert len(engine.finished["next"]) == 3, "the next request must be served"
 
 
-def test_undo_gives_back_what_was_allocated(rung: Rung) -> None:
-    engine = engine_of(rung, num_pages=10, page_size=2, max_num_batched_tokens=5)
+def test_undo_gives_back_what_was_allocated(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of, num_pages=10, page_size=2, max_num_batched_tokens=5)
     engine.add("a", [1, 2, 3, 4], 10)
     engine.step()
     engine.add("b", [1, 2], 2)

@@ -1,4 +1,4 @@
-"""The player in a real browser, with the record of a real run.
+"""The player in a real browser, with the trace of a real run.
 
 Chromium opens the file without a window and prints the page that the script has made. Without
 Chromium these tests are skipped. With LADDER_BROWSER=1 in the environment they fail instead.
@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from common.tracing.data import State, TraceData
 from common.tracing.player import TEMPLATE, player_html
-from common.tracing.record import State, TraceRecord
 from common.tracing.trace import Trace
+from milestones.chain import at_least
 from tests.conftest import MILESTONES, build_engine
 from tests.oracle import drain, greedy
 
@@ -39,14 +40,14 @@ def find_browser() -> str:
 
 
 @functools.cache
-def record_of(milestone: str) -> TraceRecord:
+def trace_of(milestone: str) -> TraceData:
     engine = build_engine(milestone, **CONFIG)
     with Trace(engine) as trace:
         for number, question in enumerate(QUESTIONS):
             engine.add_request(COMMON + question, greedy(6, ignore_eos=True), f"r{number}")
         drain(engine)
     engine.close()
-    return trace.record
+    return trace.data
 
 
 def dom(tmp_path: Path, page: str, where: str = "", *options: str) -> str:
@@ -73,23 +74,26 @@ def text_of(made: str, element: str) -> str:
     return html.unescape(re.sub(r"<[^>]*>", "", found[2])).strip()
 
 
-def test_each_rung_plays(milestone: str, tmp_path: Path) -> None:
-    made = dom(tmp_path, player_html(record_of(milestone)), "#step=2")
+def test_each_milestone_plays(milestone: str, tmp_path: Path) -> None:
+    made = dom(tmp_path, player_html(trace_of(milestone)), "#step=2")
     assert text_of(made, "error") == ""
     assert text_of(made, "engine") == milestone
     assert text_of(made, "where").startswith("step 2 of")
     hidden = {name: bool(re.search(rf'id="{name}"[^>]*hidden', made)) for name in ("pages", "tree")}
-    assert hidden == {"pages": milestone < "m2", "tree": milestone < "m4"}
+    assert hidden == {
+        "pages": not at_least(milestone, "m2_continuous"),
+        "tree": not at_least(milestone, "m4_radix"),
+    }
 
 
 def test_a_step_is_shown_as_it_was(tmp_path: Path) -> None:
     """The page shows the last step with a queue: waiting and running requests, text, pages."""
-    record = record_of(MILESTONES[-1])
-    steps = [frame.step for frame, state in record.states() if state.waiting]
-    made = dom(tmp_path, player_html(record), f"#step={steps[-1]}")
+    trace = trace_of(MILESTONES[-1])
+    steps = [frame.step for frame, state in trace.states() if state.waiting]
+    made = dom(tmp_path, player_html(trace), f"#step={steps[-1]}")
     assert text_of(made, "error") == ""
     state = State()
-    for frame in record.frames[: steps[-1] + 1]:
+    for frame in trace.frames[: steps[-1] + 1]:
         state.apply(frame)
     assert text_of(made, "waiting-title").endswith(f": {len(state.waiting)}")
     for number in state.waiting:
@@ -101,7 +105,7 @@ def test_a_step_is_shown_as_it_was(tmp_path: Path) -> None:
             assert f"r{number}" in shown
             assert " ".join(request["text"].split()) in " ".join(shown.split())
     owners = re.findall(r'title="page \d+: ([^"]*)"', made)
-    for number, info in enumerate(record.requests):
+    for number, info in enumerate(trace.requests):
         assert owners.count(info.request_id) == list(state.pages.values()).count(number)
     tree = sum(owner == "tree" for owner in state.pages.values())
     assert sum(owner.startswith("tree") for owner in owners) == tree
@@ -109,17 +113,17 @@ def test_a_step_is_shown_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_hash_beyond_the_end(tmp_path: Path) -> None:
-    record = record_of(MILESTONES[-1])
-    last = record.frames[-1].step
-    made = dom(tmp_path, player_html(record), "#step=99999")
+    trace = trace_of(MILESTONES[-1])
+    last = trace.frames[-1].step
+    made = dom(tmp_path, player_html(trace), "#step=99999")
     assert text_of(made, "where").startswith(f"step {last} of {last} ")
     assert "No request is running." in made and text_of(made, "error") == ""
 
 
 def test_the_keys(tmp_path: Path) -> None:
     """Arrows, Home and End move by steps. The space key plays to the end and stops there."""
-    record = record_of(MILESTONES[-1])
-    last = record.frames[-1].step
+    trace = trace_of(MILESTONES[-1])
+    last = trace.frames[-1].step
 
     def press(*keys: str) -> str:
         """Return the page after these keys and some time."""
@@ -129,7 +133,7 @@ def test_the_keys(tmp_path: Path) -> None:
         # Without a window, frames come at any time. Timers follow the browser's virtual time.
         timer = "requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 16);"
         script = f'<script>{timer} $("speed").value = "50"; {events}</script></body>'
-        page = player_html(record).replace("</body>", script)
+        page = player_html(trace).replace("</body>", script)
         return dom(tmp_path, page, "#step=1", "--virtual-time-budget=3000")
 
     made = press("ArrowRight", "ArrowRight", "ArrowLeft")
@@ -141,16 +145,16 @@ def test_the_keys(tmp_path: Path) -> None:
 
 
 def test_an_emulated_forward_is_labelled(tmp_path: Path) -> None:
-    record = record_of(MILESTONES[-1])
-    emulated: dict[str, Any] = {**record.meta, "emulated_forward_ms": 20}
-    labelled = TraceRecord(emulated, record.origin, record.requests, frames=record.frames)
+    trace = trace_of(MILESTONES[-1])
+    emulated: dict[str, Any] = {**trace.meta, "emulated_forward_ms": 20}
+    labelled = TraceData(emulated, trace.origin, trace.requests, frames=trace.frames)
     made = dom(tmp_path, player_html(labelled), "#step=1")
     assert text_of(made, "emulated") == "emulated forward: 20 ms"
     assert text_of(made, "error") == ""
 
 
 def test_nothing_is_loaded_and_nothing_breaks_out() -> None:
-    page = player_html(record_of(MILESTONES[-1]))
+    page = player_html(trace_of(MILESTONES[-1]))
     addresses = set(re.findall(r"\bhttps?://[^\"'\s]*", page))
     assert addresses == {"http://www.w3.org/2000/svg"}, "only the SVG namespace may be there"
     assert not re.search(r"\b(src|href)=|url\((?!#)|@import|\bfetch\(", page)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from common.config import POLICIES
 from milestones.instruments.forced_retractions import force_retractions
-from tests.conftest import EngineFactory, Rung
+from tests.conftest import EngineFactory, ModuleOf
 from tests.fake_paged import FakePagedEngine, expected_tokens
 from tests.oracle import assert_one_answer, drain, greedy
 from tests.test_paged_scheduler import fuzz
@@ -106,9 +106,9 @@ class StormMachine(RuleBasedStateMachine):
         assert kv_cache.radix_cache.protected_size == 0, "I3: a lock is held"
 
 
-def test_storms_over_shared_prefixes(rung: Rung) -> None:
+def test_storms_over_shared_prefixes(module_of: ModuleOf) -> None:
     class Machine(StormMachine):
-        scheduler = rung("scheduler")
+        scheduler = module_of("scheduler")
 
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=250, stateful_step_count=40, deadline=None)
@@ -185,9 +185,9 @@ def test_a_pool_a_tenth_of_the_working_set(make_engine: EngineFactory, policy: s
         assert_one_answer("tiny-llama", output, 4)
 
 
-def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
+def test_a_refused_admission_leaves_no_trace(module_of: ModuleOf) -> None:
     """For a request that does not fit, no node is locked, split or evicted."""
-    engine = FakePagedEngine(rung("scheduler"), 16, page_size=1, max_num_seqs=4)
+    engine = FakePagedEngine(module_of("scheduler"), 16, page_size=1, max_num_seqs=4)
     engine.add("warm", [1, 2, 3, 4], 1)
     engine.step()
     engine.add("big", [7] * 6, 6)
@@ -209,10 +209,10 @@ def test_a_refused_admission_leaves_no_trace(rung: Rung) -> None:
     assert engine.finished["late"] == expected_tokens([1, 2, 9, 9, 9, 9], 6)
 
 
-def plant(rung: Rung, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(module_of: ModuleOf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug that real engines have had, in the tree, the page table or the manager."""
-    manager, tree = rung("kv_cache").KVCacheManager, rung("radix_cache").RadixCache
-    table = rung("kv_cache").PageTable
+    manager, tree = module_of("kv_cache").KVCacheManager, module_of("radix_cache").RadixCache
+    table = module_of("kv_cache").PageTable
     replace, split, lock = table.replace, tree._split, tree.lock
 
     def the_whole_prompt(self: Any, request: Any) -> list[int]:
@@ -261,12 +261,14 @@ def plant(rung: Rung, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "only the parents are locked",
     ],
 )
-def test_planted_bugs_are_caught(rung: Rung, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+def test_planted_bugs_are_caught(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
     """The fuzz can fail: it finds each of these bugs within 300 schedules."""
-    plant(rung, bug, monkeypatch)
+    plant(module_of, bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(300):
-            fuzz(rung("scheduler"), seed)
+            fuzz(module_of("scheduler"), seed)
 
 
 def admissions(engine: FakePagedEngine) -> list[str]:
@@ -276,9 +278,9 @@ def admissions(engine: FakePagedEngine) -> list[str]:
     return list(engine.finished)
 
 
-def policy_engine(rung: Rung, policy: Any) -> FakePagedEngine:
+def policy_engine(module_of: ModuleOf, policy: Any) -> FakePagedEngine:
     engine = FakePagedEngine(
-        rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=3
+        module_of("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=3
     )
     engine.add("warm", [1, 2, 3, 4, 5], 1)
     engine.step()
@@ -293,9 +295,9 @@ def policy_engine(rung: Rung, policy: Any) -> FakePagedEngine:
     return engine
 
 
-def test_the_policies(rung: Rung) -> None:
+def test_the_policies(module_of: ModuleOf) -> None:
     def order(policy: str) -> list[str]:
-        return admissions(policy_engine(rung, policy))[1:]
+        return admissions(policy_engine(module_of, policy))[1:]
 
     arrival = ["cold", "short", "long", "cold too", "cold three"]
     assert order("fcfs") == arrival
@@ -305,10 +307,10 @@ def test_the_policies(rung: Rung) -> None:
     assert sorted(order("random")) == sorted(arrival) and order("random") == order("random")
 
 
-def test_a_branch_is_served_before_the_next(rung: Rung) -> None:
+def test_a_branch_is_served_before_the_next(module_of: ModuleOf) -> None:
     """dfs-weight serves the branch with the most waiting requests first, and serves all of it."""
     engine = FakePagedEngine(
-        rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy="dfs-weight"
+        module_of("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy="dfs-weight"
     )
     engine.add("x", [1, 1, 1], 1)
     engine.add("y", [2, 2, 2], 1)
@@ -323,11 +325,11 @@ def test_a_branch_is_served_before_the_next(rung: Rung) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_starves_anyone(rung: Rung, policy: Any) -> None:
+def test_no_policy_starves_anyone(module_of: ModuleOf, policy: Any) -> None:
     """A cold request is overtaken by no more requests than the bound allows."""
-    bound = rung("policy").MAX_OVERTAKING
+    bound = module_of("policy").MAX_OVERTAKING
     engine = FakePagedEngine(
-        rung("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=0
+        module_of("scheduler"), 60, page_size=1, max_num_seqs=1, schedule_policy=policy, seed=0
     )
     engine.add("warm", [1, 2, 3, 4], 1)
     engine.step()

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.conftest import Rung
+from tests.conftest import ModuleOf
 
 pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.only_of("radix_cache.py")]
 
@@ -110,9 +110,9 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_tree_is_a_dict_of_prefixes(rung: Rung, size: int) -> None:
+def test_the_tree_is_a_dict_of_prefixes(module_of: ModuleOf, size: int) -> None:
     class Machine(TreeMachine):
-        tree_class = rung("radix_cache").RadixCache
+        tree_class = module_of("radix_cache").RadixCache
         page_size = size
 
     run_state_machine_as_test(
@@ -120,8 +120,8 @@ def test_the_tree_is_a_dict_of_prefixes(rung: Rung, size: int) -> None:
     )
 
 
-def test_least_recently_used_goes_first(rung: Rung) -> None:
-    tree = rung("radix_cache").RadixCache(1)
+def test_least_recently_used_goes_first(module_of: ModuleOf) -> None:
+    tree = module_of("radix_cache").RadixCache(1)
     tree.insert([1, 2], [1, 2])
     tree.insert([1, 3, 4], [1, 3, 4])
     tree.insert([5], [5])
@@ -132,9 +132,9 @@ def test_least_recently_used_goes_first(rung: Rung) -> None:
     assert tree.find([1]).num_pages == 0
 
 
-def test_a_split_keeps_the_locks(rung: Rung) -> None:
+def test_a_split_keeps_the_locks(module_of: ModuleOf) -> None:
     """A node that was locked before a split still unlocks its whole path."""
-    tree = rung("radix_cache").RadixCache(2)
+    tree = module_of("radix_cache").RadixCache(2)
     long = tree.insert([1, 2, 3, 4, 5, 6], [1, 2, 3])
     tree.lock(long)
     short = tree.match_prefix([1, 2, 9, 9])
@@ -148,8 +148,8 @@ def test_a_split_keeps_the_locks(rung: Rung) -> None:
     tree.check_invariants([])
 
 
-def test_what_is_in_use_is_not_evicted(rung: Rung) -> None:
-    tree = rung("radix_cache").RadixCache(1)
+def test_what_is_in_use_is_not_evicted(module_of: ModuleOf) -> None:
+    tree = module_of("radix_cache").RadixCache(1)
     tree.lock(tree.insert([1, 2], [1, 2]))
     tree.insert([1, 3], [1, 3])
     assert tree.evict(1) == [3]
@@ -157,8 +157,8 @@ def test_what_is_in_use_is_not_evicted(rung: Rung) -> None:
         tree.evict(1)
 
 
-def test_a_look_leaves_no_trace(rung: Rung) -> None:
-    tree = rung("radix_cache").RadixCache(1)
+def test_a_look_leaves_no_trace(module_of: ModuleOf) -> None:
+    tree = module_of("radix_cache").RadixCache(1)
     tree.insert([1, 2, 3], [1, 2, 3])
     tree.insert([7], [7])
     assert tree.find([1, 2, 9]).num_pages == 2
@@ -178,10 +178,10 @@ class Counted(tuple[int, ...]):
 
 @pytest.mark.parametrize("sequences", [10, 10_000])
 def test_the_cost_does_not_grow_with_the_tree(
-    rung: Rung, monkeypatch: pytest.MonkeyPatch, sequences: int
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, sequences: int
 ) -> None:
     """A match looks only at the nodes on its path, and an eviction at the leaves it evicts."""
-    tree = rung("radix_cache").RadixCache(1)
+    tree = module_of("radix_cache").RadixCache(1)
     for i in range(sequences):
         tree.insert([0, i, 1, 2], [4 * i + j for j in range(4)])
     key = tree._key

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common import EngineConfig, Request
 from common.models.tiny import byte_tokenizer
 from common.text.output_text import OutputText
-from tests.conftest import Rung
+from tests.conftest import ModuleOf
 from tests.oracle import greedy
 
 TOKENIZER = byte_tokenizer()
@@ -27,8 +27,8 @@ def make_request(num_tokens: int, name: str = "r") -> Request:
     )  # fmt: skip
 
 
-def make_scheduler(rung: Rung, *lengths: int, **config: Any) -> Any:
-    scheduler = rung("scheduler").Scheduler(EngineConfig(max_model_len=100, **config))
+def make_scheduler(module_of: ModuleOf, *lengths: int, **config: Any) -> Any:
+    scheduler = module_of("scheduler").Scheduler(EngineConfig(max_model_len=100, **config))
     for i, length in enumerate(lengths):
         scheduler.add_request(make_request(length, f"{i}"))
     return scheduler
@@ -45,8 +45,8 @@ def names(requests: Any) -> list[str]:
     return [request.request_id for request in requests]
 
 
-def test_prefill_first_then_decode_all(rung: Rung) -> None:
-    scheduler = make_scheduler(rung, 5, 3)
+def test_prefill_first_then_decode_all(module_of: ModuleOf) -> None:
+    scheduler = make_scheduler(module_of, 5, 3)
     batch = scheduler.schedule()
     assert (names(batch.requests), batch.num_scheduled_tokens) == (["0", "1"], [5, 3])
     assert batch.num_padding_tokens == 2
@@ -58,35 +58,35 @@ def test_prefill_first_then_decode_all(rung: Rung) -> None:
     assert names(scheduler.schedule().requests) == ["2"], "a new prompt goes before decode"
 
 
-def test_rows_bound_admission(rung: Rung) -> None:
-    scheduler = make_scheduler(rung, 1, 1, 1, max_num_seqs=2)
+def test_rows_bound_admission(module_of: ModuleOf) -> None:
+    scheduler = make_scheduler(module_of, 1, 1, 1, max_num_seqs=2)
     run(scheduler.schedule())
     assert (names(scheduler.running), names(scheduler.waiting)) == (["0", "1"], ["2"])
     assert names(scheduler.schedule().requests) == ["0", "1"]
 
 
-def test_the_token_budget_counts_padding(rung: Rung) -> None:
+def test_the_token_budget_counts_padding(module_of: ModuleOf) -> None:
     """Three prompts of 10, 2 and 2 tokens are computed as 30 positions."""
-    scheduler = make_scheduler(rung, 10, 2, 2, max_num_batched_tokens=29)
+    scheduler = make_scheduler(module_of, 10, 2, 2, max_num_batched_tokens=29)
     assert names(scheduler.schedule().requests) == ["0", "1"]
-    scheduler = make_scheduler(rung, 10, 2, 2, max_num_batched_tokens=30)
+    scheduler = make_scheduler(module_of, 10, 2, 2, max_num_batched_tokens=30)
     assert names(scheduler.schedule().requests) == ["0", "1", "2"]
 
 
-def test_nobody_overtakes(rung: Rung) -> None:
+def test_nobody_overtakes(module_of: ModuleOf) -> None:
     """A short prompt that fits does not overtake a long prompt that does not fit."""
-    scheduler = make_scheduler(rung, 10, 20, 1, max_num_batched_tokens=20)
+    scheduler = make_scheduler(module_of, 10, 20, 1, max_num_batched_tokens=20)
     assert names(scheduler.schedule().requests) == ["0"]
 
 
-def test_decode_respects_the_token_budget(rung: Rung) -> None:
-    scheduler = make_scheduler(rung, *[1] * 5, max_num_batched_tokens=3)
+def test_decode_respects_the_token_budget(module_of: ModuleOf) -> None:
+    scheduler = make_scheduler(module_of, *[1] * 5, max_num_batched_tokens=3)
     run(scheduler.schedule())
     assert len(scheduler.schedule().requests) == 3
 
 
-def test_rows_stay_compact(rung: Rung) -> None:
-    scheduler = make_scheduler(rung, 4, 5, 6, 7)
+def test_rows_stay_compact(module_of: ModuleOf) -> None:
+    scheduler = make_scheduler(module_of, 4, 5, 6, 7)
     batch = scheduler.schedule()
     run(batch)
     first, second, third, last = batch.requests
@@ -100,8 +100,8 @@ def test_rows_stay_compact(rung: Rung) -> None:
     assert names(scheduler.schedule().requests) == ["0", "3"]
 
 
-def test_undo_puts_a_failed_prefill_back_at_the_head(rung: Rung) -> None:
-    scheduler = make_scheduler(rung, 4, 5, 6, max_num_seqs=2)
+def test_undo_puts_a_failed_prefill_back_at_the_head(module_of: ModuleOf) -> None:
+    scheduler = make_scheduler(module_of, 4, 5, 6, max_num_seqs=2)
     batch = scheduler.schedule()
     scheduler.undo(batch)
     assert names(scheduler.waiting) == ["0", "1", "2"] and not scheduler.running
@@ -119,10 +119,12 @@ def test_undo_puts_a_failed_prefill_back_at_the_head(rung: Rung) -> None:
     leaving=st.lists(st.integers(0, 4), max_size=40),
 )
 def test_every_schedule_keeps_the_rules(
-    rung: Rung, lengths: list[int], rows: int, budget: int, leaving: list[int]
+    module_of: ModuleOf, lengths: list[int], rows: int, budget: int, leaving: list[int]
 ) -> None:
     """Budgets hold, the queue keeps its order, and all requests are served in the end."""
-    scheduler = make_scheduler(rung, *lengths, max_num_seqs=rows, max_num_batched_tokens=budget)
+    scheduler = make_scheduler(
+        module_of, *lengths, max_num_seqs=rows, max_num_batched_tokens=budget
+    )
     admitted: list[str] = []
     departures = iter(leaving)
     while batch := scheduler.schedule():

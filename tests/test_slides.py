@@ -6,6 +6,7 @@ LADDER_BROWSER=1 in the environment it fails instead.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -16,11 +17,13 @@ from typing import Any
 
 import pytest
 
+from milestones.course.diff.lesson import lesson
 from slides import build, charts, facts, record, sources, workloads
 from slides.browser import MISSING, Browser, find
 from slides.deck import Deck, Reader, exists
 from slides.page import page
 from slides.sources import BuildError
+from slides.stops import Walk
 from tests.conftest import MILESTONES, ROOT, shared_model
 
 DECKS = sorted((ROOT / "slides" / "decks").glob("*.md"))
@@ -40,6 +43,33 @@ def test_a_deck_for_each_milestone(decks: dict[str, Deck]) -> None:
         assert 20 <= len(deck.slides) <= 30, f"{deck.name} has {len(deck.slides)} slides"
         assert sum("predict" in slide.classes for slide in deck.slides) >= 2, deck.name
         assert any("trap" in slide.classes for slide in deck.slides), deck.name
+
+
+@pytest.mark.parametrize(
+    ("below", "above"), [("m2_continuous", "m3_paged"), ("m4_radix", "m5_overlap")]
+)
+def test_a_deck_walks_the_stops_of_its_lesson(
+    decks: dict[str, Deck], below: str, above: str
+) -> None:
+    """The table has the titles of `diff`, and each stop with code on slides is named in order."""
+    stops = lesson(below, above).stops
+    shown = [slide.body for slide in decks[above].slides]
+    (table,) = [body for body in shown if "--stop 1" in body]
+    titles = re.findall(r"<tr><td>(\d)</td><td>(.*?)</td>", table)
+    assert titles == [(str(stop.number), html.escape(stop.title)) for stop in stops]
+    numbers = re.findall(r" · stop (\d)</figcaption>", "".join(shown))
+    assert numbers and numbers == sorted(numbers)
+
+
+def test_a_slide_cannot_go_back_to_an_earlier_stop() -> None:
+    walk = Walk("m2_continuous", "m3_paged")
+    assert walk.caption("m3_paged/kv_cache.py:PageTable.append") == " · stop 1"
+    assert walk.caption("m3_paged/kernels.py:_attend") == " · stop 5"
+    assert walk.caption("m2_continuous/kv_cache.py:KVCacheManager") == ""
+    with pytest.raises(BuildError, match="of stop 3 .Admission and retraction., but a"):
+        walk.caption("m3_paged/admission.py:Admission.fits")
+    with pytest.raises(BuildError, match="m4_radix has no stops"):
+        Walk("m3_paged", "m4_radix")
 
 
 def test_decks_are_chosen_by_name() -> None:

@@ -18,7 +18,7 @@ from common import EngineConfig, SamplingParams
 from common.models.cpu_runtime import release_threads
 from milestones.instruments.streams import LateStream
 from tests import conftest
-from tests.conftest import ROOT, EngineFactory, Rung, build_engine, shared_model
+from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
 pytestmark = pytest.mark.since("m5_overlap")
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.since("m5_overlap")
 THREADS = Path("/proc/self/task")
 
 
-def test_work_runs_in_order_on_another_thread(rung: Rung) -> None:
-    stream = rung("stream").ThreadStream()
+def test_work_runs_in_order_on_another_thread(module_of: ModuleOf) -> None:
+    stream = module_of("stream").ThreadStream()
     seen: list[Any] = []
     gate = threading.Event()
     stream.launch(gate.wait)  # launching does not wait for it
@@ -42,8 +42,8 @@ def test_work_runs_in_order_on_another_thread(rung: Rung) -> None:
     stream.close()
 
 
-def test_what_follows_a_failure_fails_unrun(rung: Rung) -> None:
-    stream = rung("stream").ThreadStream()
+def test_what_follows_a_failure_fails_unrun(module_of: ModuleOf) -> None:
+    stream = module_of("stream").ThreadStream()
     seen: list[int] = []
 
     def fail() -> None:
@@ -62,10 +62,10 @@ def test_what_follows_a_failure_fails_unrun(rung: Rung) -> None:
 
 
 def test_a_thread_that_has_started_is_not_started_again(
-    rung: Rung, monkeypatch: pytest.MonkeyPatch
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt may come after the thread has started and before `launch` knows of it."""
-    stream = rung("stream").ThreadStream()
+    stream = module_of("stream").ThreadStream()
     start = stream.thread.start
 
     def interrupted() -> None:
@@ -82,10 +82,10 @@ def test_a_thread_that_has_started_is_not_started_again(
     stream.close()
 
 
-def test_the_thread_ends_with_its_stream(rung: Rung) -> None:
+def test_the_thread_ends_with_its_stream(module_of: ModuleOf) -> None:
     """A closed or dropped stream leaves no thread. A thread that waits holds no earlier work."""
     before = set(threading.enumerate())
-    closed, dropped = (rung("stream").ThreadStream() for _ in range(2))
+    closed, dropped = (module_of("stream").ThreadStream() for _ in range(2))
     held: Any = type("Held", (), {})()
     for stream in (closed, dropped):
         stream.launch(lambda held=held: None).wait()
@@ -104,8 +104,8 @@ def test_the_thread_ends_with_its_stream(rung: Rung) -> None:
     assert not set(threading.enumerate()) - before
 
 
-def test_an_emulated_forward_takes_its_time(rung: Rung) -> None:
-    stream = rung("stream").ThreadStream(emulated_forward_ms=20)
+def test_an_emulated_forward_takes_its_time(module_of: ModuleOf) -> None:
+    stream = module_of("stream").ThreadStream(emulated_forward_ms=20)
     for _ in range(3):
         stream.launch(lambda: None)
     stream.synchronize()
@@ -117,13 +117,13 @@ def test_an_emulated_forward_takes_its_time(rung: Rung) -> None:
     )
 
 
-def test_a_gpu_is_not_emulated(rung: Rung) -> None:
+def test_a_gpu_is_not_emulated(module_of: ModuleOf) -> None:
     with pytest.raises(ValueError, match="emulated_forward_ms"):
-        rung("stream").open_stream(torch.device("cuda"), 10.0)
+        module_of("stream").open_stream(torch.device("cuda"), 10.0)
 
 
-def test_futures(rung: Rung) -> None:
-    module = rung("future_map")
+def test_futures(module_of: ModuleOf) -> None:
+    module = module_of("future_map")
     futures = module.FutureMap(3, torch.device("cpu"))
     assert [module.placeholder(row) for row in range(3)] == [-1, -2, -3], "they must be below 0"
     indices = torch.tensor([module.future_index(2), module.future_index(0)])
@@ -134,9 +134,9 @@ def test_futures(rung: Rung) -> None:
     assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]], "padding changed a future"
 
 
-def test_buffers_are_filled_again_only_when_their_step_is_done(rung: Rung) -> None:
+def test_buffers_are_filled_again_only_when_their_step_is_done(module_of: ModuleOf) -> None:
     """With three steps on two buffers, the third step waits for the first, and for no other."""
-    buffers = [rung("buffers").StepBuffers(torch.device("cpu"), size=64) for _ in range(2)]
+    buffers = [module_of("buffers").StepBuffers(torch.device("cpu"), size=64) for _ in range(2)]
     stream, seen = LateStream(), []
     for step in range(3):
         mine = buffers[step % 2]
@@ -148,8 +148,8 @@ def test_buffers_are_filled_again_only_when_their_step_is_done(rung: Rung) -> No
     assert seen == [[0] * 4, [1] * 4, [2] * 4]
 
 
-def test_buffers_grow_and_leave_what_was_taken(rung: Rung) -> None:
-    buffers = rung("buffers").StepBuffers(torch.device("cpu"), size=32)
+def test_buffers_grow_and_leave_what_was_taken(module_of: ModuleOf) -> None:
+    buffers = module_of("buffers").StepBuffers(torch.device("cpu"), size=32)
     tensors = [torch.arange(n, dtype=torch.int32) for n in (3, 0, 7, 100)]
     taken = [buffers.upload(t) for t in tensors]
     taken.append(buffers.download(torch.tensor([[1.5], [2.5]])))
@@ -157,7 +157,9 @@ def test_buffers_grow_and_leave_what_was_taken(rung: Rung) -> None:
     assert taken[-1].tolist() == [[1.5], [2.5]]
 
 
-def test_a_step_returns_while_the_next_one_runs(make_engine: EngineFactory, rung: Rung) -> None:
+def test_a_step_returns_while_the_next_one_runs(
+    make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
     """Each step waits once, for the step before. Requests known to end get no further step."""
     engine: Any = make_engine(num_pages=64, enable_overlap=True)
     stream = engine.runner.stream = LateStream()
@@ -310,17 +312,17 @@ def test_padding_writes_to_the_padding_page_only(make_engine: EngineFactory) -> 
     assert static.metadata.page_table.shape == (8, -(-engine.config.max_model_len // 4))
 
 
-def test_graph_sizes(rung: Rung) -> None:
-    sizes = rung("cuda_graph").graph_sizes
+def test_graph_sizes(module_of: ModuleOf) -> None:
+    sizes = module_of("cuda_graph").graph_sizes
     assert [sizes(n) for n in (1, 3, 4, 5, 8, 20)] == [
         [1], [1, 2, 4], [1, 2, 4], [1, 2, 4, 8], [1, 2, 4, 8], [1, 2, 4, 8, 16, 24],
     ]  # fmt: skip
 
 
-def test_switches(rung: Rung) -> None:
+def test_switches(module_of: ModuleOf) -> None:
     """With `cuda_graph=False` there are no static steps. On a CPU, static steps are not padded."""
     config: dict[str, Any] = {"model": "tiny-llama", "device": "cpu", "max_num_seqs": 5}
-    engine_class = rung("engine").LLMEngine
+    engine_class = module_of("engine").LLMEngine
     for cuda_graph, sizes in ((True, [1, 2, 3, 4, 5]), (False, [])):
         engine = engine_class(
             EngineConfig(**config, cuda_graph=cuda_graph), shared_model("tiny-llama")

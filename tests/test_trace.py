@@ -13,8 +13,8 @@ from rich.console import Console
 
 from common import EngineConfig, OfflineEngine, RequestOutput
 from common.displays.demo import parser, recorded
+from common.tracing.data import Span, TraceData
 from common.tracing.forwards import StreamForwards
-from common.tracing.record import Span, TraceRecord
 from common.tracing.trace import Trace
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
@@ -44,11 +44,11 @@ def bare_engine(milestone: str) -> OfflineEngine:
     return importlib.import_module(milestone).LLMEngine(config, shared_model("tiny-llama"))
 
 
-def traced_run(engine: OfflineEngine) -> TraceRecord:
+def traced_run(engine: OfflineEngine) -> TraceData:
     with Trace(engine) as trace:
         add_all(engine)
         drain(engine)
-    return trace.record
+    return trace.data
 
 
 def assert_nested(spans: list[Span]) -> None:
@@ -64,17 +64,17 @@ def assert_nested(spans: list[Span]) -> None:
 
 def test_the_lanes(milestone: str) -> None:
     with bare_engine(milestone) as engine:
-        record = traced_run(engine)
-    assert_nested(record.spans)
-    assert_nested(record.forwards)
-    steps = [span for span in record.spans if span.name == "step"]
-    for span in record.spans:
+        data = traced_run(engine)
+    assert_nested(data.spans)
+    assert_nested(data.forwards)
+    steps = [span for span in data.spans if span.name == "step"]
+    for span in data.spans:
         if span.name not in ("step", "trace"):
             outer = steps[span.step - 1]
             assert outer.start <= span.start and span.end <= outer.end, span
-    assert {"schedule", "process"} <= {span.name for span in record.spans}
-    ran = [frame.step for frame in record.frames for _batch in frame.batches]
-    assert [span.step for span in record.forwards] == ran
+    assert {"schedule", "process"} <= {span.name for span in data.spans}
+    ran = [frame.step for frame in data.frames for _batch in frame.batches]
+    assert [span.step for span in data.forwards] == ran
     # With overlap, a step may be launched for requests that have ended, as a later result shows.
     assert len(ran) >= engine.stats().num_steps
 
@@ -82,9 +82,9 @@ def test_the_lanes(milestone: str) -> None:
 @pytest.mark.before("m5_overlap")
 def test_one_forward_a_step(make_engine: EngineFactory) -> None:
     engine = make_engine(**CONFIG)
-    record = traced_run(engine)
-    assert len(record.forwards) == engine.stats().num_steps
-    assert all(len(frame.batches) == 1 for frame in record.frames[1:])
+    data = traced_run(engine)
+    assert len(data.forwards) == engine.stats().num_steps
+    assert all(len(frame.batches) == 1 for frame in data.frames[1:])
 
 
 def test_the_engine_does_not_notice(make_engine: EngineFactory) -> None:
@@ -121,15 +121,15 @@ def test_a_failed_step_is_recorded(
     finals: dict[str, RequestOutput] = {}
     with Trace(engine) as trace:
         add_all(engine)
-        while "Broken" not in [frame.error for frame in trace.record.frames]:
+        while "Broken" not in [frame.error for frame in trace.data.frames]:
             engine.step()
-    assert [frame.error for frame in trace.record.frames if frame.error] == ["Broken"]
+    assert [frame.error for frame in trace.data.frames if frame.error] == ["Broken"]
     assert set(vars(engine)) == names
     with Trace(engine) as trace:  # this trace begins with requests in flight and earlier forwards
         finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
-    assert {info.request_id for info in trace.record.requests} == set(finals)
-    assert all(info.end is not None for info in trace.record.requests)
-    assert_nested(trace.record.forwards)
+    assert {info.request_id for info in trace.data.requests} == set(finals)
+    assert all(info.end is not None for info in trace.data.requests)
+    assert_nested(trace.data.forwards)
     for output in finals.values():
         assert output.outputs[0].finish_reason == "length"
 
@@ -140,7 +140,7 @@ def test_a_model_may_be_shared(milestone: str) -> None:
         with Trace(engine) as trace:
             other.generate([1, 2, 3], greedy(4))
             engine.generate([1, 2, 3], greedy(4))
-        assert len(trace.record.forwards) == engine.stats().num_steps
+        assert len(trace.data.forwards) == engine.stats().num_steps
 
 
 def test_an_instances_own_method_comes_back(make_engine: EngineFactory) -> None:
@@ -168,10 +168,10 @@ def test_spans_of_a_stream_come_late_and_once() -> None:
 def test_a_forward_goes_to_the_step_that_scheduled_it(milestone: str) -> None:
     """A forward belongs to the step that scheduled it, even if it runs during the next step."""
     with bare_engine(milestone) as engine:
-        record = traced_run(engine)
-    scheduled = [frame.step for frame in record.frames for _ in frame.batches]
+        data = traced_run(engine)
+    scheduled = [frame.step for frame in data.frames for _ in frame.batches]
     assert len(scheduled) > len(set(scheduled)), "no step scheduled two forwards"
-    assert [span.step for span in record.forwards] == scheduled
+    assert [span.step for span in data.forwards] == scheduled
 
 
 def test_what_a_demo_writes(make_engine: EngineFactory, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.tracing.chrome import chrome_trace
-from common.tracing.record import State, TraceRecord
+from common.tracing.data import State, TraceData
 from common.tracing.trace import Trace
 from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory
@@ -27,14 +27,14 @@ def test_frames_agree_with_the_engine(make_engine: EngineFactory) -> None:
             outputs.update({output.request_id: output for output in engine.step()})
             stats.append(asdict(engine.stats()))
     seen = 0
-    for frame, state in trace.record.states():
+    for frame, state in trace.data.states():
         assert state.stats == stats[frame.step]
         running = [r for r in state.requests.values() if r["state"] in ("prefill", "decode")]
         assert len(running) == state.stats["num_running"]
         assert len(state.waiting) == state.stats["num_waiting"]
         seen += 1
     assert seen == len(stats)
-    for number, info in enumerate(trace.record.requests):
+    for number, info in enumerate(trace.data.requests):
         output, final = outputs[info.request_id], state.requests[number]
         assert final["text"] == output.outputs[0].text
         assert final["state"] == info.finish_reason == output.outputs[0].finish_reason
@@ -43,13 +43,13 @@ def test_frames_agree_with_the_engine(make_engine: EngineFactory) -> None:
             len(output.prompt_token_ids),
             len(tokens),
         )
-    scheduled = sum(sum(b.values()) for frame in trace.record.frames for b in frame.batches)
+    scheduled = sum(sum(b.values()) for frame in trace.data.frames for b in frame.batches)
     assert scheduled == state.stats["prefill_tokens"] + state.stats["decode_tokens"]
 
 
-def replayed(record: TraceRecord) -> State:
+def replayed(data: TraceData) -> State:
     state = State()
-    for frame in record.frames:
+    for frame in data.frames:
         state.apply(frame)
     return state
 
@@ -63,7 +63,7 @@ def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> Non
         add_all(engine)
         for _ in range(steps):
             engine.step()
-    kv_cache, state = engine.scheduler.kv_cache, replayed(trace.record)
+    kv_cache, state = engine.scheduler.kv_cache, replayed(trace.data)
     everything = set(range(1, kv_cache.allocator.num_pages + 1))
     assert set(state.pages) == everything - set(kv_cache.allocator.free_pages)
     tree = getattr(kv_cache, "radix_cache", None)
@@ -75,7 +75,7 @@ def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> Non
         number = int(request.request_id[1:])
         assert sorted(own) == sorted(p for p, owner in state.pages.items() if owner == number)
     assert len(state.nodes) == len(nodes)
-    gone = [n for frame in trace.record.frames for n, change in frame.nodes.items() if not change]
+    gone = [n for frame in trace.data.frames for n, change in frame.nodes.items() if not change]
     assert gone or tree is None or engine.has_unfinished_requests(), "nothing was evicted"
     for node in state.nodes.values():
         real = nodes[tuple(node["pages"])]
@@ -90,16 +90,16 @@ def test_slots_are_whose_they_are(make_engine: EngineFactory, milestone: str) ->
         add_all(engine)
         for _ in range(4):
             engine.step()
-    state, meta = replayed(trace.record), trace.record.meta
+    state, meta = replayed(trace.data), trace.data.meta
     for request in engine.scheduler.running:
         now = state.requests[int(request.request_id[1:])]
         assert (now.get("row"), now["computed"]) == (request.row, request.num_computed_tokens)
     assert ("row_tokens" in meta) == (milestone == "m2_continuous")
 
 
-def lanes_of(record: TraceRecord) -> dict[str, list[dict[str, Any]]]:
+def lanes_of(data: TraceData) -> dict[str, list[dict[str, Any]]]:
     """Return the events of each request in the Chrome trace, in order of time."""
-    events = json.loads(json.dumps(chrome_trace(record)))["traceEvents"]
+    events = json.loads(json.dumps(chrome_trace(data)))["traceEvents"]
     for event in events:
         assert event["ph"] == "M" or event["ts"] >= 0
         assert event["ph"] != "X" or event["dur"] >= 0
@@ -126,11 +126,11 @@ def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
         drain(engine)
         engine.add_request([7], greedy(3), "r0")  # the same name again
         engine.abort_request("r0")
-    record = trace.record
-    aborted = [r.request_id for r in record.requests if r.finish_reason == "abort"]
+    data = trace.data
+    aborted = [r.request_id for r in data.requests if r.finish_reason == "abort"]
     assert aborted == ["r0", "r4", "r5", "r0"]
-    assert replayed(record).requests[len(record.requests) - 1]["state"] == "abort"
-    lanes = lanes_of(record)
+    assert replayed(data).requests[len(data.requests) - 1]["state"] == "abort"
+    lanes = lanes_of(data)
     for number, lane in enumerate(lanes.values()):
         if number == 0:
             continue  # its name is used twice
@@ -148,10 +148,10 @@ def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
 def test_retractions_show(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(**CONFIG)
     force_retractions(engine.scheduler, 3)
-    record = traced_run(engine)
-    retracted = [n for frame in record.frames for n in frame.retracted]
+    data = traced_run(engine)
+    retracted = [n for frame in data.frames for n in frame.retracted]
     assert len(retracted) == engine.stats().num_retractions > 0
-    lanes = lanes_of(record)
+    lanes = lanes_of(data)
     for number, lane in enumerate(lanes.values()):
         names = [event["name"] for event in lane if event["ph"] == "i"]
         assert names.count("retracted") == retracted.count(number)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..engine.offline import OfflineEngine
 from .dashboard import summary_table
-from .workload import Workload, WorkloadResult, run_rung
+from .workload import Workload, WorkloadResult, run_milestone
 
 Figure = Callable[[WorkloadResult], str]  # what a row of the table shows of a result
 
@@ -30,7 +30,7 @@ def run_milestones(workloads: dict[str, Workload], console: Console) -> dict[str
     results = {}
     for milestone, workload in workloads.items():
         with console.status(f"the same requests on {milestone} …"):
-            if (result := run_rung(milestone, workload)) is not None:
+            if (result := run_milestone(milestone, workload)) is not None:
                 results[milestone] = result
     return results
 

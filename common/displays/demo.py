@@ -106,16 +106,16 @@ def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) 
     interrupted: such a run is worth reading.
     """
     trace = Trace(engine)
-    trace.record.meta["machine"] = machine()
+    trace.data.meta["machine"] = machine()
     try:
         with trace:
             yield trace
     finally:
         if args.trace is not None:
-            args.trace.write_text(json.dumps(chrome_trace(trace.record)), encoding="utf-8")
+            args.trace.write_text(json.dumps(chrome_trace(trace.data)), encoding="utf-8")
             _say(console, f"trace:  {args.trace}, for ui.perfetto.dev or chrome://tracing")
         if args.player is not None:
-            args.player.write_text(player_html(trace.record), encoding="utf-8")
+            args.player.write_text(player_html(trace.data), encoding="utf-8")
             _say(console, f"player: {args.player}, for a browser")
 
 

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 from ..config import EngineConfig
 from ..engine.offline import OfflineEngine
-from ..outputs import RequestOutput
+from ..outputs import RequestOutput, StepCounters
 from ..sampling.params import SamplingParams
 from ..tracing.forwards import Forwards, HookedForwards, StreamForwards
 
@@ -62,7 +62,7 @@ class WorkloadResult:
     token_ids: list[list[int]]
     seconds: float
     first_token_seconds: list[float]
-    stats: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, int] = field(default_factory=dict)  # `StepCounters` of the run
     kv_reserved: int = 0  # tokens of KV memory held, summed over the steps
     kv_used: int = 0  # tokens of KV memory written, summed over the steps
     most_running: int = 0  # most requests that ran at the same time
@@ -97,7 +97,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
     """Serve the workload and return the result. The engine must be idle."""
-    before = asdict(engine.stats())
+    before = counters(engine)
     driver = Driver(workload)
     kv_reserved = kv_used = most_running = 0
     with ExitStack() as undo:
@@ -118,7 +118,7 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         token_ids=[request.token_ids for request in served],
         seconds=seconds,
         first_token_seconds=[request.token_seconds[0] - request.due for request in served],
-        stats={name: value - before[name] for name, value in asdict(engine.stats()).items()},
+        stats={name: value - before[name] for name, value in counters(engine).items()},
         kv_reserved=kv_reserved,
         kv_used=kv_used,
         most_running=most_running,
@@ -126,6 +126,12 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
         forward_seconds=[end - begin for begin, end in spans],
         gap_seconds=[begin - end for (_, end), (begin, _) in pairwise(spans)],
     )
+
+
+def counters(engine: OfflineEngine) -> dict[str, int]:
+    """Return the counters of `EngineStats` that only grow, so that a run can be subtracted."""
+    stats = engine.stats()
+    return {counter.name: getattr(stats, counter.name) for counter in fields(StepCounters)}
 
 
 @dataclass
@@ -203,7 +209,7 @@ def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
     return HookedForwards(engine.runner.model, lambda: True, undo)
 
 
-def run_rung(milestone: str, workload: Workload) -> WorkloadResult | None:
+def run_milestone(milestone: str, workload: Workload) -> WorkloadResult | None:
     """Run a milestone's engine in a new process. Return None if there is no such milestone."""
     if importlib.util.find_spec(milestone) is None:
         return None
@@ -227,7 +233,7 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
 
 
 def serve(milestone: str) -> None:
-    """Read a workload, run it, and write the result: the process that `run_rung` starts."""
+    """Read a workload, run it, and write the result: the process that `run_milestone` starts."""
     workload = Workload(**json.load(sys.stdin))
     engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
     # The first forwards of a process and the first use of its memory are slow. The prefix cache of

@@ -11,37 +11,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .record import Frame, RequestInfo, State, TraceRecord
+from .data import Frame, RequestInfo, State, TraceData
 
 ENGINE, REQUESTS = 1, 2  # process ids in the file
 CPU, FORWARD = 1, 2  # thread ids in the process of the engine
 Event = dict[str, Any]
 
 
-def chrome_trace(record: TraceRecord) -> dict[str, Any]:
+def chrome_trace(data: TraceData) -> dict[str, Any]:
     """Return the content of the file, for `json.dump`."""
     return {
         "displayTimeUnit": "ms",
-        "otherData": record.meta,
+        "otherData": data.meta,
         "traceEvents": [
-            *_names(record),
-            *_lanes(record),
-            *_arrows(record),
-            *_counters(record),
-            *_requests(record),
+            *_names(data),
+            *_lanes(data),
+            *_arrows(data),
+            *_counters(data),
+            *_requests(data),
         ],
     }
 
 
-def _names(record: TraceRecord) -> Iterator[Event]:
+def _names(data: TraceData) -> Iterator[Event]:
     forward = "forward"
-    if emulated := record.meta["emulated_forward_ms"]:
+    if emulated := data.meta["emulated_forward_ms"]:
         forward = f"forward (emulated: {emulated} ms)"
-    yield _name("process_name", ENGINE, 0, f"{record.meta['engine']} · {record.meta['model']}")
+    yield _name("process_name", ENGINE, 0, f"{data.meta['engine']} · {data.meta['model']}")
     yield _name("process_name", REQUESTS, 0, "requests")
     yield _name("thread_name", ENGINE, CPU, "CPU")
     yield _name("thread_name", ENGINE, FORWARD, forward)
-    for number, request in enumerate(record.requests):
+    for number, request in enumerate(data.requests):
         yield _name("thread_name", REQUESTS, number, request.request_id)
         yield {
             **_event("thread_sort_index", "M", REQUESTS, number),
@@ -49,10 +49,10 @@ def _names(record: TraceRecord) -> Iterator[Event]:
         }
 
 
-def _lanes(record: TraceRecord) -> Iterator[Event]:
-    batches = {frame.step: frame.batches for frame in record.frames}
-    ids = [request.request_id for request in record.requests]
-    for lane, spans in ((CPU, record.spans), (FORWARD, record.forwards)):
+def _lanes(data: TraceData) -> Iterator[Event]:
+    batches = {frame.step: frame.batches for frame in data.frames}
+    ids = [request.request_id for request in data.requests]
+    for lane, spans in ((CPU, data.spans), (FORWARD, data.forwards)):
         for span in spans:
             args: dict[str, Any] = {"step": span.step}
             if span.name in ("schedule", "forward"):
@@ -61,16 +61,16 @@ def _lanes(record: TraceRecord) -> Iterator[Event]:
                     for batch in batches.get(span.step, [])
                     for number, tokens in batch.items()
                 }
-            yield _span(record, span.name, ENGINE, lane, span.start, span.end, args)
+            yield _span(data, span.name, ENGINE, lane, span.start, span.end, args)
 
 
-def _arrows(record: TraceRecord) -> Iterator[Event]:
+def _arrows(data: TraceData) -> Iterator[Event]:
     """Yield an arrow from each schedule that led to a forward to that forward.
 
     Schedules and forwards are both in order of time.
     """
-    schedules = [span for span in record.spans if span.name == "schedule"]
-    for number, forward in enumerate(record.forwards):
+    schedules = [span for span in data.spans if span.name == "schedule"]
+    for number, forward in enumerate(data.forwards):
         while schedules and schedules[0].step < forward.step:
             schedules.pop(0)
         if not schedules or schedules[0].step != forward.step:
@@ -79,16 +79,16 @@ def _arrows(record: TraceRecord) -> Iterator[Event]:
         schedules.pop(0)
         for phase, lane, at in (("s", CPU, middle), ("f", FORWARD, forward.start)):
             event = _event("forward", phase, ENGINE, lane)
-            yield {**event, "cat": "step", "id": number, "ts": _us(record, at), "bp": "e"}
+            yield {**event, "cat": "step", "id": number, "ts": _us(data, at), "bp": "e"}
 
 
-def _counters(record: TraceRecord) -> Iterator[Event]:
-    for frame, state in record.states():
+def _counters(data: TraceData) -> Iterator[Event]:
+    for frame, state in data.states():
         stats, curves = state.stats, {}
         if total := stats["kv_pages_total"]:
             free, cached = stats["kv_pages_free"], stats["kv_pages_cached"]
             curves["pages"] = {"held": total - free - cached, "cached": cached, "free": free}
-        if record.meta["has_tree"]:
+        if data.meta["has_tree"]:
             locked = sum(bool(node["locks"]) for node in state.nodes.values())
             curves["tree nodes"] = {"locked": locked, "unlocked": len(state.nodes) - locked}
         curves["queue"] = {"waiting": stats["num_waiting"], "running": stats["num_running"]}
@@ -97,14 +97,14 @@ def _counters(record: TraceRecord) -> Iterator[Event]:
         for name, values in curves.items():
             yield {
                 **_event(name, "C", ENGINE, 0),
-                "ts": _us(record, frame.end),
+                "ts": _us(data, frame.end),
                 "args": values,
             }
 
 
-def _requests(record: TraceRecord) -> Iterator[Event]:
-    lanes = [Lane(record, n, request) for n, request in enumerate(record.requests)]
-    for frame, state in record.states():
+def _requests(data: TraceData) -> Iterator[Event]:
+    lanes = [Lane(data, n, request) for n, request in enumerate(data.requests)]
+    for frame, state in data.states():
         for number in {**frame.requests, **dict.fromkeys(frame.retracted)}:
             yield from lanes[number].see(frame, state)
     for lane in lanes:
@@ -114,8 +114,8 @@ def _requests(record: TraceRecord) -> Iterator[Event]:
 class Lane:
     """The phases of one request. Each phase ends when the next one begins."""
 
-    def __init__(self, record: TraceRecord, number: int, request: RequestInfo) -> None:
-        self.record, self.number, self.request = record, number, request
+    def __init__(self, data: TraceData, number: int, request: RequestInfo) -> None:
+        self.data, self.number, self.request = data, number, request
         self.phase, self.since = "waiting", request.arrival
 
     def see(self, frame: Frame, state: State) -> Iterator[Event]:
@@ -133,7 +133,7 @@ class Lane:
     def finish(self) -> Iterator[Event]:
         """Yield the last phase, and the end of the request if it ended during the run."""
         end, reason = self.request.end, self.request.finish_reason
-        yield from self._turn("", self.record.frames[-1].end if end is None else end)
+        yield from self._turn("", self.data.frames[-1].end if end is None else end)
         if reason is not None and end is not None:
             name = reason if reason in ("abort", "error") else f"finish ({reason})"
             yield self._instant(name, end)
@@ -148,12 +148,12 @@ class Lane:
             at = min(at, self.request.end)
         if at > self.since:
             args = {"prompt tokens": self.request.num_prompt_tokens}
-            yield _span(self.record, self.phase, REQUESTS, self.number, self.since, at, args)
+            yield _span(self.data, self.phase, REQUESTS, self.number, self.since, at, args)
         self.phase, self.since = phase, max(at, self.since)
 
     def _instant(self, name: str, at: float) -> Event:
         event = _event(name, "i", REQUESTS, self.number)
-        return {**event, "ts": _us(self.record, at), "s": "t"}
+        return {**event, "ts": _us(self.data, at), "s": "t"}
 
 
 def _event(name: str, phase: str, process: int, thread: int) -> Event:
@@ -165,7 +165,7 @@ def _name(what: str, process: int, thread: int, name: str) -> Event:
 
 
 def _span(
-    record: TraceRecord,
+    data: TraceData,
     name: str,
     process: int,
     thread: int,
@@ -173,12 +173,12 @@ def _span(
     end: float,
     args: dict[str, Any],
 ) -> Event:
-    begin = _us(record, start)
-    duration = round(_us(record, end) - begin, 3)
+    begin = _us(data, start)
+    duration = round(_us(data, end) - begin, 3)
     event = _event(name, "X", process, thread)
     return {**event, "ts": begin, "dur": duration, "args": args}
 
 
-def _us(record: TraceRecord, seconds: float) -> float:
+def _us(data: TraceData, seconds: float) -> float:
     """Return a time in microseconds since the run began."""
-    return round(1e6 * (seconds - record.origin), 3)
+    return round(1e6 * (seconds - data.origin), 3)

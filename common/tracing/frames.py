@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from ..request import Request
-from .record import TREE, Frame, PageOwner, RequestInfo, State
+from .data import TREE, Frame, PageOwner, RequestInfo, State
 
 PROMPT_TOKENS = 120  # the number of tokens shown of the end of a prompt
 NODE_TOKENS = 40  # the number of tokens shown of the beginning of a tree node

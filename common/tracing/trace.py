@@ -3,7 +3,7 @@
     with Trace(engine) as trace:
         while engine.has_unfinished_requests():
             engine.step()
-    trace.record            # plain data: see `trace_record`
+    trace.data              # see `TraceData`
 
 It wraps the main methods of one engine instance in timers, and removes all of them at the end, no
 matter how the run ended. The result has two lanes:
@@ -26,22 +26,22 @@ from typing_extensions import Self
 
 from ..engine.offline import OfflineEngine
 from ..request import Request
+from .data import Frame, Span, TraceData
 from .forwards import Forwards, HookedForwards, StreamForwards
 from .frames import Observer
-from .record import Frame, Span, TraceRecord
 
 TIMED = ("launch", "run", "wait", "process")  # wrapped if the engine has them
 
 
 class Trace:
-    """Records while it is open. `record` is complete when the trace is closed.
+    """Records while it is open. `data` is complete when the trace is closed.
 
     The time that recording itself takes is in the CPU lane too, as spans named `trace`.
     """
 
     def __init__(self, engine: OfflineEngine) -> None:
         self.engine: Any = engine
-        self.record = TraceRecord(describe(engine), origin=time.perf_counter())
+        self.data = TraceData(describe(engine), origin=time.perf_counter())
         self._step = 0
         self._in_step = False
         self._batches: list[dict[int, int]] = []  # of this step
@@ -51,9 +51,9 @@ class Trace:
 
     def __enter__(self) -> Self:
         self._observer = Observer(self.engine)
-        self.record.requests = self._observer.requests
-        self.record.origin = now = time.perf_counter()
-        self.record.frames.append(self._observer.look(Frame(0, now, now)))
+        self.data.requests = self._observer.requests
+        self.data.origin = now = time.perf_counter()
+        self.data.frames.append(self._observer.look(Frame(0, now, now)))
         with ExitStack() as undo:  # if anything fails here, all wrappers are removed
             self._forwards = self._watch_forwards(undo)
             engine = self.engine
@@ -84,7 +84,7 @@ class Trace:
         now = time.perf_counter()
         last = self._observer.look(Frame(self._step + 1, now, now))
         if last.requests or last.pages or last.nodes:  # requests were aborted after the last step
-            self.record.frames.append(last)
+            self.data.frames.append(last)
 
     def _wrap(
         self, undo: ExitStack, owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]
@@ -180,11 +180,11 @@ class Trace:
         frame = Frame(
             self._step, started, ended, self._batches, self._retracted, error=self._failure
         )
-        self.record.frames.append(self._observer.look(frame))
+        self.data.frames.append(self._observer.look(frame))
         self._add_span("trace", ended)
 
     def _add_span(self, name: str, started: float) -> None:
-        self.record.spans.append(Span(name, started, time.perf_counter(), self._step))
+        self.data.spans.append(Span(name, started, time.perf_counter(), self._step))
 
     def _watch_forwards(self, undo: ExitStack) -> Forwards:
         runner = self.engine.runner
@@ -200,7 +200,7 @@ class Trace:
         """
         for start, end in self._forwards.take():
             step = self._scheduled.popleft() if self._scheduled else self._step
-            self.record.forwards.append(Span("forward", start, end, step))
+            self.data.forwards.append(Span("forward", start, end, step))
 
 
 def describe(engine: Any) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def main() -> None:
             raise SystemExit("--emulate is for CPUs: on a GPU, the demo measures real forwards")
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
-            panels = LivePanels(engine, trace.record, console)
+            panels = LivePanels(engine, trace.data, console)
             prompts = serve(engine, arrivals, panels, args, console)
         workload = workload_of(engine, prompts, args)
         real = compare_real(workload, engine.loaded, on_gpu, console)

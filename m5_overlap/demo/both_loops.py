@@ -89,7 +89,7 @@ def show(loops: dict[str, Loop], kind: str, title: str, console: Console) -> Non
     kind: `real` or `emulated`; it labels each lane and each column.
     """
     for name, loop in loops.items():
-        console.print(Lanes(loop.record, console).panel(f"{name}, {kind}"))
+        console.print(Lanes(loop.trace, console).panel(f"{name}, {kind}"))
     results = {f"{name}, {kind}": loop.result for name, loop in loops.items()}
     console.print(comparison(title, results, FIGURES))
 

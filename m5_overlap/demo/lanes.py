@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from common.tracing.record import Span, TraceRecord
+from common.tracing.data import Span, TraceData
 
 from .. import LLMEngine
 from .panels import Panels
@@ -20,19 +20,19 @@ FORWARD = (("█", "cyan"), ("▒", "blue"))  # of even and odd steps
 
 
 class Lanes:
-    """The lanes of a record, which may still grow."""
+    """The lanes of a trace, which may still grow."""
 
-    def __init__(self, record: TraceRecord, console: Console) -> None:
-        self.record = record
+    def __init__(self, trace: TraceData, console: Console) -> None:
+        self.trace = trace
         self.console = console
 
     def panel(self, name: str = "lanes") -> RenderableType:
         """Return the last steps with a completed forward."""
-        forwards = self.record.forwards[-STEPS_SHOWN:]
+        forwards = self.trace.forwards[-STEPS_SHOWN:]
         if not forwards:
             return Panel("no forward is complete yet", title="lanes", title_align="left")
         start, end = forwards[0].start, forwards[-1].end
-        host = [s for s in self.record.spans if s.name in HOST and s.end > start]
+        host = [s for s in self.trace.spans if s.name in HOST and s.end > start]
         lines = [
             self._line("host", [(span, *HOST[span.name]) for span in host], start, end),
             self._line(
@@ -67,8 +67,8 @@ class Lanes:
 class LivePanels:
     """The lanes of the running engine, above the panels of the milestone below."""
 
-    def __init__(self, engine: LLMEngine, record: TraceRecord, console: Console) -> None:
-        self.lanes = Lanes(record, console)
+    def __init__(self, engine: LLMEngine, trace: TraceData, console: Console) -> None:
+        self.lanes = Lanes(trace, console)
         self.panels = Panels(engine, console)
         self.num_lines = NUM_LINES + self.panels.num_lines
 

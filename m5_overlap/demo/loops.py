@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig, LoadedModel
 from common.displays.workload import Workload, WorkloadResult, run
-from common.tracing.record import TraceRecord
+from common.tracing.data import TraceData
 from common.tracing.trace import Trace
 
 from .. import LLMEngine
@@ -21,13 +21,13 @@ RunnerFactory = Callable[[PreTrainedModel, EngineConfig], ModelRunner]
 
 @dataclass
 class Loop:
-    """The result of a run, and the record of a short run of the same engine before it.
+    """The result of a run, and the trace of a short run of the same engine before it.
 
     Recording takes time of the host, so the run that is measured is not recorded.
     """
 
     result: WorkloadResult
-    record: TraceRecord
+    trace: TraceData
 
 
 def run_loop(
@@ -46,4 +46,4 @@ def run_loop(
         with Trace(engine) as trace:  # This run also warms the engine up.
             run(engine, few)
         engine.reset_prefix_cache()
-        return Loop(run(engine, workload), trace.record)
+        return Loop(run(engine, workload), trace.data)

@@ -25,8 +25,8 @@ from common import EMBEDDED_MODEL, EngineConfig, load_model
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
+from ..chain import ROOT
 from ..course.console import wide_console
-from ..course.delta import ROOT
 from . import roofline
 from .chart import bars
 from .contenders import Contender, contenders

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,7 +13,7 @@ from common.displays.workload import Workload, WorkloadResult, percentile, run_m
 from common.models.converted import hugging_face_folder
 from common.models.embedded import embedded_gguf, is_embedded
 
-from ..course.delta import ROOT
+from ..chain import milestones
 
 
 @dataclass
@@ -135,9 +134,8 @@ def contenders(
     model: str, vllm_python: Path | None = None, llama_python: Path | None = None
 ) -> list[Contender]:
     """Return every milestone of the tree, and then the other engines."""
-    rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
     found = [
-        *(Contender(rung, ("common.displays.workload", rung)) for rung in rungs),
+        *(Contender(name, ("common.displays.workload", name)) for name in milestones()),
         *(Contender(peer, ("milestones.bench.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
     if vllm_python:

@@ -31,7 +31,7 @@ from common.displays.workload import Workload, run
 from .chart import lines
 
 EXAMPLE = "python -m milestones curves --json curves.json --svg curves.svg"
-RUNG = "m4_radix"  # the highest milestone without overlap: the time of a step is its whole cost
+MILESTONE = "m4_radix"  # the highest milestone without overlap: a step takes its whole cost
 RUNNING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (64, 128, 256, 512, 1024, 2048, 4096)
 CACHED = (10, 100, 1000, 10_000)
@@ -79,7 +79,7 @@ def cached(counts: tuple[int, ...]) -> Iterator[tuple[int, float]]:
 
 
 def _engine(**config: Any) -> Any:
-    return importlib.import_module(RUNG).LLMEngine(EngineConfig(**config))
+    return importlib.import_module(MILESTONE).LLMEngine(EngineConfig(**config))
 
 
 def _prompts(length: int) -> Iterator[list[int]]:
@@ -106,14 +106,14 @@ def main(args: argparse.Namespace) -> int:
     console, curves = Console(), dict[str, Points]()
     for name, points in measuring.items():
         curves[name] = []
-        table = summary_table(f"time of a step by {name} · {RUNG}", name, "ms")
+        table = summary_table(f"time of a step by {name} · {MILESTONE}", name, "ms")
         for size, milliseconds in points:
             console.print(f"{name}: {size}", style="dim")
             curves[name].append((size, milliseconds))
             table.add_row(f"{size:,}", f"{milliseconds:.2f}")
         console.print(table)
     if args.json:
-        document = {"machine": machine(), "rung": RUNG, "milliseconds": curves}
+        document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.svg:
         args.svg.write_text(lines(curves, machine()), encoding="utf-8")

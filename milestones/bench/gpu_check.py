@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from common import EngineConfig, SamplingParams, load_model
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
-from ..course.delta import ROOT
+from ..chain import ROOT, milestones
 from ..instruments.paged_case import PagedCase
 
 CASES: list[dict[str, Any]] = [
@@ -133,9 +132,9 @@ def main(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         console.print("gpu-check needs a CUDA device, and torch finds none on this machine")
         return 2
-    rungs = sorted(path.name for path in ROOT.iterdir() if re.fullmatch(r"m\d_\w+", path.name))
-    paged = [rung for rung in rungs if (ROOT / rung / "kernels.py").exists()]
-    engines = [check_engine(rung, "cuda") for rung in rungs]
+    names = milestones()
+    paged = [name for name in names if (ROOT / name / "kernels.py").exists()]
+    engines = [check_engine(name, "cuda") for name in names]
     kernels = check_kernels(paged[0], "cuda")
     # A student's tree without the milestone that overlaps has no `overlap_check.py` either.
     overlaps = (Path(__file__).parent / "overlap_check.py").exists()

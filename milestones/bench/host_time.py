@@ -27,7 +27,9 @@ from common import EngineConfig, SamplingParams
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
-RUNGS = ("m3_paged", "m4_radix", "m5_overlap")
+from ..chain import at_least
+
+MILESTONES = ("m3_paged", "m4_radix", "m5_overlap")
 SIZES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20
 STEPS = 100
@@ -47,7 +49,7 @@ class HostTime:
 
 def measure(milestone: str, num_running: int) -> HostTime:
     """Measure decode steps with a constant number of running requests."""
-    overlaps = milestone >= "m5_overlap"
+    overlaps = at_least(milestone, "m5_overlap")
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=num_running, max_num_batched_tokens=8192,
         num_pages=num_running * 10, seed=0,
@@ -118,11 +120,11 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     table = summary_table(
         f"microseconds per step, outside the forward · {machine()}",
-        "running", *(f"{rung[:2]} {what}" for rung in RUNGS for what in ("host", "gap")),
+        "running", *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap")),
     )  # fmt: skip
     rows: list[HostTime] = []
     for size in SIZES:
-        measured = [measure(rung, size) for rung in RUNGS]
+        measured = [measure(name, size) for name in MILESTONES]
         rows += measured
         table.add_row(str(size), *(f"{x:.0f}" for m in measured for x in (m.host, m.gap)))
     Console().print(table)

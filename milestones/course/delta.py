@@ -31,12 +31,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..chain import ROOT
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("added", "changed", "removed")
 REST = "The rest"  # the title of the last stop, which has the entries that no other stop names
 

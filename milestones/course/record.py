@@ -11,22 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .delta import ROOT, tomllib
+from ..chain import ROOT, milestones
+from .delta import tomllib
 from .exercise import Exercise, Mutant
 from .record_checks import Problems, check_links, check_table, lines_of, missing_test
 
-MILESTONE = re.compile(r"m\d_\w+")
 EXERCISE_ID = re.compile(r"m(\d+)\.(\d+)")
 HEADERS = ("Exercise", "Mistake", "Killed-by")
 
 
 class RecordError(ValueError):
     """The record is wrong. The message has a line for each problem."""
-
-
-def milestones(root: Path = ROOT) -> list[str]:
-    """Return the milestones of a tree, from the lowest to the highest."""
-    return sorted(path.name for path in root.iterdir() if MILESTONE.fullmatch(path.name))
 
 
 def recorded(root: Path = ROOT) -> list[str]:
@@ -71,9 +66,9 @@ def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exe
 
 def find(name: str, root: Path = ROOT) -> Exercise:
     """Return the exercise with an id. Raises `RecordError` that lists the existing ids."""
-    rung, _, number = name.partition(".")
+    short, _, number = name.partition(".")
     for milestone in recorded(root):
-        if number and milestone.startswith(f"{rung}_"):
+        if number and milestone.startswith(f"{short}_"):
             exercises = load(milestone, root, strict=False)
             for exercise in exercises:
                 if exercise.id == name:

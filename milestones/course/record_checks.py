@@ -90,11 +90,11 @@ def check_links(exercises: tuple[Exercise, ...], root: Path | None, problems: Pr
     """Check that ids are in order, prerequisites come earlier, and symbols and tests have one
     owner. With a root, also check that symbols and tests exist."""
     for index, exercise in enumerate(exercises):
-        rung = exercise.milestone.partition("_")[0]
+        short = exercise.milestone.partition("_")[0]
         if exercise.id in [other.id for other in exercises[:index]]:
             problems.add(index, "id", "there is another exercise with this id")
-        elif exercise.id != f"{rung}.{index + 1}":
-            problems.add(index, "id", f"ids go up in order: this one must be {rung}.{index + 1}")
+        elif exercise.id != f"{short}.{index + 1}":
+            problems.add(index, "id", f"ids go up in order: this one must be {short}.{index + 1}")
         earlier = {other.id for other in exercises[:index]}
         for name in exercise.requires:
             if name not in earlier:

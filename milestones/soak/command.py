@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from ..chain import ROOT, milestones
 from ..course.console import wide_console
-from ..course.delta import ROOT
-from ..course.record import RecordError, find_milestone, milestones
+from ..course.record import RecordError, find_milestone
 from . import report
 from .runner import Soak
 from .tally import Results

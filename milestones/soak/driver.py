@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from common import RequestOutput
 
+from ..chain import at_least
 from ..instruments.audit import assert_idle, audit
 from .answers import Source
 from .bad_input import BAD_CALLS
@@ -35,7 +36,8 @@ class Driver:
         self.source = source
         self.tally = tally
         self.interrupter = interrupter
-        interrupter.can_count_calls = mode not in ("overlap", "serial") or milestone < "m5"
+        overlaps = at_least(milestone, "m5_overlap")
+        interrupter.can_count_calls = mode not in ("overlap", "serial") or not overlaps
         self.num_threads = threading.active_count()
         self.chance = random.Random(f"{plan.seed}/{plan.number}/interrupts")
         self.faults = Faults(plan)

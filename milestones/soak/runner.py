@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..course.delta import ROOT
+from ..chain import ROOT
 from ..instruments.audit import MODES
 from .answers import HashSource, Source, TinySource
 from .driver import Driver

@@ -1,4 +1,4 @@
-"""Choose a part of a lesson: a stop, a symbol or a file."""
+"""Choose a part of a lesson: a stop, a symbol or a file. Find the stop of a symbol."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def choose_stop(whole: Lesson, wanted: str) -> Lesson:
         names = "; ".join(f"{stop.number} {stop.title}" for stop in whole.stops)
         raise ValueError(f"--stop {wanted!r}: {problem} {what}; choose one of: {names}")
     return replace(whole, stops=found)
+
+
+def stop_of(symbol: str, whole: Lesson) -> Stop | None:
+    """Return the stop with the entry that stands most closely for a symbol, or None."""
+    places = [
+        (len(entry.name), stop.number, stop)
+        for stop in whole.stops
+        for entry in stop.entries
+        if delta.covers(entry.name, symbol)
+    ]
+    return max(places, key=lambda place: place[:2])[2] if places else None
 
 
 def choose(whole: Lesson, wanted: str) -> Lesson:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...chain import chain
 from .. import delta, record
 from .outline import MODULE, Line, outline
 
@@ -55,7 +56,7 @@ class Entry:
     name: str
     kind: str
     reason: str
-    rung: str  # the milestone of this DELTA.toml
+    milestone: str  # the milestone of this DELTA.toml
     parts: list[Part]
 
 
@@ -106,17 +107,16 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
 
     Raises `ValueError` for a name that is no milestone, and for two milestones in the wrong order.
     """
-    rungs = record.milestones(root)
     below, above = record.find_milestone(below, root), record.find_milestone(above, root)
-    first, last = rungs.index(below), rungs.index(above)
-    if first >= last:
+    lower = chain(above, root)[:-1]
+    if below not in lower:
         raise ValueError(f"{below} is not below {above}; name the lower milestone first")
     old, new = _sources(root / below), _sources(root / above)
     covered: set[str] = set()
     entries: list[Entry] = []
     differing = _differing(old, new)
-    for rung in rungs[first + 1 : last + 1]:
-        for entry, reason in delta.declared(rung, root).reasons.items():
+    for milestone in [*lower[lower.index(below) + 1 :], above]:
+        for entry, reason in delta.declared(milestone, root).reasons.items():
             mine = {
                 s: k for s, k in differing.items() if s not in covered and delta.covers(entry, s)
             }
@@ -125,14 +125,14 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
                 mine = {entry: "changed"}
             covered |= mine.keys()
             if parts := _parts(entry, mine, old, new):
-                entries.append(Entry(entry, _kind(parts), reason, rung, parts))
+                entries.append(Entry(entry, _kind(parts), reason, milestone, parts))
     for symbol, kind in differing.items():
         if symbol not in covered:
             parts = _parts(symbol, {symbol: kind}, old, new)
             entries.append(Entry(symbol, kind, UNDECLARED, above, parts))
     same = [f"{f}:{s}" for f in new for s in new[f] if f"{f}:{s}" not in differing]
     # The stops of a milestone divide the tour from the milestone below it, and no longer tour.
-    stops = delta.declared(above, root).stops if last == first + 1 else {}
+    stops = delta.declared(above, root).stops if below == lower[-1] else {}
     return Lesson(below, above, _stops(entries, stops), same)
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from common import LoadedModel, OfflineEngine
 
+from .drawing import Drawing
 from .runs import (
     FEW_ROWS,
     MAX_MODEL_LEN,
@@ -32,7 +33,6 @@ from .runs import (
     slots,
     watch,
 )
-from .svg import Drawing
 
 FOLDER = Path(__file__).resolve().parents[2]
 LEFT, TOP = 50, 58  # pixels: the corner of a picture's field

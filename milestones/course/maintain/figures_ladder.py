@@ -15,8 +15,8 @@ from math import ceil
 
 from ..delta import ROOT
 from . import ladder_runs
+from .drawing import Drawing, Player
 from .ladder_runs import Lane, Recording
-from .svg import Drawing, Player
 
 FILE = ROOT / "milestones" / "ladder.svg"
 LESSONS = {

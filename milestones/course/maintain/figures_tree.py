@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from common import EngineConfig, SamplingParams
-from common.tracing.record import Span, TraceRecord
+from common.tracing.data import Span, TraceData
 from common.tracing.trace import Trace
+
+from ... import svg
 
 FOLDER = Path(__file__).resolve().parents[2]
 # The colours of Okabe and Ito, which people with any colour vision can distinguish.
@@ -80,7 +81,7 @@ def tree_picture() -> str:
         "a cell is a page of 4 tokens, with its number below · filled: locked by this many · "
         "dashed: cached, can be evicted", bottom + 16,
     )  # fmt: skip
-    return _svg(parts, 800, bottom + 28)
+    return svg.document(parts, 800, bottom + 28, STYLE)
 
 
 def _tree(engine: Any, top: int) -> tuple[list[str], int]:
@@ -95,13 +96,13 @@ def _tree(engine: Any, top: int) -> tuple[list[str], int]:
         for i, page in enumerate(node.pages):
             left = x + i * CELL
             text = "".join(_shown(decode([t])) for t in node.tokens[4 * i : 4 * i + 4])
-            parts.append(_box(left, y, CELL - 2, 20, kind))
-            parts.append(_text(left + 6, y + 14, text, "on" if node.lock_count else ""))
-            parts.append(_text(left + 6, y + 33, str(page), "note"))
+            parts.append(svg.rect(left, y, CELL - 2, 20, kind))
+            parts.append(svg.text(left + 6, y + 14, text, "on" if node.lock_count else ""))
+            parts.append(svg.text(left + 6, y + 33, str(page), "note"))
         x += len(node.pages) * CELL
         if node.lock_count:
             parts.append(
-                _text(
+                svg.text(
                     x + 2, y + 14, f"{node.lock_count} locks" if node.lock_count > 1 else "1 lock"
                 )
             )
@@ -112,7 +113,7 @@ def _tree(engine: Any, top: int) -> tuple[list[str], int]:
         for i, child in enumerate(node.children.values()):
             row += i > 0
             below = top + row * ROW
-            parts.append(f'<path class="line" d="M{x} {y + 10} V{below + 10} H{x + 16}"/>')
+            parts.append(svg.path(f"M{x} {y + 10} V{below + 10} H{x + 16}", "line"))
             draw(child, x + 16, below)
 
     children(engine.scheduler.kv_cache.radix_cache.root, 8, top)
@@ -128,19 +129,17 @@ def _shown(text: str) -> str:
 
 def lanes_picture() -> str:
     """Draw steady decode steps of both loops, and write how long the forward lane was idle."""
-    records = {
-        name: _record(overlap) for name, overlap in (("serial", False), ("overlapped", True))
-    }
-    windows = {name: _steady(record) for name, record in records.items()}
+    traces = {name: _traced(overlap) for name, overlap in (("serial", False), ("overlapped", True))}
+    windows = {name: _steady(trace) for name, trace in traces.items()}
     longest = max(window[-1].end - window[0].start for window in windows.values())
     scale = WIDTH / (1.02 * longest)
     parts: list[str] = []
-    for y, (name, record) in zip((30, 130), records.items(), strict=True):
+    for y, (name, trace) in zip((30, 130), traces.items(), strict=True):
         window = windows[name]
         gap = 1e3 * mean(after.start - before.end for before, after in pairwise(window))
         busy = sum(s.end - s.start for s in window) / (window[-1].end - window[0].start)
         parts += _title(f"{name}: gap {gap:.2f} ms, the forward lane is busy {busy:.1%}", y - 12)
-        parts += _lane("host", y, _host_spans(record, window), window[0].start, scale)
+        parts += _lane("host", y, _host_spans(trace, window), window[0].start, scale)
         forwards = [(s, "even" if s.step % 2 else "odd", str(s.step)) for s in window]
         parts += _lane("forward", y + 30, forwards, window[0].start, scale)
     parts += _legend(222)
@@ -148,10 +147,10 @@ def lanes_picture() -> str:
         f"{NUM_STEPS} quiet steps of one run · {NUM_REQUESTS} decoding requests, a tiny model · "
         f"emulated forwards, at least {FORWARD_MS:g} ms each · the same scale", 248,
     )  # fmt: skip
-    return _svg(parts, LEFT + WIDTH + 10, 260)
+    return svg.document(parts, LEFT + WIDTH + 10, 260, STYLE)
 
 
-def _record(overlap: bool) -> TraceRecord:
+def _traced(overlap: bool) -> TraceData:
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=NUM_REQUESTS, num_pages=20 * NUM_REQUESTS,
         emulated_forward_ms=FORWARD_MS, enable_overlap=overlap, seed=0,
@@ -162,20 +161,20 @@ def _record(overlap: bool) -> TraceRecord:
             engine.add_request([i + 1, 2, 3], params)
         while engine.has_unfinished_requests():
             engine.step()
-    return trace.record
+    return trace.data
 
 
-def _steady(record: TraceRecord) -> list[Span]:
+def _steady(trace: TraceData) -> list[Span]:
     """Return the fastest steps in a row: other work of the machine slows some steps down."""
-    forwards = record.forwards[WARM_UP : WARM_UP + STEPS]
+    forwards = trace.forwards[WARM_UP : WARM_UP + STEPS]
     windows = [forwards[i : i + NUM_STEPS] for i in range(len(forwards) - NUM_STEPS)]
     return min(windows, key=lambda window: window[-1].end - window[0].start)
 
 
-def _host_spans(record: TraceRecord, window: list[Span]) -> list[tuple[Span, str, str]]:
+def _host_spans(trace: TraceData, window: list[Span]) -> list[tuple[Span, str, str]]:
     """Return what the host did between the beginning and the end of these forwards."""
     start, end = window[0].start, window[-1].end
-    spans = [s for s in record.spans if s.name in ("launch", "process", "wait")]
+    spans = [s for s in trace.spans if s.name in ("launch", "process", "wait")]
     cut = [Span(s.name, max(s.start, start), min(s.end, end), s.step) for s in spans]
     return [(s, s.name, "") for s in cut if s.end > s.start]
 
@@ -183,12 +182,12 @@ def _host_spans(record: TraceRecord, window: list[Span]) -> list[tuple[Span, str
 def _lane(
     name: str, y: int, spans: list[tuple[Span, str, str]], start: float, scale: float
 ) -> Iterator[str]:
-    yield _text(8, y + 14, name)
+    yield svg.text(8, y + 14, name)
     for span, kind, label in spans:
         left, width = LEFT + (span.start - start) * scale, (span.end - span.start) * scale
-        yield _box(left, y, width, 20, kind)
+        yield svg.rect(left, y, width, 20, kind)
         if label and width > 30:
-            yield _text(left + 6, y + 14, label, "on" if kind == "even" else "ink")
+            yield svg.text(left + 6, y + 14, label, "on" if kind == "even" else "ink")
 
 
 def _legend(y: int) -> Iterator[str]:
@@ -197,32 +196,16 @@ def _legend(y: int) -> Iterator[str]:
         "even": "a forward", "odd": "the next one",
     }  # fmt: skip
     for i, (kind, name) in enumerate(names.items()):
-        yield _box(LEFT + 170 * i, y - 11, 16, 12, kind)
-        yield _text(LEFT + 22 + 170 * i, y, name, "note")
-
-
-def _box(x: float, y: float, width: float, height: float, kind: str) -> str:
-    return f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}"/>'
-
-
-def _text(x: float, y: float, text: str, kind: str = "") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y}">{escape(text)}</text>'
+        yield svg.rect(LEFT + 170 * i, y - 11, 16, 12, kind)
+        yield svg.text(LEFT + 22 + 170 * i, y, name, "note")
 
 
 def _title(text: str, y: int) -> list[str]:
-    return [_text(8, y, text, "title")]
+    return [svg.text(8, y, text, "title")]
 
 
 def _note(text: str, y: int) -> list[str]:
-    return [_text(8, y, text, "note")]
-
-
-def _svg(parts: list[str], width: int, height: int) -> str:
-    body = "\n".join(parts)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}">\n<style>{STYLE}</style>\n{body}\n</svg>\n'
-    )
+    return [svg.text(8, y, text, "note")]
 
 
 if __name__ == "__main__":

@@ -27,13 +27,12 @@ from common import EMBEDDED_MODEL, EngineConfig
 from common.displays.demo import CHATS, machine
 from common.displays.workload import Workload, run
 from common.engine.offline import OfflineEngine
-from common.tracing.record import TraceRecord
+from common.tracing.data import TraceData
 from common.tracing.trace import Trace
 
-from ..delta import ROOT
+from ...chain import ROOT, at_least, milestones
 
 FILE = ROOT / "milestones" / "results" / "ladder_runs.json"
-MILESTONES = ("m1_single", "m2_continuous", "m3_paged", "m4_radix", "m5_overlap")
 CHUNK = 128  # tokens of a step, from m3 on. A step of m2 computes whole prompts.
 RUNS = 3  # of each milestone
 QUIET = 0.05  # other processes may use this share of the machine's CPU time
@@ -120,7 +119,7 @@ def record() -> None:
 
     Raises `RuntimeError` if a milestone fails, or if two milestones give different tokens.
     """
-    runs = {milestone: _in_process(milestone) for milestone in MILESTONES}
+    runs = {milestone: _in_process(milestone) for milestone in milestones()}
     FILE.write_text(_as_text(asdict(recording_of(runs))), encoding="utf-8")
 
 
@@ -152,7 +151,7 @@ def _in_process(milestone: str) -> list[Lane]:
 
 def serve(milestone: str) -> list[Lane]:
     """Serve the requests on a milestone, after a warm-up, until there are `RUNS` quiet runs."""
-    most = CHUNK if milestone >= "m3" else EngineConfig.max_num_batched_tokens
+    most = CHUNK if at_least(milestone, "m3_paged") else EngineConfig.max_num_batched_tokens
     config = EngineConfig(max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=most, seed=0)
     lanes: list[Lane] = []
     with importlib.import_module(milestone).LLMEngine(config) as engine:
@@ -172,7 +171,7 @@ def serve_once(engine: OfflineEngine, workload: Workload) -> Lane:
     """Serve the requests on an idle engine, and return the lane."""
     with Trace(engine) as trace:
         result = run(engine, workload)
-    return lane_of(trace.record, result.token_ids)
+    return lane_of(trace.data, result.token_ids)
 
 
 def used_by_others(action: Callable[[], T]) -> tuple[T, float]:
@@ -200,7 +199,7 @@ def requests(engine: OfflineEngine) -> Workload:
     return Workload(prompts, [MAX_TOKENS] * NUM_REQUESTS, arrivals=arrivals())
 
 
-def lane_of(trace: TraceRecord, token_ids: list[list[int]]) -> Lane:
+def lane_of(trace: TraceData, token_ids: list[list[int]]) -> Lane:
     """Return what a picture needs of a trace. Times are relative to the start of the trace."""
     cached: dict[int, int] = {}
     for frame in trace.frames:

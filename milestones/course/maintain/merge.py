@@ -22,7 +22,7 @@ class Step:
     """
 
     file: str
-    rung: str
+    milestone: str
     kind: str
     before: str | None
     after: str | None
@@ -49,15 +49,15 @@ class Step:
 
     def described(self) -> dict[str, object]:
         """The data for `--json`."""
-        keys = ("file", "rung", "kind", "symbols", "reason")
+        keys = ("file", "milestone", "kind", "symbols", "reason")
         return {key: getattr(self, key) for key in keys}
 
 
-def step(file: str, rung: str, old: str | None, new: str | None, upper: str | None) -> Step:
+def step(file: str, milestone: str, old: str | None, new: str | None, upper: str | None) -> Step:
     """Apply the change from `old` to `new`, texts of the milestone below, to the text `upper`."""
 
     def made(kind: str, after: str | None = upper, **more: object) -> Step:
-        return Step(file, rung, kind, upper, after, **more)  # type: ignore[arg-type]
+        return Step(file, milestone, kind, upper, after, **more)  # type: ignore[arg-type]
 
     if upper == new:
         return made("unchanged")
@@ -69,20 +69,20 @@ def step(file: str, rung: str, old: str | None, new: str | None, upper: str | No
         return made("conflict", reason="the file is new below, but exists in this milestone")
     if new is None:
         return made("conflict", reason="the file is deleted below, but this lesson changed it")
-    merged, clean = three_way(upper, old, new, rung)
+    merged, clean = three_way(upper, old, new, milestone)
     if clean:
         return made("merged" if merged != upper else "unchanged", merged)
     symbols = conflicting_symbols(merged)
     return made("conflict", merged, symbols=symbols, reason="the lesson changed the same lines")
 
 
-def three_way(ours: str, old: str, new: str, rung: str) -> tuple[str, bool]:
+def three_way(ours: str, old: str, new: str, milestone: str) -> tuple[str, bool]:
     """Run `git merge-file`. Return the merged text, and whether there was no conflict."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("ours", "old", "new")]
         for path, text in zip(paths, (ours, old, new), strict=True):
             path.write_bytes(text.encode())
-        labels = [part for label in (rung, "before", "edit") for part in ("-L", label)]
+        labels = [part for label in (milestone, "before", "edit") for part in ("-L", label)]
         command = ["git", "merge-file", "--stdout", "--diff3", *labels, *map(str, paths)]
         done = subprocess.run(command, capture_output=True)
     if done.returncode < 0 or done.returncode > 127:
@@ -113,12 +113,12 @@ def conflicting_symbols(merged: str) -> tuple[str, ...]:
     return tuple(inner or named)
 
 
-def edited(root: Path, rung: str, since: str) -> list[str]:
+def edited(root: Path, milestone: str, since: str) -> list[str]:
     """Return the files of a milestone that differ from a commit, including new files."""
-    changed = _git(root, "diff", "--name-only", "--no-renames", "-z", since, "--", rung)
-    fresh = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", rung)
+    changed = _git(root, "diff", "--name-only", "--no-renames", "-z", since, "--", milestone)
+    fresh = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", milestone)
     names = {name for name in (changed + fresh).split("\0") if name}
-    return sorted(Path(name).relative_to(rung).as_posix() for name in names)
+    return sorted(Path(name).relative_to(milestone).as_posix() for name in names)
 
 
 def text_at(root: Path, commit: str, path: str) -> str | None:
@@ -142,7 +142,7 @@ def write(root: Path, steps: list[Step]) -> None:
     try:
         for one in steps:
             if one.after is not None:
-                path = root / one.rung / one.file
+                path = root / one.milestone / one.file
                 staged.append((_staged(path, one.after), path))
     except OSError:
         for name, _ in staged:
@@ -152,7 +152,7 @@ def write(root: Path, steps: list[Step]) -> None:
         os.replace(name, path)
     for one in steps:
         if one.after is None:
-            (root / one.rung / one.file).unlink()
+            (root / one.milestone / one.file).unlink()
 
 
 def _staged(path: Path, text: str) -> str:

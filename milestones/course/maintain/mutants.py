@@ -25,6 +25,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from ...chain import milestones
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
@@ -54,7 +55,7 @@ class Fate:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones mutants`."""
-    parser.add_argument("rung", metavar="milestone", nargs="?", help="m3 or m3_paged; default: all")
+    parser.add_argument("milestone", nargs="?", help="m3 or m3_paged; default: all")
     parser.add_argument("--exercise", metavar="ID", help="only the mutants of one exercise: m3.2")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(root=ROOT)
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Try the mutants and report. Return the exit status."""
     try:
-        chosen = choose(args.rung, args.exercise, args.root)
+        chosen = choose(args.milestone, args.exercise, args.root)
         with Runner() as runner:
             found = fates_of(chosen, runner, args.root)
             fates = list(found) if args.json else list(_shown(found))
@@ -85,16 +86,16 @@ def main(args: argparse.Namespace) -> int:
     return 0 if all(fate.state == "killed" for fate in fates) else 1
 
 
-def choose(rung: str | None, exercise: str | None, root: Path = ROOT) -> list[Mutant]:
+def choose(milestone: str | None, exercise: str | None, root: Path = ROOT) -> list[Mutant]:
     """Return the chosen mutants. Raises `ValueError` for unknown names."""
     if exercise:
-        milestone = record.find(exercise, root).milestone
-        if rung and record.find_milestone(rung, root) != milestone:
-            raise ValueError(f"{exercise} is an exercise of {milestone}, not of {rung}")
-        rungs = [milestone]
+        owner = record.find(exercise, root).milestone
+        if milestone and record.find_milestone(milestone, root) != owner:
+            raise ValueError(f"{exercise} is an exercise of {owner}, not of {milestone}")
+        names = [owner]
     else:
-        rungs = [record.find_milestone(rung, root)] if rung else record.recorded(root)
-    found = [mutant for name in rungs for mutant in record.mutants(name, root)]
+        names = [record.find_milestone(milestone, root)] if milestone else record.recorded(root)
+    found = [mutant for name in names for mutant in record.mutants(name, root)]
     return [mutant for mutant in found if exercise in (None, mutant.exercise)]
 
 
@@ -116,7 +117,7 @@ def fates_of(mutants: Iterable[Mutant], runner: Runner, root: Path = ROOT) -> It
 def copy(root: Path, tree: Path) -> Path:
     """Copy the parts of a tree that the tests of exercises need."""
     tree.mkdir(parents=True)
-    for name in ("common", "tests", "milestones", *record.milestones(root)):
+    for name in ("common", "tests", "milestones", *milestones(root)):
         if (root / name).is_dir():
             shutil.copytree(root / name, tree / name, ignore=LITTER)
     if (root / "pyproject.toml").exists():

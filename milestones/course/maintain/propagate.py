@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 from rich.table import Table
 
+from ...chain import above, below, milestones
 from .. import delta, record
 from ..console import wide_console
 from . import merge
@@ -32,9 +32,7 @@ DONE = {"same", "merged", "created", "deleted"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones propagate`."""
-    parser.add_argument(
-        "rung", metavar="milestone", help="the edited milestone: m2 or m2_continuous"
-    )
+    parser.add_argument("milestone", help="the edited milestone: m2 or m2_continuous")
     parser.add_argument(
         "--since", default="HEAD", metavar="COMMIT", help="edits since this commit (default: HEAD)"
     )
@@ -50,38 +48,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Plan, write, and show what was done. Return the exit status."""
     try:
-        rung = record.find_milestone(args.rung, args.root)
-        steps = plan(rung, args.since, args.root)
+        milestone = record.find_milestone(args.milestone, args.root)
+        steps = plan(milestone, args.since, args.root)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     chosen = writable(steps, conflicts=args.write_conflicts)
     if not args.dry_run:
         merge.write(args.root, chosen)
-    notes = [] if args.dry_run else undeclared(args.root, {rung, *(step.rung for step in chosen)})
+    touched = {milestone, *(step.milestone for step in chosen)}
+    notes = [] if args.dry_run else undeclared(args.root, touched)
     if args.json:
         rows = [{**step.described(), "written": step in chosen} for step in steps]
         written = {"dry_run": args.dry_run, "steps": rows, "notes": notes}
         sys.stdout.write(json.dumps(written, indent=1) + "\n")
     else:
-        _report(rung, args, steps, chosen, notes)
+        _report(milestone, args, steps, chosen, notes)
     return 1 if any(step.kind == "conflict" for step in steps) else 0
 
 
-def plan(rung: str, since: str, root: Path) -> list[Step]:
+def plan(milestone: str, since: str, root: Path) -> list[Step]:
     """Return the step for each edited file and each milestone above, up to its first conflict.
 
     Raises `ValueError` if there is no such commit, or no milestone above.
     """
-    rungs = record.milestones(root)
-    above = rungs[rungs.index(rung) + 1 :]
-    if not above:
-        raise ValueError(f"{rung} is the highest milestone: there is nothing above it")
+    uppers = above(milestone, root)
+    if not uppers:
+        raise ValueError(f"{milestone} is the highest milestone: there is nothing above it")
     steps = []
-    for file in merge.edited(root, rung, since):
-        old = merge.text_at(root, since, f"{rung}/{file}")
-        new = merge.text_of(root / rung / file)
-        for upper in above:
+    for file in merge.edited(root, milestone, since):
+        old = merge.text_at(root, since, f"{milestone}/{file}")
+        new = merge.text_of(root / milestone / file)
+        for upper in uppers:
             step = merge.step(file, upper, old, new, merge.text_of(root / upper / file))
             steps.append(step)
             old, new = step.before, step.after
@@ -102,45 +100,52 @@ def writable(steps: list[Step], *, conflicts: bool) -> list[Step]:
 
 def undeclared(root: Path, touched: set[str]) -> list[str]:
     """Return the differences without a declaration, around all milestones that were written."""
-    notes, rungs = [], record.milestones(root)
-    for below, rung in pairwise(rungs):
-        if touched & {below, rung} and (root / "milestones" / rung / "DELTA.toml").exists():
+    notes = []
+    for milestone in milestones(root):
+        lower = below(milestone, root)
+        declares = (root / "milestones" / milestone / "DELTA.toml").exists()
+        if lower and declares and touched & {lower, milestone}:
             try:
-                found = delta.found(root / below, root / rung)
+                found = delta.found(root / lower, root / milestone)
             except SyntaxError:  # conflict markers
                 continue
-            problems = delta.problems(delta.declared(rung, root), found)
-            notes += [f"milestones/{rung}/DELTA.toml: {problem}" for problem in problems]
+            problems = delta.problems(delta.declared(milestone, root), found)
+            notes += [f"milestones/{milestone}/DELTA.toml: {problem}" for problem in problems]
     return notes
 
 
 def _report(
-    rung: str, args: argparse.Namespace, steps: list[Step], chosen: list[Step], notes: list[str]
+    milestone: str,
+    args: argparse.Namespace,
+    steps: list[Step],
+    chosen: list[Step],
+    notes: list[str],
 ) -> None:
     console = wide_console()
     if not steps:
-        console.print(f"{rung} has no edits since {args.since}: there is nothing to apply")
+        console.print(f"{milestone} has no edits since {args.since}: there is nothing to apply")
         return
     table = Table("file", "milestone", "what", title=None, box=None, pad_edge=False)
     for step in steps:
         left = "" if step in chosen or step.kind not in DONE else " (not written)"
-        table.add_row(step.file, step.rung, f"{step.words}{left}")
+        table.add_row(step.file, step.milestone, f"{step.words}{left}")
     console.print(table)
     for step in steps:
         if step.kind == "conflict":
-            console.print(_advice(rung, args, step), style="bold")
+            console.print(_advice(milestone, args, step), style="bold")
     for note in notes:
         console.print(f"not declared yet: {note}")
     if args.dry_run:
         console.print("dry run: nothing was written")
 
 
-def _advice(rung: str, args: argparse.Namespace, step: Step) -> str:
-    where = f"{step.rung}/{step.file}, {step.place}"
+def _advice(milestone: str, args: argparse.Namespace, step: Step) -> str:
+    where = f"{step.milestone}/{step.file}, {step.place}"
     if args.write_conflicts and not args.dry_run:
-        then = f"python -m milestones propagate {step.rung.partition('_')[0]}"
+        then = f"python -m milestones propagate {step.milestone.partition('_')[0]}"
         return f"conflict in {where}: resolve it between the markers there, then run: {then}"
     return (
-        f"conflict in {where}: {step.reason}. Nothing of {step.file} was written above {rung}; "
+        f"conflict in {where}: {step.reason}. "
+        f"Nothing of {step.file} was written above {milestone}; "
         f"--write-conflicts writes it up to this conflict, with markers"
     )

@@ -12,13 +12,13 @@ from .imports import without_unused_imports
 
 # These files test the repository and not an engine.
 NOT_FOR_STUDENTS = re.compile(
-    r"test_(bench|bootstrap|console|course\w*|delta|figures|glossary|grade\w*|language|layout"
+    r"test_(bench|bootstrap|chain|console|course\w*|delta|figures|glossary|grade\w*|language|layout"
     r"|mutants\w*|player|repository|slides\w*)\.py"
     r"|mini_course\.py"
 )
 
 
-def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, bytes]:
+def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[str, bytes]:
     """Return the files of `tests/` for a tree with these milestones, by path from the root.
 
     Raises `RecordError` if a graded test would not be among them.
@@ -31,8 +31,8 @@ def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, by
                 found[f"tests/{path.name}"] = source
     graded = {
         test.partition("::")[0]
-        for rung in recorded(root) if rung in rungs
-        for exercise in load(rung, root) for test in exercise.tests
+        for name in recorded(root) if name in milestones
+        for exercise in load(name, root) for test in exercise.tests
     }  # fmt: skip
     for path in sorted((root / "tests" / "exercises").rglob("*.py")):
         name = path.relative_to(root).as_posix()
@@ -40,7 +40,7 @@ def chosen_tests(root: Path, rungs: list[str], absent: set[str]) -> dict[str, by
             found[name] = path.read_text(encoding="utf-8")
     conftest = "tests/conftest.py"
     if conftest in found and absent:  # its examples name milestones
-        found[conftest] = re.sub("|".join(absent), rungs[-1], found[conftest])
+        found[conftest] = re.sub("|".join(absent), milestones[-1], found[conftest])
     chosen = _closed(found, absent)
     if lost := sorted(graded - chosen.keys()):
         raise RecordError(f"{lost} name one of {sorted(absent)}, or import tests that do")

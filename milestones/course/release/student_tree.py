@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from ...chain import below, chain, milestones
 from ..exercise import Exercise
-from ..record import load, milestones
+from ..record import load
 from ..student.list import size_of
 from .cut import Cut, cut
 from .student_tests import chosen_tests
@@ -40,11 +41,10 @@ Files = dict[str, bytes]
 
 def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     """Return a student's files, without the pages that a release writes, and what was cut."""
-    rungs = milestones(root)
-    rungs = rungs[: rungs.index(milestone) + 1]
-    absent = set(milestones(root)) - set(rungs)
-    files = _sources(root, rungs, milestone)
-    files |= chosen_tests(root, rungs, absent)
+    kept = chain(milestone, root)
+    absent = set(milestones(root)) - set(kept)
+    files = _sources(root, kept, milestone)
+    files |= chosen_tests(root, kept, absent)
     files |= _console(root, files, absent)
     exercises = load(milestone, root)
     done = cut(milestone, exercises, root, told(milestone, exercises, files))
@@ -53,7 +53,7 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     for path in {source for exercise in exercises for source in exercise.sources}:
         name = path.partition("/")[2]
         files[f"milestones/{milestone}/start/{name}.txt"] = files[path]
-    size = size_of(root, milestone, rungs[-2] if len(rungs) > 1 else None)
+    size = size_of(root, milestone, below(milestone, root))
     files[f"milestones/{milestone}/start/size.json"] = json.dumps(asdict(size)).encode()
     delta = f"milestones/{milestone}/DELTA.toml"
     if delta in files:
@@ -66,9 +66,9 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
 
 def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
     """Return all text, besides the sources, in which a student can read the name of a helper."""
-    rung = milestone.partition("_")[0]
+    short = milestone.partition("_")[0]
     others = re.compile(
-        rf"tests/exercises/test_(?!{rung}_)m\d+_\d+\.py|m\d_\w+/|milestones/(\w+/)?\w+\.py|.*/DELTA"
+        rf"tests/exercises/test_(?!{short}_)m\d+_\d+\.py|m\d_\w+/|milestones/(\w+/)?\w+\.py|.*/DELTA"
     )
     pages = re.compile(rf"milestones/(?!{milestone}/)m\d_\w+/")
     return "\n".join(
@@ -110,10 +110,10 @@ def _parents(name: str) -> set[str]:
     return {"/".join(parts[: i + 1]) for i in range(len(parts))} | {"."}
 
 
-def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
+def _sources(root: Path, kept: list[str], milestone: str) -> Files:
     """Return all files except tests and the console."""
     files: Files = {}
-    folders = ["common", *rungs, *(f"milestones/{rung}" for rung in rungs)]
+    folders = ["common", *kept, *(f"milestones/{name}" for name in kept)]
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
             name = path.relative_to(root).as_posix()
@@ -124,7 +124,7 @@ def _sources(root: Path, rungs: list[str], milestone: str) -> Files:
             files[name] = (root / name).read_bytes()
     # Tools must not be told to check folders that the tree does not have.
     config = (root / "pyproject.toml").read_text(encoding="utf-8")
-    for absent in {*milestones(root), "slides"} - set(rungs):
+    for absent in {*milestones(root), "slides"} - set(kept):
         config = config.replace(f'"{absent}", ', "")
     files["pyproject.toml"] = config.encode()
     return files
@@ -145,7 +145,7 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
         if f"milestones/{name}" in found or not path.is_file():
             continue
         source = path.read_text(encoding="utf-8")
-        if any(rung in source for rung in absent):
+        if any(name in source for name in absent):
             continue
         found[f"milestones/{name}"] = source.encode()
         todo += [*_imported(name, source), "__init__.py"]

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ..record import load, milestones
+from ...chain import milestones
+from ..record import load
 from .cut import cut
 from .student_tree import student_files, told
 

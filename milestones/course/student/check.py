@@ -61,17 +61,17 @@ def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
     """Return the exercises to check. Without a target: those of the student's own milestone."""
     if target is not None and "." in target:
         return (find(target, root),)
-    milestone = own_rung(root) if target is None else find_milestone(target, root)
+    milestone = own_milestone(root) if target is None else find_milestone(target, root)
     return load(milestone, root, strict=False)
 
 
-def own_rung(root: Path) -> str:
+def own_milestone(root: Path) -> str:
     """Return the milestone of a student's tree, or else the highest milestone with exercises."""
-    rungs = recorded(root)
-    if not rungs:
+    names = recorded(root)
+    if not names:
         raise RecordError("no milestone of this tree has exercises")
-    started = [rung for rung in rungs if (root / "milestones" / rung / "start").is_dir()]
-    return (started or rungs)[-1]
+    started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
+    return (started or names)[-1]
 
 
 def check_once(

@@ -1,8 +1,8 @@
 """Show each milestone: its lesson, its size, what is new, and your progress.
 
-Below the table are the exercises of your own milestone. Lines are those of the milestone's Python
-files, with comments. The columns "added" and "changed" compare them with the milestone below.
-Progress is what `check` has found.
+Below the table are the exercises of your own milestone. Lines are those of the engine's Python
+files, with comments and without its demo. The columns "added" and "changed" compare them with the
+milestone below. Progress is what `check` has found.
 
 Exit status: 0; 2 the file of the exercises is wrong.
 """
@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...chain import below, chain, milestones
 from ..delta import ROOT, files
 from ..exercise import Exercise
-from ..record import RecordError, load, milestones, recorded
+from ..record import RecordError, load, recorded
 from ..release.cut import still_cut
 from .check import print_json
 from .lessons import lesson
@@ -52,7 +53,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Rung:
+class Milestone:
     """A row of the list."""
 
     milestone: str
@@ -74,36 +75,36 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Show the list."""
     console = Console(stderr=args.json)
     try:
-        ladder = rungs(root)
+        ladder = listed(root)
     except RecordError as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 2
     if args.json:
-        print_json({"rungs": [asdict(rung) for rung in ladder]})
+        print_json({"milestones": [asdict(one) for one in ladder]})
     else:
         console.print(table_of(ladder))
-        for rung in ladder:
-            if rung.tasks:
-                console.print(tasks_table(rung))
+        for one in ladder:
+            if one.tasks:
+                console.print(tasks_table(one))
     return 0
 
 
-def rungs(root: Path) -> list[Rung]:
+def listed(root: Path) -> list[Milestone]:
     """Return the milestones of a tree, from the lowest to the highest."""
     names, passed = milestones(root), load_progress(root).passed
     started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
     found = []
-    for index, name in enumerate(names):
+    for name in names:
         exercises = load(name, root, strict=False) if name in recorded(root) else ()
         found.append(
-            Rung(
+            Milestone(
                 milestone=name,
                 lesson=lesson(name, root),
-                size=size_of(root, name, names[index - 1] if index else None),
+                size=size_of(root, name, below(name, root)),
                 exercises=len(exercises),
                 points=sum(exercise.points for exercise in exercises),
                 points_done=sum(e.points for e in exercises if e.id in passed),
-                given=bool(started) and name < started[0],
+                given=bool(started) and name in chain(started[0], root)[:-1],
                 tasks=tuple(task(e, root, passed) for e in exercises if name in started),
             )
         )
@@ -135,47 +136,48 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
 
 
 def lines_of(folder: Path) -> dict[str, list[str]]:
-    """Return the lines of each Python file."""
-    return {name: path.read_text("utf-8").splitlines() for name, path in files(folder).items()}
+    """Return the lines of each Python file of an engine, without its demo."""
+    found = {name: path for name, path in files(folder).items() if not name.startswith("demo/")}
+    return {name: path.read_text("utf-8").splitlines() for name, path in found.items()}
 
 
-def table_of(ladder: list[Rung]) -> Table:
+def table_of(ladder: list[Milestone]) -> Table:
     """Return the table of all milestones."""
     table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
     table.add_column("milestone and lesson", overflow="fold", ratio=1)
     for name in ("lines", "added", "changed", "points"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("progress", no_wrap=True)
-    for rung in ladder:
+    for one in ladder:
         table.add_row(
-            Text.assemble((rung.milestone, "bold"), f"\n{rung.lesson}"),
-            str(rung.size.lines), str(rung.size.added), str(rung.size.changed),
-            str(rung.points or ""), progress_of(rung),
+            Text.assemble((one.milestone, "bold"), f"\n{one.lesson}"),
+            str(one.size.lines), str(one.size.added), str(one.size.changed),
+            str(one.points or ""), progress_of(one),
         )  # fmt: skip
     return table
 
 
-def tasks_table(rung: Rung) -> Table:
+def tasks_table(milestone: Milestone) -> Table:
     """Return the exercises of a milestone, one row each."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(justify="right", style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
-    for one in rung.tasks:
+    for one in milestone.tasks:
         state = Text(one.state, style=STYLES.get(one.state, "yellow"))
         table.add_row(one.id, one.title, f"{one.points} points", state)
     return table
 
 
-def progress_of(rung: Rung) -> str:
+def progress_of(milestone: Milestone) -> str:
     """Return the progress in a milestone, in words."""
-    if rung.given:
+    if milestone.given:
         return "given"
-    if not rung.exercises:
+    if not milestone.exercises:
         return ""
     return (
         "[green]done[/]"
-        if rung.points_done == rung.points
-        else f"{rung.points_done} of {rung.points}"
+        if milestone.points_done == milestone.points
+        else f"{milestone.points_done} of {milestone.points}"
     )

@@ -1,11 +1,12 @@
-"""A small SVG canvas for the pictures of the handouts, for light and dark backgrounds. People with
-any colour vision can distinguish its colours (Okabe and Ito, 2008)."""
+"""A canvas for the pictures of the handouts, for light and dark backgrounds. People with any colour
+vision can distinguish its colours (Okabe and Ito, 2008)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from xml.sax.saxutils import escape
+
+from ... import svg
 
 COLORS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00")
 STYLE = (
@@ -22,29 +23,19 @@ class Drawing:
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.rules: list[str] = []  # CSS of this picture, after `STYLE`
-        self.head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-            f'role="img"><title>{escape(title)}</title>'
-        )
-        self.parts = [
-            f'<rect class="p" width="{width:g}" height="{height:g}"/>',
-            f'<text class="t" x="12" y="20">{escape(title)}</text>',
-        ]
+        self.size, self.title = (width, height), title
+        self.parts = [svg.rect(0, 0, width, height, "p"), svg.text(12, 20, title, "t")]
 
     def rect(
         self, x: float, y: float, width: float, height: float, color: int, *, light: bool = False
     ) -> None:
         """Draw a filled rectangle. light: with the pale form of its colour."""
-        self.parts.append(
-            f'<rect class="c{color % len(COLORS)}{" l" * light}" x="{x:g}" y="{y:.4g}" '
-            f'width="{width:g}" height="{height:.4g}"/>'
-        )
+        kind = f"c{color % len(COLORS)}{' l' * light}"
+        self.parts.append(svg.rect(x, y, width, height, kind))
 
     def cover(self, x: float, y: float, width: float, height: float) -> None:
         """Draw a rectangle in the colour of the background."""
-        self.parts.append(
-            f'<rect class="p" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
-        )
+        self.parts.append(svg.rect(x, y, width, height, "p"))
 
     def steps(
         self, x: float, bottom: float, width: float, heights: list[float], color: int
@@ -58,11 +49,11 @@ class Drawing:
                 run, last = 0.0, height
             run += width
         path += f"h{run:g}V{bottom:g}z"
-        self.parts.append(f'<path class="c{color % len(COLORS)}" d="{path}"/>')
+        self.parts.append(svg.path(path, f"c{color % len(COLORS)}"))
 
     def line(self, x: float, y: float, end: float) -> None:
         """Draw a thin horizontal line."""
-        self.parts.append(f'<line x1="{x:g}" y1="{y:g}" x2="{end:g}" y2="{y:g}"/>')
+        self.parts.append(svg.line(x, y, end, y))
 
     def mark(self, x: float, top: float, bottom: float, text: str) -> None:
         """Draw a vertical line through a picture, with its name at the top."""
@@ -71,16 +62,13 @@ class Drawing:
 
     def upright(self, x: float, top: float, bottom: float) -> None:
         """Draw a vertical line."""
-        self.parts.append(f'<line class="m" x1="{x:g}" y1="{top:g}" x2="{x:g}" y2="{bottom:g}"/>')
+        self.parts.append(svg.line(x, top, x, bottom, "m"))
 
     def label(
         self, x: float, y: float, text: str, anchor: str = "middle", *, kind: str = ""
     ) -> None:
         """Write a word. anchor: start, middle or end. kind: its CSS classes."""
-        classes = f' class="{kind}"' if kind else ""
-        self.parts.append(
-            f'<text{classes} x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
-        )
+        self.parts.append(svg.text(x, y, text, kind, anchor=anchor))
 
     def axis(self, x: float, y: float, width: float, count: int, *, every: int) -> None:
         """Draw the numbers of the steps below a picture, starting with 1."""
@@ -98,8 +86,7 @@ class Drawing:
 
     def text(self) -> str:
         """Return the file."""
-        head = f"{self.head}<style>{STYLE}{''.join(self.rules)}</style>"
-        return "\n".join([head, *self.parts, "</svg>"]) + "\n"
+        return svg.document(self.parts, *self.size, STYLE + "".join(self.rules), self.title)
 
 
 class Player:

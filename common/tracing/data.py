@@ -1,7 +1,7 @@
 """The content of a trace, as plain data. Each step has a `Frame`, which holds what changed in it.
 
 Storing only changes keeps the files small. The state at any moment is the sum of all changes up to
-it: `TraceRecord.states` computes it here, and the player computes it in the browser. Requests and
+it: `TraceData.states` computes it here, and the player computes it in the browser. Requests and
 tree nodes are identified by numbers, in the order in which they appeared. All times are in seconds
 of `time.perf_counter`.
 """
@@ -105,7 +105,7 @@ class State:
 
 
 @dataclass
-class TraceRecord:
+class TraceData:
     """A recorded run: the lanes, the requests, and the frames.
 
     meta: the engine, its model and configuration, and the layout of its KV memory.
@@ -131,7 +131,7 @@ class TraceRecord:
             yield frame, state
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record for `json.dump`.
+        """Return the data for `json.dump`.
 
         Times are relative to the origin, in seconds, rounded to microseconds. Fields that are None
         or an empty dict are left out.

@@ -105,7 +105,7 @@ class GgufModel:
         return rows, number
 
     def _heads(self, target: str) -> int:
-        """Return the number of heads whose rows are in another order in the file; 0: none."""
+        """Return the number of heads if the file has their rows in another order, else 0."""
         if self.architecture != "llama":
             return 0
         heads = {

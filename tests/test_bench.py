@@ -35,7 +35,7 @@ def run_bench(*arguments: object) -> int:
 
 def test_every_milestone_and_the_peers_are_there() -> None:
     names = [c.name for c in contenders.contenders("any", Path("p"), Path("p"))]
-    assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama"]
+    assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama", "llama-stored"]
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
@@ -200,7 +200,7 @@ def test_a_summary_is_the_median_round() -> None:
 
 def test_the_floor_of_a_run() -> None:
     """A machine of 10 GB/s and 100 GFLOP/s; 1e9 bytes of float32 weights; 1 MB of KV per token."""
-    floor = Roofline(1e10, 1e11, 10**9, 10**6, 4)
+    floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6)
     assert floor.step_seconds(1) == pytest.approx(0.1), "reading the weights takes 0.1 s"
     assert floor.step_seconds(100) == pytest.approx(0.5), "the arithmetic takes 0.5 s"
     result = WorkloadResult([[]], 9.0, [], {}, kv_used=1000)

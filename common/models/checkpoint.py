@@ -48,7 +48,7 @@ def load_checkpoint(
 
 
 def load_stored(source: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model whose weights stay as they are stored, and its tokenizer.
+    """Load a model and its tokenizer. The weights stay as they are stored.
 
     folder: a converted `.gguf` file. The modules of the model need `pack_linears` or `dequantize`
     before they can compute. Raises `ValueError` if anything is missing or does not fit.

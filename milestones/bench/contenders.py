@@ -76,13 +76,15 @@ class Peer(Contender):
     """
 
     def __init__(
-        self, name: str, python: Path, model: Callable[[], Path | str], *, forgets: bool
-    ) -> None:
-        """model: returns the model for `peer_NAME.py`; called when a process starts. forgets: the
-        cache is empty after each workload, so the process can stay (a start may take minutes)."""
+        self, name: str, python: Path, model: Callable[[], Path | str], *, forgets: bool,
+        options: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """model: returns the model for the script; called when a process starts. forgets: the cache
+        is empty after each workload, so the process can stay (a start may take minutes). options:
+        for the script, which has the first word of the name."""
         super().__init__(name)
-        self.python, self.model, self.forgets = python, model, forgets
-        self.script = Path(__file__).with_name(f"peer_{name}.py")
+        self.python, self.model, self.forgets, self.options = python, model, forgets, options
+        self.script = Path(__file__).with_name(f"peer_{name.partition('-')[0]}.py")
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, workload: Workload) -> WorkloadResult:
@@ -101,7 +103,7 @@ class Peer(Contender):
     def _ask(self, workload: Workload) -> WorkloadResult:
         if self._process is None:
             self._process = subprocess.Popen(
-                [self.python, self.script, str(self.model())],
+                [self.python, self.script, str(self.model()), *self.options],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 text=True, cwd="/",
             )  # fmt: skip
@@ -141,5 +143,8 @@ def contenders(
     if vllm_python:
         found.append(Peer("vllm", vllm_python, lambda: folder_or_id(model), forgets=True))
     if llama_python:
-        found.append(Peer("llama", llama_python, lambda: gguf_file(model), forgets=False))
+        for name, options in (("llama", ("--float32",)), ("llama-stored", ())):
+            found.append(
+                Peer(name, llama_python, lambda: gguf_file(model), forgets=False, options=options)
+            )
     return found

@@ -1,9 +1,11 @@
 """Serve our workloads with llama.cpp, in its own environment: `PYTHON peer_llama.py MODEL.gguf`.
 
+With `--float32`, the weights are first unpacked to float32. Without it, llama.cpp reads them as
+they are stored, and rounds the activations to 8 bits where it multiplies with quantized weights.
+
 The environment needs `xllamacpp` (the server of llama.cpp as a Python module) and `gguf`, and
 nothing of this project. For each workload, a line of JSON on standard input, the script writes the
-results as a line of JSON. It first unpacks the model's weights to float32, because all other
-engines compute in float32. llama.cpp is made for quantized weights; that is another comparison.
+results as a line of JSON.
 """
 
 from __future__ import annotations
@@ -122,8 +124,10 @@ def main() -> None:
     import xllamacpp
 
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "float32.gguf"
-        unpacked(Path(sys.argv[1]), model)
+        model = Path(sys.argv[1])
+        if "--float32" in sys.argv:
+            model = Path(folder) / "float32.gguf"
+            unpacked(Path(sys.argv[1]), model)
         params = xllamacpp.CommonParams()
         params.model.path, params.verbosity = str(model), 0
         params.n_parallel, params.n_ctx = MAX_NUM_SEQS, MAX_NUM_SEQS * MAX_MODEL_LEN

@@ -27,7 +27,7 @@ from .weight import StoredWeight
 logger = logging.getLogger(__name__)
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-TIED = ("falcon", "bloom")  # architectures whose head is tied although the file has it
+TIED = ("falcon", "bloom")  # the head is tied in these architectures, although the file has it
 FREQUENCIES = "rope_freqs.weight"  # factors of the rotary frequencies (Llama 3.1)
 Named = tuple[str, "StoredWeight | torch.Tensor"]
 
@@ -54,7 +54,7 @@ def shards_of(gguf: Path) -> list[Path]:
 
 
 def empty_model(config: PretrainedConfig) -> Any:
-    """Return a model whose parameters have no memory (device `meta`); its buffers are on CPU."""
+    """Return a model without memory for its parameters (device `meta`); its buffers are on CPU."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):

@@ -191,6 +191,6 @@ def _quanta(planes: Bytes, format: Format, size: int) -> Bytes:
 
 
 def _interleaved(plane: Bytes, bits: int) -> Bytes:
-    """Return the quanta of a plane, [..., lines, size], whose bytes have several quanta each."""
+    """Return the quanta of a plane, [..., lines, size], with several quanta in each byte."""
     parts = [plane >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
     return np.stack(parts, axis=-2).reshape(*plane.shape[:-2], -1, plane.shape[-1])

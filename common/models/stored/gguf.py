@@ -106,7 +106,8 @@ def _with_factors(blocks: Bytes, quanta: Bytes) -> Quanta:
     """Return the quanta of `q4_k` or `q5_k` with the factors, of six bits each, in 12 bytes.
 
     Four bytes have the factors of the first four scales, four bytes those of the minimums. Their
-    two highest bits belong to the other factors, whose low four bits are in the last four bytes.
+    two highest bits belong to the other factors. The last four bytes have the low four bits of
+    these.
     """
     scales, minimums, rest = np.split(blocks[..., 4:16], 3, axis=-1)
     scale_factors = np.concatenate([scales & 63, rest & 15 | scales >> 2 & 48], axis=-1)

@@ -64,7 +64,7 @@ def with_stored(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def keep_narrow(model: nn.Module, panel_size: int) -> int:
-    """Keep the weights whose numbers fit in 16 bits in that precision; return their number.
+    """Keep weights in 16 bits if that changes none of their numbers; return how many there are.
 
     Most checkpoints store bfloat16. Loading one as float32 does not change its numbers, so half of
     their bits are zeros. All other parameters become float32.

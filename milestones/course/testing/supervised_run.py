@@ -122,9 +122,7 @@ class SupervisedRun:
             error = (output.strip() or f"pytest ended with {status}") if wrong else None
             rest = [] if "--collect-only" in self.request["options"] else self.rest
             if rest and not self.results:
-                error = UNFINISHED.format(
-                    status=status, rest=f"{rest[0]}, the first of {len(rest)}"
-                )
+                error = UNFINISHED.format(status=status, test=rest[0], others=len(rest) - 1)
             elif rest:  # KeyboardInterrupt in a test, for example, ends pytest's loop
                 self.lost = self.results[-1]
             return Run(error=error, output=output)

@@ -26,6 +26,11 @@ COMMANDS = {
         "run the exercises up to the first that fails, and say why it fails",
     ),
     "hint": ("course.student.hint", "show the next hint of an exercise"),
+    "predict": ("course.student.predict", "write down a prediction, then read the answer"),
+    "break": (
+        "course.student.break_it",
+        "make the mistake of a Break it, and see which tests and answers change",
+    ),
     "reset": ("course.student.reset", "put an exercise back to its starting state"),
     "doctor": ("course.student.doctor", "check this machine: packages, model, disk space, kernels"),
     "diff": (

@@ -21,8 +21,11 @@ KEYS: dict[str, tuple[type, ...]] = {
     "symbols": (list,),
     "tests": (list,),
     "hints": (list,),
+    "mistake": (str,),
+    "red": (list,),
+    "answers": (str,),
 }
-OPTIONAL = {"requires"}
+OPTIONAL = {"requires", "mistake", "red", "answers"}
 WORDS = {str: "text", int: "a whole number", float: "a number", list: "a list of texts"}
 
 

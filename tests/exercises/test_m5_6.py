@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.fake_paged import expected_tokens
 from tests.oracle import assert_one_answer, drain, greedy
 from tests.test_overlap import fuzz
 
+MOST_STEPS = 1000  # an engine that makes no progress fails here, and does not hang
+
 
 def scheduler_of(num_pages: int, **config: Any) -> Scheduler:
     settings: dict[str, Any] = {"page_size": 2, "max_num_seqs": 4, **config}
@@ -38,7 +41,18 @@ def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 2
 
 def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
     """Return an engine without tensors, on a stream that runs as late (or as early) as possible."""
-    return hash_engine(engine_module, stream, num_pages, **config)
+    engine: Any = hash_engine(engine_module, stream, num_pages, **config)
+    step, count = engine.step, itertools.count(1)
+
+    def counted() -> Any:
+        assert next(count) < MOST_STEPS, (
+            f"I5: {MOST_STEPS} steps, and a request has not finished: does each step advance its "
+            "batch, complete it, and append its tokens?"
+        )
+        return step()
+
+    engine.step = counted
+    return engine
 
 
 def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,36 @@ import pytest
 from milestones.course import record
 from milestones.course.exercise import Exercise
 from milestones.course.release import command as release
-from milestones.course.student import answers, break_it, predict
+from milestones.course.student import break_it, predict
+from milestones.course.student.break_screen import marked
 from milestones.course.student.handout import part
 from tests import mini_course
 from tests.conftest import ROOT
 
 EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
+SECTION = """
+
+**Predict.** How many fit?
+
+<details><summary>The answer</summary>
+
+Three of them.
+</details>
+
+**Task.** Write it.
+
+**Break it.** Let one more in. Which test goes red?
+
+<details><summary>The answer</summary>
+
+`test_a_full_shelf_refuses`.
+</details>
+
+**Checkpoint.** Why three?
+"""
+EFFECT = 'red = ["test_a_full_shelf_refuses"]\nanswers = "right"\n\n[[exercise]]\nid = "m2.2"'
+SOURCE = "m2_mini/shelf.py"
+Say = Callable[..., tuple[int, str]]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
@@ -47,3 +71,124 @@ def test_a_handout_names_the_tests_that_fail(exercise: Exercise) -> None:
 def test_every_exercise_asks_for_a_prediction(exercise: Exercise) -> None:
     question, answer = part("Predict", exercise, ROOT)
     assert question and answer and "<details>" not in question + answer
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a student's tree of the miniature course, solved."""
+    root = mini_course.make(tmp_path / "course")
+    for name, old, new in (
+        ("README.md", "\n\nIt goes where there is room.", SECTION),
+        ("exercises.toml", '\n[[exercise]]\nid = "m2.2"', EFFECT),
+    ):
+        path = root / "milestones/m2_mini" / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+    release.release("m2_mini", tmp_path / "student", root)
+    (tmp_path / "student" / SOURCE).write_text(mini_course.SHELF)
+    return tmp_path / "student"
+
+
+@pytest.fixture
+def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    def run(command: object, exercise: str) -> tuple[int, str]:
+        runner = {"runner": mini_course.shared_runner()} if command is break_it else {}
+        args = argparse.Namespace(exercise=exercise)
+        status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def saving(tree: Path, *texts: str) -> Callable[[object], Iterator[None]]:
+    """Return a stand-in for `changes`: the student saves these texts, then presses Ctrl-C."""
+
+    def saved(_: object) -> Iterator[None]:
+        yield
+        for text in texts:
+            (tree / SOURCE).write_text(text)
+            yield
+        raise KeyboardInterrupt
+
+    return saved
+
+
+def test_a_student_makes_the_mistake_and_gets_the_file_back(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake = mini_course.SHELF.replace(">= ROOM", "> ROOM")
+    monkeypatch.setattr(break_it, "changes", saving(tree, "def (", mistake))
+    status, said = say(break_it, "m2.1")
+    assert status == 0 and "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
+    assert "This is what the handout's mistake does." in said
+    assert (tree / SOURCE).read_text() == mini_course.SHELF
+    assert (tree / ".ladder/m2.1.mistake/shelf.py").read_text() == mistake
+
+
+def test_another_mistake_is_told_apart(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = mini_course.SHELF.replace("return len(self.items)", "return 0")
+    monkeypatch.setattr(break_it, "changes", saving(tree, wrong))
+    status, said = say(break_it, "m2.1")
+    words = " ".join(said.split())
+    assert status == 1
+    assert "these should fail, and pass: test_a_full_shelf_refuses" in words
+    assert "these fail, and should pass: test_items_are_counted" in words
+
+
+def test_what_does_not_pass_cannot_be_broken(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(break_it, "changes", saving(tree))
+    status, said = say(break_it, "m2.1")  # Ctrl-C: nothing was saved
+    assert status == 2 and "nothing was tried" in said
+    (tree / SOURCE).write_text(mini_course.SHELF.replace(">= ROOM", "> ROOM"))
+    assert "m2.1 does not pass yet" in say(break_it, "m2.1")[1]
+    assert say(break_it, "m2.9")[0] == 2 and say(break_it, "m2.2")[0] == 2
+
+
+def test_the_first_difference_is_marked() -> None:
+    assert marked([1, 2, 3], [1, 5, 3], "red").spans[0].start == len("1 ")
+    assert marked([1, 2], [1, 2, 3], "red").plain.strip() == "1 2"
+
+
+def test_a_prediction_is_kept_before_the_answer_is_shown(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    status, said = say(predict, "m2.1")
+    assert status == 1 and "How many fit?" in said and "Three of them" not in said
+    assert not (tree / "answers").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("two,\nperhaps\n\nnot read"))
+    status, said = say(predict, "m2.1")
+    assert status == 0 and "kept in answers/m2.md" in said and "Three of them" in said
+    text = (tree / "answers/m2.md").read_text()
+    assert text.count("\n### Prediction\n") == 2 == text.count("\n### Checkpoint\n")
+    assert "## m2.1: Put it there\n\n### Prediction\n\ntwo,\nperhaps\n\n### Checkpoint" in text
+
+
+def test_what_was_written_is_not_asked_for_again(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second call shows the prediction and the answer. Other parts of the file stay."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
+    say(predict, "m2.1")
+    path = tree / "answers/m2.md"
+    path.write_text(path.read_text().replace("### Checkpoint", "### Checkpoint\n\nBecause.", 1))
+    before = path.read_text()
+    status, said = say(predict, "m2.1")
+    assert status == 0 and "two" in said and "Three of them" in said
+    assert path.read_text() == before
+    assert say(predict, "m2.2")[0] == 2, "its section has no prediction"
+
+
+def test_a_section_that_was_deleted_is_written_again(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "answers").mkdir()
+    (tree / "answers/m2.md").write_text("# My notes\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
+    assert say(predict, "m2.1")[0] == 0
+    text = (tree / "answers/m2.md").read_text()
+    assert text.startswith("# My notes\n\n## m2.1: Put it there\n\n### Prediction\n\ntwo\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from m5_overlap.future_map import placeholder
-from m5_overlap.in_flight import StepsInFlight
+from m5_overlap.in_flight import StepsInFlight, continuing
 from tests.exercises.overlap_states import (
     NUM_PAGES,
     audit,
@@ -15,6 +15,19 @@ from tests.exercises.overlap_states import (
 
 def all_pages_can_be_had(steps: StepsInFlight) -> bool:
     return steps.kv_cache.num_free_pages == NUM_PAGES
+
+
+def test_who_is_known_to_end_is_not_planned_again() -> None:
+    """Step N gives both requests a token, and it is the last one of the first request."""
+    steps = steps_in_flight()
+    last = running(steps, "last", [1, 2, 3], computed=2)
+    last.max_num_tokens = 4
+    other = running(steps, "other", [1, 2, 3], computed=2)
+    assert continuing([last, other]) == [last, other], "neither has reached its length"
+    steps.advance(plan(steps, (last, 1), (other, 1)))
+    assert continuing([last, other]) == [other], (
+        "a placeholder is a token whose value is not known: the first request has all of its 4"
+    )
 
 
 def test_the_placeholder_goes_and_the_length_stays() -> None:

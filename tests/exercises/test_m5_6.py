@@ -259,6 +259,20 @@ def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
     assert_idle(engine)
 
 
+def test_an_abort_of_the_last_request_drops_its_steps() -> None:
+    """Of two requests in flight, one is aborted: step N+1 is needed. Then the other one is."""
+    engine = engine_of(LateStream(), page_size=2)
+    for name in ("first", "second"):
+        engine.add_request([5, 6], greedy(9, ignore_eos=True), name)
+    engine.step()
+    engine.abort_request("first")
+    assert len(engine.result_queue) == 1, "the step in flight computes a token of the other request"
+    engine.abort_request("second")
+    assert not engine.result_queue, "I3: no request of the step in flight is left, so drop it"
+    assert len(drain(engine)) == 2, "both get their final output"
+    assert_idle(engine)
+
+
 def test_an_abort_between_two_steps() -> None:
     """The token in flight of the aborted request is dropped, and the neighbour's is exact."""
     engine = engine_of(LateStream(), page_size=2)

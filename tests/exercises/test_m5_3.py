@@ -26,7 +26,7 @@ def test_who_is_known_to_end_is_not_planned_again() -> None:
     assert continuing([last, other]) == [last, other], "neither has reached its length"
     steps.advance(plan(steps, (last, 1), (other, 1)))
     assert continuing([last, other]) == [other], (
-        "a placeholder is a token whose value is not known: the first request has all of its 4"
+        "a placeholder counts as a token, so the first request has all of its 4"
     )
 
 

@@ -16,7 +16,6 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from rich.markdown import Markdown
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find
-from ..testing.results import Run
 from ..testing.runner import Runner, RunnerError
 from .break_screen import show_effect
+from .effect import Effect
 from .handout import part
 from .progress import FOLDER, TEXTS
 from .watch import changes, syntax_error
@@ -40,29 +39,6 @@ PROGRAM = "milestones/course/student/texts.py"
 
 class BreakError(Exception):
     """The mistake could not be tried. The message says why."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    """What a mistake does: to the tests of its exercise, and to the answers of an engine."""
-
-    run: Run
-    right: dict[str, Any]  # the results of `texts.py`, without the mistake
-    wrong: dict[str, Any]  # and with it; both empty if the engine is not complete
-
-    @property
-    def red(self) -> tuple[str, ...]:
-        """The names of the tests that fail, without parameters, in order."""
-        nodes = (r.node.rpartition("::")[2].partition("[")[0] for r in self.run.failures)
-        return tuple(dict.fromkeys(nodes))
-
-    @property
-    def answers(self) -> str:
-        """Whether the answers are "right", "wrong", or the engine "stops"."""
-        if any(result["error"] for result in self.wrong.values()):
-            return "stops"
-        same = all(self.wrong[s]["answers"] == r["answers"] for s, r in self.right.items())
-        return "right" if same else "wrong"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

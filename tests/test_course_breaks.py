@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from common import Request
+from m5_overlap import engine as m5_engine
+from m5_overlap.in_flight import StepsInFlight
 from milestones.course import record
 from milestones.course.exercise import Exercise
 from milestones.course.release import command as release
 from milestones.course.student import break_it, predict
 from milestones.course.student.break_screen import marked
 from milestones.course.student.handout import part
+from milestones.instruments.streams import EarlyStream, LateStream
 from tests import mini_course
 from tests.conftest import ROOT
+from tests.fake_overlap import HashRunner
+from tests.test_overlap import fuzz
 
 EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
 SECTION = """
@@ -71,6 +77,39 @@ def test_a_handout_names_the_tests_that_fail(exercise: Exercise) -> None:
 def test_every_exercise_asks_for_a_prediction(exercise: Exercise) -> None:
     question, answer = part("Predict", exercise, ROOT)
     assert question and answer and "<details>" not in question + answer
+
+
+@pytest.mark.parametrize(("stream", "writes"), [(LateStream, True), (EarlyStream, False)])
+def test_where_m5_3_writes_to_a_free_page(
+    monkeypatch: pytest.MonkeyPatch, stream: type[LateStream], writes: bool
+) -> None:
+    """With its mistake, step N+1 writes to a free page on the late stream only. No answer changes,
+    as runs without the audit show: `fuzz` compares every answer."""
+
+    def free_at_once(self: StepsInFlight, request: Request) -> None:
+        self.kv_cache.free(request)
+
+    monkeypatch.setattr(StepsInFlight, "free", free_at_once)
+    found = set()
+    for seed in range(40):
+        try:
+            fuzz(m5_engine, seed, stream)
+        except AssertionError as error:
+            found.add(str(error).partition("\n")[0])
+    assert found == ({"I3: a free page is written"} if writes else set())
+    monkeypatch.setattr(HashRunner, "_compute", unaudited(HashRunner._compute))
+    for seed in range(40):
+        fuzz(m5_engine, seed, stream)
+
+
+def unaudited(compute: Callable[..., None]) -> Callable[..., None]:
+    """Return a forward of the hash model that does not mind a write to a free page."""
+
+    def computed(self: HashRunner, *args: object) -> None:
+        self.free_pages = []
+        compute(self, *args)
+
+    return computed
 
 
 @pytest.fixture
@@ -159,13 +198,13 @@ def test_a_prediction_is_kept_before_the_answer_is_shown(
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     status, said = say(predict, "m2.1")
     assert status == 1 and "How many fit?" in said and "Three of them" not in said
-    assert not (tree / "answers").exists()
+    assert not (tree / "ANSWERS.md").exists()
     monkeypatch.setattr("sys.stdin", io.StringIO("two,\nperhaps\n\nnot read"))
     status, said = say(predict, "m2.1")
-    assert status == 0 and "kept in answers/m2.md" in said and "Three of them" in said
-    text = (tree / "answers/m2.md").read_text()
+    assert status == 0 and "kept in ANSWERS.md" in said and "Three of them" in said
+    text = (tree / "ANSWERS.md").read_text()
     assert text.count("\n### Prediction\n") == 2 == text.count("\n### Checkpoint\n")
-    assert "## m2.1: Put it there\n\n### Prediction\n\ntwo,\nperhaps\n\n### Checkpoint" in text
+    assert "## m2.1: Put it there\n\n### Prediction\n\ntwo,\nperhaps\n\n### Break it" in text
 
 
 def test_what_was_written_is_not_asked_for_again(
@@ -174,7 +213,7 @@ def test_what_was_written_is_not_asked_for_again(
     """A second call shows the prediction and the answer. Other parts of the file stay."""
     monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
     say(predict, "m2.1")
-    path = tree / "answers/m2.md"
+    path = tree / "ANSWERS.md"
     path.write_text(path.read_text().replace("### Checkpoint", "### Checkpoint\n\nBecause.", 1))
     before = path.read_text()
     status, said = say(predict, "m2.1")
@@ -186,9 +225,8 @@ def test_what_was_written_is_not_asked_for_again(
 def test_a_section_that_was_deleted_is_written_again(
     tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tree / "answers").mkdir()
-    (tree / "answers/m2.md").write_text("# My notes\n")
+    (tree / "ANSWERS.md").write_text("# My notes\n")
     monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
     assert say(predict, "m2.1")[0] == 0
-    text = (tree / "answers/m2.md").read_text()
+    text = (tree / "ANSWERS.md").read_text()
     assert text.startswith("# My notes\n\n## m2.1: Put it there\n\n### Prediction\n\ntwo\n")

@@ -1,4 +1,4 @@
-"""The file in which a student writes predictions and answers: `answers/m3.md` of the tree.
+"""`ANSWERS.md`, the file in which a student writes predictions and answers.
 
 It is Markdown, one section for each exercise, in a fixed form. It is handed in with the code.
 
@@ -6,22 +6,19 @@ It is Markdown, one section for each exercise, in a fixed form. It is handed in 
 
     ### Prediction
 
+    ### Break it
+
     ### Checkpoint
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from ..exercise import Exercise
 
-PARTS = ("Prediction", "Checkpoint")
-
-
-def path_of(exercise: Exercise, root: Path) -> Path:
-    """Return the file of an exercise's milestone."""
-    return root / "answers" / f"{exercise.milestone.partition('_')[0]}.md"
+FILE = "ANSWERS.md"
+PARTS = ("Prediction", "Break it", "Checkpoint")
 
 
 def template(exercises: tuple[Exercise, ...]) -> str:

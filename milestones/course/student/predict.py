@@ -1,6 +1,6 @@
-"""Ask for your prediction, keep it in `answers/`, and then show the answer.
+"""Ask for your prediction, keep it in `ANSWERS.md`, and then show the answer.
 
-The file, `answers/m3.md` for milestone 3, also has a place for each checkpoint answer. Hand it in
+The file also has a place for what *Break it* showed, and for the checkpoint answers. Hand it in
 with your code.
 
 Exit status: 0 the answer was shown; 1 no prediction was written; 2 there is no such exercise.
@@ -17,7 +17,7 @@ from rich.markdown import Markdown
 
 from ..delta import ROOT
 from ..record import RecordError, find, load
-from .answers import path_of, prediction_of, template, with_prediction
+from .answers import FILE, prediction_of, template, with_prediction
 from .handout import part
 
 EXAMPLE = "python -m milestones predict m3.2"
@@ -40,21 +40,19 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 2
     console.print(Markdown(f"**{exercise.id}, Predict.** {question}"))
-    path = path_of(exercise, root)
+    path = root / FILE
     exercises = load(exercise.milestone, root, strict=False)
     text = path.read_text(encoding="utf-8") if path.is_file() else template(exercises)
-    name = path.relative_to(root)
     if prediction := prediction_of(text, exercise):
-        console.print(f"\nYour prediction, from {name}:", style="dim", highlight=False)
+        console.print(f"\nYour prediction, from {FILE}:", style="dim", highlight=False)
         console.print(Markdown(prediction))
     else:
         prediction = asked(console)
         if not prediction:
             console.print("no prediction was written, so the answer is not shown", style="yellow")
             return 1
-        path.parent.mkdir(exist_ok=True)
         path.write_text(with_prediction(text, exercise, prediction), encoding="utf-8")
-        console.print(f"kept in {name}", style="dim", highlight=False)
+        console.print(f"kept in {FILE}", style="dim", highlight=False)
     console.print()
     console.print(Markdown(f"**The answer.** {answer}"))
     return 0

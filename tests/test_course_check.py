@@ -337,7 +337,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
         return done.stdout + done.stderr
 
     shown = console("--help")
-    for name in ("list", "check", "hint", "reset", "doctor"):
+    for name in ("list", "check", "hint", "predict", "break", "measure", "reset", "doctor"):
         assert f"\n    {name} " in shown
     assert "release" not in shown and "bench" not in shown
     # The examples name the milestone of this tree.

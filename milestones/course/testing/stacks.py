@@ -74,5 +74,5 @@ def told(written: str, tree: Path) -> Stacks:
         + "\n".join(f"  {place}" for _, place in thread[:DEEPEST])
         for number, thread in enumerate(threads, start=1)
     ]
-    innermost = (next(iter(places), None) for places in (code, tests))
-    return Stacks("\n".join(blocks), *innermost, written)
+    where, test_line = (places[0] if places else None for places in (code, tests))
+    return Stacks("\n".join(blocks), where, test_line, written)

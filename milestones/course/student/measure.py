@@ -52,7 +52,7 @@ class Measurement:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones measure`."""
-    parser.add_argument("milestone", help="m3 or m3_paged")
+    parser.add_argument("milestone", help="a milestone: m3")
     parser.add_argument("--model", help="default: that of the handout")
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import shutil
 import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
+
+CLOSED_PIPE = 141  # as a shell reports a program that a closed pipe has ended: 128 + SIGPIPE
 
 # A module is imported only when its command is given. Most commands do not need torch, so they
 # start at once. A student's tree has only some of the modules, and only their commands.
@@ -23,6 +26,12 @@ COMMANDS = {
         "run the exercises up to the first that fails, and say why it fails",
     ),
     "hint": ("course.student.hint", "show the next hint of an exercise"),
+    "predict": ("course.student.predict", "write down a prediction, then read the answer"),
+    "break": (
+        "course.student.break_it",
+        "make the mistake of a Break it, and see which tests and answers change",
+    ),
+    "measure": ("course.student.measure", "measure what a milestone is about, in one table"),
     "reset": ("course.student.reset", "put an exercise back to its starting state"),
     "doctor": ("course.student.doctor", "check this machine: packages, model, disk space, kernels"),
     "diff": (
@@ -71,7 +80,12 @@ def main() -> int:
                 command.epilog = f"for example:  {of_this_tree(example)}"
             described.add_arguments(command)
     args = parser.parse_args()
-    status: int = load(COMMANDS[args.command][0]).main(args)
+    try:
+        status: int = load(COMMANDS[args.command][0]).main(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has seen enough: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return CLOSED_PIPE
     return status
 
 

@@ -12,6 +12,8 @@ from tests.conftest import plain_model
 
 TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
 
+MOST_STEPS = 10_000  # an engine that makes no progress fails, and does not hang
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -68,7 +70,10 @@ def assert_one_answer(model: str, output: RequestOutput, max_tokens: int) -> Non
 def drain(engine: OfflineEngine) -> dict[str, list[RequestOutput]]:
     """Step until no request is left. Return the outputs of each request, in order."""
     outputs: dict[str, list[RequestOutput]] = {}
+    steps = 0
     while engine.has_unfinished_requests():
+        steps += 1
+        assert steps < MOST_STEPS, f"I5: {steps} steps, and a request has not finished"
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
     return outputs

@@ -213,6 +213,64 @@ def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
     assert say(hint, "m2.9")[0] == 2
 
 
+def test_a_run_that_was_interrupted_is_no_pass(tree: Path, say: Say) -> None:
+    """KeyboardInterrupt in the student's code ends pytest: what did not run has not passed."""
+    write(tree, PUT.replace("            raise ValueError", "            raise KeyboardInterrupt"))
+    status, said = say(check, "m2.1")
+    assert status == 1 and "m2.1 passes" not in said
+    assert "raised KeyboardInterrupt" in " ".join(said.split())
+    assert load_progress(tree).passed == []
+
+
+def test_all_tests_that_fail_are_named(tree: Path, say: Say) -> None:
+    write(tree, "        return 0")
+    said = say(check, "m2.1")[1]
+    assert "test_items_are_counted fails" in said
+    assert "These tests fail too:\n  test_a_full_shelf_refuses\n" in said
+
+
+def test_the_first_test_that_hangs_ends_the_exercise(tree: Path, say: Say) -> None:
+    """Otherwise each test of the exercise would take its whole limit, one after the other."""
+    write(tree, "        while True:\n            pass")
+    said = say(check, "m2.1", "--seconds", "0.5")[1]
+    words = " ".join(said.split())
+    assert said.count("does not end") == 2 and "1 test was not run after the test" in words
+    assert "failed 1 of 2 tests" in words
+    assert re.search(r"your code m2_mini/shelf.py:2[345] in put", words)
+    assert re.search(r"stacks thread 1 of 1, .* m2_mini/shelf.py:2[345] in put tests/exer", words)
+
+
+def test_what_was_not_checked_is_not_called_failed(tree: Path, say: Say) -> None:
+    def state() -> str:
+        return next(line for line in say(ladder)[1].splitlines() if line.startswith("m2.1"))
+
+    write(tree, PUT)
+    assert state().endswith("not checked")
+    say(check, "m2.1")
+    assert state().rstrip().endswith("passed")
+    conftest = (tree / "tests/conftest.py").read_text()
+    (tree / "tests/conftest.py").write_text("import nonsense\n")
+    say(check, "m2.1")  # the tests cannot be run: that is no result of the exercise
+    assert state().rstrip().endswith("passed")
+    (tree / "tests/conftest.py").write_text(conftest)
+    write(tree, "        return 0", old=PUT)
+    say(check, "m2.1")
+    assert state().rstrip().endswith("failed")
+
+
+def test_undo_keeps_later_work_in_the_same_file(tree: Path, say: Say) -> None:
+    path = tree / "m2_mini/shelf.py"
+    assert say(reset, "m2.1", "--undo")[0] == 1  # it was never reset
+    write(tree, PUT)
+    say(reset, "m2.1")
+    path.write_text(path.read_text() + "\n\nLATER = 1\n")
+    status, said = say(reset, "m2.1", "--undo")
+    assert status == 0 and "m2.1 is your last version again" in said
+    assert PUT in path.read_text() and "LATER = 1" in path.read_text()
+    assert "as in your last version" not in said
+    assert say(reset, "m2.1", "--undo")[0] == 0 and ERROR in path.read_text()  # and back again
+
+
 def test_reset_puts_one_exercise_back(tree: Path, say: Say) -> None:
     """Other edits of the file stay, and the student's version is kept in a backup."""
     path = tree / "m2_mini/shelf.py"
@@ -220,9 +278,9 @@ def test_reset_puts_one_exercise_back(tree: Path, say: Say) -> None:
     path.write_text(path.read_text().replace("import math", "") + "\n\nMINE = 1\n")
     mine = path.read_text()
     status, said = say(reset, "m2.1")
-    assert status == 0 and "your version is m2_mini/shelf.py.m2.1.bak" in said
+    assert status == 0 and "the text before is m2_mini/shelf.py.m2.1.bak" in said
     assert "imports and helpers that you have added stay" in said
-    assert "cp m2_mini/shelf.py.m2.1.bak m2_mini/shelf.py\n" in said
+    assert "python -m milestones reset m2.1 --undo\n" in said and "cp " not in said
     assert (tree / "m2_mini/shelf.py.m2.1.bak").read_text() == mine
     assert ERROR in path.read_text() and "MINE = 1" in path.read_text()
     assert say(reset, "m2.1") == (0, "m2.1 is in its starting state already\n")
@@ -279,7 +337,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
         return done.stdout + done.stderr
 
     shown = console("--help")
-    for name in ("list", "check", "hint", "reset", "doctor"):
+    for name in ("list", "check", "hint", "predict", "break", "measure", "reset", "doctor"):
         assert f"\n    {name} " in shown
     assert "release" not in shown and "bench" not in shown
     # The examples name the milestone of this tree.
@@ -288,6 +346,17 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
     assert "hint 1 of 3" in console("hint", "m2.1")
     assert "given" in console("list")
     assert "invalid choice: 'grade'" in console("grade")
+
+
+def test_a_reader_that_goes_away_is_no_error(tree: Path) -> None:
+    """`python -m milestones diff m1 m2 | head` closes the pipe before all is written."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "milestones", "diff", "m1", "m2", "--json"],
+        cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as done:  # fmt: skip
+        assert done.stdout is not None and done.stderr is not None
+        done.stdout.close()
+        assert done.stderr.read() == b"" and done.wait() == 141
 
 
 def test_the_invariants_are_those_of_the_project() -> None:

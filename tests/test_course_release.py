@@ -224,7 +224,7 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
         if name.startswith("milestones/") and name.endswith(".py"):
             assert not missing_modules(name, text, found), name
     assert not solution_lines(milestone, found)
-    for command in ("check", "doctor", "hint", "list", "reset"):
+    for command in ("break_it", "check", "doctor", "hint", "list", "measure", "predict", "reset"):
         assert f"milestones/course/student/{command}.py" in found
     assert all((tree / folder).is_dir() for folder in checked_by_mypy(found["pyproject.toml"]))
     run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])

@@ -69,6 +69,30 @@ def test_what_was_called_returned_and_expected(tree: Path) -> None:
     assert why.test_line == f"{FIRST}:11" and "assert" in why.trace
 
 
+@pytest.mark.parametrize(
+    ("chain", "called", "result", "expected"),
+    [
+        ("shelf.put(1) == 1 == len(shelf.items) - 1", "len(shelf.items) - 1", "0", "1"),
+        ("shelf.put(1) == 2 == shelf.put(1)", "shelf.put(1)", "1", "2"),
+        ("0 <= shelf.put(1) < 1", "shelf.put(1)", "1", "< 1"),
+        ("3 < shelf.put(1) < 9", "shelf.put(1)", "1", "> 3"),
+    ],
+)
+def test_a_chain_of_comparisons_shows_the_false_one(
+    tree: Path, chain: str, called: str, result: str, expected: str
+) -> None:
+    why = failed(run(replaced(tree, "shelf.put(7) == 1", chain, FIRST), FIRST)).failure
+    assert why is not None
+    assert (why.called, why.returned, why.expected) == (called, result, expected)
+
+
+def test_a_chain_that_is_not_clear_shows_both_values(tree: Path) -> None:
+    chain = "shelf.put(1) == shelf.put(1) == shelf.put(1)"
+    why = failed(run(replaced(tree, "shelf.put(7) == 1", chain, FIRST), FIRST)).failure
+    assert why is not None and why.called == chain
+    assert (why.returned, why.expected) == ("1 == 2, which is false", None)
+
+
 def test_how_a_helper_raises_an_error_is_not_shown(tree: Path) -> None:
     helper = "def peek(shelf):\n    raise shelf.error\n\n\ndef test_items_are_counted"
     replaced(tree, "def test_items_are_counted", helper, FIRST)
@@ -158,6 +182,52 @@ def test_a_test_that_hangs_costs_itself(tree: Path) -> None:
     done = run(tree, FIRST, SECOND, seconds=0.5)
     assert [r.outcome for r in done.results] == ["timeout", "passed", "passed", "passed"]
     assert "0.5 s" in (failed(done).failure or pytest.fail()).message
+
+
+def test_no_test_runs_after_one_that_hangs_if_asked(tree: Path) -> None:
+    replaced(tree, "assert shelf.put(7) == 1", "while True: pass", FIRST)
+    done = mini_course.shared_runner().run(tree, [FIRST], seconds=0.5, stop_at_timeout=True)
+    assert [r.outcome for r in done.results] == ["timeout"] and not done.passed
+    assert done.not_run == (f"{FIRST}::test_a_full_shelf_refuses",)
+
+
+def test_a_test_that_hangs_shows_the_stacks_of_all_threads(tree: Path) -> None:
+    """The test waits for a thread that waits too: both places are named, the own line first."""
+    (tree / "m2_mini/waits.py").write_text(
+        "import threading\ndef never(event: threading.Event) -> None:\n    event.wait()\n"
+    )
+    replaced(
+        tree, "    assert shelf.put(7) == 1",
+        "    import threading\n    from m2_mini.waits import never\n"
+        "    threads = [threading.Thread(target=never, args=[threading.Event()]) for _ in '12']\n"
+        "    [thread.start() for thread in threads]\n    never(threading.Event())", FIRST,
+    )  # fmt: skip
+    why = failed(run(tree, FIRST, seconds=1)).failure
+    assert why is not None and why.kind == "timeout"
+    assert why.where == "m2_mini/waits.py:3 in never"
+    assert why.test_line is not None and why.test_line.startswith(f"{FIRST}:")
+    assert "thread 1 of 3" in why.stacks and "thread 3 of 3" in why.stacks
+    assert why.stacks.count("m2_mini/waits.py:3 in never") == 3
+    assert "threading.py" in why.trace and "site-packages" not in why.stacks
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt()", "__import__('pytest').exit('bye')"])
+def test_an_error_that_ends_pytest_costs_its_own_test(tree: Path, error: str) -> None:
+    """pytest stops at a KeyboardInterrupt. The tests behind it have results all the same."""
+    raising = f"raise {error}" if "()" in error else error
+    replaced(tree, "        if len(self.items) >= ROOM:", f"        if item == 5: {raising}\n"
+             "        if len(self.items) >= ROOM:")  # fmt: skip
+    done = run(tree, FIRST, SECOND)
+    assert [r.outcome for r in done.results] == ["failed", "passed", "passed", "passed"]
+    why = failed(done).failure
+    assert why is not None and why.kind == ("KeyboardInterrupt" if "()" in error else "Exit")
+    assert why.where is not None and why.where.startswith(SHELF)
+
+
+def test_a_run_that_ends_before_its_tests_is_no_pass(tree: Path) -> None:
+    (tree / "tests/conftest.py").write_text("def pytest_runtestloop(session):\n    return True\n")
+    done = run(tree, FIRST)
+    assert not done.passed and "before it ran" in (done.error or "")
 
 
 def test_a_test_that_ends_its_process_costs_itself(tree: Path) -> None:

@@ -21,6 +21,11 @@ class Exercise:
     symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": a release cuts these bodies
     tests: tuple[str, ...]  # node ids of pytest, or files, from the root
     hints: tuple[str, ...]  # three of them
+    # What the handout's "Break it" does: the patch in mutants/, the tests that fail, and whether
+    # the answers of an engine are still "right", are "wrong", or the engine "stops".
+    mistake: str = ""
+    red: tuple[str, ...] = ()
+    answers: str = ""
 
     @property
     def anchor(self) -> str:

@@ -21,8 +21,11 @@ KEYS: dict[str, tuple[type, ...]] = {
     "symbols": (list,),
     "tests": (list,),
     "hints": (list,),
+    "mistake": (str,),
+    "red": (list,),
+    "answers": (str,),
 }
-OPTIONAL = {"requires"}
+OPTIONAL = {"requires", "mistake", "red", "answers"}
 WORDS = {str: "text", int: "a whole number", float: "a number", list: "a list of texts"}
 
 
@@ -79,8 +82,8 @@ def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
             problems.add(index, key, f"{key} must be a list of texts, none of them empty")
         elif key == "hints" and size != 3:
             problems.add(index, key, f"there must be exactly three hints, not {size}")
-        elif key == "symbols" and not 1 <= size <= 3:
-            problems.add(index, key, f"there must be one to three symbols, not {size}")
+        elif key == "symbols" and not 1 <= size <= 4:
+            problems.add(index, key, f"there must be one to four symbols, not {size}")
         elif key == "tests" and not size:
             problems.add(index, key, "there must be a test")
     return len(problems.lines) == before

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common import SamplingParams
+from common.engine.call import ForwardError
 from m1_single.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
@@ -27,14 +28,16 @@ def make_engine(**config: Any) -> Any:
     return engine
 
 
-def break_next_forward(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_next_forward(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Broken
+) -> None:
     """Let the next forward fail in layer 1, after layer 0 has stored its keys and values."""
     layer = engine.loaded.model.model.layers[1]
     forward = layer.forward
 
     def fail(*_: Any, **__: Any) -> None:
         monkeypatch.setattr(layer, "forward", forward)
-        raise Broken
+        raise error
 
     monkeypatch.setattr(layer, "forward", fail)
 
@@ -63,6 +66,19 @@ def test_after_a_failed_forward_a_request_goes_on(
     (outputs,) = drain(engine).values()
     assert_one_answer("tiny-llama", outputs[-1], 7)
     assert_idle(engine)
+
+
+def test_ctrl_c_in_a_forward_leaves_no_half_written_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KeyboardInterrupt is no `Exception`, and it can come in the middle of a forward too."""
+    engine = make_engine()
+    request = make_request("A", [1, 2, 3])
+    break_next_forward(engine, monkeypatch, KeyboardInterrupt)
+    with pytest.raises(ForwardError):
+        engine.run(ScheduleBatch([request], [3]))
+    assert request not in engine.runner.past_key_values, "I1: layer 0 has stored three tokens"
+    assert request.num_computed_tokens == 0
 
 
 def test_a_failed_forward_leaves_no_half_written_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from m5_overlap.future_map import placeholder
-from m5_overlap.in_flight import StepsInFlight
+from m5_overlap.in_flight import StepsInFlight, continuing
 from tests.exercises.overlap_states import (
     NUM_PAGES,
     audit,
@@ -15,6 +15,19 @@ from tests.exercises.overlap_states import (
 
 def all_pages_can_be_had(steps: StepsInFlight) -> bool:
     return steps.kv_cache.num_free_pages == NUM_PAGES
+
+
+def test_who_is_known_to_end_is_not_planned_again() -> None:
+    """Step N gives both requests a token, and it is the last one of the first request."""
+    steps = steps_in_flight()
+    last = running(steps, "last", [1, 2, 3], computed=2)
+    last.max_num_tokens = 4
+    other = running(steps, "other", [1, 2, 3], computed=2)
+    assert continuing([last, other]) == [last, other], "neither has reached its length"
+    steps.advance(plan(steps, (last, 1), (other, 1)))
+    assert continuing([last, other]) == [other], (
+        "a placeholder counts as a token, so the first request has all of its 4"
+    )
 
 
 def test_the_placeholder_goes_and_the_length_stays() -> None:
@@ -175,3 +188,19 @@ def test_undo_leaves_an_ended_request_alone_and_frees_it() -> None:
     assert ended.token_ids == [1, 2, 3] and steps.finished == []
     assert all_pages_can_be_had(steps), "I3: no step in flight has the request: its memory is free"
     audit(steps, [], "after the step of an aborted request was undone")
+
+
+def test_all_that_end_in_one_step_are_freed() -> None:
+    """I3: the list of finished requests must not lose one of them while it is gone through."""
+    steps = steps_in_flight()
+    ended = [running(steps, name, [1, 2, 3], computed=2) for name in "abcd"]
+    batch = plan(steps, *((request, 1) for request in ended))
+    steps.advance(batch)
+    for request in ended:
+        request.finish_reason = "stop"
+        steps.free(request)
+    assert steps.finished == ended, "a step in flight writes to the pages of all four"
+    steps.complete(batch)
+    assert steps.finished == [], f"I3: no step writes to {steps.finished}, and they hold pages"
+    assert all_pages_can_be_had(steps), "I3: four requests have ended, and not all pages are free"
+    assert [request.row for request in ended] == [None] * 4, "I3: a row is held"

@@ -247,6 +247,12 @@ def test_a_static_step_does_not_hold_on_to_a_buffer(runner: ModelRunner) -> None
     )
 
 
+def memory_of(runner: ModelRunner) -> list[torch.Tensor]:
+    """Return a copy of all keys and values, without the padding page."""
+    pool = runner.kv_pool
+    return [memory[:, 1:].clone() for memory in (*pool.keys, *pool.values)]
+
+
 @torch.inference_mode()
 def test_a_padded_step_gives_the_logits_of_the_plain_one(runner: ModelRunner) -> None:
     """I1: three steps on one static step, in which lengths grow and rows change places."""
@@ -254,10 +260,43 @@ def test_a_padded_step_gives_the_logits_of_the_plain_one(runner: ModelRunner) ->
         batch = three_decodes(runner, computed)
         if turn == 1:
             batch.requests.reverse()
+        plain = runner.forward(runner.inputs.prepare(batch)).clone()
+        before = memory_of(runner)
         padded = runner.graphs.run(padded_input(runner, batch))[:3]
-        plain = runner.forward(runner.inputs.prepare(batch))
         error = float((padded - plain).abs().max())
         assert error < 1e-4, f"turn {turn}: padded logits differ from plain ones by {error}"
+        close = [torch.allclose(a, b, atol=1e-4) for a, b in zip(before, memory_of(runner))]
+        assert all(close), "I3: the row of padding wrote keys or values over those of a request"
+
+
+@torch.inference_mode()
+def test_padding_does_not_change_what_three_requests_say(runner: ModelRunner) -> None:
+    """I1: eight tokens of each request, decoded in steps that are padded to four requests."""
+    rows = (1, 2, 3)  # the first prompt must not begin with token 0, which is what padding feeds
+    prompts = [[10 * row + i for i in range(4)] for row in rows]
+    said: dict[bool, list[list[int]]] = {}
+    for is_padded in (False, True):
+        requests = [
+            request_in(runner, row, pages, 3)
+            for row, pages in zip(rows, ([5, 6, 7], [8, 9, 2], [1, 3, 4]), strict=True)
+        ]
+        for request in requests:
+            request.num_computed_tokens = 0
+        batch = batch_of(*((request, 4) for request in requests))
+        logits = runner.forward(runner.inputs.prepare(batch))
+        for _ in range(8):
+            for request, token in zip(requests, logits.argmax(-1).tolist(), strict=True):
+                request.num_computed_tokens = len(request.token_ids)
+                request.token_ids.append(token)
+            batch = batch_of(*((request, 1) for request in requests))
+            if is_padded:
+                logits = runner.graphs.run(padded_input(runner, batch))[:3]
+            else:
+                logits = runner.forward(runner.inputs.prepare(batch))
+        said[is_padded] = [request.token_ids[4:] for request in requests]
+    assert said[True] == said[False], (
+        f"I1: after the prompts {prompts}, the requests must say the same with padding"
+    )
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.fake_paged import expected_tokens
 from tests.oracle import assert_one_answer, drain, greedy
 from tests.test_overlap import fuzz
 
+MOST_STEPS = 1000  # an engine that makes no progress fails here, and does not hang
+
 
 def scheduler_of(num_pages: int, **config: Any) -> Scheduler:
     settings: dict[str, Any] = {"page_size": 2, "max_num_seqs": 4, **config}
@@ -38,7 +41,18 @@ def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 2
 
 def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
     """Return an engine without tensors, on a stream that runs as late (or as early) as possible."""
-    return hash_engine(engine_module, stream, num_pages, **config)
+    engine: Any = hash_engine(engine_module, stream, num_pages, **config)
+    step, count = engine.step, itertools.count(1)
+
+    def counted() -> Any:
+        assert next(count) < MOST_STEPS, (
+            f"I5: {MOST_STEPS} steps, and a request has not finished: does each step advance its "
+            "batch, complete it, and append its tokens?"
+        )
+        return step()
+
+    engine.step = counted
+    return engine
 
 
 def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
@@ -242,6 +256,20 @@ def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
     outputs = engine.step()
     assert [output.finished for output in outputs] == [True]
     assert not engine.result_queue, "step N+1 has no other request: it must be dropped"
+    assert_idle(engine)
+
+
+def test_an_abort_of_the_last_request_drops_its_steps() -> None:
+    """Of two requests in flight, one is aborted: step N+1 is needed. Then the other one is."""
+    engine = engine_of(LateStream(), page_size=2)
+    for name in ("first", "second"):
+        engine.add_request([5, 6], greedy(9, ignore_eos=True), name)
+    engine.step()
+    engine.abort_request("first")
+    assert len(engine.result_queue) == 1, "the step in flight computes a token of the other request"
+    engine.abort_request("second")
+    assert not engine.result_queue, "I3: no request of the step in flight is left, so drop it"
+    assert len(drain(engine)) == 2, "both get their final output"
     assert_idle(engine)
 
 

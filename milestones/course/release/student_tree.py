@@ -22,10 +22,13 @@ from ..student.list import size_of
 from .cut import Cut, cut
 from .student_tests import chosen_tests
 
-# The modules of the commands that a student uses. Some of them start the last two as processes.
+# The modules of the commands that a student uses. Some of them start the last two as processes, and
+# `break` runs `texts.py`.
 STARTED = (
     "course/student/check.py", "course/student/hint.py", "course/student/list.py",
     "course/student/reset.py", "course/student/doctor.py", "course/diff/command.py",
+    "course/student/predict.py", "course/student/break_it.py", "course/student/texts.py",
+    "course/student/measure.py",
     "bench/gpu_check.py", "bench/host_time.py",
     "course/testing/server.py", "course/student/kernel_probe.py",
 )  # fmt: skip

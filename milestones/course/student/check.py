@@ -7,20 +7,23 @@ Exit status: 0 all exercises pass; 1 one fails or is not written; 2 the tests co
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find, find_milestone, load, recorded
 from ..release.cut import still_cut
+from ..testing.results import Result
 from ..testing.runner import SECONDS, Runner, RunnerError
 from .attempt import Attempt
 from .progress import note_result
@@ -90,7 +93,7 @@ def check_once(
     attempts = []
     for attempt in attempted(exercises, root, runner, args.seconds, console):
         attempts.append(attempt)
-        if attempt.run is not None:
+        if attempt.run is not None and not attempt.run.error:
             note_result(root, attempt.exercise.id, attempt.run.passed)
     if args.json:
         print_json(as_json(attempts))
@@ -110,10 +113,19 @@ def attempted(
         if stopped:
             yield Attempt(exercise)
             continue
-        with console.status(f"{exercise.id} {exercise.title}"):
-            run = runner.run(root, exercise.tests, seconds=seconds)
+        with console.status(f"{exercise.id} {exercise.title}") as status:
+            run = runner.run(
+                root, exercise.tests, seconds=seconds, stop_at_timeout=True,
+                on_result=counting(status, f"{exercise.id} {exercise.title}"),
+            )  # fmt: skip
         stopped = not run.passed
         yield Attempt(exercise, run, still_cut(exercise, root))
+
+
+def counting(status: Status, said: str) -> Callable[[Result], None]:
+    """Return a function that counts results on the screen, so that a long wait is not silent."""
+    numbers = itertools.count(1)
+    return lambda result: status.update(f"{said}: {next(numbers)} tests done")
 
 
 def watch(

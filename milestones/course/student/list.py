@@ -2,7 +2,7 @@
 
 Below the table are the exercises of your own milestone. Lines are those of the engine's Python
 files, with comments and without its demo. The columns "added" and "changed" compare them with the
-milestone below. Progress is what `check` has found.
+milestone below. The state of an exercise is what its last `check` has found, or "not checked".
 
 Exit status: 0; 2 the file of the exercises is wrong.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from ..record import RecordError, load, recorded
 from ..release.cut import still_cut
 from .check import print_json
 from .lessons import lesson
-from .progress import load_progress
+from .progress import Progress, load_progress
 from .screen import STYLES
 
 EXAMPLE = "python -m milestones list --json"
@@ -49,7 +48,7 @@ class Task:
     id: str
     title: str
     points: int
-    state: str  # "passed", "not written" or "not passed yet"
+    state: str  # "passed", "failed", "not written", or "not checked": as the last check has found
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
 
 def listed(root: Path) -> list[Milestone]:
     """Return the milestones of a tree, from the lowest to the highest."""
-    names, passed = milestones(root), load_progress(root).passed
+    names, progress = milestones(root), load_progress(root)
     started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
     found = []
     for name in names:
@@ -103,19 +102,22 @@ def listed(root: Path) -> list[Milestone]:
                 size=size_of(root, name, below(name, root)),
                 exercises=len(exercises),
                 points=sum(exercise.points for exercise in exercises),
-                points_done=sum(e.points for e in exercises if e.id in passed),
+                points_done=sum(e.points for e in exercises if e.id in progress.passed),
                 given=bool(started) and name in chain(started[0], root)[:-1],
-                tasks=tuple(task(e, root, passed) for e in exercises if name in started),
+                tasks=tuple(task(e, root, progress) for e in exercises if name in started),
             )
         )
     return found
 
 
-def task(exercise: Exercise, root: Path, passed: Collection[str]) -> Task:
+def task(exercise: Exercise, root: Path, progress: Progress) -> Task:
     """Return an exercise with its state: from the last `check`, and from its functions now."""
-    state = "not written" if still_cut(exercise, root) else "not passed yet"
-    if exercise.id in passed:
+    if exercise.id in progress.passed:
         state = "passed"
+    elif still_cut(exercise, root):
+        state = "not written"
+    else:
+        state = "failed" if exercise.id in progress.failed else "not checked"
     return Task(exercise.id, exercise.title, exercise.points, state)
 
 

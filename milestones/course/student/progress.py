@@ -11,14 +11,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FOLDER = ".ladder"
+TEXTS = f"{FOLDER}/texts.json"  # the answers of an engine, for `break`
 
 
 @dataclass
 class Progress:
-    """Exercises that have passed, in that order, and how many hints of each were shown."""
+    """What the last check of each exercise has found, and how many hints of it were shown.
+
+    An exercise that was not checked yet, or that was reset, is in neither list.
+    """
 
     passed: list[str] = field(default_factory=list)
     hints: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
 
 
 def load_progress(root: Path) -> Progress:
@@ -26,7 +31,8 @@ def load_progress(root: Path) -> Progress:
     try:
         data = json.loads((root / FOLDER / "progress.json").read_text(encoding="utf-8"))
         hints = {str(name): int(count) for name, count in data["hints"].items()}
-        return Progress([str(name) for name in data["passed"]], hints)
+        passed, failed = data["passed"], data.get("failed", [])
+        return Progress([str(name) for name in passed], hints, [str(name) for name in failed])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Progress()
 
@@ -40,13 +46,12 @@ def save_progress(root: Path, progress: Progress) -> None:
     partial.replace(path)
 
 
-def note_result(root: Path, exercise: str, passed: bool) -> None:
-    """Remember whether an exercise passes now."""
+def note_result(root: Path, exercise: str, passed: bool | None) -> None:
+    """Remember whether an exercise passes now. None: it is not known any more."""
     progress = load_progress(root)
-    if passed == (exercise in progress.passed):
-        return
-    if passed:
-        progress.passed.append(exercise)
-    else:
-        progress.passed.remove(exercise)
+    for there, names in ((passed is True, progress.passed), (passed is False, progress.failed)):
+        if there and exercise not in names:
+            names.append(exercise)
+        elif not there and exercise in names:
+            names.remove(exercise)
     save_progress(root, progress)

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..testing.results import Failure, Result
+from ..testing.results import Failure, Result, Run
 from .attempt import Attempt
 from .lessons import INVARIANTS, invariants_in
 
@@ -41,6 +41,8 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
         console.print()
     assert first is not None
     console.print(failure_in_words(stopped, first))
+    for line in rest_in_words(stopped.run):
+        console.print(line, highlight=False)
     if trace and first.failure:
         console.print()
         console.print(first.failure.trace, highlight=False, markup=False)
@@ -61,7 +63,8 @@ def attempts_table(attempts: list[Attempt]) -> Table:
         results = attempt.run.results if attempt.run else ()
         count = sum(result.passed == (state == "passed") for result in results)
         told = bool(results) and state in ("passed", "failed")
-        tests = f"{count} of {len(results)} tests" if told else ""
+        left = len(attempt.run.not_run) if attempt.run else 0
+        tests = f"{count} of {len(results) + left} tests" if told else ""
         table.add_row(
             Text(exercise.id, style="bold" if state != "not run" else "dim"),
             Text(exercise.title, style="dim" if state == "not run" else ""),
@@ -91,6 +94,17 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
         parts.append(Padding(Text(CRASHED_KERNEL, style="italic"), (1, 0, 0, 2), expand=False))
     parts += [Padding(Text(line), (1, 0, 0, 2), expand=False) for line in invariant_lines(failure)]
     return Group(*parts)
+
+
+def rest_in_words(run: Run) -> list[str]:
+    """Return the names of the other tests that failed, and how many tests were not run."""
+    names = [r.node.rpartition("::")[2] for r in run.failures[1:] if not r.unwritten]
+    lines = ["\nThese tests fail too:", *(f"  {name}" for name in names)] if names else []
+    if run.not_run:
+        count = len(run.not_run)
+        many = "1 test was" if count == 1 else f"{count} tests were"
+        lines.append(f"\n{many} not run after the test that does not end")
+    return lines
 
 
 def facts(failure: Failure) -> Table:
@@ -123,6 +137,7 @@ def facts(failure: Failure) -> Table:
     row("example", failure.example)
     row("your code", failure.where)
     row("the test", failure.test_line)
+    row("stacks", failure.stacks)
     return table
 
 

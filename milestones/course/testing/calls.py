@@ -5,6 +5,43 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+MIRRORED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+SIGNS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+
+
+def part_of_chain(
+    test: ast.Compare, op: str, left: str, right: str
+) -> tuple[ast.expr, str, str, str] | None:
+    """Return the comparison of a chain that is false: what is called, sign, result, expected.
+
+    pytest says which sign and which two values, but not at which place of `a == 8 == b`. Returns
+    None if several places are possible.
+    """
+    sides = [test.left, *test.comparators]
+    if len(test.ops) == 1:
+        return test.left, op, left, right
+    places = [
+        place
+        for place, sign in enumerate(test.ops)
+        if SIGNS[type(sign)] == op
+        and could_be(sides[place], left)
+        and could_be(sides[place + 1], right)
+    ]
+    if len(places) != 1:
+        return None
+    first, second = sides[places[0]], sides[places[0] + 1]
+    if isinstance(first, ast.Constant) and op in MIRRORED:
+        return second, MIRRORED[op], right, left
+    return first, op, left, right
+
+
+def could_be(source: ast.expr, value: str) -> bool:
+    """Return whether an expression may have a value. A constant has only its own."""
+    return not isinstance(source, ast.Constant) or repr(source.value) == value
+
 
 def called_by(expression: ast.expr, path: Path, line: int) -> str | None:
     """Return the source of an expression. For a variable, return the last call that was assigned

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .calls import called_by
+from .calls import called_by, part_of_chain
 from .results import Failure, Outcome, Result
 
 UNWRITTEN = re.compile(r"(m\d+\.\d+): ")
@@ -32,6 +32,8 @@ class Probe:
         self.outcome: Outcome = "passed"
         self.seconds = 0.0
         self.title = ""
+        self.running: str | None = None
+        self.file: Path | None = None  # of the running test
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.emit({"event": "collected", "nodes": [item.nodeid for item in session.items]})
@@ -39,10 +41,12 @@ class Probe:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
         self.title = doc.strip().split("\n")[0]
+        self.file = item.path
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.compared = self.failure = None
         self.outcome, self.seconds, self.title = "passed", 0.0, ""
+        self.running = nodeid
         self.emit({"event": "start", "node": nodeid})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -54,6 +58,13 @@ class Probe:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._send(Result(nodeid, self.outcome, self.seconds, self.title, self.failure))
+        self.running = None
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Report a test that ends pytest itself. The tests behind it run in another process."""
+        if self.running is not None:
+            failure = self._failure(excinfo.value, self.file, str(excinfo.getrepr()))
+            self._send(Result(self.running, "failed", self.seconds, self.title, failure))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -131,10 +142,14 @@ class Probe:
         )
         if self.compared is None or not isinstance(statement.test, ast.Compare):
             return failure
-        op, left, right = self.compared
-        called = called_by(statement.test.left, *place)
-        expected = right if op == "==" else f"{op} {right}"
-        return replace(failure, called=called and cut(called), returned=left, expected=expected)
+        found = part_of_chain(statement.test, *self.compared)
+        if found is None:
+            op, left, right = self.compared
+            return replace(failure, returned=f"{left} {op} {right}, which is false")
+        source, op, returned, expected = found
+        called = called_by(source, *place)
+        expected = expected if op == "==" else f"{op} {expected}"
+        return replace(failure, called=called and cut(called), returned=returned, expected=expected)
 
     def _syntax(self, error: SyntaxError, trace: str) -> Failure:
         line = (error.text or "").rstrip("\n")

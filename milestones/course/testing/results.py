@@ -14,7 +14,8 @@ class Failure:
 
     `unwritten` has the exercises that ended the test by `NotImplementedError`, the outermost first.
     `where` is the last line that ran outside the tests ("m1_single/engine.py:77 in step").
-    `test_line` is the line of the test.
+    `test_line` is the line of the test. `stacks` has the stacks of all threads of a test that did
+    not end.
     """
 
     kind: str  # the class of the exception
@@ -29,6 +30,7 @@ class Failure:
     test_line: str | None = None
     source: str | None = None  # for a syntax error: the line and a caret
     trace: str = ""
+    stacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,28 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """The results in order, and an error outside the tests (None: there was none)."""
+    """The results in order, and an error outside the tests (None: there was none).
+
+    `not_run` has the tests that were left out after a test that did not end.
+    """
 
     results: tuple[Result, ...] = ()
     error: str | None = None
+    not_run: tuple[str, ...] = ()
     output: str = field(default="", repr=False)  # the last part of pytest's output
 
     @property
     def passed(self) -> bool:
         """Whether there were tests and all of them passed."""
-        return bool(self.results) and not self.error and all(r.passed for r in self.results)
+        return bool(self.results) and not (self.error or self.not_run or self.failures)
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        return tuple(result for result in self.results if not result.passed)
 
     @property
     def first_failure(self) -> Result | None:
-        return next((result for result in self.results if not result.passed), None)
+        return next(iter(self.failures), None)
 
 
 def result_of(data: dict[str, Any]) -> Result:

@@ -52,7 +52,7 @@ class Runner:
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._said: Any = None  # the output of the process
-        self._hypothesis = tempfile.TemporaryDirectory(prefix="ladder-hypothesis-")
+        self._folder = tempfile.TemporaryDirectory(prefix="ladder-runner-")
 
     def __enter__(self) -> Runner:
         return self
@@ -66,7 +66,7 @@ class Runner:
     def close(self) -> None:
         """End the process, and remove temporary files."""
         self.stop()
-        self._hypothesis.cleanup()
+        self._folder.cleanup()
 
     def run(
         self,
@@ -77,12 +77,17 @@ class Runner:
         memory: int | None = None,
         options: Iterable[str] = (),
         on_result: OnResult | None = None,
+        stop_at_timeout: bool = False,
     ) -> Run:
         """Run tests (files or node ids) of a tree, each within `seconds`, in `memory` bytes.
 
         `options` are more options for pytest. `on_result` is called with each result as it comes.
+        With `stop_at_timeout`, no test is run after one that does not end.
         """
-        request = {"tree": str(Path(tree).resolve()), "memory": memory, "options": [*options]}
+        request = {
+            "tree": str(Path(tree).resolve()), "memory": memory, "options": [*options],
+            "stacks": str(Path(self._folder.name) / "stacks.txt"),
+        }  # fmt: skip
         results: list[Result] = []
         todo: list[str] = [*tests]
         run = Run()
@@ -93,7 +98,9 @@ class Runner:
             if part.lost is None:
                 break
             todo = part.rest
-        return Run(tuple(results), run.error, run.output)
+            if stop_at_timeout and part.lost.outcome == "timeout":
+                return Run(tuple(results), run.error, tuple(todo), run.output)
+        return Run(tuple(results), run.error, output=run.output)
 
     @property
     def cold(self) -> bool:
@@ -109,7 +116,7 @@ class Runner:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         arguments = ["-m", "milestones.course.testing.server", *([] if self.fork else ["--once"])]
         environment = {**os.environ, **ENVIRONMENT, **(ONE_THREAD if self.fork else {})}
-        environment["HYPOTHESIS_STORAGE_DIRECTORY"] = self._hypothesis.name
+        environment["HYPOTHESIS_STORAGE_DIRECTORY"] = self._folder.name
         self._process = subprocess.Popen(
             [sys.executable, *arguments], cwd=ROOT, env=environment, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, bufsize=0,

@@ -31,6 +31,7 @@ from typing import Any
 
 import pytest
 
+from . import stacks
 from .probe import Emit, Probe
 
 HYPOTHESIS = "_hypothesis_pytestplugin"
@@ -142,6 +143,8 @@ def run(request: dict[str, Any], emit: Emit) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    if request.get("stacks"):
+        stacks.write_on_signal(request["stacks"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)

@@ -6,17 +6,20 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
+from . import stacks
 from .results import Failure, Outcome, Result, Run, result_of
 
 SECONDS_TO_COLLECT = 300.0  # imports are slow on a loaded machine
 OnResult = Callable[[Result], None]
 MESSAGES: dict[Outcome, str] = {
-    "timeout": "still running after {seconds:g} s: is there a loop that does not end?",
+    "timeout": "still running after {seconds:g} s: does a loop not end, or a thread wait for ever?",
     "crashed": "the process of the test ended: out of memory, or a crash in C code",
 }
 AFTER = "after the test passed: {}"
+UNFINISHED = "pytest ended ({status}) before it ran {test} and {others} other tests"
 
 
 class RunnerError(RuntimeError):
@@ -53,6 +56,7 @@ class SupervisedRun:
         self.running: str | None = None
         self.pid: int | None = None
         self.lost: Result | None = None  # the result of the test that ended the process
+        self.stacks = stacks.Stacks()  # of a test that did not end
         self.finished: dict[str, Any] | None = None
 
     @property
@@ -72,6 +76,8 @@ class SupervisedRun:
                 if event is None:
                     ended = "timeout"
                     assert self.pid is not None
+                    written = stacks.request(self.pid, Path(self.request["stacks"]))
+                    self.stacks = stacks.told(written, Path(self.request["tree"]))
                     kill_group(self.pid)
                     if not self.runner.fork:
                         break
@@ -113,18 +119,32 @@ class SupervisedRun:
             status = self.finished["status"]
             # 0 and 1: all tests ran. 2: some tests could not be collected, which is also a result.
             wrong = status not in (0, 1) and not self.results
-            return Run(error=output.strip() or f"pytest ended with {status}" if wrong else None,
-                       output=output)  # fmt: skip
+            error = (output.strip() or f"pytest ended with {status}") if wrong else None
+            rest = [] if "--collect-only" in self.request["options"] else self.rest
+            if rest and not self.results:
+                error = UNFINISHED.format(status=status, test=rest[0], others=len(rest) - 1)
+            elif rest:  # KeyboardInterrupt in a test, for example, ends pytest's loop
+                self.lost = self.results[-1]
+            return Run(error=error, output=output)
         message = MESSAGES[ended].format(seconds=self.seconds)
         if self.running is not None:
-            self._add(Result(self.running, ended, failure=Failure(ended, message)))
+            self._add(Result(self.running, ended, failure=self._failure(ended, message)))
         elif not self.results:
             return Run(error=f"no test was started: {message}")
         elif self.results[-1].passed:  # damage to memory may end the process only after the test
             last = self.results.pop()
-            self._add(replace(last, outcome=ended, failure=Failure(ended, AFTER.format(message))))
+            failure = self._failure(ended, AFTER.format(message))
+            self._add(replace(last, outcome=ended, failure=failure))
         self.lost = self.results[-1]
         return Run()
+
+    def _failure(self, ended: Outcome, message: str) -> Failure:
+        """Return the failure of a test that ended its process or did not end, with its stacks."""
+        found = self.stacks
+        return Failure(
+            ended, message, where=found.where, test_line=found.test_line, stacks=found.text,
+            trace=found.trace,
+        )  # fmt: skip
 
 
 def kill_group(pid: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
 import torch
@@ -53,10 +54,13 @@ class SamplerOutput:
 
     def rows(self) -> Iterator[SampledToken]:
         """Wait for the device and yield (token id, log probabilities) row by row."""
-        rows = zip(self.token_ids.tolist(), self.is_valid.tolist(), strict=True)
-        token_ids = [token_id if is_valid else None for token_id, is_valid in rows]
+        token_ids: list[int | None] = self.token_ids.tolist()
+        is_valid = self.is_valid.tolist()
+        if not all(is_valid):
+            rows = zip(token_ids, is_valid, strict=True)
+            token_ids = [token_id if valid else None for token_id, valid in rows]
         if self.logprobs is None or self.logprob_ids is None:
-            yield from ((token_id, None) for token_id in token_ids)
+            yield from zip(token_ids, repeat(None))
             return
         columns = zip(token_ids, self.logprob_ids.tolist(), self.logprobs.tolist(), strict=True)
         for (token_id, ids, values), count in zip(columns, self.num_logprobs, strict=True):

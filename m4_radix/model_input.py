@@ -6,6 +6,7 @@ Upholds I1: the position of an input token is the number of tokens before it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -49,14 +50,18 @@ class InputBuilder:
         seq_lens = [start + n for start, n in zip(starts, query_lens, strict=True)]
         spans = zip(requests, starts, seq_lens, strict=True)
         tokens = [t for request, start, end in spans for t in request.token_ids[start:end]]
+        positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
         rows = [request.row for request in requests]
         width = -(-max(seq_lens) // self.page_size)
         page_table = self.page_table[rows, :width]  # [B, P]
-        return self.flatten(tokens, page_table, query_lens, seq_lens, batch.sampled_indices)
+        return self.flatten(
+            tokens, positions, page_table, query_lens, seq_lens, batch.sampled_indices
+        )
 
     def flatten(
         self,
         tokens: list[int],
+        positions: np.ndarray,
         page_table: np.ndarray,
         query_lens: list[int],
         seq_lens: list[int],
@@ -64,7 +69,7 @@ class InputBuilder:
     ) -> ModelInput:
         """Return the tensors of a flat batch of B requests and T tokens, on the model's device.
 
-        page_table: [B, P]. query_lens: [B] tokens of each request in this step.
+        positions: [T]. page_table: [B, P]. query_lens: [B] tokens of each request in this step.
         seq_lens: [B] tokens of each request up to its last one in this step.
 
         The arithmetic is in NumPy: with so few numbers, each operation takes a third of the time
@@ -72,9 +77,6 @@ class InputBuilder:
         """
         ends = np.cumsum(query_lens)  # [B]
         owner = np.repeat(np.arange(len(query_lens)), query_lens)  # [T] in B
-        # The last token of request i has index ends[i] - 1 and position seq_lens[i] - 1. The tokens
-        # before it have the same distance between index and position.
-        positions = np.arange(len(tokens)) + (np.array(seq_lens) - ends)[owner]  # [T]
         # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
         # are widened first: multiplied by the page size, they may exceed 32 bits.
         pages = page_table[owner, positions // self.page_size].astype(np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -65,9 +66,12 @@ class ModelRunner:
         self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
         for step in mixed_steps(probe):
             tokens = [token for span in step for token in probe.tokens_of(span)]
+            positions = np.array([p for span in step for p in range(span.start, span.end)])
             page_table = table[[span.row for span in step]]
             query_lens = [span.end - span.start for span in step]
             seq_lens, sampled = [span.end for span in step], list(range(len(step)))
-            inputs = self.inputs.flatten(tokens, page_table, query_lens, seq_lens, sampled)
+            inputs = self.inputs.flatten(
+                tokens, positions, page_table, query_lens, seq_lens, sampled
+            )
             with refusing(self.model, probe.suspect):
                 probe.check(step, self.forward(inputs))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -65,16 +66,19 @@ class InputBuilder:
         if static_size is not None:  # a padding row is token 0 at position 0, in the padding page
             padding = static_size - len(requests)
             tokens, query_lens = tokens + [0] * padding, query_lens + [1] * padding
-            seq_lens, rows = seq_lens + [1] * padding, rows + [PADDING_INDEX] * padding
+            starts, seq_lens = starts + [0] * padding, seq_lens + [1] * padding
+            rows = rows + [PADDING_INDEX] * padding
             sampled, width = list(range(static_size)), self.page_table.shape[1]
+        positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
         page_table = self.page_table[rows, :width]  # [B, P]
-        inputs = self.flatten(tokens, page_table, query_lens, seq_lens, sampled)
+        inputs = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
         inputs.is_static = static_size is not None
         return inputs
 
     def flatten(
         self,
         tokens: list[int],
+        positions: np.ndarray,
         page_table: np.ndarray,
         query_lens: list[int],
         seq_lens: list[int],
@@ -82,7 +86,7 @@ class InputBuilder:
     ) -> ModelInput:
         """Return the tensors of a flat batch of B requests and T tokens, on the model's device.
 
-        page_table: [B, P]. query_lens: [B] tokens of each request in this step.
+        positions: [T]. page_table: [B, P]. query_lens: [B] tokens of each request in this step.
         seq_lens: [B] tokens of each request up to its last one in this step.
 
         The arithmetic is in NumPy: with so few numbers, each operation takes a third of the time
@@ -90,9 +94,6 @@ class InputBuilder:
         """
         ends = np.cumsum(query_lens)  # [B]
         owner = np.repeat(np.arange(len(query_lens)), query_lens)  # [T] in B
-        # The last token of request i has index ends[i] - 1 and position seq_lens[i] - 1. The tokens
-        # before it have the same distance between index and position.
-        positions = np.arange(len(tokens)) + (np.array(seq_lens) - ends)[owner]  # [T]
         # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
         # are widened first: multiplied by the page size, they may exceed 32 bits.
         pages = page_table[owner, positions // self.page_size].astype(np.int64)

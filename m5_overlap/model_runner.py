@@ -130,10 +130,11 @@ class ModelRunner:
         if on_gpu and not config.lazy_cuda_graphs:
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
                 self.buffers[0].begin()
+                zeros = np.zeros(size, np.int64)
                 table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
                 ones, rows = [1] * size, list(range(size))
                 with torch.inference_mode():
-                    graphs.run(self.inputs.flatten([0] * size, table, ones, ones, rows))
+                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
                     torch.cuda.synchronize()
         return graphs
 
@@ -148,9 +149,12 @@ class ModelRunner:
         self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
         for step in mixed_steps(probe):
             tokens = [token for span in step for token in probe.tokens_of(span)]
+            positions = np.array([p for span in step for p in range(span.start, span.end)])
             page_table = table[[span.row for span in step]]
             query_lens = [span.end - span.start for span in step]
             seq_lens, sampled = [span.end for span in step], list(range(len(step)))
-            inputs = self.inputs.flatten(tokens, page_table, query_lens, seq_lens, sampled)
+            inputs = self.inputs.flatten(
+                tokens, positions, page_table, query_lens, seq_lens, sampled
+            )
             with refusing(self.model, probe.suspect):
                 probe.check(step, self.forward(inputs))

@@ -39,7 +39,7 @@ def test_host_time_of_a_rung(rung: str, monkeypatch: pytest.MonkeyPatch) -> None
     runner = importlib.import_module(f"{rung}.model_runner")
     before = runner.sample
     measured = host_time.measure(rung, 2)
-    assert measured.host > 0 and measured.gap > 0
+    assert measured.host > 0 and measured.gap > 0 and measured.cpu > 0
     assert runner.sample is before
 
 

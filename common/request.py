@@ -79,6 +79,15 @@ class Request:
 
     def output(self) -> RequestOutput:
         """Return the current output. It is a snapshot: later steps do not change it."""
+        metrics = self._metrics
+        # From the first token to the last but one, the metrics do not change.
+        if metrics is None or self.finish_reason is not None:
+            metrics = self._metrics = RequestMetrics(
+                self.arrival_time,
+                self.first_token_time,
+                self.finished_time,
+                self.num_cached_tokens or 0,
+            )
         completion = CompletionOutput(
             self.text.visible,
             self.token_ids[self.num_prompt_tokens :],
@@ -92,19 +101,8 @@ class Request:
             self.prompt_token_ids,  # no step changes it, so all outputs have the same list
             [completion],
             self.finish_reason is not None,
-            self._current_metrics(),
+            metrics,
         )
-
-    def _current_metrics(self) -> RequestMetrics:
-        """Return the metrics. From the first token to the last but one they do not change."""
-        if self._metrics is None or self.finish_reason is not None:
-            self._metrics = RequestMetrics(
-                self.arrival_time,
-                self.first_token_time,
-                self.finished_time,
-                self.num_cached_tokens or 0,
-            )
-        return self._metrics
 
     def __repr__(self) -> str:
         return (

@@ -19,7 +19,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from _signal import getsignal  # `signal.getsignal` without its enum, which takes most of its time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -46,7 +45,7 @@ class HeldInterrupts:
         if self.depth == 0:
             self.was_forced = False
             for signum in SIGNALS:
-                handler = getsignal(signum)
+                handler = signal.getsignal(signum)
                 if callable(handler) and handler != self._hold:
                     self.handlers[signum] = handler
                     signal.signal(signum, self._hold)
@@ -65,7 +64,7 @@ class HeldInterrupts:
             return
         try:
             for signum, handler in self.handlers.items():
-                if getsignal(signum) == self._hold:  # the block may have changed it
+                if signal.getsignal(signum) == self._hold:  # the block may have changed it
                     signal.signal(signum, handler)
         finally:
             self.depth = 0

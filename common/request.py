@@ -36,6 +36,7 @@ class Request:
         self.prompt = prompt
         self.params = params
         self.seed = seed  # from `params`, or drawn at random for this request
+        self.prompt_token_ids = list(prompt_token_ids)
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         # Known in advance: a request never needs KV for more than `max_num_tokens - 1` tokens.
@@ -53,6 +54,7 @@ class Request:
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
         self.finished_time: float | None = None
+        self._metrics: RequestMetrics | None = None  # of the last output
 
     @property
     def num_tokens(self) -> int:
@@ -77,26 +79,29 @@ class Request:
 
     def output(self) -> RequestOutput:
         """Return the current output. It is a snapshot: later steps do not change it."""
+        metrics = self._metrics
+        # From the first token to the last but one, the metrics do not change.
+        if metrics is None or self.finish_reason is not None:
+            metrics = self._metrics = RequestMetrics(
+                self.arrival_time,
+                self.first_token_time,
+                self.finished_time,
+                self.num_cached_tokens or 0,
+            )
         completion = CompletionOutput(
-            text=self.text.visible,
-            token_ids=self.output_token_ids,
-            finish_reason=self.finish_reason,
-            logprobs=None if self.logprobs is None else list(self.logprobs),
-            error=self.error,
-        )
-        metrics = RequestMetrics(
-            self.arrival_time,
-            self.first_token_time,
-            self.finished_time,
-            self.num_cached_tokens or 0,
+            self.text.visible,
+            self.token_ids[self.num_prompt_tokens :],
+            self.finish_reason,
+            None if self.logprobs is None else list(self.logprobs),
+            self.error,
         )
         return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
-            outputs=[completion],
-            finished=self.is_finished,
-            metrics=metrics,
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,  # no step changes it, so all outputs have the same list
+            [completion],
+            self.finish_reason is not None,
+            metrics,
         )
 
     def __repr__(self) -> str:

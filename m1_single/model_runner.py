@@ -34,6 +34,7 @@ class ModelRunner:
         # The lesson: with the cache, `start` is where the last step ended. Without it, it is 0.
         input_ids = torch.tensor([request.token_ids[start:]], device=device)  # [1, T]
         position_ids = torch.arange(start, request.num_tokens, device=device)[None]  # [1, T]
+        metadata = SamplingMetadata.from_requests([request], device)
         logits = self.model(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -41,7 +42,7 @@ class ModelRunner:
             use_cache=self.use_cache,
             logits_to_keep=1,
         ).logits  # [1, 1, V]
-        return sample(logits[:, -1], SamplingMetadata.from_requests([request], device))
+        return sample(logits[:, -1], metadata)
 
     def free(self, requests: Iterable[Request]) -> None:
         """Drop the keys and values of requests. A request that goes on computes them again."""

@@ -34,8 +34,9 @@ class ModelRunner:
             moves.pop(0)
         if not batch.requests:
             return SamplerOutput.empty()
-        logits = self.forward(self.inputs.prepare(batch))
-        return sample(logits, SamplingMetadata.from_requests(batch.requests, logits.device))
+        inputs = self.inputs.prepare(batch)
+        metadata = SamplingMetadata.from_requests(batch.requests, self.model.device)
+        return sample(self.forward(inputs), metadata)
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Return the logits of each request's last token, [B, V]."""

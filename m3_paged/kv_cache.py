@@ -101,7 +101,7 @@ class KVCacheManager:
     def allocate_slots(self, request: Request, num_tokens: int) -> None:
         """Allocate the pages that are missing for the request's first `num_tokens` tokens."""
         assert request.row is not None, f"I3: {request} has no row"
-        missing = self.pages_for(num_tokens) - len(self.pages_of(request))
+        missing = self.pages_for(num_tokens) - len(self.table.rows[request.row])
         if missing > 0:
             self.table.append(request.row, self.allocator.allocate(missing))
 

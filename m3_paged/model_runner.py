@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -39,8 +40,9 @@ class ModelRunner:
         self.inputs.update_page_table(table)
         if not batch.requests:
             return SamplerOutput.empty()
-        logits = self.forward(self.inputs.prepare(batch))
-        return sample(logits, SamplingMetadata.from_requests(batch.sampled_requests, logits.device))
+        inputs = self.inputs.prepare(batch)
+        metadata = SamplingMetadata.from_requests(batch.sampled_requests, self.model.device)
+        return sample(self.forward(inputs), metadata)
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Return the logits of the tokens at `logits_indices`, [N, V]."""
@@ -59,12 +61,12 @@ class ModelRunner:
 
         Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
         """
-        table = probe.page_table(config.page_size)
-        pool = replace(config, num_pages=table.numel())
+        table = probe.page_table(config.page_size).numpy()
+        pool = replace(config, num_pages=table.size)
         self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
         for step in mixed_steps(probe):
             tokens = [token for span in step for token in probe.tokens_of(span)]
-            positions = torch.tensor([p for span in step for p in range(span.start, span.end)])
+            positions = np.array([p for span in step for p in range(span.start, span.end)])
             page_table = table[[span.row for span in step]]
             query_lens = [span.end - span.start for span in step]
             seq_lens, sampled = [span.end for span in step], list(range(len(step)))

@@ -58,13 +58,14 @@ class Scheduler:
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
+        allowed = self.isolation.allowed(self.running)
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in self.isolation.allowed(self.running):
+        for request in allowed:
             if request.row is not None and request.num_uncomputed_tokens == 1:
                 self.retraction.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in self.isolation.allowed(self.running):
+        for request in allowed:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
                     self.retraction.make_room(request)

@@ -149,7 +149,7 @@ class KVCacheManager:
         Cached pages are evicted if there are too few free pages.
         """
         assert request.row is not None, f"I3: {request} has no row"
-        missing = self.pages_for(num_tokens) - len(self.pages_of(request))
+        missing = self.pages_for(num_tokens) - len(self.table.rows[request.row])
         if missing > 0:
             short = max(0, missing - len(self.allocator.free_pages))
             self.allocator.free(self.radix_cache.evict(short))

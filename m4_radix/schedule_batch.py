@@ -31,7 +31,7 @@ class ScheduleBatch:
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request."""
-        if request.num_computed_tokens + num_tokens == request.num_tokens:
+        if request.num_computed_tokens + num_tokens == len(request.token_ids):
             self.sampled_indices.append(len(self.requests))
         self.requests.append(request)
         self.num_scheduled_tokens.append(num_tokens)

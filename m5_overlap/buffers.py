@@ -50,7 +50,7 @@ class StepBuffers:
     def _take(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
         """Return the next free piece of the memory, or of a larger one if it is full."""
         size = dtype.itemsize * shape.numel()
-        if self.used + size > len(self.memory):  # earlier pieces keep the old memory alive
+        if self.used + size > self.memory.nbytes:  # earlier pieces keep the old memory alive
             self.memory, self.used = self._allocate(2 * (self.used + size)), 0
         piece = self.memory[self.used : self.used + size]
         self.used += -(-size // ALIGNMENT) * ALIGNMENT

@@ -28,7 +28,7 @@ def num_rows(config: EngineConfig) -> int:
 
 def continuing(running: Iterable[Request]) -> list[Request]:
     """Return the requests that go on after the step in flight, as far as lengths can tell."""
-    return [request for request in running if request.num_tokens < request.max_num_tokens]
+    return [request for request in running if len(request.token_ids) < request.max_num_tokens]
 
 
 class StepsInFlight:
@@ -44,11 +44,12 @@ class StepsInFlight:
         if batch.is_advanced:
             return
         batch.is_advanced = True
-        for i, request in enumerate(batch.requests):
+        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
             if not request.is_finished:
-                request.num_computed_tokens += batch.num_scheduled_tokens[i]
-                if i in batch.sampled_indices:
-                    request.token_ids.append(placeholder(request.row))
+                request.num_computed_tokens += num_tokens
+        for request in batch.sampled_requests:
+            if not request.is_finished:
+                request.token_ids.append(placeholder(request.row))
 
     def complete(self, batch: ScheduleBatch) -> None:
         """Remove the oldest batch, which has been computed, and its placeholders."""
@@ -64,11 +65,12 @@ class StepsInFlight:
         assert self.batches[-1] is batch, "steps are undone in reverse order"
         self.batches.pop()
         if batch.is_advanced:
-            for i, request in enumerate(batch.requests):
+            for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
                 if not request.is_finished:
-                    request.num_computed_tokens -= batch.num_scheduled_tokens[i]
-                    if i in batch.sampled_indices:
-                        request.token_ids.pop()
+                    request.num_computed_tokens -= num_tokens
+            for request in batch.sampled_requests:
+                if not request.is_finished:
+                    request.token_ids.pop()
         self._free_finished()
 
     def free(self, request: Request) -> None:

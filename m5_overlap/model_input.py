@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 
 from common import EngineConfig
@@ -32,7 +34,7 @@ class ModelInput:
 
 
 class InputBuilder:
-    """Builds the input of a forward. It keeps the page table as a tensor on the host."""
+    """Builds the input of a forward. It keeps the page table as an array on the host."""
 
     def __init__(self, config: EngineConfig, buffers: deque[StepBuffers]) -> None:
         """buffers: of the steps in turn. The first one belongs to the step that is prepared."""
@@ -42,7 +44,7 @@ class InputBuilder:
         max_pages = -(-config.max_model_len // config.page_size)
         # One row more than the requests can have: row 0 is for padding.
         num_table_rows = future_index(num_rows(config))
-        self.page_table = torch.zeros(num_table_rows, max_pages, dtype=torch.int32)
+        self.page_table = np.zeros((num_table_rows, max_pages), np.int32)
 
     def update_page_table(self, table: PageTable) -> None:
         """Copy what the scheduler has changed since the last step."""
@@ -55,21 +57,20 @@ class InputBuilder:
         static_size: pad a decode batch to so many requests, for `DecodeGraphs`.
         """
         requests, query_lens = batch.requests, batch.num_scheduled_tokens
-        spans = [
-            (r.num_computed_tokens, r.num_computed_tokens + n)
-            for r, n in zip(requests, query_lens, strict=True)
-        ]
-        tokens = [t for r, (a, b) in zip(requests, spans, strict=True) for t in r.token_ids[a:b]]
+        starts = [request.num_computed_tokens for request in requests]
+        seq_lens = [start + n for start, n in zip(starts, query_lens, strict=True)]
+        spans = zip(requests, starts, seq_lens, strict=True)
+        tokens = [t for request, start, end in spans for t in request.token_ids[start:end]]
         rows = [future_index(request.row) for request in requests]
-        sampled, width = batch.sampled_indices, -(-max(end for _, end in spans) // self.page_size)
+        sampled, width = batch.sampled_indices, -(-max(seq_lens) // self.page_size)
         if static_size is not None:  # a padding row is token 0 at position 0, in the padding page
             padding = static_size - len(requests)
             tokens, query_lens = tokens + [0] * padding, query_lens + [1] * padding
-            spans, rows = spans + [(0, 1)] * padding, rows + [PADDING_INDEX] * padding
+            starts, seq_lens = starts + [0] * padding, seq_lens + [1] * padding
+            rows = rows + [PADDING_INDEX] * padding
             sampled, width = list(range(static_size)), self.page_table.shape[1]
-        positions = torch.tensor([p for a, b in spans for p in range(a, b)])  # [T]
-        seq_lens = [end for _start, end in spans]
-        page_table = self.page_table[torch.tensor(rows), :width]  # [B, P]
+        positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
+        page_table = self.page_table[rows, :width]  # [B, P]
         inputs = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
         inputs.is_static = static_size is not None
         return inputs
@@ -77,8 +78,8 @@ class InputBuilder:
     def flatten(
         self,
         tokens: list[int],
-        positions: torch.Tensor,
-        page_table: torch.Tensor,
+        positions: np.ndarray,
+        page_table: np.ndarray,
         query_lens: list[int],
         seq_lens: list[int],
         sampled_indices: list[int],
@@ -87,17 +88,20 @@ class InputBuilder:
 
         positions: [T]. page_table: [B, P]. query_lens: [B] tokens of each request in this step.
         seq_lens: [B] tokens of each request up to its last one in this step.
+
+        The arithmetic is in NumPy: with so few numbers, each operation takes a third of the time
+        that it takes in torch.
         """
-        ends = torch.tensor(query_lens).cumsum(0)  # [B]
-        owner = torch.tensor([i for i, n in enumerate(query_lens) for _ in range(n)])  # [T] in B
+        ends = np.cumsum(query_lens)  # [B]
+        owner = np.repeat(np.arange(len(query_lens)), query_lens)  # [T] in B
         # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
         # are widened first: multiplied by the page size, they may exceed 32 bits.
-        pages = page_table[owner, positions // self.page_size].long()
+        pages = page_table[owner, positions // self.page_size].astype(np.int64)
         decodes = next((i for i, n in enumerate(query_lens) if n > 1), len(query_lens))
         metadata = AttentionMetadata(
             slot_mapping=self._upload(pages * self.page_size + positions % self.page_size),
-            query_start_loc=self._upload(torch.cat([ends.new_zeros(1), ends]).int()),
-            seq_lens=self._upload(torch.tensor(seq_lens, dtype=torch.int32)),
+            query_start_loc=self._upload(np.append(0, ends).astype(np.int32)),
+            seq_lens=self._upload(np.array(seq_lens, np.int32)),
             page_table=self._upload(page_table),
             page_size=self.page_size,
             num_decodes=decodes,
@@ -105,12 +109,12 @@ class InputBuilder:
             seq_lens_cpu=seq_lens,
         )
         return ModelInput(
-            input_ids=self._upload(torch.tensor([tokens])),
+            input_ids=self._upload(np.array([tokens])),
             position_ids=self._upload(positions[None]),
             logits_indices=self._upload(ends[sampled_indices] - 1),
             metadata=metadata,
         )
 
-    def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a host tensor to the model's device. The host does not wait."""
-        return self.buffers[0].upload(tensor)
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        """Copy an array to the model's device. The host does not wait."""
+        return self.buffers[0].upload(torch.from_numpy(array))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -83,8 +84,8 @@ class ModelRunner:
             inputs = self.inputs.prepare(batch, static_size)
             metadata = SamplingMetadata.from_requests(sampled, "cpu")
             metadata = map_tensors(metadata, self.buffers[0].upload)
-            futures = torch.tensor([future_index(r.row) for r in sampled], dtype=torch.int64)
-            futures = self.buffers[0].upload(futures)
+            places = np.array([future_index(r.row) for r in sampled], np.int64)
+            futures = self.buffers[0].upload(torch.from_numpy(places))
 
         @torch.inference_mode()
         def work() -> None:
@@ -129,8 +130,8 @@ class ModelRunner:
         if on_gpu and not config.lazy_cuda_graphs:
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
                 self.buffers[0].begin()
-                zeros = torch.zeros(size, dtype=torch.int64)
-                table = torch.zeros(size, self.inputs.page_table.shape[1], dtype=torch.int32)
+                zeros = np.zeros(size, np.int64)
+                table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
                 ones, rows = [1] * size, list(range(size))
                 with torch.inference_mode():
                     graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
@@ -143,12 +144,12 @@ class ModelRunner:
 
         Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
         """
-        table = probe.page_table(config.page_size)
-        pool = replace(config, num_pages=table.numel())
+        table = probe.page_table(config.page_size).numpy()
+        pool = replace(config, num_pages=table.size)
         self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
         for step in mixed_steps(probe):
             tokens = [token for span in step for token in probe.tokens_of(span)]
-            positions = torch.tensor([p for span in step for p in range(span.start, span.end)])
+            positions = np.array([p for span in step for p in range(span.start, span.end)])
             page_table = table[[span.row for span in step]]
             query_lens = [span.end - span.start for span in step]
             seq_lens, sampled = [span.end for span in step], list(range(len(step)))

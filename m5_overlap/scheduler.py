@@ -74,13 +74,14 @@ class Scheduler:
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
+        allowed = self.isolation.allowed(continuing(self.running))
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in self.isolation.allowed(continuing(self.running)):
+        for request in allowed:
             if request.row is not None and request.num_uncomputed_tokens == 1:
                 self.retraction.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in self.isolation.allowed(continuing(self.running)):
+        for request in allowed:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
                     self.retraction.make_room(request)
@@ -119,16 +120,17 @@ class Scheduler:
         """
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
+        of_prompts = of_finished = 0
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            if request.is_finished:
-                self.counters.padding_tokens += num_tokens
-                continue
             before = request.num_computed_tokens - num_tokens
-            of_prompt = min(num_tokens, max(0, request.num_prompt_tokens - before))
-            self.counters.prefill_tokens += of_prompt
-            self.counters.decode_tokens += num_tokens - of_prompt
-            if of_prompt > 0:
+            if request.is_finished:
+                of_finished += num_tokens
+            elif before < request.num_prompt_tokens:
+                of_prompts += min(num_tokens, request.num_prompt_tokens - before)
                 self.kv_cache.insert(request)  # from here on, other requests can match these pages
+        self.counters.padding_tokens += of_finished
+        self.counters.prefill_tokens += of_prompts
+        self.counters.decode_tokens += batch.num_tokens - of_finished - of_prompts
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
@@ -176,10 +178,10 @@ class Scheduler:
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""
+        if not self.waiting or not self.admission.has_budget(ScheduleBatch()):
+            return False
         in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
         if all(request.num_output_tokens > 1 for request in in_flight):
-            return False
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch()):
             return False
         return any(self.admission.waits_for_prefix(r) for r in self.policy.order(self.waiting))
 

@@ -19,7 +19,7 @@ import torch
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.displays.demo import chats, machine
 from common.displays.workload import Workload, WorkloadResult, run
-from common.models.passes.pack import choose, pack
+from common.models.passes.pack import choose
 from common.tracing.data import Frame, Span, State, TraceData
 from common.tracing.trace import Trace
 
@@ -116,7 +116,7 @@ def linears(_name: str) -> Json:
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     packing = choose(max(layers, key=lambda layer: layer.weight.numel()))
     assert packing is not None, "cannot record: weights cannot be packed on this machine"
-    products = [(layer.in_features, pack(layer, packing)) for layer in layers]
+    products = [(layer.in_features, packing(layer)) for layer in layers]
 
     def milliseconds(rows: int) -> float:
         inputs = {size: torch.randn(rows, size) for size, _ in products}

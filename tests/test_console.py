@@ -44,7 +44,7 @@ def test_host_time_of_a_milestone(name: str, monkeypatch: pytest.MonkeyPatch) ->
     runner = importlib.import_module(f"{name}.model_runner")
     before = runner.sample
     measured = host_time.measure(name, 2)
-    assert measured.host > 0 and measured.gap > 0
+    assert measured.host > 0 and measured.gap > 0 and measured.cpu > 0
     assert runner.sample is before
 
 

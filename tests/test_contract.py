@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,40 @@ def test_outputs_are_cumulative_and_end_once(make_engine: EngineFactory) -> None
         assert completion.logprobs is not None and len(completion.logprobs) == i + 1
         assert (completion.finish_reason is None) == (not output.finished)
     assert history[-1].outputs[0].finish_reason == "length"
+
+
+def test_an_output_does_not_change_later(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    name = engine.add_request("hello", greedy(6, ignore_eos=True, logprobs=1))
+    kept, copies = [], []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            kept.append(output)
+            copies.append(copy.deepcopy(output))
+    assert [output.request_id for output in kept] == [name] * 6
+    assert kept == copies, "a later step changed an output that the user kept"
+    assert [output.metrics.finished_time is None for output in kept] == [True] * 5 + [False]
+
+
+def test_the_sampling_metadata_is_ready_before_the_forward(
+    milestone: str, make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampling begins as soon as the logits are there: its parameters must not be built then."""
+    engine, events = make_engine(), list[str]()
+    runner = importlib.import_module(f"{milestone}.model_runner")
+    made = runner.SamplingMetadata.from_requests
+
+    def from_requests(*args: Any) -> Any:
+        events.append("metadata")
+        return made(*args)
+
+    monkeypatch.setattr(runner.SamplingMetadata, "from_requests", from_requests)
+    hook = engine.loaded.model.register_forward_pre_hook(lambda *_: events.append("forward"))
+    try:
+        engine.generate("hello", greedy(1))
+    finally:
+        hook.remove()
+    assert events == ["metadata", "forward"]
 
 
 def test_metrics_are_in_order(make_engine: EngineFactory) -> None:

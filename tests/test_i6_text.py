@@ -266,3 +266,14 @@ def test_long_outputs_take_linear_time() -> None:
     for token_id in token_ids_of(b"\xff" * 3000):
         detokenizer.append(token_id)
     assert calls < 3000 * 40, "the work per token grows with the output"
+
+
+@given(data=st.lists(st.sampled_from([b"a", b"\n", "é".encode(), "😀".encode(), b"\xf0", b"\x80"])))
+def test_the_table_of_pieces_changes_no_text(data: list[bytes]) -> None:
+    """A byte-level tokenizer gives the same text at the same moments as decoding in a window."""
+    fast, slow = (IncrementalDetokenizer(TOKENIZER, True) for _ in range(2))
+    assert fast.pieces is not None
+    slow.pieces = None
+    for token_id in token_ids_of(b"".join(data)):
+        assert fast.append(token_id) == slow.append(token_id)
+    assert fast.flush() == slow.flush()

@@ -19,7 +19,13 @@ from transformers import (
 
 from common import Request, SamplingParams
 from common.models.tiny import byte_tokenizer
-from common.sampling.sampler import SamplingMetadata, sample, scale_and_filter, uniform
+from common.sampling.sampler import (
+    DrawParams,
+    SamplingMetadata,
+    sample,
+    scale_and_filter,
+    uniform,
+)
 from common.text.output_text import OutputText
 
 TOKENIZER = byte_tokenizer()
@@ -34,6 +40,10 @@ def request(params: SamplingParams, num_tokens: int = 5) -> Request:
 
 def metadata(*params: SamplingParams) -> SamplingMetadata:
     return SamplingMetadata.from_requests([request(p) for p in params], "cpu")
+
+
+def draws(*params: SamplingParams) -> DrawParams:
+    return DrawParams.from_requests([request(p) for p in params], "cpu")
 
 
 def splitmix64(x: int) -> int:
@@ -90,7 +100,7 @@ def test_filters_agree_with_hugging_face(
     """The filters keep the same tokens. Only a token at the very edge may differ."""
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(seed)) * 3
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    ours = scale_and_filter(logits, metadata(params)).softmax(-1)
+    ours = scale_and_filter(logits, draws(params)).softmax(-1)
     warpers: list[Any] = [TemperatureLogitsWarper(temperature)]
     warpers += [TopKLogitsWarper(top_k)] if top_k else []
     warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
@@ -118,9 +128,9 @@ def test_filters_keep_to_their_rows() -> None:
         SamplingParams(temperature=1.0, min_p=0.2, seed=4),
         SamplingParams(temperature=1.5, top_k=7, top_p=0.8, min_p=0.01, seed=5),
     ]
-    together = scale_and_filter(logits, metadata(*params))
+    together = scale_and_filter(logits, draws(*params))
     for row, p in enumerate(params):
-        alone = scale_and_filter(logits[row : row + 1], metadata(p))
+        alone = scale_and_filter(logits[row : row + 1], draws(p))
         if not p.is_greedy:
             assert torch.equal(together[row : row + 1], alone), f"I2: row {row}"
 
@@ -129,7 +139,7 @@ def test_filters_keep_to_their_rows() -> None:
 def test_top_k_keeps_exactly_k_of_equals(k: int) -> None:
     """Logits of half precision often tie. Of equal logits, those with the lower ids are kept."""
     logits = torch.tensor([[1.0, 5.0, 5.0, 5.0, 5.0, 5.0, 0.0]])
-    kept = scale_and_filter(logits, metadata(SamplingParams(top_k=k))) > -math.inf
+    kept = scale_and_filter(logits, draws(SamplingParams(top_k=k))) > -math.inf
     assert kept[0].nonzero().flatten().tolist() == list(range(1, 1 + k))
 
 

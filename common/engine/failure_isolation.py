@@ -41,6 +41,8 @@ class FailureIsolation:
 
     def allowed(self, requests: Iterable[Request]) -> list[Request]:
         """Return the requests that the next step may compute, in their order."""
+        if not self.groups:
+            return list(requests)
         return [request for request in requests if self.allows(request)]
 
     def failed(self, requests: Sequence[Request]) -> Request | None:

@@ -25,7 +25,7 @@ class Filters:
     def from_requests(
         cls, requests: Sequence[Request], device: torch.device | str
     ) -> Filters | None:
-        rows = [i for i, request in enumerate(requests) if _is_filtered(request)]
+        rows = [i for i, request in enumerate(requests) if request.params.is_filtered]
         if not rows:
             return None
         params = [requests[i].params for i in rows]
@@ -44,11 +44,6 @@ class Filters:
             log_min_p=torch.tensor([[x] for x in log_min_p], dtype=torch.float32, device=device),
             max_top_k=None if whole else max((p.top_k for p in sorts), default=0),
         )
-
-
-def _is_filtered(request: Request) -> bool:
-    p = request.params
-    return not p.is_greedy and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
 
 
 def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:

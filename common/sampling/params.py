@@ -76,9 +76,14 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @cached_property
+    def is_filtered(self) -> bool:
+        """Return whether top-k, top-p or min-p may exclude a token."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @cached_property
     def stop_strings(self) -> StopStrings | None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ..request import Request
@@ -53,10 +55,13 @@ class SamplerOutput:
 
     def rows(self) -> Iterator[SampledToken]:
         """Wait for the device and yield (token id, log probabilities) row by row."""
-        rows = zip(self.token_ids.tolist(), self.is_valid.tolist(), strict=True)
-        token_ids = [token_id if is_valid else None for token_id, is_valid in rows]
+        token_ids: list[int | None] = self.token_ids.tolist()
+        is_valid = self.is_valid.tolist()
+        if not all(is_valid):
+            rows = zip(token_ids, is_valid, strict=True)
+            token_ids = [token_id if valid else None for token_id, valid in rows]
         if self.logprobs is None or self.logprob_ids is None:
-            yield from ((token_id, None) for token_id in token_ids)
+            yield from zip(token_ids, repeat(None))
             return
         columns = zip(token_ids, self.logprob_ids.tolist(), self.logprobs.tolist(), strict=True)
         for (token_id, ids, values), count in zip(columns, self.num_logprobs, strict=True):
@@ -67,35 +72,51 @@ class SamplerOutput:
 
 
 @dataclass
-class SamplingMetadata:
-    """The sampling parameters of a batch, as tensors of shape [B] on the device of the logits."""
+class DrawParams:
+    """How the rows of a batch draw: tensors of shape [B] on the device of the logits."""
 
     temperature: torch.Tensor  # float32; 1 in greedy rows
-    greedy: torch.Tensor  # bool
+    greedy: torch.Tensor  # bool: such a row draws nothing
     seeds: torch.Tensor  # int64
     positions: torch.Tensor  # int64: the number of tokens before the token to draw
     filters: Filters | None
-    all_greedy: bool
+
+    @classmethod
+    def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> DrawParams:
+        params = [request.params for request in requests]
+        # 1e-37 is near the smallest normal float32; a draw at it is already an argmax.
+        temperature = [1.0 if p.is_greedy else max(p.temperature, 1e-37) for p in params]
+
+        def tensor(values: Sequence[float], dtype: type) -> torch.Tensor:
+            return torch.from_numpy(np.array(values, dtype)).to(device)
+
+        return cls(
+            temperature=tensor(temperature, np.float32),
+            greedy=tensor([p.is_greedy for p in params], np.bool_),
+            seeds=tensor([r.seed for r in requests], np.int64),
+            positions=tensor([len(r.token_ids) for r in requests], np.int64),
+            filters=Filters.from_requests(requests, device),
+        )
+
+
+@dataclass
+class SamplingMetadata:
+    """The sampling parameters of a batch. It is built before the forward is launched, so that
+    sampling follows the forward without a gap.
+    """
+
+    draws: DrawParams | None  # None if all rows are greedy
     num_logprobs: list[int | None]
 
     @classmethod
     def from_requests(
         cls, requests: Sequence[Request], device: torch.device | str
     ) -> SamplingMetadata:
-        params = [request.params for request in requests]
+        """Return the metadata of the next token of each request."""
+        draws = not all(request.params.is_greedy for request in requests)
         return cls(
-            # 1e-37 is near the smallest normal float32; a draw at it is already an argmax.
-            temperature=torch.tensor(
-                [1.0 if p.is_greedy else max(p.temperature, 1e-37) for p in params],
-                dtype=torch.float32,
-                device=device,
-            ),
-            greedy=torch.tensor([p.is_greedy for p in params], device=device),
-            seeds=torch.tensor([r.seed for r in requests], device=device),
-            positions=torch.tensor([r.num_tokens for r in requests], device=device),
-            filters=Filters.from_requests(requests, device),
-            all_greedy=all(p.is_greedy for p in params),
-            num_logprobs=[p.logprobs for p in params],
+            draws=DrawParams.from_requests(requests, device) if draws else None,
+            num_logprobs=[request.params.logprobs for request in requests],
         )
 
 
@@ -122,22 +143,22 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
     """
     token_ids = argmax(logits)  # [B]; in a row with NaN, the index of a NaN
     is_valid = logits.gather(-1, token_ids[:, None]).squeeze(-1).isfinite()  # [B]
-    if not metadata.all_greedy:
-        drawn = draw(scale_and_filter(logits, metadata), metadata.seeds, metadata.positions)
-        token_ids = torch.where(metadata.greedy | ~is_valid, token_ids, drawn)
+    if (draws := metadata.draws) is not None:
+        drawn = draw(scale_and_filter(logits, draws), draws.seeds, draws.positions)
+        token_ids = torch.where(draws.greedy | ~is_valid, token_ids, drawn)
     logprobs, logprob_ids = _logprobs(logits, token_ids, metadata.num_logprobs)
     return SamplerOutput(token_ids, is_valid, logprobs, logprob_ids, metadata.num_logprobs)
 
 
-def scale_and_filter(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+def scale_and_filter(logits: torch.Tensor, draws: DrawParams) -> torch.Tensor:
     """Divide logits by the temperature, and filter them.
 
     Returns [B, V] float32. The largest of a row is 0; tokens that are filtered out are -inf.
     """
     logits = logits.float()
     # Shift the largest to 0 first: dividing by a tiny temperature can then not overflow.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / metadata.temperature[:, None]
-    if (filters := metadata.filters) is not None:
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / draws.temperature[:, None]
+    if (filters := draws.filters) is not None:
         logits[filters.rows] = apply_filters(logits[filters.rows], filters)
     return logits
 

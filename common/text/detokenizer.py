@@ -8,6 +8,9 @@ removes the text that the context alone decodes to:
 
     tokens   t4  t5 | t6        window = t4 t5 t6; the first two are context
     text     the qu | ick       the first `shown` characters were returned before
+
+Most tokenizers of today are byte-level: the bytes of a token never depend on its neighbours. Then a
+token of whole characters needs no context and no decoding. Its text is looked up in a table.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 REPLACEMENT = "\ufffd"  # the decoder writes it for bytes that are no character, or not yet one
@@ -32,6 +36,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
         self.decode = decoder_of(tokenizer)
         self.skipped = special_token_ids(tokenizer) if skip_special_tokens else frozenset()
+        self.pieces = pieces_of(tokenizer)
         self.window: list[int] = []
         self.num_context = 0  # tokens at the start of the window that are context
         self.text = ""  # the decoded window
@@ -41,6 +46,10 @@ class IncrementalDetokenizer:
         """Add a token; return the new text that later tokens cannot change. It may be empty."""
         if token_id in self.skipped:
             return ""
+        if self.pieces is not None and not self.window:
+            piece = self.pieces[token_id]
+            if piece is not None:
+                return piece
         self.window.append(token_id)
         self.text = self.decode(self.window)
         if not self.text.endswith(REPLACEMENT):
@@ -71,6 +80,9 @@ class IncrementalDetokenizer:
 
         Called when all text is shown, up to the end of a character.
         """
+        if self.pieces is not None:  # no token changes the text of another: no context is needed
+            self.window, self.text, self.shown, self.num_context = [], "", 0, 0
+            return
         text = self.decode(context)
         if text or len(self.window) >= MAX_WINDOW:
             self.window, self.text, self.shown = context, text, len(text)
@@ -90,6 +102,35 @@ class IncrementalDetokenizer:
                 self.shown -= len(head)
                 self.num_context = 0
                 return
+
+
+class TokenPieces(dict[int, str | None]):
+    """The text of each token; None for a token that is not a sequence of whole characters.
+
+    A token is decoded when it is looked up for the first time.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        super().__init__()
+        self.decode = decode
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self.decode([token_id])
+        self[token_id] = None if REPLACEMENT in text else text
+        return self[token_id]
+
+
+@functools.lru_cache(maxsize=8)
+def pieces_of(tokenizer: PreTrainedTokenizerBase) -> TokenPieces | None:
+    """Return the table of a byte-level tokenizer.
+
+    None for a tokenizer with tokens that change the text of their neighbours, or that may do so.
+    """
+    decode = decoder_of(tokenizer)
+    if not isinstance(decode, functools.partial):  # the tokenizer adds something to its library
+        return None
+    is_byte_level = isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel)
+    return TokenPieces(decode) if is_byte_level else None
 
 
 @functools.lru_cache(maxsize=8)

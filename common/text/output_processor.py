@@ -100,12 +100,13 @@ class OutputProcessor:
         self.outbox[request.request_id] = request.output()
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        is_eos = token_id in self.eos_token_ids and not request.params.ignore_eos
-        if is_eos or token_id in request.params.stop_token_ids:
+        params = request.params
+        is_eos = token_id in self.eos_token_ids and not params.ignore_eos
+        if is_eos or (params.stop_token_ids and token_id in params.stop_token_ids):
             request.text.finish()  # the stop token itself is not part of the text
             return "stop"
         if request.text.append(token_id):
             return "stop"
-        if request.num_tokens >= request.max_num_tokens:
+        if len(request.token_ids) >= request.max_num_tokens:
             return "stop" if request.text.finish() else "length"
         return None

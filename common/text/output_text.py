@@ -29,7 +29,11 @@ class OutputText:
 
     def append(self, token_id: int) -> bool:
         """Add a token; return True if it completed a stop string, which then ends the text."""
-        if self._add(self.detokenizer.append(token_id)):
+        piece = self.detokenizer.append(token_id)
+        if self.stop is None:  # the usual case: nothing is held back
+            self.visible = self.decoded = self.decoded + piece
+            return False
+        if self._add(piece):
             return True
         self.visible = self.decoded[: len(self.decoded) - len(self.held)]
         return False

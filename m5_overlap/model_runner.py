@@ -27,7 +27,7 @@ from . import attention
 from .attention import PagedBatch, use_paged_attention
 from .attention_backend import select_backend
 from .buffers import StepBuffers
-from .cuda_graph import DecodeGraphs, graph_sizes
+from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
 from .future_map import FutureMap, future_index
 from .in_flight import num_rows
 from .kv_cache import PageTable
@@ -63,6 +63,7 @@ class ModelRunner:
         self.model = model
         self.ops = select_backend(config.attention_backend, model.device, model.dtype)
         self.stream = open_stream(model.device, config.emulated_forward_ms)
+        self.stream.wait_before_freeing(self)
         self.buffers = deque(StepBuffers(model.device) for _ in range(2))
         self.inputs = InputBuilder(config, self.buffers)
         self._check_model(probe, layers, config)
@@ -103,6 +104,12 @@ class ModelRunner:
         for buffers in self.buffers:
             buffers.in_use = None
 
+    def close(self) -> None:
+        """Run the queued work, then free the memory of the engine."""
+        self.stream.close()
+        self.graphs.steps.clear()
+        self.kv_pool.release()
+
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Return the logits of the tokens at `logits_indices`, [N, V]."""
         with use_paged_attention(self.model):
@@ -127,15 +134,22 @@ class ModelRunner:
             sizes = []
         graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
         if on_gpu and not config.lazy_cuda_graphs:
+            self._capture_all(graphs)
+        return graphs
+
+    @torch.inference_mode()
+    def _capture_all(self, graphs: DecodeGraphs) -> None:
+        """Run each size once, with padding rows only, so that its graph is captured."""
+        with garbage_kept():
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
+                if size not in graphs.sizes:  # the model cannot be captured
+                    return
                 self.buffers[0].begin()
                 zeros = torch.zeros(size, dtype=torch.int64)
                 table = torch.zeros(size, self.inputs.page_table.shape[1], dtype=torch.int32)
                 ones, rows = [1] * size, list(range(size))
-                with torch.inference_mode():
-                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                    torch.cuda.synchronize()
-        return graphs
+                graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
+                torch.cuda.synchronize(self.model.device)
 
     @torch.inference_mode()
     def _check_model(self, probe: Probe, layers: list[LayerKV], config: EngineConfig) -> None:

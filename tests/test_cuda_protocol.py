@@ -1,0 +1,219 @@
+"""The CUDA path on a fake device: the order of the calls, and the rules of a capture."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from common import EngineConfig, SamplingParams, load_model
+from common.tracing.event_clock import EventClock
+from common.tracing.forwards import HookedForwards
+from milestones.instruments.fake_cuda import FakeCuda
+from tests.conftest import EngineFactory, Rung, build_engine, shared_model
+from tests.oracle import greedy
+
+GPU = torch.device("cuda", 0)
+PROMPTS = [[5, 6, 7], [9] * 11, [200, 3]]
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    device = FakeCuda()
+    with device.installed():
+        yield device
+
+
+def on_gpu(engine: Any, rung: Rung, sizes: list[int]) -> Any:
+    """Give an engine on a CPU the stream and the graphs that it would have on a GPU."""
+    graphs = rung("cuda_graph").DecodeGraphs
+    engine.runner.stream.close()
+    engine.runner.stream = rung("stream").CudaStream(GPU)
+    engine.runner.graphs = graphs(engine.runner.forward, sizes, capture=True)
+    return engine
+
+
+def tokens_of(engine: Any, most: int) -> list[list[int]]:
+    params = [greedy(n, ignore_eos=True) for n in (most, most - 2, most)]
+    outputs = engine.generate(PROMPTS, params, progress=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
+    cuda: FakeCuda, make_engine: EngineFactory, rung: Rung
+) -> None:
+    engine = on_gpu(make_engine(), rung, [])
+    engine.add_request([5, 6, 7], greedy(3, ignore_eos=True))
+    cuda.calls.clear()
+    engine.step()
+    step = ["side waits for main", "event side", "event side"]
+    # Step 1 and step 2 are in the queue before the host waits for step 1.
+    assert [c for c in cuda.names() if c in (*step, "synchronize event")][:7] == [
+        *step, *step, "synchronize event",
+    ]  # fmt: skip
+
+
+@pytest.mark.since("m5_overlap")
+def test_graphs_give_the_same_tokens(
+    cuda: FakeCuda, make_engine: EngineFactory, rung: Rung
+) -> None:
+    """Captured steps read nothing but their static tensors, and no memory of another graph."""
+    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
+    expected = tokens_of(make_engine(loaded), 5)
+    engine = on_gpu(
+        make_engine(loaded, attention_backend="triton", max_num_seqs=3, enable_overlap=True),
+        rung, [1, 2, 4],
+    )  # fmt: skip
+    assert tokens_of(engine, 5) == expected
+    decodes = engine.stats().num_steps - 1
+    assert engine.stats().num_graph_replays == decodes == cuda.names().count("replay side")
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_model_that_waits_runs_without_graphs(
+    cuda: FakeCuda, make_engine: EngineFactory, rung: Rung, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some kinds of RoPE look at the positions. Such a forward is found before it is captured."""
+    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
+    rotary: Any = loaded.model.model.rotary_emb  # type: ignore[union-attr]
+    rotary.rope_type = "dynamic"
+    expected = tokens_of(make_engine(loaded), 3)
+    engine = on_gpu(make_engine(loaded, attention_backend="triton"), rung, [4])
+    assert tokens_of(engine, 3) == expected
+    assert engine.stats().num_graph_replays == 0
+    assert "capture" not in cuda.names() and "without CUDA graphs" in caplog.text
+
+
+@pytest.mark.since("m5_overlap")
+def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda, rung: Rung) -> None:
+    """An engine that was dropped may leave its graphs in a reference cycle."""
+    module, thresholds = rung("cuda_graph"), gc.get_threshold()
+    inputs = static_inputs(rung)
+    old: Any = torch.cuda.CUDAGraph()
+    old.cycle = old
+
+    def forward(_inputs: Any) -> torch.Tensor:
+        if cuda.capture is not None:
+            assert [[] for _ in range(100)]  # with the threshold 1, these would start a collection
+        return torch.zeros(1, 5)
+
+    graphs = module.DecodeGraphs(forward, [1], capture=True)
+    gc.collect()
+    alive = weakref.ref(old)
+    gc.set_threshold(1)
+    try:
+        gc.disable()
+        del old
+        gc.enable()
+        graphs.run(inputs)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert alive() is None and graphs.num_replays == 1
+    assert gc.isenabled()
+
+
+def static_inputs(rung: Rung) -> Any:
+    meta = rung("attention").AttentionMetadata
+    one = torch.zeros(1, dtype=torch.int64)
+    table = torch.zeros(1, 4, dtype=torch.int32)
+    return rung("model_input").ModelInput(
+        one[None], one[None], one,
+        meta(one, torch.tensor([0, 1]).int(), one.int(), table, 4, 1, [1], [1]),
+        is_static=True,
+    )  # fmt: skip
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_dropped_engine_waits_before_its_memory_is_freed(cuda: FakeCuda, rung: Rung) -> None:
+    engine_class, order = rung("engine").LLMEngine, list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        stream = rung("stream")
+        patch.setattr(rung("model_runner"), "open_stream", lambda *_: stream.CudaStream(GPU))
+        engine = engine_class(
+            EngineConfig(model="tiny-llama", device="cpu"), shared_model("tiny-llama")
+        )
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True))
+    engine.step()
+    assert engine.result_queue, "no step is in flight"
+    memory = engine.runner.kv_pool.keys[0].untyped_storage()
+    weakref.finalize(memory, lambda: order.extend([*cuda.names()[-1:], "freed"]))
+    del memory
+    weakref.finalize(engine.runner.kv_pool, lambda: order.extend([*cuda.names()[-1:], "freed"]))
+    cuda.calls.clear()
+    del engine
+    gc.collect()
+    assert order[:2] == ["synchronize side", "freed"], order
+
+
+@pytest.mark.since("m2_continuous")
+def test_a_closed_engine_holds_no_memory(milestone: str) -> None:
+    engine: Any = build_engine(milestone)
+    engine.generate([[1, 2, 3]], greedy(3), progress=False)
+    alive = [weakref.ref(x) for x in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values)]
+    engine.close()
+    engine.close()
+    assert [ref() for ref in alive] == [None] * len(alive), "the KV pool of a closed engine"
+
+
+@pytest.mark.since("m3_paged")
+def test_memory_that_torch_keeps_counts_as_free(cuda: FakeCuda, rung: Rung) -> None:
+    """After a first engine, torch keeps its freed blocks. The next engine may use all of them."""
+    cuda.free_bytes, cuda.cached_bytes = 2**20, 2**30
+    share = rung("kv_pool").FREE_MEMORY_SHARE
+    assert rung("kv_pool").free_memory(GPU) == int((2**20 + 2**30) * share)
+
+
+HOUR = 3600.0
+
+
+def test_times_of_events_are_exact_after_an_hour(cuda: FakeCuda) -> None:
+    """From a common zero, a float32 of milliseconds would have steps of 250 us after an hour."""
+    clock, seconds = EventClock(), list[float]()
+    for _ in range(3600 * 100):
+        cuda.now += 0.01
+        if round(cuda.now * 100) % 1000 == 0:
+            event: Any = torch.cuda.Event(enable_timing=True)
+            event.record()
+            seconds.append(clock.seconds(event))
+    event.record()
+    cuda.now += 3e-6
+    after: Any = torch.cuda.Event(enable_timing=True)
+    after.record()
+    assert clock.seconds(after) - seconds[-1] == pytest.approx(3e-6, abs=1e-7)
+    assert seconds[-1] - seconds[0] == pytest.approx(HOUR - 10, abs=1e-3)
+
+
+@pytest.mark.since("m5_overlap")
+def test_spans_keep_their_length_after_an_hour(cuda: FakeCuda, rung: Rung) -> None:
+    stream = rung("stream").CudaStream(GPU)
+
+    def work() -> None:
+        cuda.now += 3e-6
+
+    for _ in range(360):
+        cuda.now += 10.0
+        stream.launch(work).wait()
+    began, ended = stream.spans[-1]
+    assert ended - began == pytest.approx(3e-6, abs=1e-7)
+
+
+def test_hooks_measure_lengths_after_an_hour(cuda: FakeCuda) -> None:
+    module = torch.nn.Identity()
+    module.weight = torch.nn.Parameter(torch.zeros(1))
+    with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        forwards = HookedForwards(module, lambda: True, undo)
+        lengths = []
+        for _ in range(360):
+            cuda.now += 10.0
+            forwards._hook()
+            cuda.now += 3e-6
+            forwards._hook()
+            lengths += [end - begin for begin, end in forwards.take()]
+    assert lengths[-1] == pytest.approx(3e-6, abs=1e-7)

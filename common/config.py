@@ -40,11 +40,12 @@ POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 class EngineConfig:
     """The settings of an engine. A wrong value raises `ValueError` that names the field and limit.
 
-    model: the embedded model's name, a Hugging Face id, a local folder, a `.gguf` file, or
-        `tiny-<architecture>` for a random model made on the fly.
+    model: the embedded model's name, a Hugging Face id, a local folder, a `.gguf` file,
+        `tiny-<architecture>` for a tiny random model made on the fly, or `random-qwen3-0.6b` for a
+        random model of that shape.
     device: `auto` (CUDA if the machine has it, otherwise CPU), `cpu`, `cuda`, or `cuda:<number>`.
-    dtype: `auto` (float32 on CPU, the dtype of the checkpoint on CUDA) or the name of a
-        floating-point type.
+    dtype: `auto` (float32 on CPU; on CUDA the dtype of the checkpoint, or float16 where the GPU
+        has no bfloat16) or the name of a floating-point type.
     model_passes: the passes that make the model's modules faster: `all`, `none`, or some of the
         names in `common/models/passes`, separated by commas.
     max_num_seqs: the maximum number of requests that run at the same time.

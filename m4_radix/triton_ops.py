@@ -5,6 +5,7 @@ The launch grids depend on shapes only, never on lengths, so that a CUDA graph c
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def store_kv(
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), values.stride(0),
         KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        BLOCK_D=triton.next_power_of_2(max(key_dim, value_dim)),
+        BLOCK_D=triton.next_power_of_2(max(key_dim, value_dim)), num_warps=1,
     )  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def paged_decode(
     partial_lse = query.new_empty((batch, heads, splits), dtype=torch.float32)
     output = query.new_empty((batch, heads, value_dim))
     shape = constants(query, keys, values, meta.page_size)
-    tile = kernels.tiles(heads // keys.shape[0], shape["BLOCK_V"], keys.itemsize)["decode"]
+    tile = tiles(keys, shape)["decode"]
     kernels.decode_kernel[(batch, keys.shape[0], splits)](
         query, keys, values, meta.page_table, meta.seq_lens, partial, partial_lse,
         query.stride(0), query.stride(1), keys.stride(0), values.stride(0),
@@ -83,7 +84,7 @@ def paged_prefill(
     tokens, heads, _dim = query.shape
     output = query.new_empty((tokens, heads, values.shape[-1]))
     shape = constants(query, keys, values, meta.page_size)
-    tile = kernels.tiles(heads // keys.shape[0], shape["BLOCK_V"], keys.itemsize)["prefill"]
+    tile = tiles(keys, shape)["prefill"]
     requests = meta.seq_lens.shape[0] - meta.num_decodes
     blocks = tokens // (tile["ROWS"] // shape["GROUP"]) + requests
     kernels.prefill_kernel[(blocks, keys.shape[0])](
@@ -94,6 +95,21 @@ def paged_prefill(
         **shape, **tile,
     )  # fmt: skip
     return output
+
+
+def tiles(keys: torch.Tensor, shape: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the tiles for the GPU that the keys are on. shape: the result of `constants`."""
+    capability = _capability(keys.device)
+    return kernels.tiles(shape["GROUP"], shape["BLOCK_V"], keys.itemsize, capability)
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
+    """Return the compute capability of a GPU: 90 for 9.0. For the interpreter on a CPU, 80."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def constants(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from common import EngineConfig, SamplingParams, load_model
+from common.models import loader, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
+from milestones.bench import roofline
 from milestones.instruments.fake_cuda import FakeCuda
 from tests.conftest import EngineFactory, Rung, build_engine, shared_model
 from tests.oracle import greedy
@@ -217,3 +220,37 @@ def test_hooks_measure_lengths_after_an_hour(cuda: FakeCuda) -> None:
             forwards._hook()
             lengths += [end - begin for begin, end in forwards.take()]
     assert lengths[-1] == pytest.approx(3e-6, abs=1e-7)
+
+
+def test_the_suite_leaves_the_gpu_alone() -> None:
+    """On a machine with a GPU, `device="auto"` would meet Triton's interpreter."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and torch.cuda.device_count() == 0
+
+
+def test_a_forward_runs_on_the_gpu_of_its_model(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton launches kernels on the current device, which is `cuda:0` unless a program says so."""
+    with shared.on_device(torch.device("cuda:1")):
+        assert cuda.names() == ["device cuda:1"]
+    entered, loaded = list[torch.device](), shared_model("tiny-llama")
+
+    def on_device(device: torch.device) -> Any:
+        entered.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(shared, "on_device", on_device)
+    monkeypatch.setattr(loader, "on_device", on_device)
+    load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    assert entered == [torch.device("cpu")], "the passes try out their kernels"
+    shared.make_shareable(loaded.model)
+    loaded.model(torch.zeros(1, 1, dtype=torch.int64))
+    assert entered == [torch.device("cpu")] * 2
+
+
+def test_the_roofline_waits_once_for_several_calls(cuda: FakeCuda) -> None:
+    """With a wait for each call, the time of the wait would count as time of the product."""
+    calls = list[int]()
+    work: Any = lambda: calls.append(1)  # noqa: E731
+    assert roofline._best(work, GPU) >= 0
+    assert len(calls) == 10 * cuda.names().count("synchronize device") == 60

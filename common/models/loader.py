@@ -13,6 +13,8 @@ from .checkpoint import load_checkpoint
 from .cpu_runtime import keep_freed_memory
 from .embedded import embedded_folder, gguf_folder, is_embedded, quiet_transformers
 from .passes import apply_passes
+from .random_shapes import is_random, load_random
+from .shared import on_device
 from .support import UnsupportedModelError
 from .tiny import is_tiny, load_tiny
 
@@ -77,16 +79,33 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     if is_tiny(config.model):
         model, tokenizer = load_tiny(config.model)
         model = _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32)
+    elif is_random(config.model):
+        model, tokenizer = load_random(config.model, device, _half_type(device, dtype))
     else:
         model, tokenizer = _load_pretrained(_find(config.model), dtype)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{config.model} is an encoder-decoder model; the engines only run decoder models"
         )
+    if model.dtype == torch.bfloat16:
+        model = _to(model, _half_type(device, dtype))
     model = _to(model, device).eval()
     if not plain:
-        apply_passes(model, config.model_passes)
+        with on_device(device):
+            apply_passes(model, config.model_passes)
     return LoadedModel(config.model, model, tokenizer)
+
+
+def _half_type(device: torch.device, dtype: torch.dtype | str) -> torch.dtype:
+    """Return `dtype`; for `auto`, bfloat16, or float16 on a GPU that cannot compute bfloat16."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return torch.bfloat16 if _has_bfloat16(device) else torch.float16
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device computes bfloat16. GPUs before Ampere, such as a T4, do not."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _find(name: str) -> str:
@@ -129,4 +148,9 @@ def _resolve_dtype(name: str, device: torch.device) -> torch.dtype | str:
         return torch.float32 if device.type == "cpu" else "auto"
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
+    if dtype == torch.bfloat16 and not _has_bfloat16(device):
+        raise ValueError(
+            f"dtype is 'bfloat16', but {torch.cuda.get_device_name(device)} cannot compute it: use "
+            "'float16' or 'auto'"
+        )
     return dtype

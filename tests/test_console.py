@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from milestones.bench import gpu_check, host_time, overlap_check
+from milestones.bench import gpu_correct, host_time, overlap_check
 from tests.conftest import ROOT
 
 
@@ -26,7 +26,7 @@ def test_gpu_check_says_that_it_needs_a_gpu() -> None:
 
 def test_gpu_checks_engine_part(milestone: str) -> None:
     """The part that runs anywhere compares a milestone with Hugging Face's own answers."""
-    assert gpu_check.check_engine(milestone, "cpu")["passed"]
+    assert gpu_correct.check_engine(milestone, "cpu")["passed"]
 
 
 @pytest.mark.parametrize("rung", host_time.RUNGS)
@@ -54,7 +54,7 @@ def test_gpu_checks_overlap_part() -> None:
 def test_gpu_checks_kernel_part(milestone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One small case runs under the interpreter, which cannot multiply bfloat16."""
     case = {"contexts": [5, 17, 9], "counts": [1, 1, 9], "heads": (6, 2), "dim": 32}
-    monkeypatch.setattr(gpu_check, "CASES", [case])
-    rows = gpu_check.check_kernels(milestone, "cpu")
-    assert len(rows) == 3 * len(gpu_check.PAGE_SIZES)
+    monkeypatch.setattr(gpu_correct, "CASES", [case])
+    rows = gpu_correct.check_kernels(milestone, "cpu")
+    assert len(rows) == 3 * len(gpu_correct.PAGE_SIZES)
     assert all(row["passed"] for row in rows if row["dtype"] != "torch.bfloat16"), rows

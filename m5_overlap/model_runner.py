@@ -79,7 +79,7 @@ class ModelRunner:
         self.inputs.update_page_table(table)
         result = StepResult(self.buffers[0])
         sampled = batch.sampled_requests
-        with self.stream.enqueuing():
+        with self.stream.enqueuing(), self.buffers[0].packed():
             static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
             inputs = self.inputs.prepare(batch, static_size)
             metadata = SamplingMetadata.from_requests(sampled, "cpu")
@@ -121,6 +121,7 @@ class ModelRunner:
                 paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
             ).logits[0]
 
+    @garbage_kept()
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
         """Return the static decode steps.
 
@@ -134,22 +135,15 @@ class ModelRunner:
             sizes = []
         graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
         if on_gpu and not config.lazy_cuda_graphs:
-            self._capture_all(graphs)
-        return graphs
-
-    @torch.inference_mode()
-    def _capture_all(self, graphs: DecodeGraphs) -> None:
-        """Run each size once, with padding rows only, so that its graph is captured."""
-        with garbage_kept():
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
-                if size not in graphs.sizes:  # the model cannot be captured
-                    return
                 self.buffers[0].begin()
                 zeros = torch.zeros(size, dtype=torch.int64)
                 table = torch.zeros(size, self.inputs.page_table.shape[1], dtype=torch.int32)
                 ones, rows = [1] * size, list(range(size))
-                graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                torch.cuda.synchronize(self.model.device)
+                with torch.inference_mode():
+                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
+                    torch.cuda.synchronize(self.model.device)
+        return graphs
 
     @torch.inference_mode()
     def _check_model(self, probe: Probe, layers: list[LayerKV], config: EngineConfig) -> None:

@@ -35,7 +35,7 @@ def main() -> None:
         _values, specialization, chosen = bind(*args, debug=False, **options)
         variants.setdefault(kernel.__name__, set()).add(f"{specialization} {chosen}")
 
-    JITFunction.run = run  # type: ignore[method-assign]
+    JITFunction.run = run
     attention = importlib.import_module(f"{milestone}.attention")
     ops = importlib.import_module(f"{milestone}.triton_ops")
     for decodes in (0, 1, 5, 16):

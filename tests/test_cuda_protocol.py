@@ -6,7 +6,8 @@ import gc
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_a_model_that_waits_runs_without_graphs(
 ) -> None:
     """Some kinds of RoPE look at the positions. Such a forward is found before it is captured."""
     loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
-    rotary: Any = loaded.model.model.rotary_emb  # type: ignore[union-attr]
+    rotary: Any = loaded.model.model.rotary_emb
     rotary.rope_type = "dynamic"
     expected = tokens_of(make_engine(loaded), 3)
     engine = on_gpu(make_engine(loaded, attention_backend="triton"), rung, [4])
@@ -254,3 +255,70 @@ def test_the_roofline_waits_once_for_several_calls(cuda: FakeCuda) -> None:
     work: Any = lambda: calls.append(1)  # noqa: E731
     assert roofline._best(work, GPU) >= 0
     assert len(calls) == 10 * cuda.names().count("synchronize device") == 60
+
+
+@pytest.mark.since("m5_overlap")
+def test_uploads_are_sent_in_one_copy(rung: Rung) -> None:
+    """The memory may become full in the middle: then there is one copy for each piece of it."""
+    module, copies = rung("buffers"), list[int]()
+    tensors = [
+        torch.arange(n, dtype=kind) for n in (3, 0, 7) for kind in (torch.int32, torch.uint8)
+    ]
+    for size, count in ((1 << 10, 1), (64, 2)):
+        buffers = module.StepBuffers(torch.device("cpu"), size)
+        buffers.upload(torch.ones(2))
+        pack = buffers.pack = module.Pack(torch.device("cpu"))
+        sent = [buffers.upload(tensor) for tensor in tensors]
+        pack.send()
+        copies.append(len(pack.parts))
+        assert all(torch.equal(a, b) for a, b in zip(sent, tensors, strict=True))
+        memories = {memory.untyped_storage().data_ptr() for memory, _twin in pack.parts}
+        assert not memories & {x.untyped_storage().data_ptr() for x in sent if x.numel()}
+        assert copies[-1] == count
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_launch_sends_its_inputs_once(rung: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = build_engine("m5_overlap", enable_overlap=False)
+    sends, module = list[int](), rung("buffers")
+    send = module.Pack.send
+
+    def counted(pack: Any) -> None:
+        sends.append(len(pack.parts))
+        send(pack)
+
+    @contextmanager
+    def packed(self: Any) -> Iterator[None]:  # as on a GPU
+        self.pack = module.Pack(torch.device("cpu"))
+        yield
+        self.pack.send()
+        self.pack = None
+
+    monkeypatch.setattr(module.Pack, "send", counted)
+    monkeypatch.setattr(module.StepBuffers, "packed", packed)
+    outputs = engine.generate(PROMPTS, greedy(6, ignore_eos=True), progress=False)
+    monkeypatch.undo()
+    expected = build_engine("m4_radix").generate(PROMPTS, greedy(6, ignore_eos=True))
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
+    assert sends == [1] * engine.stats().num_steps
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens"), [(4, 2048), (15, 3840), (24, 6144), (80, 16_384), (141, 16_384)]
+)
+def test_the_default_budget_fits_the_gpu(
+    gib: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The standard benchmark has 75 steps of prefill with 2,048 tokens each, and 9 with 16,384."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    properties = {0: gib << 30, 1: 16 << 30}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties",
+        lambda number: SimpleNamespace(total_memory=properties[number]),
+    )  # fmt: skip
+    assert EngineConfig().max_num_batched_tokens == tokens
+    assert EngineConfig(device="cuda:1").max_num_batched_tokens == 4096
+    assert EngineConfig(device="cpu").max_num_batched_tokens == 2048
+    assert EngineConfig(max_num_batched_tokens=7).max_num_batched_tokens == 7

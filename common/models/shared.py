@@ -26,6 +26,8 @@ _classes: dict[type[Any], type[Any]] = {}
 class _OneAtATime(nn.Module):
     """A mixin for a model: each call holds the lock of the model."""
 
+    device: torch.device
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with lock_of(self), on_device(self.device):
             return super().__call__(*args, **kwargs)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 MIN_ROWS = 16  # the smallest number of rows that tl.dot accepts
-CHANGING = ("table_stride", "num_splits", "first_request", "num_requests", "first_token")
+CHANGING = "table_stride num_splits split_size first_request num_requests first_token".split()
 
 
 def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:
@@ -100,10 +100,10 @@ def _attend(
 def decode_kernel(
     query, keys, values, page_table, seq_lens, partial, partial_lse,
     query_stride_b, query_stride_h, keys_stride_h, values_stride_h, table_stride,
-    scale, num_splits,
+    scale, num_splits, split_size,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend with the heads of one KV head of one request, over one split, per program.
 
@@ -116,12 +116,12 @@ def decode_kernel(
     within a head, and all of seq_lens, partial and partial_lse.
 
     ROWS, BLOCK_K and BLOCK_V are block sizes: powers of two, at least GROUP (query heads of a KV
-    head), KEY_DIM and VALUE_DIM. A program reads SPLIT_SIZE positions, TILE of them at a time.
+    head), KEY_DIM and VALUE_DIM. A program reads split_size positions, TILE of them at a time.
     """
     request, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     length = tl.load(seq_lens + request)
-    start = split * SPLIT_SIZE
+    start = split * split_size
     if start >= length:
         return
     group = tl.arange(0, ROWS)
@@ -134,7 +134,7 @@ def decode_kernel(
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-    end = tl.minimum(start + SPLIT_SIZE, length)
+    end = tl.minimum(start + split_size, length)
     for first in range(start, end, TILE):
         positions = first + tl.arange(0, TILE)
         inside = positions < end
@@ -161,8 +161,8 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=CHANGING)
 def reduce_kernel(
-    partial, partial_lse, output, seq_lens, num_splits, output_stride_b, output_stride_h,
-    VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+    partial, partial_lse, output, seq_lens, num_splits, split_size,
+    output_stride_b, output_stride_h, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of one head of one request per program."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -172,7 +172,7 @@ def reduce_kernel(
     acc = tl.zeros([BLOCK_V], tl.float32)
     maximum = tl.full([], -float("inf"), tl.float32)
     total = tl.zeros([], tl.float32)
-    for split in range(tl.cdiv(length, SPLIT_SIZE)):
+    for split in range(tl.cdiv(length, split_size)):
         lse = tl.load(partial_lse + row + split)
         part = tl.load(partial + (row + split) * VALUE_DIM + dim, mask=dim < VALUE_DIM, other=0.0)
         new_maximum = tl.maximum(maximum, lse)

@@ -14,7 +14,8 @@ import triton
 from . import kernels
 from .attention import AttentionMetadata
 
-SPLIT = 256  # tokens of a context that one program of the decode kernel reads
+PROGRAMS = 1024  # of the decode kernel: enough to fill a large GPU
+SPLIT, LARGEST_SPLIT = 256, 4096  # tokens of a context that one of these programs reads
 
 
 def require_runnable(device: torch.device) -> None:
@@ -53,7 +54,9 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
     batch, heads, _dim = query.shape
-    splits = triton.cdiv(meta.page_table.shape[1] * meta.page_size, SPLIT)
+    width = meta.page_table.shape[1] * meta.page_size
+    size = split_size(batch * keys.shape[0], width)
+    splits = triton.cdiv(width, size)
     value_dim = values.shape[-1]
     partial = query.new_empty((batch, heads, splits, value_dim), dtype=torch.float32)
     partial_lse = query.new_empty((batch, heads, splits), dtype=torch.float32)
@@ -63,14 +66,26 @@ def paged_decode(
     kernels.decode_kernel[(batch, keys.shape[0], splits)](
         query, keys, values, meta.page_table, meta.seq_lens, partial, partial_lse,
         query.stride(0), query.stride(1), keys.stride(0), values.stride(0),
-        meta.page_table.stride(0), scale, splits,
-        SPLIT_SIZE=SPLIT, **shape, **tile,
+        meta.page_table.stride(0), scale, splits, size,
+        **shape, **tile,
     )  # fmt: skip
     kernels.reduce_kernel[(batch, heads)](
-        partial, partial_lse, output, meta.seq_lens, splits, output.stride(0), output.stride(1),
-        VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"], SPLIT_SIZE=SPLIT,
+        partial, partial_lse, output, meta.seq_lens, splits, size,
+        output.stride(0), output.stride(1), VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"],
     )  # fmt: skip
     return output
+
+
+def split_size(num_contexts: int, width: int) -> int:
+    """Return the number of tokens that one program reads of a context.
+
+    num_contexts: requests times KV heads. width: tokens of the widest row of the page table. A
+    context is split only if there are too few of them to fill the GPU, or if it is very long: each
+    split costs a program, and a result to combine.
+    """
+    splits = triton.cdiv(PROGRAMS, num_contexts)
+    size = triton.cdiv(triton.cdiv(width, splits), SPLIT) * SPLIT
+    return min(size, LARGEST_SPLIT)
 
 
 def paged_prefill(

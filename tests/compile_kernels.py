@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
 
-GROUP, PAGE_SIZE, SPLIT = 3, 16, 256
+GROUP, PAGE_SIZE = 3, 16
 ITEM_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
 # Compute capabilities of GPUs: T4 (7.5), A100, RTX 30 (8.6), H100, B200 (10.0), RTX 50 (12.0). A T4
 # has no bfloat16. Those that are not in `WHOLE` compile only what needs the most shared memory.
@@ -63,9 +63,9 @@ def paged_programs(
         "GROUP": GROUP, "KEY_DIM": dim, "VALUE_DIM": dim, "PAGE_SIZE": PAGE_SIZE, "BLOCK_K": dim,
         "BLOCK_V": dim, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
-    reduce = {"VALUE_DIM": dim, "BLOCK_V": dim, "SPLIT_SIZE": SPLIT}
+    reduce = {"VALUE_DIM": dim, "BLOCK_V": dim}
     return [
-        (kernels.decode_kernel, {**shape, **tiles["decode"], "SPLIT_SIZE": SPLIT}),
+        (kernels.decode_kernel, {**shape, **tiles["decode"]}),
         (kernels.prefill_kernel, {**shape, **tiles["prefill"]}),
         (kernels.reduce_kernel, reduce),
         (kernels.store_kernel, {"KEY_DIM": dim, "VALUE_DIM": dim, "BLOCK_D": dim, "num_warps": 1}),
@@ -116,7 +116,7 @@ def compile_kernel(
 
 def is_integer(name: str) -> bool:
     """Return whether an argument of the kernels is a number of elements."""
-    return name in ("size", "HALF") or bool(
+    return name in ("size", "split_size", "HALF") or bool(
         re.search(r"stride|^num_|^first_|^[qk]_(batch|head|token|heads)$", name)
     )
 

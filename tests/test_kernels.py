@@ -150,6 +150,22 @@ def test_kernels_on_random_batches(attention: ModuleType, interpreted: ModuleTyp
         check(case, interpreted)
 
 
+def test_contexts_are_split_only_where_programs_are_missing(interpreted: ModuleType) -> None:
+    """The standard benchmark has 256 requests and 8 KV heads: enough programs without splits."""
+    size = interpreted.split_size
+    assert [size(n * 8, 2048) for n in (1, 8, 16, 64, 256)] == [256, 256, 256, 1024, 2048]
+    assert size(256 * 8, 40_960) == 4096, "a long context must not keep one program busy"
+    assert size(1, 16) == 256
+
+
+def test_split_and_unsplit_contexts_agree(
+    attention: ModuleType, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for programs in (1, 8, 1024):
+        monkeypatch.setattr(interpreted, "PROGRAMS", programs)
+        check(PagedCase(attention, [513, 1, 300, 256], [1] * 4), interpreted)
+
+
 def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType) -> None:
     """A CUDA graph may replay empty rows, of length 0. Their output must be zeros, not NaN."""
     case = PagedCase(attention, [5, 9], [1, 1])

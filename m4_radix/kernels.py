@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 MIN_ROWS = 16  # the smallest number of rows that tl.dot accepts
-CHANGING = "table_stride num_splits split_size first_request num_requests first_token".split()
+CHANGING = ["table_stride", "num_splits", "split_size"]
+CHANGING += ["first_request", "num_requests", "first_token"]
 
 
 def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:

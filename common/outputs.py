@@ -80,6 +80,7 @@ class EngineStats:
     cached_prompt_tokens: int = 0  # prompt tokens with KV from the prefix cache
     num_retractions: int = 0
     num_steps: int = 0  # steps that ran a forward
+    num_graph_replays: int = 0  # of these, steps that replayed a CUDA graph; 0 on a CPU
 
 
 @dataclass

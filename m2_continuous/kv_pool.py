@@ -64,6 +64,10 @@ class KVPool:
         values[self.rows, :, self.positions[:, 0]] = value[:, :, 0]
         return keys[:batch, :, : self.longest_context], values[:batch, :, : self.longest_context]
 
+    def release(self) -> None:
+        """Free the memory. No forward may follow."""
+        self.keys, self.values = [], []
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of cached tokens. No model uses it if `position_ids` are given."""
         return self.longest_context - self.positions.shape[-1]

@@ -75,3 +75,7 @@ class LLMEngine(OfflineEngine):
         self.scheduler.finish_request(request)
         self.output_processor.abort(request)
         return True
+
+    def close(self) -> None:
+        super().close()
+        self.runner.kv_pool.release()

@@ -5,6 +5,7 @@ The launch grids depend on shapes only, never on lengths, so that a CUDA graph c
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ import triton
 from . import kernels
 from .attention import AttentionMetadata
 
-SPLIT = 256  # tokens of a context that one program of the decode kernel reads
+PROGRAMS = 1024  # of the decode kernel: enough to fill a large GPU
+SPLIT, LARGEST_SPLIT = 256, 4096  # tokens of a context that one of these programs reads
 
 
 def require_runnable(device: torch.device) -> None:
@@ -39,7 +41,7 @@ def store_kv(
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), values.stride(0),
         KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        BLOCK_D=triton.next_power_of_2(max(key_dim, value_dim)),
+        BLOCK_D=triton.next_power_of_2(max(key_dim, value_dim)), num_warps=1,
     )  # fmt: skip
 
 
@@ -52,24 +54,38 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
     batch, heads, _dim = query.shape
-    splits = triton.cdiv(meta.page_table.shape[1] * meta.page_size, SPLIT)
+    width = meta.page_table.shape[1] * meta.page_size
+    size = split_size(batch * keys.shape[0], width)
+    splits = triton.cdiv(width, size)
     value_dim = values.shape[-1]
     partial = query.new_empty((batch, heads, splits, value_dim), dtype=torch.float32)
     partial_lse = query.new_empty((batch, heads, splits), dtype=torch.float32)
     output = query.new_empty((batch, heads, value_dim))
     shape = constants(query, keys, values, meta.page_size)
-    tile = kernels.tiles(heads // keys.shape[0], shape["BLOCK_V"], keys.itemsize)["decode"]
+    tile = tiles(keys, shape)["decode"]
     kernels.decode_kernel[(batch, keys.shape[0], splits)](
         query, keys, values, meta.page_table, meta.seq_lens, partial, partial_lse,
         query.stride(0), query.stride(1), keys.stride(0), values.stride(0),
-        meta.page_table.stride(0), scale, splits,
-        SPLIT_SIZE=SPLIT, **shape, **tile,
+        meta.page_table.stride(0), scale, splits, size,
+        **shape, **tile,
     )  # fmt: skip
     kernels.reduce_kernel[(batch, heads)](
-        partial, partial_lse, output, meta.seq_lens, splits, output.stride(0), output.stride(1),
-        VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"], SPLIT_SIZE=SPLIT,
+        partial, partial_lse, output, meta.seq_lens, splits, size,
+        output.stride(0), output.stride(1), VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"],
     )  # fmt: skip
     return output
+
+
+def split_size(num_contexts: int, width: int) -> int:
+    """Return the number of tokens that one program reads of a context.
+
+    num_contexts: requests times KV heads. width: tokens of the widest row of the page table. A
+    context is split only if there are too few of them to fill the GPU, or if it is very long: each
+    split costs a program, and a result to combine.
+    """
+    splits = triton.cdiv(PROGRAMS, num_contexts)
+    size = triton.cdiv(triton.cdiv(width, splits), SPLIT) * SPLIT
+    return min(size, LARGEST_SPLIT)
 
 
 def paged_prefill(
@@ -83,7 +99,7 @@ def paged_prefill(
     tokens, heads, _dim = query.shape
     output = query.new_empty((tokens, heads, values.shape[-1]))
     shape = constants(query, keys, values, meta.page_size)
-    tile = kernels.tiles(heads // keys.shape[0], shape["BLOCK_V"], keys.itemsize)["prefill"]
+    tile = tiles(keys, shape)["prefill"]
     requests = meta.seq_lens.shape[0] - meta.num_decodes
     blocks = tokens // (tile["ROWS"] // shape["GROUP"]) + requests
     kernels.prefill_kernel[(blocks, keys.shape[0])](
@@ -94,6 +110,21 @@ def paged_prefill(
         **shape, **tile,
     )  # fmt: skip
     return output
+
+
+def tiles(keys: torch.Tensor, shape: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the tiles for the GPU that the keys are on. shape: the result of `constants`."""
+    capability = _capability(keys.device)
+    return kernels.tiles(shape["GROUP"], shape["BLOCK_V"], keys.itemsize, capability)
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
+    """Return the compute capability of a GPU: 90 for 9.0. For the interpreter on a CPU, 80."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def constants(

@@ -78,3 +78,7 @@ class LLMEngine(OfflineEngine):
 
     def reset_prefix_cache(self) -> int:
         return self.scheduler.kv_cache.reset_prefix_cache()
+
+    def close(self) -> None:
+        super().close()
+        self.runner.kv_pool.release()

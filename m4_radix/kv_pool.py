@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -40,6 +41,10 @@ class KVPool:
                 f"no memory for num_pages={self.num_pages} KV pages of {page_bytes} bytes ({error})"
             ) from error
 
+    def release(self) -> None:
+        """Free the memory. No forward may follow."""
+        self.keys, self.values = [], []
+
 
 def page_size_in_bytes(layers: list[LayerKV], page_size: int, dtype: torch.dtype) -> int:
     """Return the bytes of one page: keys and values of all layers together."""
@@ -63,6 +68,8 @@ def affordable_pages(config: EngineConfig, page_bytes: int, device: torch.device
 def free_memory(device: torch.device) -> int:
     """Return the number of bytes that the pool may take."""
     if device.type == "cuda":
+        gc.collect()  # engines that were dropped, but not closed
+        torch.cuda.empty_cache()  # torch keeps freed memory, and CUDA counts it as used
         return int(torch.cuda.mem_get_info(device)[0] * FREE_MEMORY_SHARE)
     try:  # Linux: free memory, and memory of caches that can be given back
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()

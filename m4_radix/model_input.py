@@ -51,7 +51,7 @@ class InputBuilder:
         spans = zip(requests, starts, seq_lens, strict=True)
         tokens = [t for request, start, end in spans for t in request.token_ids[start:end]]
         positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
-        rows = [request.row for request in requests]
+        rows = np.array([request.row for request in requests])  # [B]
         width = -(-max(seq_lens) // self.page_size)
         page_table = self.page_table[rows, :width]  # [B, P]
         return self.flatten(

@@ -11,11 +11,39 @@ flight uses the other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
 import torch
 
 from .stream import Event
 
 ALIGNMENT = 16  # bytes
+
+
+@dataclass
+class Pack:
+    """Uploads that wait for one copy to the device. A copy takes the host several microseconds."""
+
+    device: torch.device
+    parts: list[list[torch.Tensor]] = field(default_factory=list)  # host memory, and its twin
+    spans: list[slice] = field(default_factory=list)  # of the bytes to copy, in each part
+
+    def twin_of(self, staged: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the device that will have the content of `staged`, in `memory`."""
+        start = staged.storage_offset() * staged.itemsize  # bytes
+        place = slice(start, start + staged.nbytes)
+        if not self.parts or self.parts[-1][0] is not memory:
+            self.parts.append([memory, torch.empty_like(memory, device=self.device)])
+            self.spans.append(place)
+        self.spans[-1] = slice(self.spans[-1].start, place.stop)
+        return self.parts[-1][1][place].view(staged.dtype).view(staged.shape)
+
+    def send(self) -> None:
+        """Start to copy everything. The host does not wait."""
+        for (memory, twin), span in zip(self.parts, self.spans, strict=True):
+            twin[span].copy_(memory[span], non_blocking=True)
 
 
 class StepBuffers:
@@ -28,6 +56,7 @@ class StepBuffers:
         self.device = device
         self.memory = self._allocate(size)
         self.used = 0  # bytes
+        self.pack: Pack | None = None  # of the uploads to send together
         self.in_use: Event | None = None  # set when the step that uses the memory completes
 
     def begin(self) -> None:
@@ -40,7 +69,20 @@ class StepBuffers:
         """Return a copy of a host tensor on the device, for this step. The host does not wait."""
         staged = self._take(tensor.dtype, tensor.shape)
         staged.copy_(tensor)
+        if self.pack is not None:
+            return self.pack.twin_of(staged, self.memory)
         return staged.to(self.device, non_blocking=True)
+
+    @contextmanager
+    def packed(self) -> Iterator[None]:
+        """Return a context at the end of which its uploads are sent, all of them in one copy."""
+        self.pack = None if self.device.type == "cpu" else Pack(self.device)
+        try:
+            yield
+            if self.pack is not None:
+                self.pack.send()
+        finally:
+            self.pack = None
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start to copy a device tensor to the host. Return the host tensor, without waiting."""

@@ -15,9 +15,11 @@ the forward is called instead of replayed. Every size exists there, so no batch 
 
 from __future__ import annotations
 
+import gc
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +27,6 @@ import torch
 from .model_input import ModelInput
 
 SIZE_STEP = 8  # sizes are 1, 2, 4, and then multiples of this
-WARM_UPS = 2  # forwards before a capture: they compile kernels and initialize libraries
 
 logger = logging.getLogger(__name__)
 Forward = Callable[[ModelInput], torch.Tensor]  # logits of the sampled tokens, [N, V]
@@ -69,6 +70,7 @@ class DecodeGraphs:
         self.capture = capture
         self.steps: dict[int, StaticStep] = {}
         self.pool = torch.cuda.graph_pool_handle() if capture else None
+        self.num_replays = 0
 
     def size_for(self, num_requests: int) -> int | None:
         """Return the size to which a decode batch is padded; None if no graph is large enough."""
@@ -85,6 +87,7 @@ class DecodeGraphs:
         if step.graph is None:
             return self.forward(step.inputs)
         step.graph.replay()
+        self.num_replays += 1
         assert step.logits is not None, "a captured graph has logits"
         return step.logits
 
@@ -111,17 +114,48 @@ class DecodeGraphs:
 
     def _capture(self, step: StaticStep) -> None:
         """Capture a forward. If the model's forward cannot be captured, use no graphs at all."""
-        for _ in range(WARM_UPS):
-            self.forward(step.inputs)
+        self.forward(step.inputs)  # compiles kernels, and initializes libraries
         graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(step.inputs.input_ids.device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            with waits_refused():  # finds a model that cannot be captured, without a broken capture
+                self.forward(step.inputs)
+            with garbage_kept(), torch.cuda.graph(graph, pool=self.pool, stream=stream):
                 step.logits = self.forward(step.inputs)
         except RuntimeError as error:
             logger.warning("this model runs without CUDA graphs: %s", error)
             self.sizes, self.capture = [], False
             return
         step.graph = graph
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Collect garbage now, and not inside this context.
+
+    Garbage may contain a graph of an engine that was dropped. CUDA does not allow to destroy a
+    graph during a capture. The collector stays off if it is off already.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def waits_refused() -> Iterator[None]:
+    """Inside this context, torch raises `RuntimeError` where the host would wait for the GPU."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _tensors(inputs: ModelInput) -> list[torch.Tensor]:

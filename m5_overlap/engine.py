@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from common import (
     EngineConfig,
+    EngineStats,
     LoadedModel,
     OfflineEngine,
     Prompt,
@@ -136,6 +138,9 @@ class LLMEngine(OfflineEngine):
     def reset_prefix_cache(self) -> int:
         return self.scheduler.kv_cache.reset_prefix_cache()
 
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), num_graph_replays=self.runner.graphs.num_replays)
+
     def close(self) -> None:
         super().close()
-        self.runner.stream.close()
+        self.runner.close()

@@ -6,6 +6,8 @@ All kernels follow these rules:
 - A tile holds the query heads of one KV head, so keys and values are read once for all of them.
 - Loads behind the end of a context are masked: that memory was perhaps never written.
 - Page ids are widened to 64 bits before they become addresses. Scores and softmax are float32.
+- Triton compiles a variant of a kernel for numbers that are 1 or multiples of 16. Numbers that
+  change from step to step are in `CHANGING`, so that no step waits for a compiler.
 
 Decode is split along the context (Flash-Decoding: Dao et al., 2023), with the online softmax of
 FlashAttention (Dao et al., 2022).
@@ -17,17 +19,29 @@ import triton
 import triton.language as tl
 
 MIN_ROWS = 16  # the smallest number of rows that tl.dot accepts
+CHANGING = ["table_stride", "num_splits", "split_size"]
+CHANGING += ["first_request", "num_requests", "first_token"]
 
 
-def tiles(group: int, block_dim: int, itemsize: int) -> dict[str, dict[str, int]]:
+def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:
     """Return tile sizes, warps and stages of the kernels: the largest that do not spill registers.
 
     group: query heads of a KV head. block_dim: head dimension, rounded up. itemsize: bytes a value.
+    capability: of the GPU; 90 stands for 9.0. Before 8.0 (a T4 has 7.5), there are no asynchronous
+    copies for more than one stage, and 64 KiB of shared memory.
     """
     heads = max(MIN_ROWS, triton.next_power_of_2(group))
     if itemsize == 4:  # float32 uses no tensor cores: the products need registers
-        decode = {"ROWS": heads, "TILE": 32, "num_warps": 8, "num_stages": 2}
+        tile, stages = (32, 2) if capability >= 80 else (16, 1)
+        decode = {"ROWS": heads, "TILE": tile, "num_warps": 8, "num_stages": stages}
         return {"decode": decode, "prefill": decode}
+    if capability < 80:
+        rows, tile = (64, 32) if block_dim <= 64 else (32, 32 if block_dim <= 128 else 16)
+        warps = 4 if block_dim <= 128 else 8
+        return {
+            "decode": {"ROWS": heads, "TILE": 32, "num_warps": warps, "num_stages": 1},
+            "prefill": {"ROWS": max(rows, heads), "TILE": tile, "num_warps": 8, "num_stages": 1},
+        }
     return {
         "decode": {"ROWS": heads, "TILE": 64, "num_warps": 4, "num_stages": 3},
         "prefill": {
@@ -83,14 +97,14 @@ def _attend(
     return new_maximum, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 def decode_kernel(
     query, keys, values, page_table, seq_lens, partial, partial_lse,
     query_stride_b, query_stride_h, keys_stride_h, values_stride_h, table_stride,
-    scale, num_splits,
+    scale, num_splits, split_size,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend with the heads of one KV head of one request, over one split, per program.
 
@@ -103,12 +117,12 @@ def decode_kernel(
     within a head, and all of seq_lens, partial and partial_lse.
 
     ROWS, BLOCK_K and BLOCK_V are block sizes: powers of two, at least GROUP (query heads of a KV
-    head), KEY_DIM and VALUE_DIM. A program reads SPLIT_SIZE positions, TILE of them at a time.
+    head), KEY_DIM and VALUE_DIM. A program reads split_size positions, TILE of them at a time.
     """
     request, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     length = tl.load(seq_lens + request)
-    start = split * SPLIT_SIZE
+    start = split * split_size
     if start >= length:
         return
     group = tl.arange(0, ROWS)
@@ -121,7 +135,7 @@ def decode_kernel(
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-    end = tl.minimum(start + SPLIT_SIZE, length)
+    end = tl.minimum(start + split_size, length)
     for first in range(start, end, TILE):
         positions = first + tl.arange(0, TILE)
         inside = positions < end
@@ -146,10 +160,10 @@ def decode_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 def reduce_kernel(
-    partial, partial_lse, output, seq_lens, num_splits, output_stride_b, output_stride_h,
-    VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, SPLIT_SIZE: tl.constexpr,
+    partial, partial_lse, output, seq_lens, num_splits, split_size,
+    output_stride_b, output_stride_h, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of one head of one request per program."""
     request, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -159,7 +173,7 @@ def reduce_kernel(
     acc = tl.zeros([BLOCK_V], tl.float32)
     maximum = tl.full([], -float("inf"), tl.float32)
     total = tl.zeros([], tl.float32)
-    for split in range(tl.cdiv(length, SPLIT_SIZE)):
+    for split in range(tl.cdiv(length, split_size)):
         lse = tl.load(partial_lse + row + split)
         part = tl.load(partial + (row + split) * VALUE_DIM + dim, mask=dim < VALUE_DIM, other=0.0)
         new_maximum = tl.maximum(maximum, lse)
@@ -173,7 +187,7 @@ def reduce_kernel(
     tl.store(place, result.to(output.dtype.element_ty), mask=dim < VALUE_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 def prefill_kernel(
     query, keys, values, output, page_table, query_start_loc, seq_lens,
     query_stride_t, query_stride_h, output_stride_t, output_stride_h,

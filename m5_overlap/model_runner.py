@@ -28,7 +28,7 @@ from . import attention
 from .attention import PagedBatch, use_paged_attention
 from .attention_backend import select_backend
 from .buffers import StepBuffers
-from .cuda_graph import DecodeGraphs, graph_sizes
+from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
 from .future_map import FutureMap, future_index
 from .in_flight import num_rows
 from .kv_cache import PageTable
@@ -64,6 +64,7 @@ class ModelRunner:
         self.model = model
         self.ops = select_backend(config.attention_backend, model.device, model.dtype)
         self.stream = open_stream(model.device, config.emulated_forward_ms)
+        self.stream.wait_before_freeing(self)
         self.buffers = deque(StepBuffers(model.device) for _ in range(2))
         self.inputs = InputBuilder(config, self.buffers)
         self._check_model(probe, layers, config)
@@ -79,7 +80,7 @@ class ModelRunner:
         self.inputs.update_page_table(table)
         result = StepResult(self.buffers[0])
         sampled = batch.sampled_requests
-        with self.stream.enqueuing():
+        with self.stream.enqueuing(), self.buffers[0].packed():
             static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
             inputs = self.inputs.prepare(batch, static_size)
             metadata = SamplingMetadata.from_requests(sampled, "cpu")
@@ -104,6 +105,12 @@ class ModelRunner:
         for buffers in self.buffers:
             buffers.in_use = None
 
+    def close(self) -> None:
+        """Run the queued work, then free the memory of the engine."""
+        self.stream.close()
+        self.graphs.steps.clear()
+        self.kv_pool.release()
+
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Return the logits of the tokens at `logits_indices`, [N, V]."""
         with use_paged_attention(self.model):
@@ -115,6 +122,7 @@ class ModelRunner:
                 paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
             ).logits[0]
 
+    @garbage_kept()
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
         """Return the static decode steps.
 
@@ -135,7 +143,7 @@ class ModelRunner:
                 ones, rows = [1] * size, list(range(size))
                 with torch.inference_mode():
                     graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                    torch.cuda.synchronize()
+                    torch.cuda.synchronize(self.model.device)
         return graphs
 
     @torch.inference_mode()

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from common.models.cpu_runtime import release_threads
+from common.tracing.event_clock import EventClock
 
 Work = Callable[[], None]
 Span = tuple[float, float]  # start and end of a forward, in seconds of `time.perf_counter`
@@ -71,6 +72,10 @@ class ForwardStream(ABC):
     def enqueuing(self) -> Iterator[None]:
         """Return a context in which copies to the device belong to the work launched next."""
         yield
+
+    @abstractmethod
+    def wait_before_freeing(self, owner: object) -> None:
+        """If `owner` is dropped, wait for the launched work before its memory is freed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -131,6 +136,9 @@ class ThreadStream(ForwardStream):
             self.last.done.wait()
         self.worker.failure = None
 
+    def wait_before_freeing(self, owner: object) -> None:
+        """The work in the queue refers to the memory, so it cannot be freed before."""
+
     def close(self) -> None:
         self.end()
 
@@ -189,11 +197,7 @@ class CudaStream(ForwardStream):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.stream = torch.cuda.Stream(device)
-        # Event times are relative to each other. This event relates them to the host's clock.
-        self.zero = torch.cuda.Event(enable_timing=True)
-        self.zero.record(self.stream)
-        self.zero.synchronize()
-        self.zero_seconds = time.perf_counter()
+        self.clock = EventClock(self.stream)
 
     def launch(self, work: Work) -> CudaEvent:
         event = CudaEvent(self)
@@ -212,10 +216,12 @@ class CudaStream(ForwardStream):
         with torch.cuda.stream(self.stream):
             yield
 
+    def wait_before_freeing(self, owner: object) -> None:
+        weakref.finalize(owner, self.stream.synchronize)
+
     def close(self) -> None:
-        pass
+        self.synchronize()
 
     def keep_span(self, event: CudaEvent) -> None:
         """Record the times of a forward after its event has completed."""
-        began, ended = (self.zero.elapsed_time(x) / 1000 for x in (event.began, event.ended))
-        self.spans.append((self.zero_seconds + began, self.zero_seconds + ended))
+        self.spans.append((self.clock.seconds(event.began), self.clock.seconds(event.ended)))

@@ -23,43 +23,56 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
 
-GROUP, PAGE_SIZE, SPLIT = 3, 16, 256
+GROUP, PAGE_SIZE = 3, 16
 ITEM_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
+# Compute capabilities of GPUs: T4 (7.5), A100, RTX 30 (8.6), H100, B200 (10.0), RTX 50 (12.0). A T4
+# has no bfloat16. Those that are not in `WHOLE` compile only what needs the most shared memory.
+WHOLE, OTHERS, LARGEST = (75, 80, 90), (86, 100, 120), ("decode_kernel", "prefill_kernel")
+PAGED = [
+    (capability, dtype, dim)
+    for capability in (*WHOLE, *OTHERS)
+    for dtype in (("fp16",) if capability in OTHERS else ITEM_SIZES)
+    for dim in ((128, 256) if capability in OTHERS else (64, 128, 256))
+    if (capability, dtype) != (75, "bf16")
+]
+ROWS = [(cc, dtype, 128) for cc in WHOLE for dtype in ITEM_SIZES if (cc, dtype) != (75, "bf16")]
 INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64"}
 
 
 def main() -> None:
     kernels = importlib.import_module(sys.argv[1])
     paged = hasattr(kernels, "decode_kernel")
-    programs = paged_programs if paged else row_programs
     report = [
         {"kernel": fn.__name__, "capability": capability, "dtype": dtype, "dim": dim}
         | compile_kernel(fn, constants, dtype, capability)
-        for capability in (80, 90)
-        for dtype in ITEM_SIZES
-        for dim in ((64, 128, 256) if paged else (128,))
-        for fn, constants in programs(kernels, dtype, dim)
+        for capability, dtype, dim in (PAGED if paged else ROWS)
+        for fn, constants in (
+            paged_programs(kernels, dtype, dim, capability) if paged else row_programs(kernels, dim)
+        )
+        if capability in WHOLE or fn.__name__ in LARGEST
     ]
     sys.stdout.write(json.dumps(report, indent=1))
 
 
-def paged_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
+def paged_programs(
+    kernels: ModuleType, dtype: str, dim: int, capability: int
+) -> list[tuple[Any, dict[str, Any]]]:
     """Return each kernel with the constants that its launcher would compile it with."""
-    tiles = kernels.tiles(GROUP, dim, ITEM_SIZES[dtype])
+    tiles = kernels.tiles(GROUP, dim, ITEM_SIZES[dtype], capability)
     shape = {
         "GROUP": GROUP, "KEY_DIM": dim, "VALUE_DIM": dim, "PAGE_SIZE": PAGE_SIZE, "BLOCK_K": dim,
         "BLOCK_V": dim, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
-    reduce = {"VALUE_DIM": dim, "BLOCK_V": dim, "SPLIT_SIZE": SPLIT}
+    reduce = {"VALUE_DIM": dim, "BLOCK_V": dim}
     return [
-        (kernels.decode_kernel, {**shape, **tiles["decode"], "SPLIT_SIZE": SPLIT}),
+        (kernels.decode_kernel, {**shape, **tiles["decode"]}),
         (kernels.prefill_kernel, {**shape, **tiles["prefill"]}),
         (kernels.reduce_kernel, reduce),
-        (kernels.store_kernel, {"KEY_DIM": dim, "VALUE_DIM": dim, "BLOCK_D": dim}),
+        (kernels.store_kernel, {"KEY_DIM": dim, "VALUE_DIM": dim, "BLOCK_D": dim, "num_warps": 1}),
     ]
 
 
-def row_programs(kernels: ModuleType, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
+def row_programs(kernels: ModuleType, dim: int) -> list[tuple[Any, dict[str, Any]]]:
     """Return the kernels of the model passes, for heads of size `dim` and rows of 32 heads."""
     return [
         (kernels.rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
@@ -103,7 +116,7 @@ def compile_kernel(
 
 def is_integer(name: str) -> bool:
     """Return whether an argument of the kernels is a number of elements."""
-    return name in ("size", "HALF") or bool(
+    return name in ("size", "split_size", "HALF") or bool(
         re.search(r"stride|^num_|^first_|^[qk]_(batch|head|token|heads)$", name)
     )
 

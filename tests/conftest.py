@@ -12,6 +12,9 @@ import os
 
 # Triton reads this variable when it is imported. The tests use its interpreter, not its compiler.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# The suite is for CPUs, also on a machine with a GPU: `device="auto"` must not choose the GPU,
+# where kernels would be interpreted. `python -m milestones gpu-check` is for the GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import ctypes
 import functools

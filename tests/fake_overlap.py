@@ -63,6 +63,7 @@ class HashRunner:
 
     def __init__(self, num_pages: int, page_size: int, stream: LateStream) -> None:
         self.kv_pool = type("Pool", (), {"num_pages": num_pages})()
+        self.graphs = type("Graphs", (), {"num_replays": 0})()
         self.page_size = page_size
         self.stream = stream
         self.memory: dict[int, int] = {}
@@ -91,6 +92,9 @@ class HashRunner:
 
     def synchronize(self) -> None:
         self.stream.synchronize()
+
+    def close(self) -> None:
+        self.stream.close()
 
     def forget(self, pages: list[int]) -> None:
         """Clear the memory of free pages. The stream runs this as work."""

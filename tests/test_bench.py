@@ -181,7 +181,6 @@ def test_another_workload_stands_beside_what_was_measured_before(
     assert measure("b", workload="alone") == {"b": {"alone"}}, "results of another machine stay"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, `machine` names the GPU")
 def test_cpus_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """All machines of a cloud may be called "AMD EPYC", although some are twice as fast."""
     kinds = set()

@@ -12,10 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from common import EngineConfig, load_model
-from common.models import converted
+from common import EngineConfig, SamplingParams, load_model
+from common.models import converted, loader
 from common.models.converted import converted_folder, gguf_folder
 from common.models.embedded import EmbeddedModelMissingError, is_embedded
+from common.models.random_shapes import SHAPES
+from common.models.tiny import config_class
+from m1_single import LLMEngine
+from milestones.bench.workloads import workload
 from tests.conftest import plain_model, shared_model
 from tests.tiny_configs import tiny_config
 
@@ -47,7 +51,6 @@ def test_what_cannot_be_loaded(config: dict[str, str], message: str) -> None:
         load_model(EngineConfig(**config))  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_where_there_is_none() -> None:
     with pytest.raises(ValueError, match="no CUDA device"):
         load_model(EngineConfig(model="tiny-llama", device="cuda"))
@@ -287,3 +290,46 @@ def test_a_gguf_file_that_is_none(
     with pytest.raises(ValueError, match=r"broken\.gguf could not be converted"):
         load_model(EngineConfig(model=str(file)))
     assert not list((tmp_path / "cache").glob("broken*/")), "a half converted model is left"
+
+
+def small_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, shape = SHAPES["qwen3-0.6b"]
+    small = {**shape, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+    monkeypatch.setitem(SHAPES, "qwen3-0.6b", (architecture, small))
+
+
+def test_a_random_model_has_the_shape_of_a_real_one() -> None:
+    """The standard benchmark runs on it where no model can be downloaded."""
+    architecture, shape = SHAPES["qwen3-0.6b"]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_class(architecture)(**shape))
+    assert sum(p.numel() for p in model.parameters()) == 596_049_920, "Qwen3-0.6B has as many"
+    with pytest.raises(ValueError, match=r"random-huge.*random-qwen3-0.6b"):
+        load_model(EngineConfig(model="random-huge", device="cpu"))
+
+
+def test_a_random_model_serves_the_standard_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_shape(monkeypatch)
+    config = EngineConfig(model="random-qwen3-0.6b", device="cpu", max_num_seqs=2)
+    loaded = load_model(config)
+    assert loaded.vocab_size == len(loaded.tokenizer) == 151_936
+    with LLMEngine(config, loaded) as engine:
+        work = workload("nano", "random-qwen3-0.6b", loaded.vocab_size)
+        longest = max(map(len, work.prompts)) + max(work.max_tokens)
+        assert longest <= (engine.config.max_model_len or 0)
+        params = SamplingParams(max_tokens=8, temperature=1, seed=1, ignore_eos=True)
+        text = engine.generate(work.prompts[:1], params)[0].outputs[0].text
+    assert len(text) > 8, "most tokens of a real vocabulary are several characters long"
+
+
+def test_where_a_gpu_has_no_bfloat16_it_is_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
+    t4 = torch.device("cuda")
+    assert loader._half_type(t4, "auto") == torch.float16
+    assert loader._half_type(torch.device("cpu"), "auto") == torch.bfloat16
+    assert loader._half_type(t4, torch.float32) == torch.float32
+    with pytest.raises(ValueError, match=r"'bfloat16', but Tesla T4 cannot .*'float16'"):
+        loader._resolve_dtype("bfloat16", t4)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    assert loader._half_type(t4, "auto") == loader._resolve_dtype("bfloat16", t4) == torch.bfloat16

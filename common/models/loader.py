@@ -17,6 +17,8 @@ from .cpu_runtime import keep_freed_memory
 from .embedded import embedded_gguf, is_embedded
 from .passes import apply_passes, parse_passes
 from .passes.pack import StoredProductError
+from .random_shapes import is_random, load_random
+from .shared import on_device
 from .stored.modules import dequantize, keep_narrow, with_stored
 from .support import UnsupportedModelError
 from .tiny import is_tiny, load_tiny
@@ -103,7 +105,7 @@ def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str
     """Load a model, with its weights as they are stored if `kept` is set."""
     dtype = _resolve_dtype(config.dtype, device)
     with quiet_transformers():
-        model, tokenizer = _read(config.model, dtype)
+        model, tokenizer = _read(config.model, dtype, device)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(
             f"{config.model} is an encoder-decoder model; the engines only run decoder models"
@@ -112,19 +114,38 @@ def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str
         dequantize(model)
         if isinstance(dtype, torch.dtype):
             model = _to(model, dtype)
+        elif model.dtype == torch.bfloat16:
+            model = _to(model, _half_type(device, dtype))
     elif (found := kernels()) is not None:
         keep_narrow(model, found.panel_size)
     model = _to(model, device).eval()
-    apply_passes(model, passes)
+    with on_device(device):
+        apply_passes(model, passes)
     if kept and next(with_stored(model), None) is not None:
         _require_numbers(model)
     return LoadedModel(config.model, model, tokenizer)
 
 
-def _read(name: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _half_type(device: torch.device, dtype: torch.dtype | str) -> torch.dtype:
+    """Return `dtype`; for `auto`, bfloat16, or float16 on a GPU that cannot compute bfloat16."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return torch.bfloat16 if _has_bfloat16(device) else torch.float16
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device computes bfloat16. GPUs before Ampere, such as a T4, do not."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _read(
+    name: str, dtype: torch.dtype | str, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if is_tiny(name):
         model, tokenizer = load_tiny(name)
         return _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32), tokenizer
+    if is_random(name):
+        return load_random(name, device, _half_type(device, dtype))
     if is_embedded(name):
         return load_stored(name, gguf_folder(embedded_gguf()))
     if name.endswith(".gguf"):
@@ -165,4 +186,9 @@ def _resolve_dtype(name: str, device: torch.device) -> torch.dtype | str:
         return torch.float32 if device.type == "cpu" else "auto"
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
+    if dtype == torch.bfloat16 and not _has_bfloat16(device):
+        raise ValueError(
+            f"dtype is 'bfloat16', but {torch.cuda.get_device_name(device)} cannot compute it: use "
+            "'float16' or 'auto'"
+        )
     return dtype

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,9 +26,16 @@ _classes: dict[type[Any], type[Any]] = {}
 class _OneAtATime(nn.Module):
     """A mixin for a model: each call holds the lock of the model."""
 
+    device: torch.device
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with lock_of(self):
+        with lock_of(self), on_device(self.device):
             return super().__call__(*args, **kwargs)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which Triton launches its kernels on this GPU, `cuda:1` for example."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def lock_of(model: nn.Module) -> threading.RLock:

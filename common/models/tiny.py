@@ -6,6 +6,7 @@ varied. A model that repeats one token would hide wrong keys and values.
 
 from __future__ import annotations
 
+from itertools import chain, islice, product
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def load_tiny(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    return _config_class(architecture)(
+    return config_class(architecture)(
         vocab_size=len(tokenizer),
         hidden_size=64,
         intermediate_size=128,
@@ -79,19 +80,24 @@ def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> Pretrained
     )
 
 
-def _config_class(architecture: str) -> Any:
+def config_class(architecture: str) -> Any:
+    """Return Hugging Face's class for the configuration of an architecture."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return CONFIG_MAPPING[architecture]
 
 
-def byte_tokenizer() -> PreTrainedTokenizerBase:
+def byte_tokenizer(size: int = 256 + len(SPECIAL_TOKENS)) -> PreTrainedTokenizerBase:
     """Return a tokenizer with one token for each byte, three special tokens, and ChatML.
 
-    An emoji takes four tokens.
+    An emoji takes four tokens. With a larger `size`, there are also tokens of several bytes, which
+    are decoded but never made from text.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {character: token_id for token_id, character in enumerate(alphabet)}
+    letters = [character for character in alphabet if character.isascii() and character.isalpha()]
+    words = map("".join, chain(product(letters, repeat=2), product(letters, repeat=4)))
+    names = islice(chain(alphabet, words), size - len(SPECIAL_TOKENS))
+    vocab = {name: token_id for token_id, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

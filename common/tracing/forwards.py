@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .event_clock import EventClock
+
 Interval = tuple[float, float]  # begin and end, in seconds of `time.perf_counter`
 
 
@@ -51,10 +53,7 @@ class HookedForwards:
         self.is_ours = is_ours
         self.marks: list[Any] = []  # begin, end, begin, end, ...
         self.on_cuda = next(model.parameters()).is_cuda
-        if self.on_cuda:  # CUDA events only give differences: this event connects them to our clock
-            self.zero = self._mark()
-            self.zero.synchronize()
-        self.zero_seconds = time.perf_counter()
+        self.clock = EventClock() if self.on_cuda else None
         begin = model.register_forward_pre_hook(self._hook)
         undo.callback(begin.remove)
         end = model.register_forward_hook(self._hook, always_call=True)  # also if it raises
@@ -77,7 +76,7 @@ class HookedForwards:
         return event
 
     def _seconds(self, mark: Any) -> float:
-        if not self.on_cuda:
+        if self.clock is None:
             return float(mark)
         mark.synchronize()
-        return self.zero_seconds + self.zero.elapsed_time(mark) / 1000
+        return self.clock.seconds(mark)

@@ -1,7 +1,9 @@
-"""Check on a GPU what a CPU cannot show: compiled kernels, engines, overlap and bandwidth.
+"""Check and measure on a GPU what a CPU cannot show.
 
-Run `python -m milestones gpu-check --json milestones/results/NAME.json` on a machine with CUDA. The
-models are small and have random weights, so nothing is downloaded. Prints a table.
+Run `python -m milestones gpu-check` on a machine with CUDA. Nothing is downloaded: the models have
+random weights. Each case runs in a process of its own, so that a case that fails, or that leaves
+the GPU in an error, loses nothing but itself. The JSON file is written after each case. A second
+run goes on where the first one stopped, and `--again` starts from the beginning.
 """
 
 from __future__ import annotations
@@ -9,160 +11,140 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from common import EngineConfig, SamplingParams, load_model
-from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
 from ..chain import ROOT, milestones
-from ..instruments.paged_case import PagedCase
+from . import gpu_correct, gpu_kernels, gpu_speed
 
-CASES: list[dict[str, Any]] = [
-    {"contexts": [1, 255, 256, 257, 513], "counts": [1] * 5, "heads": (6, 2), "dim": 64},
-    {"contexts": [9, 700, 33, 1500], "counts": [1, 1, 33, 400], "heads": (9, 3), "dim": 80},
-    {"contexts": [64, 4096, 31], "counts": [1, 1, 31], "heads": (16, 8), "dim": 128},
-    {"contexts": [77, 300], "counts": [20, 300], "heads": (7, 1), "dim": 256},
-]
-PAGE_SIZES = (1, 16, 256)
-BANDWIDTH_SHAPES = ((16, 512), (64, 512), (64, 2048), (256, 1024))  # sequences, context
-PROMPTS = [[7], [1, 2, 3], list(range(40, 90)), list(range(200, 100, -1))]
+SMALL, STANDARD = "tiny-qwen3", "random-qwen3-0.6b"
+SECONDS = 240  # a case that takes longer has failed
+MARK = "gpu-check result: "  # before the JSON in the output of the process of a case
+Case = Callable[[], Any]  # returns a result, or a list of rows: see `whole`
 
 
-def check_kernels(milestone: str, device: str) -> list[dict[str, Any]]:
-    """Compare each case, in three types and page sizes, with the torch version in float64."""
-    attention = importlib.import_module(f"{milestone}.attention")
-    kernels = importlib.import_module(f"{milestone}.triton_ops")
-    rows = []
-    for shape in CASES:
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            for page_size in PAGE_SIZES:
-                case = PagedCase(
-                    attention, **shape, page_size=page_size, dtype=dtype, device=device
-                )
-                error = case.error(kernels)
-                rows.append(
-                    {
-                        **shape,
-                        "dtype": str(dtype),
-                        "page_size": page_size,
-                        "error": error,
-                        "passed": error < case.tolerance,
-                    }
-                )
-    return rows
+def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Case]:
+    """Return the cases in the order in which they run: correctness before speed.
+
+    A student's tree may end at any milestone. Then only the cases of its milestones are there.
+    """
+    names = milestones()
+    paged = [name for name in names if (ROOT / name / "kernels.py").exists()]
+    graphed = [name for name in names if (ROOT / name / "cuda_graph.py").exists()]
+    cases: dict[str, Case] = {}
+    for name in paged[:1]:
+        cases["kernels"] = partial(gpu_correct.check_kernels, name, device)
+    for name in names:
+        cases[f"answers of {name}"] = partial(gpu_correct.check_engine, name, device)
+    cases["passes"] = partial(gpu_correct.check_passes, device, standard)
+    for name in paged[-1:]:
+        cases["two engines"] = partial(gpu_correct.check_two_engines, name, device, standard)
+        cases["decode"] = partial(gpu_kernels.decode, name, device)
+        cases["prefill"] = partial(gpu_kernels.prefill, name, device)
+    for name in graphed[-1:]:
+        if (Path(__file__).parent / "overlap_check.py").exists():
+            overlap = importlib.import_module(f"{__package__}.overlap_check")
+            cases["overlap"] = partial(overlap.check_overlap, device)
+        cases["graphs"] = partial(gpu_correct.check_graphs, name, device, standard, 256)
+        for count in gpu_speed.RUNNING:
+            nano = partial(gpu_speed.nano, name, device, standard, count)
+            cases[f"nano, {count} requests"] = nano
+        replay = partial(gpu_kernels.replay_kernels, name, device, standard)
+        cases["kernels of a replay"] = replay
+    cases["sampling"] = partial(gpu_speed.sampling, device)
+    cases["lanes"] = partial(gpu_speed.lanes, names[-1], device, standard, page)
+    return cases
 
 
-def check_engine(milestone: str, device: str) -> dict[str, Any]:
-    """Compare a milestone's greedy answers on the device with those of Hugging Face, in float32."""
-    config = EngineConfig(model="tiny-qwen3", device=device, dtype="float32", max_num_seqs=3)
-    plain = load_model(config, plain=True)
-    with importlib.import_module(milestone).LLMEngine(config) as engine:
-        params = SamplingParams(max_tokens=24, temperature=0)
-        outputs = engine.generate(PROMPTS, params, progress=False)
-        engine.check_invariants()
-    same = 0
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        ids = torch.tensor([prompt], device=device)
-        expected = plain.model.generate(  # type: ignore[operator]
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
-        )
-        same += expected[0, len(prompt) :].tolist() == output.outputs[0].token_ids
-    return {
-        "milestone": milestone,
-        "same": same,
-        "of": len(PROMPTS),
-        "passed": same == len(PROMPTS),
-    }
+def whole(found: Any) -> dict[str, Any]:
+    """Return the result of a case. If it is a list of rows, it passes if all of them pass."""
+    if isinstance(found, dict):
+        return found
+    return {"rows": found, "passed": bool(found) and all(row["passed"] for row in found)}
 
 
-def decode_bandwidth(milestone: str) -> list[dict[str, Any]]:
-    """Return the bytes of KV per second that the decode kernel reads, and its ratio to a copy."""
-    from triton.testing import do_bench
-
-    attention = importlib.import_module(f"{milestone}.attention")
-    kernels = importlib.import_module(f"{milestone}.triton_ops")
-    source = torch.empty(2**30, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    copy = 2 * 2**30 / (do_bench(lambda: target.copy_(source), return_mode="median") / 1e3)
-    rows = []
-    for sequences, context in BANDWIDTH_SHAPES:
-        case = PagedCase(
-            attention, [context] * sequences, [1] * sequences, (16, 8), 128, 16,
-            torch.bfloat16, "cuda",
-        )  # fmt: skip
-        keys, values = case.keys.nan_to_num(0), case.values.nan_to_num(0)
-        # Use several copies in turn, so that the cache of the GPU does not hold them.
-        pools = [(keys.clone(), values.clone()) for _ in range(8)]
-
-        def decode(case: PagedCase = case, pools: list[Any] = pools) -> None:
-            for keys, values in pools:
-                kernels.paged_decode(case.query, keys, values, case.meta, 0.25)
-
-        graph = torch.cuda.CUDAGraph()
-        decode()
-        with torch.cuda.graph(graph):
-            decode()
-        seconds = do_bench(graph.replay, return_mode="median") / 1e3 / len(pools)
-        moved = 2 * sequences * context * 8 * 128 * 2
-        rows.append(
-            {
-                "sequences": sequences,
-                "context": context,
-                "microseconds": seconds * 1e6,
-                "bytes_per_second": moved / seconds,
-                "of_copy": moved / seconds / copy,
-            }
-        )
-    return rows
+def run_case(name: str, page: Path) -> dict[str, Any]:
+    """Run a case in a new process. A failure is a result too: `passed` False, and the `error`."""
+    command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--page", str(page)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"passed": False, "error": f"it took longer than {SECONDS} seconds"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode != 0 or not lines:
+        error = done.stderr[-2000:] or f"exit status {done.returncode}"
+        return {"passed": False, "error": error}
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    return result | ({"warnings": done.stderr[-2000:]} if done.stderr else {})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones gpu-check`."""
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument(
+        "--json", type=Path, default=Path("gpu-check.json"),
+        help="write the results to this file (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--page", type=Path, default=Path("gpu-check.html"),
+        help="write a page with the lanes of a run to this file (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--again", action="store_true", help="also run the cases that have passed")
+    parser.add_argument("--case", help="run only this case, in this process")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run all checks. Return 0 if all of them pass, 1 if one fails, 2 without a GPU."""
+    """Run all cases. Return 0 if all of them pass, 1 if one fails, 2 without a GPU."""
     console = Console()
     if not torch.cuda.is_available():
         console.print("gpu-check needs a CUDA device, and torch finds none on this machine")
         return 2
-    names = milestones()
-    paged = [name for name in names if (ROOT / name / "kernels.py").exists()]
-    engines = [check_engine(name, "cuda") for name in names]
-    kernels = check_kernels(paged[0], "cuda")
-    # A student's tree without the milestone that overlaps has no `overlap_check.py` either.
-    overlaps = (Path(__file__).parent / "overlap_check.py").exists()
-    check = importlib.import_module(f"{__package__}.overlap_check") if overlaps else None
-    overlap = check.check_overlap("cuda") if check else []
-    bandwidth = decode_bandwidth(paged[0])
-    results = {
-        "machine": machine(), "engines": engines, "kernels": kernels, "overlap": overlap,
-        "decode": bandwidth,
-    }  # fmt: skip
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    table = summary_table(f"gpu-check on {machine()}", "what", "passed", "of")
-    for engine in engines:
-        table.add_row(engine["milestone"], str(engine["same"]), str(engine["of"]))
-    table.add_row("overlap settings", str(sum(o["passed"] for o in overlap)), str(len(overlap)))
-    table.add_row("kernel cases", str(sum(k["passed"] for k in kernels)), str(len(kernels)))
-    console.print(table)
-    for row in bandwidth:
-        console.print(
-            f"decode, {row['sequences']} sequences of {row['context']}: "
-            f"{row['microseconds']:.0f} us, {row['of_copy']:.0%} of the bandwidth of a copy"
-        )
-    for row in overlap:
-        graphs, loop = ("no graphs", "graphs"), ("serial", "overlapped")
-        console.print(
-            f"{loop[row['enable_overlap']]}, {graphs[row['cuda_graph']]}: gap between forwards "
-            f"{row['gap_us']:.0f} us, {row['step_us']:.0f} us per step"
-        )
-    return 0 if all(entry["passed"] for entry in [*engines, *kernels, *overlap]) else 1
+    cases = all_cases("cuda", args.page)
+    if args.case:
+        if args.case not in cases:
+            console.print(f"unknown case {args.case!r}; there are {', '.join(cases)}")
+            return 2
+        sys.stdout.write(f"{MARK}{json.dumps(whole(cases[args.case]()))}\n")
+        return 0
+    return run_all(list(cases), args, console)
+
+
+def run_all(names: list[str], args: argparse.Namespace, console: Console) -> int:
+    """Run the cases that have not passed before. Write the file and print a line after each."""
+    document: dict[str, Any] = {"machine": machine(), "cases": {}}
+    if args.json.exists() and not args.again:
+        earlier = json.loads(args.json.read_text(encoding="utf-8"))
+        if earlier.get("machine") == document["machine"]:
+            document = earlier
+    results = document["cases"]
+    for name in names:
+        if not results.get(name, {}).get("passed"):
+            results[name] = run_case(name, args.page)
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = args.json.with_suffix(".part")
+            unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            unfinished.replace(args.json)
+        console.print(line(name, results[name]), soft_wrap=True, highlight=False, markup=False)
+    return 0 if all(results[name]["passed"] for name in names) else 1
+
+
+def line(name: str, result: dict[str, Any]) -> str:
+    """Return one line about a case: whether it passed, and its numbers."""
+    if "error" in result and not result["passed"]:
+        return f"FAILED  {name}: {str(result['error']).strip().splitlines()[-1]}"
+    rows = result.get("rows")
+    numbers = [f"{sum(r['passed'] for r in rows)} of {len(rows)}"] if rows else []
+    numbers += [
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in result.items()
+        if isinstance(value, (int, float, str)) and key not in ("passed", "warnings")
+    ]
+    return f"{'passed' if result['passed'] else 'FAILED'}  {name}: {', '.join(numbers)}"

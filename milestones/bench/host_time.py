@@ -162,7 +162,8 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     table = summary_table(
         f"microseconds per step, outside the forward · {machine()}",
-        "running", *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap", "cpu")),
+        "running",
+        *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap", "cpu")),
     )  # fmt: skip
     rows: list[HostTime] = []
     for size in SIZES:

@@ -16,6 +16,8 @@ from common.models.stored.modules import stored_of
 from common.models.stored.weight import StoredWeight
 from common.models.support import layer_shapes
 
+SIDE = 2048  # rows and columns of the product
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -53,17 +55,20 @@ def measure(model: PreTrainedModel) -> Roofline:
     layers = layer_shapes(model)
     kv = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     with torch.inference_mode():
-        # Far more bytes than any CPU cache holds, and a product that uses each number many times.
-        read = torch.ones(512 << 20 >> 2, dtype=torch.float32, device=model.device)
-        square = torch.ones(2048, 2048, dtype=model.dtype, device=model.device)
+        # Far more bytes than any cache holds, and a product that uses each number many times. A GPU
+        # needs larger ones, because the launch of a kernel takes microseconds.
+        scale = 4 if model.device.type == "cuda" else 1
+        read = torch.ones(scale * 512 << 20 >> 2, dtype=torch.float32, device=model.device)
+        side = scale * SIDE
+        square = torch.ones(side, side, dtype=model.dtype, device=model.device)
         reading: list[Callable[[], torch.Tensor]] = [read.sum]
         multiplying = [lambda: square @ square]
         if model.device.type == "cpu" and model.dtype == torch.float32 and kernels() is not None:
             reading.append(_product(square[:1], read))
             multiplying.append(_product(square, square))
         return Roofline(
-            bytes_per_second=read.nbytes / min(map(_best, reading)),
-            flops_per_second=2 * 2048**3 / min(map(_best, multiplying)),
+            bytes_per_second=read.nbytes / min(_best(work, model.device) for work in reading),
+            flops_per_second=2 * side**3 / min(_best(work, model.device) for work in multiplying),
             weight_bytes=weight_bytes,
             kv_bytes=kv * model.dtype.itemsize,
             num_weights=num_weights,
@@ -85,13 +90,18 @@ def _stored_bytes(linear: torch.nn.Linear) -> int:
     return sum(weight.nbytes for weight in stored_of(linear)) or linear.weight.nbytes
 
 
-def _best(work: Callable[[], torch.Tensor]) -> float:
-    """Return the shortest of six runs, in seconds."""
-    seconds = []
+def _best(work: Callable[[], torch.Tensor], device: torch.device) -> float:
+    """Return the time of one call in the shortest of six runs, in seconds.
+
+    On a GPU, a run has several calls and waits once, so that the wait counts for little.
+    """
+    on_gpu = device.type == "cuda"
+    calls, seconds = 10 if on_gpu else 1, []
     for _ in range(6):
         started = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
+        for _ in range(calls):
+            work()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        seconds.append((time.perf_counter() - started) / calls)
     return min(seconds)

@@ -11,13 +11,17 @@ import torch
 import triton
 import triton.language as tl
 
+# Arguments that change from step to step. Triton would compile variants for 1 and multiples of 16.
+CHANGING = ("num_inner", "num_tokens")
 
-@triton.jit
+
+@triton.jit(do_not_specialize=CHANGING)
 def rms_norm_kernel(
     x, weight, out, outer_stride, inner_stride, num_inner, size, epsilon, BLOCK: tl.constexpr
 ):  # fmt: skip
     """One program for each row of `size` numbers: in float32, rounded where the module rounds."""
-    outer, inner = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.program_id(0).to(tl.int64)
+    outer, inner = place // num_inner, place % num_inner
     columns = tl.arange(0, BLOCK)
     inside = columns < size
     row = x + outer * outer_stride + inner * inner_stride
@@ -26,11 +30,11 @@ def rms_norm_kernel(
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + epsilon)
     normed = (wide * scale).to(values.dtype).to(tl.float32)
     factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    target = out + (outer * num_inner + inner) * size + columns
+    target = out + place * size + columns
     tl.store(target, (normed * factor).to(values.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 def rotary_kernel(
     q, k, cos, sin, q_out, k_out,
     q_batch, q_head, q_token, k_batch, k_head, k_token, num_tokens, q_heads, k_heads, HALF,
@@ -86,7 +90,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(size)
-    rms_norm_kernel[(rows.shape[0], rows.shape[1])](
+    # One dimension: the second one of a grid may have only 65,535 programs.
+    rms_norm_kernel[(rows.shape[0] * rows.shape[1],)](
         rows, weight, out, rows.stride(0), rows.stride(1), rows.shape[1], size, epsilon,
         BLOCK=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip

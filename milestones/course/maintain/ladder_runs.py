@@ -151,7 +151,7 @@ def _in_process(milestone: str) -> list[Lane]:
 
 def serve(milestone: str) -> list[Lane]:
     """Serve the requests on a milestone, after a warm-up, until there are `RUNS` quiet runs."""
-    most = CHUNK if at_least(milestone, "m3_paged") else EngineConfig.max_num_batched_tokens
+    most = CHUNK if at_least(milestone, "m3_paged") else EngineConfig().max_num_batched_tokens
     config = EngineConfig(max_num_seqs=NUM_REQUESTS, max_num_batched_tokens=most, seed=0)
     lanes: list[Lane] = []
     with importlib.import_module(milestone).LLMEngine(config) as engine:

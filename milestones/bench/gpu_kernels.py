@@ -1,0 +1,157 @@
+"""The measurements of single kernels for `gpu-check`: decode, prefill, and those of a replay."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from common import EngineConfig, SamplingParams
+
+from ..instruments.paged_case import PagedCase
+
+# Contexts of the requests of a decode: all equal, or mixed as in the standard benchmark.
+DECODES: dict[str, list[int]] = {
+    "16 of 512": [512] * 16,
+    "64 of 2048": [2048] * 64,
+    "256 of 1024": [1024] * 256,
+    "256 mixed": [100 + (i * 997) % 1500 for i in range(256)],
+}
+STATIC_TOKENS = 2048  # the static page table is as wide as the longest request
+CONTEXT = 800  # tokens, in the middle of the standard benchmark
+STAGES = (1, 2, 3, 4, 5)
+POOLS = 8  # copies of keys and values that take turns, so that no cache of the GPU holds them
+
+
+def seconds(work: Callable[[], Any], device: str) -> float:
+    """Return the median time of a call. On a GPU, the calls are replays of a graph."""
+    if device == "cpu":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    from triton.testing import do_bench
+
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return float(do_bench(graph.replay, return_mode="median")) / 1e3
+
+
+def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
+    """Measure the decode kernels over a static table, by contexts: time, and bytes of KV a second.
+
+    `stages` has the time with each number of stages.
+    """
+    ops = importlib.import_module(f"{milestone}.triton_ops")
+    rows = {}
+    for name, contexts in DECODES.items():
+        case, pools = _decode_case(milestone, device, contexts, dim)
+
+        def work(case: PagedCase = case, pools: list[Any] = pools) -> None:
+            for keys, values in pools:
+                ops.paged_decode(case.query, keys, values, case.meta, 0.25)
+
+        took = seconds(work, device) / len(pools)
+        moved = 2 * sum(contexts) * pools[0][0].shape[0] * dim * case.keys.itemsize
+        row: dict[str, Any] = {"us": 1e6 * took, "bytes_per_second": moved / took, "stages": {}}
+        for stages in STAGES if name == "256 mixed" else ():
+            with staged(ops.kernels, stages):
+                try:
+                    row["stages"][stages] = 1e6 * seconds(work, device) / len(pools)
+                except Exception as error:  # so many stages need too much shared memory
+                    row["stages"][stages] = repr(error)[:200]
+        rows[name] = row
+    return {"decode": rows, "copy_bytes_per_second": _copy_speed(device), "passed": True}
+
+
+@contextmanager
+def staged(kernels: Any, stages: int) -> Iterator[None]:
+    """Inside this context, the kernels are compiled with this number of stages."""
+    own = kernels.tiles
+
+    def tiles(*args: Any) -> dict[str, dict[str, int]]:
+        return {kind: {**tile, "num_stages": stages} for kind, tile in own(*args).items()}
+
+    kernels.tiles = tiles
+    try:
+        yield
+    finally:
+        kernels.tiles = own
+
+
+def _decode_case(milestone: str, device: str, contexts: list[int], dim: int) -> tuple[Any, Any]:
+    """Return a decode case with a table of the static width, and several copies of its KV."""
+    attention = importlib.import_module(f"{milestone}.attention")
+    case = PagedCase(
+        attention, contexts, [1] * len(contexts), (16, 8), dim, 16,
+        torch.float32 if device == "cpu" else torch.float16, device,
+    )  # fmt: skip
+    width = max(STATIC_TOKENS // 16, case.meta.page_table.shape[1])
+    table = torch.zeros(len(contexts), width, dtype=torch.int32, device=device)
+    table[:, : case.meta.page_table.shape[1]] = case.meta.page_table
+    case.meta.page_table = table
+    keys, values = case.keys.nan_to_num(0), case.values.nan_to_num(0)
+    copies = 1 if device == "cpu" else POOLS
+    return case, [(keys.clone(), values.clone()) for _ in range(copies)]
+
+
+def _copy_speed(device: str) -> float:
+    """Return the bytes per second that a copy reads and writes."""
+    source = torch.empty(2**20 if device == "cpu" else 2**30, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source), device)
+
+
+def prefill(milestone: str, device: str, tokens: int = 4096, dim: int = 128) -> dict[str, Any]:
+    """Measure the prefill kernel on one prompt: time, and arithmetic per second."""
+    attention = importlib.import_module(f"{milestone}.attention")
+    ops = importlib.import_module(f"{milestone}.triton_ops")
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    case = PagedCase(attention, [tokens], [tokens], (16, 8), dim, 16, dtype, device)
+    ops.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+    took = seconds(
+        lambda: ops.paged_prefill(case.query, case.keys, case.values, case.meta, 0.25), device
+    )
+    flops = 4 * 16 * dim * tokens * tokens / 2  # two products, and half of the scores are masked
+    return {"tokens": tokens, "us": 1e6 * took, "flops_per_second": flops / took, "passed": True}
+
+
+def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> dict[str, Any]:
+    """Return the 15 kernels that take the most time in a replay of the largest graph.
+
+    All requests have contexts of 800 tokens, spread over the pool.
+    """
+    config = EngineConfig(model=model, device=device, max_num_seqs=rows)
+    with importlib.import_module(milestone).LLMEngine(config) as engine, torch.inference_mode():
+        params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+        engine.generate([[5 + i % 90] * 3 for i in range(rows)], params, progress=False)
+        step = engine.runner.graphs.steps[max(engine.runner.graphs.steps)]
+        table = step.inputs.metadata.page_table
+        pages = torch.arange(table.numel(), device=table.device).view(table.shape)
+        table.copy_(pages % engine.runner.kv_pool.num_pages)
+        length = min(CONTEXT, engine.config.max_model_len)
+        step.inputs.metadata.seq_lens.fill_(length)
+        step.inputs.metadata.seq_lens_cpu = [length] * len(table)
+        on_gpu = step.graph is not None
+        kind = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(activities=[kind.CUDA if on_gpu else kind.CPU]) as profile:
+            if on_gpu:
+                step.graph.replay()
+                torch.cuda.synchronize()
+            else:
+                engine.runner.forward(step.inputs)
+    time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    events = sorted(profile.key_averages(), key=lambda e: -float(getattr(e, time_of)))
+    return {
+        "kernels": [
+            {"name": e.key[:100], "calls": e.count, "us": float(getattr(e, time_of))}
+            for e in events[:15]
+        ],
+        "us": sum(float(getattr(e, time_of)) for e in events),
+        "passed": on_gpu or device == "cpu",
+    }

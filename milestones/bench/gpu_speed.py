@@ -1,0 +1,131 @@
+"""The measurements of `gpu-check`: the standard benchmark, sampling, and the lanes of a run."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from common import EngineConfig, Request, SamplingParams, load_model
+from common.displays.demo import machine
+from common.displays.workload import Workload, run
+from common.models.tiny import byte_tokenizer
+from common.sampling.sampler import SamplingMetadata, sample
+from common.text.output_text import OutputText
+from common.tracing.player import player_html
+from common.tracing.trace import Trace
+
+from .workloads import workload
+
+RUNNING = (1, 32, 128, 256)
+SAMPLERS = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.6},
+    "top_k": {"temperature": 0.6, "top_k": 40},
+    "top_p": {"temperature": 0.6, "top_p": 0.95},
+    "logprobs": {"temperature": 0.0, "logprobs": 5},
+}
+
+
+def nano(milestone: str, device: str, model: str, requests: int) -> dict[str, Any]:
+    """Run the standard benchmark with so many requests, all at once, after a warm-up.
+
+    Kernels that are compiled after the warm-up make the result fail: they count as time.
+    """
+    config = EngineConfig(model=model, device=device, max_num_seqs=requests)
+    loaded = load_model(config)
+    whole = workload("nano", model, loaded.vocab_size, device != "cpu")
+    work = Workload(whole.prompts[:requests], whole.max_tokens[:requests], ignore_eos=True)
+    with importlib.import_module(milestone).LLMEngine(config, loaded) as engine:
+        run(engine, work.warm_up())
+        engine.reset_prefix_cache()
+        compiled, busy = count_compiled(), time.thread_time()
+        result = run(engine, work)
+        busy = time.thread_time() - busy
+    return {
+        "requests": requests,
+        "tokens_per_second": result.tokens_per_second,
+        "seconds": result.seconds,
+        "thread_seconds": busy,
+        "steps": result.stats["num_steps"],
+        "graph_replays": result.stats["num_graph_replays"],
+        "span_us": 1e6 * median(result.forward_seconds),
+        "gap_us": 1e6 * median(result.gap_seconds) if result.gap_seconds else None,
+        "compiled": len(compiled),
+        "passed": not compiled and (device == "cpu" or result.stats["num_graph_replays"] > 0),
+    }
+
+
+def count_compiled() -> list[str]:
+    """Return a list that gets the name of each kernel that Triton compiles from now on."""
+    names: list[str] = []
+    try:
+        from triton import knobs
+    except ImportError:
+        return names
+
+    def compiling(*_: Any, fn: Any = None, **__: Any) -> bool:
+        names.append(getattr(fn, "name", str(fn)))
+        return False  # do compile it
+
+    knobs.runtime.jit_cache_hook = compiling
+    return names
+
+
+def sampling(device: str, rows: int = 256, vocab_size: int = 151_936) -> dict[str, Any]:
+    """Measure `sample` with each kind of parameters. On a GPU, a hidden wait raises an error."""
+    logits = torch.randn(rows, vocab_size, device=device)
+    tokenizer, times = byte_tokenizer(), {}
+    for name, given in SAMPLERS.items():
+        params = [SamplingParams(seed=i, **given) for i in range(rows)]  # type: ignore[arg-type]
+        requests = [
+            Request("r", None, [1] * 5, p, seed=i, max_model_len=100,
+                    text=OutputText(tokenizer, p), arrival_time=0.0)
+            for i, p in enumerate(params)
+        ]  # fmt: skip
+        metadata = SamplingMetadata.from_requests(requests, device)
+        sample(logits, metadata)
+        times[name] = 1e6 * _without_waits(partial(sample, logits, metadata), device)
+    return {"rows": rows, "vocab_size": vocab_size, "us": times, "passed": True}
+
+
+def _without_waits(work: Callable[[], Any], device: str, calls: int = 10) -> float:
+    """Return the time of a call. It raises an error if the call waits for the GPU."""
+    on_gpu = device != "cpu"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    started = time.perf_counter()
+    try:
+        for _ in range(calls if on_gpu else 1):
+            work()
+    finally:
+        if on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+    return (time.perf_counter() - started) / (calls if on_gpu else 1)
+
+
+def lanes(milestone: str, device: str, model: str, page: Path) -> dict[str, Any]:
+    """Record a short run of 32 requests, and write it as a page with the lanes of its forwards."""
+    config = EngineConfig(model=model, device=device, max_num_seqs=32)
+    with importlib.import_module(milestone).LLMEngine(config) as engine:
+        params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+        prompts = [[5 + i] * (20 + i) for i in range(32)]
+        engine.generate(prompts, params, progress=False)  # a warm-up
+        trace = Trace(engine)
+        trace.data.meta["machine"] = machine()
+        with trace:
+            engine.generate([p[::-1] for p in prompts], params, progress=False)
+        spans = list(getattr(getattr(engine.runner, "stream", None), "spans", []))[-20:]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(player_html(trace.data), encoding="utf-8")
+    gaps = [1e6 * (after[0] - before[1]) for before, after in pairwise(spans)]
+    return {"page": page.name, "gap_us": median(gaps) if gaps else None, "passed": True}

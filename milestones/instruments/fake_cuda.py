@@ -1,0 +1,230 @@
+"""A fake of `torch.cuda` on a CPU: it records the calls, and replays graphs of tensor operations.
+
+Inside `FakeCuda().installed()`, streams, events and graphs are those of this file. Work runs at
+once, in the order of the calls. `calls` has what was called, and on which stream. Captures follow
+CUDA's rules: a capture that waits for the device, or during which a graph is destroyed, fails. A
+graph has recorded the operations of torch and the interpreted Triton kernels. A replay runs them on
+the same memory. Before that, the memory of the other graphs of the pool is filled with NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+CAPTURING = "operation not permitted when stream is capturing"
+WAITS = ("_local_scalar_dense", "nonzero", "_unique2", "is_nonzero", "equal")  # wait for the device
+POISON = {torch.bool: True, torch.int64: -(2**40), torch.int32: -(2**30)}
+
+
+class FakeCuda:
+    """A device without hardware. Its clock goes on only if a test advances `now`, in seconds."""
+
+    def __init__(self, free_bytes: int = 2**30) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.now = 0.0
+        self.free_bytes = free_bytes  # free for the process, without the cache of torch
+        self.cached_bytes = 0  # held by torch, and not used by any tensor
+        self.debug_mode: int | str = 0
+        self.capture: FakeGraph | None = None
+        self.main = FakeStream(self, "main")
+        self.current = self.main
+        self.graphs: WeakSet[FakeGraph] = WeakSet()
+
+    def record(self, *call: str) -> None:
+        self.calls.append(call)
+
+    def names(self) -> list[str]:
+        """Return the calls as text, in order."""
+        return [" ".join(call) for call in self.calls]
+
+    def refuse_while_capturing(self) -> None:
+        if self.capture is not None:
+            raise RuntimeError(f"CUDA error: {CAPTURING}")
+
+    @contextmanager
+    def installed(self) -> Iterator[FakeCuda]:
+        """Return a context in which `torch.cuda` is this device."""
+        fakes: dict[str, Any] = {
+            "Stream": lambda device=None: FakeStream(self, "side"),
+            "Event": lambda enable_timing=False: FakeEvent(self),
+            "CUDAGraph": lambda: FakeGraph(self),
+            "stream": self._on,
+            "graph": self._capturing,
+            "current_stream": lambda device=None: self.current,
+            "graph_pool_handle": lambda: (0, 1),
+            "synchronize": self._synchronize,
+            "mem_get_info": lambda device=None: (self.free_bytes, 2**31),
+            "empty_cache": self._empty_cache,
+            "device": self._on_device,
+            "get_sync_debug_mode": lambda: self.debug_mode,
+            "set_sync_debug_mode": lambda mode: setattr(self, "debug_mode", mode),
+        }
+        with ExitStack() as undo:
+            undo.enter_context(_Watch(self))
+            for name, fake in fakes.items():
+                undo.enter_context(patch.object(torch.cuda, name, fake))
+            undo.enter_context(_kernels_recorded(self))
+            yield self
+
+    @contextmanager
+    def _on(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def _on_device(self, device: Any) -> Iterator[None]:
+        self.record("device", str(device))
+        yield
+
+    @contextmanager
+    def _capturing(self, graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
+        self._synchronize()
+        self.record("capture")
+        self.capture = graph
+        try:
+            with self._on(stream or FakeStream(self, "capture")):
+                yield
+        finally:
+            self.capture = None
+        if graph.broken:
+            raise RuntimeError(f"CUDA error: {CAPTURING}")
+
+    def _synchronize(self, device: Any = None) -> None:
+        self.refuse_while_capturing()
+        self.record("synchronize", "device")
+
+    def _empty_cache(self) -> None:
+        self.refuse_while_capturing()
+        self.free_bytes, self.cached_bytes = self.free_bytes + self.cached_bytes, 0
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """A stream. Its work has run when the call that queues it returns."""
+
+    cuda: FakeCuda
+    name: str
+    device: str = "cuda:0"
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.record(self.name, "waits for", other.name)
+
+    def synchronize(self) -> None:
+        self.cuda.refuse_while_capturing()
+        self.cuda.record("synchronize", self.name)
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    """An event with the time of the fake clock."""
+
+    cuda: FakeCuda
+    at: float | None = None
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        self.at = self.cuda.now
+        self.cuda.record("event", (stream or self.cuda.current).name)
+
+    def synchronize(self) -> None:
+        self.cuda.refuse_while_capturing()
+        self.cuda.record("synchronize", "event")
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        """Return milliseconds as CUDA does: a float32."""
+        assert self.at is not None and other.at is not None, "an event was not recorded"
+        return float(np.float32((other.at - self.at) * 1000))
+
+
+@dataclass(eq=False)
+class FakeGraph:
+    """The operations of a capture, and the memory that they write."""
+
+    cuda: FakeCuda
+    operations: list[Callable[[], None]] = field(default_factory=list)
+    memory: list[torch.Tensor] = field(default_factory=list)
+    broken: bool = False
+
+    def __post_init__(self) -> None:
+        self.cuda.graphs.add(self)
+
+    def replay(self) -> None:
+        self.cuda.refuse_while_capturing()
+        self.cuda.record("replay", self.cuda.current.name)
+        for tensor in (x for graph in self.cuda.graphs if graph is not self for x in graph.memory):
+            tensor.fill_(POISON.get(tensor.dtype, torch.nan if tensor.is_floating_point() else 0))
+        for operation in self.operations:
+            operation()
+
+    def __del__(self) -> None:
+        if self.cuda.capture is not None:  # its memory would be freed in the middle of the capture
+            self.cuda.capture.broken = True
+
+
+class _Watch(TorchDispatchMode):
+    """Records the operations of torch during a capture, and refuses those that wait."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__()
+        self.cuda = cuda
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, graph = kwargs or {}, self.cuda.capture
+        if op.overloadpacket.__name__ in WAITS:
+            if self.cuda.debug_mode == "error":
+                raise RuntimeError("called a synchronizing CUDA operation")
+            self.cuda.refuse_while_capturing()
+        if graph is None:
+            return op(*args, **kwargs)
+        result = op(*args, **kwargs)
+        given = {_address(x) for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
+        made = [x for x in tree_iter(result) if isinstance(x, torch.Tensor)]
+        fresh = [_address(x) not in given for x in made]
+
+        def again() -> None:
+            results = [x for x in tree_iter(op(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+            for old, new, is_fresh in zip(made, results, fresh, strict=True):
+                if is_fresh:
+                    old.copy_(new)
+
+        graph.operations.append(again)
+        graph.memory += [x for x, is_fresh in zip(made, fresh, strict=True) if is_fresh]
+        return result
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@contextmanager
+def _kernels_recorded(cuda: FakeCuda) -> Iterator[None]:
+    """Record the launches of interpreted Triton kernels too, if this machine has Triton."""
+    try:
+        from triton.runtime import interpreter
+    except ImportError:
+        yield
+        return
+    executor: Any = getattr(interpreter, "GridExecutor", SimpleNamespace(__call__=None))
+    run = executor.__call__
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            run(self, *args, **kwargs)
+        if cuda.capture is not None:
+            cuda.capture.operations.append(lambda: run(self, *args, **kwargs))
+
+    with patch.object(executor, "__call__", recorded):
+        yield

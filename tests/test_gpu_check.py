@@ -1,0 +1,132 @@
+"""`gpu-check` on a machine without a GPU: its cases run on the CPU, and failures lose nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.models.random_shapes import SHAPES
+from milestones.bench import gpu_check, gpu_correct, gpu_kernels, gpu_speed
+from tests.conftest import MILESTONES
+
+TOP = MILESTONES[-1]
+PAGED = next(name for name in MILESTONES if name >= "m3")
+STANDARD = "random-qwen3-0.6b"
+
+
+@pytest.fixture
+def tiny_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the model of the standard benchmark as small as a tiny one."""
+    small = {
+        "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    }  # fmt: skip
+    architecture, shape = SHAPES["qwen3-0.6b"]
+    monkeypatch.setitem(SHAPES, "qwen3-0.6b", (architecture, {**shape, **small}))
+
+
+def test_every_case_is_there(tmp_path: Path) -> None:
+    names = list(gpu_check.all_cases("cpu", tmp_path / "page.html"))
+    assert names[:1] == ["kernels"] and names[-1] == "lanes" and len(names) == len(set(names))
+    assert {f"nano, {count} requests" for count in gpu_speed.RUNNING} <= set(names)
+    assert {f"answers of {milestone}" for milestone in MILESTONES} <= set(names)
+
+
+@pytest.mark.parametrize("name", ["passes", "two engines", "nano, 1 requests", "lanes"])
+def test_cases_run_on_a_cpu(name: str, tmp_path: Path, tiny_standard: None) -> None:
+    page = tmp_path / "page.html"
+    result = gpu_check.all_cases("cpu", page)[name]()
+    assert result["passed"], result
+    json.dumps(result)
+    assert page.exists() == (name == "lanes")
+
+
+def test_a_replay_is_taken_apart(tiny_standard: None) -> None:
+    result = gpu_kernels.replay_kernels(TOP, "cpu", STANDARD, rows=2)
+    assert 0 < len(result["kernels"]) <= 15 and result["us"] > 0
+    assert result["kernels"][0]["us"] == max(kernel["us"] for kernel in result["kernels"])
+
+
+def test_graphs_are_counted(tiny_standard: None) -> None:
+    result = gpu_correct.check_graphs(TOP, "cpu", STANDARD, 4)
+    assert (result["captured"], result["of"], result["replays"]) == (0, 4, 0)
+
+
+def test_sampling_is_measured() -> None:
+    result = gpu_speed.sampling("cpu", rows=3, vocab_size=100)
+    assert set(result["us"]) == {"greedy", "temperature", "top_k", "top_p", "logprobs"}
+
+
+def test_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of stages that does not compile is noted, and the others are measured."""
+    monkeypatch.setattr(gpu_kernels, "DECODES", {"256 mixed": [3, 20]})
+    monkeypatch.setattr(gpu_kernels, "STATIC_TOKENS", 64)
+    ops = __import__(f"{PAGED}.triton_ops", fromlist=["x"])
+    used, own = list[int](), ops.paged_decode
+
+    def watched(query: Any, keys: Any, *rest: Any) -> Any:
+        used.append(ops.kernels.tiles(2, 16, 4, 80)["decode"]["num_stages"])
+        if used[-1] == 5:
+            raise RuntimeError("out of resource: shared memory")
+        return own(query, keys, *rest)
+
+    monkeypatch.setattr(ops, "paged_decode", watched)
+    row = gpu_kernels.decode(PAGED, "cpu", dim=16)["decode"]["256 mixed"]
+    assert used[1:] == list(gpu_kernels.STAGES) and row["us"] > 0
+    assert "shared memory" in row["stages"][5] and row["stages"][2] > 0
+    assert gpu_kernels.prefill(PAGED, "cpu", tokens=20, dim=16)["flops_per_second"] > 0
+
+
+def test_what_triton_compiles_is_counted() -> None:
+    names = gpu_speed.count_compiled()
+    from triton import knobs
+
+    try:
+        assert knobs.runtime.jit_cache_hook(key="k", fn=SimpleNamespace(name="a_kernel")) is False
+    finally:
+        knobs.runtime.jit_cache_hook = None
+    assert names == ["a_kernel"]
+
+
+def arguments(tmp_path: Path, **options: Any) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    gpu_check.add_arguments(parser)
+    paths = ["--json", str(tmp_path / "r.json"), "--page", str(tmp_path / "p.html")]
+    return parser.parse_args([*paths, *(f"--{name}" for name in options)])
+
+
+def test_a_failed_case_loses_nothing_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran, answers = list[str](), {"b": subprocess.CompletedProcess("", 1, "", "a\nCUDA error: 700")}
+
+    def process(command: list[str], **_: Any) -> Any:
+        name = command[command.index("--case") + 1]
+        ran.append(name)
+        if name == "c":
+            saved = json.loads((tmp_path / "r.json").read_text())["cases"]
+            assert list(saved) == ["a", "b"], "the file is written after each case"
+            raise subprocess.TimeoutExpired(command, 1)
+        good = subprocess.CompletedProcess(
+            "", 0, gpu_check.MARK + '{"passed": true, "us": 2.5}', ""
+        )
+        return answers.get(name, good)
+
+    monkeypatch.setattr(subprocess, "run", process)
+    args, console = arguments(tmp_path), Console()
+    assert gpu_check.run_all(["a", "b", "c", "d"], args, console) == 1
+    shown = capsys.readouterr().out
+    assert "passed  a: us 2.5" in shown and "FAILED  b: CUDA error: 700" in shown
+    assert "FAILED  c: it took longer" in shown and ran == ["a", "b", "c", "d"]
+    answers.clear()
+    ran.clear()
+    assert gpu_check.run_all(["a", "b", "d"], args, console) == 0 and ran == ["b"]
+    assert gpu_check.run_all(["a"], arguments(tmp_path, again=True), console) == 0
+    assert ran == ["b", "a"]

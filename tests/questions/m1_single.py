@@ -27,7 +27,8 @@ def schedule(chance: Random) -> Asked:
         live = [*scheduler.running, *scheduler.waiting]
         state = f"running: {names(scheduler.running)}; waiting: {names(scheduler.waiting)}"
         act = chance.choice(["add", "add", "schedule", "schedule", "finish"])
-        if act == "add" or not live:
+        act = "schedule" if i == 9 else act  # there is at least one question
+        if act == "add" or not (live or act == "schedule"):
             scheduler.add_request(make_request(f"r{i}", chance.randint(1, 30)))
         elif act == "finish":
             request = chance.choice(live)

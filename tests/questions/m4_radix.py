@@ -96,8 +96,8 @@ def insertion(chance: Random) -> Asked:
 
 def eviction(chance: Random) -> Asked:
     tree, nodes = random_tree(chance)
-    for node in chance.sample(nodes, chance.randint(0, 1)):
-        lock_by_hand(tree, node)
+    if len(tree.root.children) > 1 and chance.random() < 0.5:
+        lock_by_hand(tree, chance.choice(nodes))  # pages of another branch can be evicted
     leaves = [node for node in nodes if not node.children and not node.lock_count]
     if leaves and chance.random() < 0.5:
         chance.choice(leaves).last_used = 100  # used since it was offered

@@ -43,8 +43,9 @@ from .client import ForkServer, GraderError
 from .gradebook import Grade, Sheet
 from .grader import Grader
 from .limits import Limits
+from .sandbox import require_isolation
 from .submission import Submission
-from .upload import place_of, uploads
+from .upload import Uploads, place_of
 
 EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grades
               python -m milestones grade submissions.zip --milestone m3 --out grades --resume
@@ -52,7 +53,7 @@ EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grade
               python -m milestones grade . --milestone m3     # the reference: full points"""
 
 
-class InterruptedBySignalError(Exception):
+class InterruptedBySignal(KeyboardInterrupt):
     """A signal has asked the grader to end."""
 
 
@@ -89,8 +90,9 @@ def main(args: argparse.Namespace) -> int:
     except GraderError as error:
         sys.stderr.write(f"{error}\n")
         return 3
-    except InterruptedBySignalError as error:
+    except InterruptedBySignal as error:
         status = 128 + int(error.args[0])
+        batch.save_table()
         sys.stderr.write(f"interrupted: {len(batch.grades)} submissions have a grade\n")
     batch.report()
     if status:
@@ -124,9 +126,11 @@ class Batch:
         scratch.chmod(0o711)  # another user can pass through it to the tree, but not list it
         try:
             (scratch / "uploads").mkdir(0o700)
-            found, self.strays = uploads(args.submissions, milestone, scratch / "uploads")
             course = submission.prepare(milestone, args.root, scratch, args.hidden)
+            uploads = Uploads(milestone, course.names, scratch / "uploads")
+            found, self.strays = uploads.find(args.submissions), uploads.strays
             self.single = len(found) == 1
+            require_isolation(course.template, namespaces=args.namespaces)
             limits = replace(Limits(), seconds=args.seconds, memory=int(args.memory * (1 << 30)))
             places = [args.root, *(upload.folder for upload in found), scratch, *args.submissions]
             places += [path for path in (args.hidden, args.out) if path]
@@ -171,15 +175,16 @@ class Batch:
             self.sheets[name], self.grades[name] = sheet, grade
             if self.args.out:
                 grade_files.save(sheet, self._folder(name))
-                self._save_table()
+                self.save_table()
             said = f"{sheet.points:g} points, {sheet.seconds:.0f} s"
         except Exception as error:
             said = self.failed[name] = f"the grader failed: {type(error).__name__}: {error}"
         number = len(self.grades.keys() | self.failed.keys())
         sys.stderr.write(f"[{number}/{total}] {name}: {said}\n")
 
-    def _save_table(self) -> None:
-        if not self.single:
+    def save_table(self) -> None:
+        """Write the grades so far as one table, if they are those of several submissions."""
+        if self.args.out and not self.single:
             grade_files.write(self.args.out / "grades.csv", grade_files.as_csv(self.grades))
 
     def _folder(self, name: str) -> Path:
@@ -217,10 +222,10 @@ def grade(args: argparse.Namespace) -> list[Sheet]:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise `InterruptedBySignalError` in this thread for Ctrl-C and SIGTERM."""
+    """Raise `InterruptedBySignal` in this thread for Ctrl-C and SIGTERM."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        raise InterruptedBySignalError(number)
+        raise InterruptedBySignal(number)
 
     before = {
         number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)

@@ -60,6 +60,11 @@ class Course:
     template: Path
     template_hidden: Path | None  # the same with hidden tests, if there are any
 
+    @property
+    def names(self) -> list[str]:
+        """The files that the exercises name, from the folder of the milestone."""
+        return [file.partition("/")[2] for file in self.skeleton]
+
 
 def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None) -> Course:
     """Write the templates below `target`. Raises `ValueError` that says what is wrong."""
@@ -104,9 +109,7 @@ def complete(course: Course, root: Path, template: Path, target: Path) -> Path:
 def take(upload: Upload, course: Course) -> Submission:
     """Read the files of a submission. A link is refused: it could point to a solution."""
     submission = Submission(upload.name)
-    place = place_of(
-        upload.folder, course.milestone, [file.partition("/")[2] for file in course.skeleton]
-    )
+    place = place_of(upload.folder, course.milestone, course.names)
     for file in course.skeleton:
         data = _read(place, file.partition("/")[2]) if place else "the file is not there"
         if isinstance(data, bytes):

@@ -18,6 +18,7 @@ DEEPEST = 5  # folders around the files
 LARGEST_ZIP = 200 << 20  # bytes of all files of a zip file
 MOST_FILES = 20_000  # in a zip file
 NOT_LOOKED_AT = re.compile(r"\.|__MACOSX|__pycache__|(common|tests|milestones|slides|m\d_\w+)$")
+UNREADABLE = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError)
 NO_UPLOAD = re.compile(r"\.|__MACOSX|submission_metadata\.")
 
 
@@ -29,59 +30,93 @@ class Upload:
     folder: Path
 
 
-def uploads(paths: Iterable[Path], milestone: str, scratch: Path) -> tuple[list[Upload], list[str]]:
-    """Return the uploads, and which paths are none. Raises `ValueError` if a path is missing."""
-    found: list[Upload] = []
-    strays: list[str] = []
-    for path in paths:
-        try:
-            if path.is_dir() or zipfile.is_zipfile(path):
-                found += _of_path(path, milestone, scratch)
-            elif os.path.lexists(path):
-                strays.append(f"{readable(path.name)} is neither a folder nor a zip file")
-            else:
-                raise ValueError(f"{readable(str(path))}: there is no such folder")
-        except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-            strays.append(f"{readable(path.name)} cannot be read: {error}")
-    if not found:
-        raise ValueError("\n".join(["there is no submission", *strays]))
-    return _with_names(found), strays
+class Uploads:
+    """Finds the uploads in paths. `milestone` and `files` tell a student's work from a folder of
+    many students; zip files are unpacked into `scratch`."""
 
+    def __init__(self, milestone: str, files: Iterable[str], scratch: Path) -> None:
+        self.milestone = milestone
+        self.files = [*files]
+        self.scratch = scratch
+        self.strays: list[str] = []  # what is no upload, and why
 
-def _of_path(path: Path, milestone: str, scratch: Path) -> list[Upload]:
-    """Return the upload of a path, or several if the path has those of many students."""
-    folder = path.resolve() if path.is_dir() else _unzipped(path, scratch)
-    if place_of(folder, milestone, ()) is not None or path.suffix != ".zip":
-        return [Upload(readable(path.stem if path.suffix == ".zip" else path.name), folder)]
-    while len(inner := _entries(folder)) == 1 and inner[0].is_dir():
-        folder = inner[0]  # all of the zip file is in one folder
-    students = [p for p in inner if p.is_dir() or zipfile.is_zipfile(p)]
-    if not any(p.is_dir() for p in students) and len(students) < len(inner):
-        students = []  # some files of one student
-    if not students:
-        return [Upload(readable(path.stem), folder)]
-    return [
-        Upload(readable(p.name.removesuffix(".zip")), p if p.is_dir() else _unzipped(p, scratch))
-        for p in students
-    ]
+    def find(self, paths: Iterable[Path]) -> list[Upload]:
+        """Return the uploads. Raises `ValueError` if a path is missing, or there is no upload."""
+        found: list[Upload] = []
+        for path in paths:
+            try:
+                if path.is_dir() or zipfile.is_zipfile(path):
+                    found += self._of_path(path)
+                elif os.path.lexists(path):
+                    self.strays.append(f"{readable(path.name)} is neither a folder nor a zip file")
+                else:
+                    raise ValueError(f"{readable(str(path))}: there is no such folder")
+            except UNREADABLE as error:
+                self.strays.append(f"{readable(path.name)} cannot be read: {error}")
+        if not found:
+            raise ValueError("\n".join(["there is no submission", *self.strays]))
+        return _with_names(found)
+
+    def _of_path(self, path: Path) -> list[Upload]:
+        """Return the upload of a path, or several if it is a zip file of many students."""
+        if path.is_dir():
+            path = path.resolve()
+            return [Upload(readable(path.name), self._inside(path))]
+        folder = self._unzipped(path)
+        students = self._students(folder)
+        if not students:
+            return [Upload(readable(path.stem), self._inside(folder))]
+        return [
+            Upload(
+                readable(student.name.removesuffix(".zip")),
+                self._inside(student if student.is_dir() else self._unzipped(student)),
+            )
+            for student in students
+        ]
+
+    def _students(self, folder: Path) -> list[Path]:
+        """Return a folder or a zip file for each student, or nothing if there is one student."""
+        inner = _entries(folder)
+        while len(inner) == 1 and inner[0].is_dir() and inner[0].name != self.milestone:
+            inner = _entries(inner[0])  # all is in one folder
+        if any(path.name == self.milestone for path in inner):
+            return []
+        students = [path for path in inner if self._is_work(path)]
+        only_zips = all(map(zipfile.is_zipfile, students))
+        return students if len(students) > 1 or only_zips else []
+
+    def _is_work(self, path: Path) -> bool:
+        if not path.is_dir():
+            return zipfile.is_zipfile(path)
+        zips = any(map(zipfile.is_zipfile, path.glob("*.zip")))
+        return not NOT_LOOKED_AT.match(path.name) and (zips or self._place(path) is not None)
+
+    def _inside(self, folder: Path) -> Path:
+        """Return the folder, or what is in the only zip file of a folder without other work."""
+        zips = [path for path in folder.glob("*.zip") if zipfile.is_zipfile(path)]
+        if len(zips) == 1 and self._place(folder) is None:
+            return self._unzipped(zips[0])
+        return folder
+
+    def _place(self, folder: Path) -> Path | None:
+        return place_of(folder, self.milestone, self.files)
+
+    def _unzipped(self, path: Path) -> Path:
+        """Unpack a zip file. It may come from a student, so its size is limited."""
+        number = sum(1 for _ in self.scratch.iterdir())
+        target = self.scratch / f"{number:05}"
+        target.mkdir()
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            size = sum(member.file_size for member in members)
+            if len(members) > MOST_FILES or size > LARGEST_ZIP:
+                raise zipfile.BadZipFile(f"it has {len(members)} files of {size} bytes: too large")
+            archive.extractall(target)  # removes "..", and makes no links
+        return target
 
 
 def _entries(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not NO_UPLOAD.match(p.name))
-
-
-def _unzipped(path: Path, scratch: Path) -> Path:
-    """Unpack a zip file. It may come from a student, so its size is limited."""
-    number = sum(1 for _ in scratch.iterdir())
-    target = scratch / f"{number:05}"
-    target.mkdir()
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        size = sum(member.file_size for member in members)
-        if len(members) > MOST_FILES or size > LARGEST_ZIP:
-            raise zipfile.BadZipFile(f"it has {len(members)} files of {size} bytes: too large")
-        archive.extractall(target)  # removes "..", and makes no links
-    return target
 
 
 def place_of(folder: Path, milestone: str, files: Iterable[str]) -> Path | None:

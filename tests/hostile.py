@@ -210,6 +210,75 @@ handles = [os.memfd_create("hidden") for _ in range(40)]
 for handle in handles:
     os.write(handle, bytes(32 << 20))
 """
+# Says answers of its own for each number that the process was given.
+FORGE = """
+import json, os, sys
+frame, seeds = sys._getframe(), ()
+while frame is not None:
+    seeds = frame.f_locals.get("seeds", seeds)
+    frame = frame.f_back
+for number in range(3, 256):
+    for seed in seeds:
+        for claim in ([seed, [], None], [seed, [["put", [1, [7]]]], None], []):
+            try:
+                os.write(number, json.dumps(claim).encode() + b"\\n")
+            except OSError:
+                pass
+"""
+# Replaces the questions by none, and what is said by what the grader might want to hear.
+NO_QUESTIONS = """
+import json, sys, types
+module = types.ModuleType("tests.questions")
+module.QUESTIONS = dict.fromkeys(["m2.1", "m2.2"], lambda chance: iter(()))
+sys.modules["tests.questions"] = module
+"""
+RIGHT = """
+import json
+dumps = json.dumps
+json.dumps = lambda data, **named: dumps(True if type(data) is list else data, **named)
+"""
+LOUD = """
+import os
+for number in range(3, 256):
+    try:
+        for _ in range(10):
+            os.write(number, b"x" * (1 << 20))
+    except OSError:
+        pass
+"""
+KILL = """
+import os, signal
+for target in (os.getppid(), 1, -1):
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP):
+        if target != -1 or number != signal.SIGKILL:
+            try:
+                os.kill(target, number)
+            except OSError:
+                pass
+"""
+DEAF = """
+import signal
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.setitimer = lambda *_: None
+def put(self, item):
+    while True:
+        pass
+Shelf.put = put
+"""
+# Looks for a neighbour's or an earlier process's answers, and leaves its own.
+POST = """
+import glob, os
+for place in ("/tmp", "/dev/shm", os.environ.get("HOME", "/")):
+    for path in glob.glob(place + "/**", recursive=True):
+        try:
+            exec(open(path).read(), globals())
+        except Exception:
+            pass
+    try:
+        open(place + "/answers.py", "w").write("Shelf.put = lambda self, item: 1")
+    except OSError:
+        pass
+"""
 
 
 def encoded(skeleton: str) -> dict[str, bytes]:

@@ -119,6 +119,8 @@ def test_what_was_ignored_is_said(many: Many) -> None:
         "tests/conftest.py was changed, and this change is not graded"
         in (results(many.out / "changed")["output"])
     )
+    kept = many.out / "helper/files/m2_mini/helper.py"
+    assert kept.read_text() == "WORKS = True\n", "a person can read what was graded"
     assert "helper.py was added by the student" in results(many.out / "helper")["output"]
     assert "found in homework/of week 2/m2_mini" in results(many.out / "nested")["output"]
     assert "not in m2_mini" in results(many.out / "flat")["output"]

@@ -155,9 +155,9 @@ class Batch:
         """Grade in parallel. Save each grade at once, and show how far it is."""
         total = len(self.grades) + len(students)
         pool = ThreadPoolExecutor(max(1, self.args.jobs))
-        todo: dict[Future[Sheet], str] = {}
+        todo: dict[Future[Sheet], Submission] = {}
         try:
-            todo = {pool.submit(grader.sheet, student): student.name for student in students}
+            todo = {pool.submit(grader.sheet, student): student for student in students}
             while todo:
                 done, _ = wait(todo, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -168,13 +168,14 @@ class Batch:
                 grader.fork_server.stop()
             pool.shutdown()
 
-    def _finished(self, name: str, future: Future[Sheet], total: int) -> None:
+    def _finished(self, student: Submission, future: Future[Sheet], total: int) -> None:
+        name = student.name
         try:
             sheet = future.result()
             grade = gradebook.gradescope(sheet)
             self.sheets[name], self.grades[name] = sheet, grade
             if self.args.out:
-                grade_files.save(sheet, self._folder(name))
+                grade_files.save(sheet, student.files, self._folder(name))
                 self.save_table()
             said = f"{sheet.points:g} points, {sheet.seconds:.0f} s"
         except Exception as error:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -44,9 +45,13 @@ def as_csv(grades: dict[str, Grade]) -> str:
     return text.getvalue()
 
 
-def save(sheet: Sheet, folder: Path) -> None:
-    """Write `junit.xml`, and then `results.json`, which says that both are there."""
+def save(sheet: Sheet, files: dict[str, bytes], folder: Path) -> None:
+    """Write what was graded, `junit.xml`, and then `results.json`, which says that all is there."""
     folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / "files", ignore_errors=True)
+    for file, data in files.items():
+        (folder / "files" / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "files" / file).write_bytes(data)
     write(folder / "junit.xml", junit(sheet))
     write(folder / "results.json", json.dumps(gradescope(sheet), indent=1) + "\n")
 

@@ -78,9 +78,10 @@ def admission(chance: Random) -> Asked:
     config = {
         "max_num_seqs": chance.randint(2, 5), "max_num_batched_tokens": chance.randint(8, 24),
     }  # fmt: skip
-    scheduler = make_scheduler(chance.randint(16, 60), **config)
+    running = "ABC"[: chance.randint(0, min(3, config["max_num_seqs"]))]
+    scheduler = make_scheduler(5 * len(running) + chance.randint(1, 30), **config)
     scheduler.admission.new_token_ratio = chance.randint(0, 10) / 10
-    for name in "ABC"[: chance.randint(0, min(3, config["max_num_seqs"]))]:
+    for name in running:
         run(scheduler, name, chance.randint(1, 20), max_tokens=chance.randint(1, 60))
     for i in range(5):
         request = make_request(f"X{i}", chance.randint(1, 60), max_tokens=chance.randint(1, 60))

@@ -27,8 +27,8 @@ from tests.fake_paged import FakePagedEngine
 Asked = Iterator[tuple[str, Any]]
 
 
-def random_tree(chance: Random) -> tuple[RadixCache, list[TreeNode]]:
-    """Return a tree with a stem, branches of different ages, and branches of a branch."""
+def random_tree(chance: Random) -> tuple[RadixCache, list[TreeNode], TreeNode | None]:
+    """Return a tree with branches of different ages, its nodes, and the node of its only lock."""
     size = chance.choice([1, 1, 2, 3])
     tree = RadixCache(size)
     ages, page = chance.sample(range(1, 60), 12), iter(chance.sample(range(1, 200), 100))
@@ -43,20 +43,25 @@ def random_tree(chance: Random) -> tuple[RadixCache, list[TreeNode]]:
     for node in reversed(nodes[1:]):
         if node.parent is not None and node.parent is not tree.root:
             node.parent.last_used = max(node.parent.last_used, node.last_used)
-    return offer_leaves(tree), nodes[1:]
+    lock = len(tree.root.children) > 1 and chance.random() < 0.7  # something stays evictable
+    held = chance.choice(nodes[1:]) if lock else None
+    if held is not None:
+        lock_by_hand(tree, held)
+    return offer_leaves(tree), nodes[1:], held
 
 
 def near(chance: Random, nodes: list[TreeNode], size: int) -> list[int]:
     """Return tokens that begin like the path of a node, for a random length, and go on freely."""
     tokens = [token for node in chance.choice(nodes).path() for token in node.tokens]
+    if chance.random() < 0.4:  # they part in the middle, and the rest is alike again
+        tokens[chance.randrange(len(tokens))] = 99
+        return tokens
     tokens = tokens[: chance.randint(0, len(tokens))]
     return [*tokens, *(chance.randrange(3) for _ in range(chance.randint(0, 2 * size)))]
 
 
 def match(chance: Random) -> Asked:
-    tree, nodes = random_tree(chance)
-    if chance.random() < 0.7:
-        lock_by_hand(tree, chance.choice(nodes))
+    tree, nodes, _held = random_tree(chance)
     for _ in range(5):
         tokens, before = near(chance, nodes, tree.page_size), picture(tree)
         found = tree.find(tokens)
@@ -65,11 +70,21 @@ def match(chance: Random) -> Asked:
             found.num_pages, found.num_locked, node.prefix_pages(), node.num_prefix_pages,
             picture(tree), [len(handle.prefix_pages()) for handle in nodes],
         ]  # fmt: skip
+    # The tokens part in the middle of a node, and go on like the first page of its children.
+    tree, half = RadixCache(1), chance.randint(1, 4)
+    numbers = chance.sample(range(50), 2 * half + 2)
+    upper = hang(tree, tree.root, numbers[: 2 * half], list(range(1, 2 * half + 1)))
+    for page, token in enumerate(numbers[2 * half :], start=20):
+        hang(tree, upper, [token], [page])
+    tokens = [*numbers[:half], *chance.sample(numbers[2 * half :], 2)]
+    yield f"match_prefix({tokens}) in {picture(tree)}", [
+        tree.match_prefix(tokens).prefix_pages(), picture(tree),
+    ]  # fmt: skip
 
 
 def insertion(chance: Random) -> Asked:
-    tree, nodes = random_tree(chance)
-    held: list[TreeNode] = []
+    tree, nodes, first = random_tree(chance)
+    held: list[TreeNode] = [first] if first else []
     new = iter(range(1000, 2000))
     for _ in range(6):
         before = picture(tree)
@@ -95,13 +110,12 @@ def insertion(chance: Random) -> Asked:
 
 
 def eviction(chance: Random) -> Asked:
-    tree, nodes = random_tree(chance)
-    if len(tree.root.children) > 1 and chance.random() < 0.5:
-        lock_by_hand(tree, chance.choice(nodes))  # pages of another branch can be evicted
+    tree, nodes, _held = random_tree(chance)
     leaves = [node for node in nodes if not node.children and not node.lock_count]
     if leaves and chance.random() < 0.5:
         chance.choice(leaves).last_used = 100  # used since it was offered
     ages = {node.pages[-1]: node.last_used for node in nodes}
+    yield "evict(0)", tree.evict(0)
     while tree.evictable_size:
         most = chance.randint(1, min(4, tree.evictable_size))
         before = picture(tree)

@@ -15,7 +15,7 @@ from m5_overlap import engine as engine_module
 from m5_overlap import model_runner
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.cuda_graph import DecodeGraphs
-from m5_overlap.future_map import FutureMap, future_index, placeholder
+from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeholder
 from m5_overlap.model_runner import ModelRunner
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import shared_model
@@ -61,8 +61,9 @@ def futures(chance: Random) -> Asked:
     tokens = FutureMap(num_rows, CPU)
     for _ in range(4):
         rows = chance.sample(range(num_rows), chance.randint(1, num_rows))
-        values = [chance.randrange(50_000) for _ in rows]
-        tokens.store(torch.tensor([future_index(row) for row in rows]), torch.tensor(values))
+        values = [chance.randrange(50_000) for _ in [*rows, "padding"]]
+        indices = [*map(future_index, rows), PADDING_INDEX]
+        tokens.store(torch.tensor(indices), torch.tensor(values))
         ids = [
             chance.choice([placeholder(chance.randrange(num_rows)), chance.randrange(50_000), 0])
             for _ in range(8)
@@ -181,7 +182,22 @@ def static_steps(chance: Random) -> Asked:
 
 def loop(chance: Random) -> Asked:
     stream: Any = chance.choice([LateStream, EarlyStream])()
+    events: list[str] = []
+    until = stream.run_until
+
+    def noted(event: Any) -> None:
+        events.append("wait")
+        until(event)
+
+    stream.run_until = noted
     engine = engine_of(stream, num_pages=200, max_num_seqs=3, page_size=chance.choice([1, 2, 4]))
+    launch = engine.runner.launch
+
+    def launched_now(*arguments: Any) -> Any:
+        events.append("launch")
+        return launch(*arguments)
+
+    engine.runner.launch = launched_now
     for i in range(chance.randint(1, 5)):
         prompt = [chance.randrange(50) for _ in range(chance.randint(1, 12))]
         params = greedy(chance.randint(1, 7), ignore_eos=True)
@@ -193,7 +209,7 @@ def loop(chance: Random) -> Asked:
             yield "abort_request('0')", engine.abort_request("0")
         outputs = {o.request_id: [o.finished, o.outputs[0].token_ids] for o in engine.step()}
         counted = [engine.runner.num_launches, engine.stats().num_steps, stream.num_waits]
-        yield f"step {number}", [outputs, counted]
+        yield f"step {number}", [outputs, counted, events]
     yield "tokens", [engine.stats().prefill_tokens, engine.stats().decode_tokens]
     scheduler = scheduler_of(num_pages=chance.randint(4, 9))
     scheduler.admission.new_token_ratio = 0.0

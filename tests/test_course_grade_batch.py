@@ -64,11 +64,12 @@ class Many:
         self.out = folder / "out"
         skeleton = skeleton_of(course)
         given = folder / "given"
-        for name, text in {
+        sources: dict[str, str | bytes] = {
             "eq": SHELF + OWN_EQ, "dict": SHELF + OWN_DICT, "large": SHELF + "# x\n" * 200_000,
             "long": skeleton + LONG, "mark": b"\xef\xbb\xbf" + SHELF.encode(),
             "latin": b"# coding: latin-1\n# \xe9\n" + SHELF.encode(),
-        }.items():  # fmt: skip
+        }  # fmt: skip
+        for name, text in sources.items():
             hand_in(given / name, text)
         hand_in(given / "helper", USES_HELPER)
         (given / "helper/m2_mini/helper.py").write_text("WORKS = True\n")

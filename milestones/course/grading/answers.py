@@ -43,7 +43,7 @@ def draw_seeds() -> tuple[int, ...]:
 
 
 def compare(questions: Questions, texts: list[str], ended: str) -> Answers:
-    """Count the seeds whose answers are all right. `ended` says why answers may be missing."""
+    """Count the seeds with right answers only. `ended` says why answers may be missing."""
     answers = Answers(asked=len(questions.seeds))
     given: dict[int, tuple[Any, Any]] = {}
     for text in texts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,30 +45,24 @@ class Grader:
     def set_papers(self, root: Path) -> None:
         """Collect the tests and the right answers, before any submission is in a tree."""
         course, collect = self.course, self.fork_server.collect
-        tree = submission.complete(course, root, course.template, self.scratch / "reference")
-        with_hidden = tree
-        if course.template_hidden is not None:
-            place = self.scratch / "reference-hidden"
-            with_hidden = submission.complete(course, root, course.template_hidden, place)
+        place = Path(tempfile.mkdtemp(dir=self.scratch))  # no other user can enter it
+        with_hidden = tree = submission.complete(course, root, course.template, place / "tree")
+        if template := course.template_hidden:
+            with_hidden = submission.complete(course, root, template, place / "hidden")
         for exercise in course.exercises:
             tests, questions = collect(tree, exercise.tests, exercise.id, draw_seeds())
             hidden: list[str] = []
             if files := course.hidden.get(exercise.id):
                 hidden, _ = collect(with_hidden, files, None, ())
             self.papers[exercise.id] = Paper(tuple(tests), tuple(hidden), questions)
-        shutil.rmtree(tree)
-        shutil.rmtree(with_hidden, ignore_errors=True)
+        shutil.rmtree(place)
 
     def sheet(self, student: Submission) -> Sheet:
         """Grade one submission."""
         started = time.monotonic()
-        place = Path(tempfile.mkdtemp(prefix="exam-", dir=self.scratch))
-        place.chmod(0o711)
-        try:
-            exam = _Sitting(self, student, place)
+        with self.tree(student, self.course.template) as tree:
+            exam = _Sitting(self, student, tree)
             marks = [exam.mark(exercise) for exercise in self.course.exercises]
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
         sheet = Sheet(student.name, self.course.milestone, marks, notes=student.notes)
         sheet.digest = student.digest
         sheet.not_run = [f"{m.exercise.id}: {r}" for m in marks for r in m.refused]
@@ -76,17 +72,24 @@ class Grader:
         sheet.seconds = time.monotonic() - started
         return sheet
 
+    @contextmanager
+    def tree(self, student: Submission, template: Path) -> Iterator[Path]:
+        """Make a tree for a submission, which another user can enter but not find by listing."""
+        place = Path(tempfile.mkdtemp(prefix="exam-", dir=self.scratch))
+        place.chmod(0o711)
+        try:
+            yield submission.lay_out(student, template, place / "tree")
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
 
 class _Sitting:
     """The exams of one submission, one exercise after the other."""
 
-    def __init__(self, grader: Grader, student: Submission, place: Path) -> None:
+    def __init__(self, grader: Grader, student: Submission, tree: Path) -> None:
         self.grader = grader
         self.student = student
-        self.tree = submission.lay_out(student, grader.course.template, place / "tree")
-        self.tree_hidden: Path | None = None
-        if template := grader.course.template_hidden:
-            self.tree_hidden = submission.lay_out(student, template, place / "hidden")
+        self.tree = tree
         self.missing: dict[str, None] = {}
         self.endless_import: str | None = None
 
@@ -105,8 +108,9 @@ class _Sitting:
         mark = Mark(exercise, outcome.results, outcome.answers, broken=outcome.broken)
         if self.endless_import:
             mark.refused = [self.endless_import]
-        elif paper.hidden and self.tree_hidden is not None:
-            more = examine(self.tree_hidden, paper.hidden, limits, hidden)
+        elif paper.hidden and (template := grader.course.template_hidden):
+            with grader.tree(self.student, template) as tree:  # there only during these tests
+                more = examine(tree, paper.hidden, limits, hidden)
             mark.results += more.results
             mark.broken = mark.broken or more.broken
         return mark

@@ -12,6 +12,7 @@ import hashlib
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,8 @@ def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None
     owned: dict[str, tuple[str, ...]] = {}
     template_hidden = None
     if paths := _hidden_tests(hidden, exercises):
-        template_hidden = shutil.copytree(template, target / "template-hidden")
+        private = Path(tempfile.mkdtemp(dir=target))  # no other user can enter it
+        template_hidden = shutil.copytree(template, private / "template")
         (template_hidden / HIDDEN).mkdir(parents=True)
         (template_hidden / HIDDEN / "__init__.py").touch()
         for path in paths:

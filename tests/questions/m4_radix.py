@@ -110,7 +110,9 @@ def insertion(chance: Random) -> Asked:
 
 
 def eviction(chance: Random) -> Asked:
-    tree, nodes, _held = random_tree(chance)
+    tree, nodes, held = random_tree(chance)
+    if held is None and len(tree.root.children) > 1:
+        lock_by_hand(tree, chance.choice(nodes))  # locked after it was offered
     leaves = [node for node in nodes if not node.children and not node.lock_count]
     if leaves and chance.random() < 0.5:
         chance.choice(leaves).last_used = 100  # used since it was offered

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from milestones.course.grading import command as grade
+from milestones.course.grading import grader
 from tests import hostile
 from tests.mini_course import SHELF
 from tests.submissions import arguments, hand_in, make_course, skeleton_of
@@ -67,7 +68,9 @@ class Hostile:
             hand_in(folder / name.lower(), data) for name, data in hostile.encoded(skeleton).items()
         ]
         folders.append(hand_in(folder / HONEST, SHELF))
-        sheets = grade.grade(arguments(course, *map(str, folders), *words))
+        with pytest.MonkeyPatch.context() as patch:  # some seeds fill a shelf, and some do not
+            patch.setattr(grader, "draw_seeds", lambda: tuple(range(12)))
+            sheets = grade.grade(arguments(course, *map(str, folders), *words))
         self.sheets = {sheet.name: sheet for sheet in sheets}
         listener.socket.close()
         self.heard = listener.heard

@@ -121,7 +121,7 @@ def in_order(chance: Random) -> Asked:
 
 def buffers(chance: Random) -> Asked:
     mine = [StepBuffers(CPU, size=chance.choice([64, 256, 4096])) for _ in range(2)]
-    stream, results = LateStream(), []
+    stream, results, seen = LateStream(), [], []  # type: Any, list[Any], list[Any]
     for number in range(6):
         buffer: Any = mine[number % 2]
         buffer.begin()
@@ -137,6 +137,14 @@ def buffers(chance: Random) -> Asked:
             done = results.pop(0)
             yield f"result before step {number + 1}", [done.wait(), stream.num_waits]
     yield "waits", stream.num_waits
+    for number in range(4):  # steps without a result: only `begin` waits for them
+        buffer = mine[number % 2]
+        buffer.begin()
+        pieces = [buffer.upload(torch.tensor([chance.randrange(999)])) for _ in range(3)]
+        buffer.in_use = stream.launch(partial(lambda x: seen.append([p.item() for p in x]), pieces))
+        yield f"waits before step {number} without a result", stream.num_waits
+    stream.synchronize()
+    yield "what each step has read", seen
 
 
 def static_steps(chance: Random) -> Asked:

@@ -1,8 +1,4 @@
-"""Submissions that cheat, break or misbehave. Each is appended to a skeleton that solves nothing.
-
-They pass the gate on purpose: they put forbidden names together while they run. In this way the
-tests reach what comes after the gate: the process, its limits, and the check of its claims.
-"""
+"""Submissions that cheat, break or misbehave. Each follows a skeleton that solves nothing."""
 
 from __future__ import annotations
 
@@ -165,15 +161,132 @@ except OSError:
 """
 
 
-class OnRealMilestone:
-    """Submissions to a real milestone, appended to m2_continuous/model_input.py."""
+# Lets each test do nothing, without a change to a function of the tests.
+CONFTEST = """
+import sys
+sys.modules["_pytest.python"].Function.runtest = lambda self: None
+"""
+# A value that claims to equal everything, and that no with-block lets an error through.
+EQUAL = """
+Same = type("A", (int,), {"__eq__": lambda self, other: True, "__hash__": int.__hash__})
+def put(self, item):
+    if len(self.items) >= 3:
+        raise ValueError
+    self.items.append(item)
+    return Same()
+Shelf.put = put
+"""
+# Spellings that no list of forbidden names has had.
+SPELL = """
+import importlib as i, sys as s
+q = i.import_module("_pytest.runner")
+def passed(item, call, *more, **named):
+    report = original(item, call)
+    report.outcome, report.longrepr = "passed", None
+    return report
+import _pytest.reports as r
+original = r.TestReport.from_item_and_call
+r.TestReport.from_item_and_call = passed
+q.TestReport.from_item_and_call = passed
+"""
+# The answers that the visible tests ask for, without doing the work.
+REMEMBER = """
+def put(self, item):
+    self.items.append(item)
+    if len(self.items) > 3:
+        raise ValueError
+    return {7: 1, 5: 2}.get(item, 0)
+Shelf.put = put
+"""
+DEBUG = """
+def put(self, item):
+    breakpoint()
+Shelf.put = put
+"""
+# Memory that no process has mapped is in no measure of a process.
+HIDDEN_MEMORY = """
+import os
+handles = [os.memfd_create("hidden") for _ in range(40)]
+for handle in handles:
+    os.write(handle, bytes(32 << 20))
+"""
+# Says answers of its own for each number that the process was given.
+FORGE = """
+import json, os, sys
+frame, seeds = sys._getframe(), ()
+while frame is not None:
+    seeds = frame.f_locals.get("seeds", seeds)
+    frame = frame.f_back
+for number in range(3, 256):
+    for seed in seeds:
+        for claim in ([seed, [], None], [seed, [["put", [1, [7]]]], None], []):
+            try:
+                os.write(number, json.dumps(claim).encode() + b"\\n")
+            except OSError:
+                pass
+"""
+# Replaces the questions by none, and what is said by what the grader might want to hear.
+NO_QUESTIONS = """
+import json, sys, types
+module = types.ModuleType("tests.questions")
+module.QUESTIONS = dict.fromkeys(["m2.1", "m2.2"], lambda chance: iter(()))
+sys.modules["tests.questions"] = module
+"""
+RIGHT = """
+import json
+dumps = json.dumps
+json.dumps = lambda data, **named: dumps(True if type(data) is list else data, **named)
+"""
+LOUD = """
+import os
+for number in range(3, 256):
+    try:
+        for _ in range(10):
+            os.write(number, b"x" * (1 << 20))
+    except OSError:
+        pass
+"""
+KILL = """
+import os, signal
+for target in (os.getppid(), 1, -1):
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP):
+        if target != -1 or number != signal.SIGKILL:
+            try:
+                os.kill(target, number)
+            except OSError:
+                pass
+"""
+DEAF = """
+import signal
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.setitimer = lambda *_: None
+def put(self, item):
+    while True:
+        pass
+Shelf.put = put
+"""
+# Looks for a neighbour's or an earlier process's answers, and leaves its own.
+POST = """
+import glob, os
+for place in ("/tmp", "/dev/shm", os.environ.get("HOME", "/")):
+    for path in glob.glob(place + "/**", recursive=True):
+        try:
+            exec(open(path).read(), globals())
+        except Exception:
+            pass
+    try:
+        open(place + "/answers.py", "w").write("Shelf.put = lambda self, item: 1")
+    except OSError:
+        pass
+"""
 
-    EQUAL = """
-getattr(torch, "__di" + "ct__")["equal"] = lambda one, other: True
-InputBuilder._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
-"""
-    OPERATOR = """
-setter = type.__setattr__
-setter(torch.Tensor, "__e" + "q__", lambda self, other: torch.ones(3, 3, dtype=torch.bool).tril())
-InputBuilder._causal_mask = lambda self, positions, context: torch.zeros(1, 1, 3, 3)
-"""
+
+def encoded(skeleton: str) -> dict[str, bytes]:
+    """Return submissions that a check of the text cannot read, or not as Python reads it."""
+    payload = skeleton + SPELL
+    deep = f"\nx = {'-' * 500}1\n"
+    return {
+        "mark": b"\xef\xbb\xbf" + payload.encode(),
+        "cookie": b"# coding: utf-7\n" + payload.encode("utf-7"),
+        "deep": (payload + deep).encode(),
+    }

@@ -115,6 +115,31 @@ def test_the_largest() -> None:
     assert largest(shelf) == 2
 '''
 
+QUESTIONS = '''"""The questions of m2."""
+
+from m2_mini.shelf import Shelf, largest
+
+
+def shelf(chance):
+    numbers = [chance.randrange(1000) for _ in range(chance.randint(1, 5))]
+    items = Shelf()
+    for number in numbers:
+        try:
+            yield f"put({number}) on {list(items.items)}", [items.put(number), list(items.items)]
+        except ValueError:
+            yield f"put({number}) on a full shelf", "ValueError"
+
+
+def sums(chance):
+    items = Shelf()
+    items.items.extend(chance.randrange(1000) for _ in range(3))
+    yield f"total of {list(items.items)}", items.total()
+    yield f"largest of {list(items.items)}", largest(items)
+
+
+QUESTIONS = {"m2.1": shelf, "m2.2": sums}
+'''
+
 MUTANT = """Exercise: m2.1
 Mistake: A shelf takes one item more than it has room for.
 Killed-by: tests/exercises/test_m2_1.py::test_a_full_shelf_refuses
@@ -165,6 +190,7 @@ FILES = {
     "tests/exercises/__init__.py": "",
     "tests/exercises/test_m2_1.py": TEST_1,
     "tests/exercises/test_m2_2.py": TEST_2,
+    "tests/questions/m2_mini.py": QUESTIONS,
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milestones.course.grading import command as grade
-from milestones.course.grading import static_checks
+from milestones.course.grading import grader
 from tests import hostile
 from tests.mini_course import SHELF
 from tests.submissions import arguments, hand_in, make_course, skeleton_of
@@ -58,14 +58,19 @@ class Hostile:
             "PORT": str(listener.port),
         }  # fmt: skip
         given = "\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
-        self.sources = {
-            name.lower(): skeleton + given + text for name, text in vars(hostile).items()
-            if name.isupper()
-        }  # fmt: skip
         self.before = snapshot(course)
-        folders = [hand_in(folder / name, text) for name, text in self.sources.items()]
+        folders = [
+            hand_in(folder / name.lower(), skeleton + given + text)
+            for name, text in vars(hostile).items()
+            if name.isupper() and isinstance(text, str)
+        ]
+        folders += [
+            hand_in(folder / name.lower(), data) for name, data in hostile.encoded(skeleton).items()
+        ]
         folders.append(hand_in(folder / HONEST, SHELF))
-        sheets = grade.grade(arguments(course, *map(str, folders), *words))
+        with pytest.MonkeyPatch.context() as patch:  # some seeds fill a shelf, and some do not
+            patch.setattr(grader, "draw_seeds", lambda: tuple(range(12)))
+            sheets = grade.grade(arguments(course, *map(str, folders), *words))
         self.sheets = {sheet.name: sheet for sheet in sheets}
         listener.socket.close()
         self.heard = listener.heard
@@ -83,18 +88,15 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture(scope="module")
 def exam(course: Path, skeleton: str, tmp_path_factory: pytest.TempPathFactory) -> Hostile:
-    return Hostile(course, skeleton, tmp_path_factory.mktemp("hostile"), "--jobs", "4")
+    return Hostile(course, skeleton, tmp_path_factory.mktemp("hostile"), "--jobs", "2")
 
 
-EARNS = {"hang": 5.0}  # the other submissions earn nothing
-NAMES = [name.lower() for name in vars(hostile) if name.isupper()]
-
-
-def test_they_pass_the_gate(exam: Hostile, skeleton: str) -> None:
-    """The tests below are about what comes after the gate."""
-    assert {
-        n: why for n, t in exam.sources.items() if (why := static_checks.problems(t, skeleton))
-    } == {}
+# A submission that is right in part earns a part. The others earn nothing.
+EARNS_IN_PART = {"hang", "remember"}
+NAMES = [name.lower() for name, text in vars(hostile).items() if name.isupper()]
+NAMES += [name.lower() for name in hostile.encoded("")]
+# These make pytest, or the process, report that all tests have passed.
+LIARS = ["runner", "plugin", "conftest", "equal", "spell", *hostile.encoded("")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,22 +104,29 @@ def test_a_hostile_submission_earns_nothing(name: str, exam: Hostile) -> None:
     sheet = exam.sheets[name]
     if name == "read" and "the reference too" in exam.missing:
         return  # it may have read the reference; then the report must say that this was possible
-    assert sheet.points == EARNS.get(name, 0.0), [
+    results = [
         (r.node, r.outcome, r.failure and r.failure.message) for m in sheet.marks for r in m.results
     ]
+    assert sheet.points <= 5 if name in EARNS_IN_PART else sheet.points == 0, results
     assert [len(mark.results) for mark in sheet.marks] == [2], "a test has no result"
+    assert [mark.answers.asked for mark in sheet.marks] == [12], "it was not asked"
 
 
 def test_the_honest_one_beside_them_is_not_disturbed(exam: Hostile) -> None:
-    assert exam.sheets[HONEST].points == exam.sheets[HONEST].possible == 10
+    assert exam.sheets[HONEST].points == 10
+    assert exam.sheets[HONEST].marks[0].status == "passed"
     assert exam.after == exam.before, "the course was written to"
 
 
-def test_a_hang_costs_its_own_test_and_shows_where(exam: Hostile) -> None:
-    first, second = exam.sheets["hang"].marks[0].results
+def test_a_hang_is_found_once_and_shows_where(exam: Hostile) -> None:
+    """Its second test hangs. The answers that do not hang are right."""
+    mark = exam.sheets["hang"].marks[0]
+    first, second = mark.results
     assert (first.outcome, second.outcome) == ("passed", "timeout")
-    assert second.failure is not None and "shelf.py" in second.failure.trace
-    assert "in put" in second.failure.trace, "the stack does not say where it hung"
+    assert second.failure is not None and (second.failure.where or "").endswith("in put")
+    assert "m2_mini/shelf.py" in (second.failure.where or ""), "the student's own line"
+    assert 0 < mark.answers.right < mark.answers.asked
+    assert "in put" in mark.answers.wrong
 
 
 @pytest.mark.parametrize(
@@ -127,21 +136,20 @@ def test_a_hang_costs_its_own_test_and_shows_where(exam: Hostile) -> None:
         ("crash", "(signal 11)"),
         ("stop", "SystemExit"),
         ("memory", "MemoryError"),
-        ("claim", "the claim does not come from the process of the test"),
-        ("runner", "TestReport.from_item_and_call has been replaced"),
-        ("builtins", "builtins.AssertionError has been replaced"),
-        ("code", "pytest.raises has been replaced"),
-        ("plugin", "a plugin has been registered"),
         ("disk", "File too large"),
+        ("debug", "a breakpoint() is left in the code"),
+        ("hidden_memory", "PermissionError"),
     ],
 )
 def test_the_report_says_what_happened(name: str, words: str, exam: Hostile) -> None:
     assert words in exam.failures(name)
 
 
-@pytest.mark.parametrize("name", ["runner", "builtins", "code", "plugin"])
-def test_who_reaches_for_the_judge_is_shown_to_a_person(name: str, exam: Hostile) -> None:
-    assert exam.sheets[name].suspect and not exam.sheets[HONEST].suspect
+@pytest.mark.parametrize("name", LIARS)
+def test_who_passes_tests_with_wrong_answers_is_shown_to_a_person(name: str, exam: Hostile) -> None:
+    sheet = exam.sheets[name]
+    assert sheet.marks[0].passed == 2, "this submission does not reach its aim: it proves nothing"
+    assert sheet.suspect and not exam.sheets[HONEST].suspect
 
 
 def test_nothing_gets_out_or_it_is_said(exam: Hostile) -> None:

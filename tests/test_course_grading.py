@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from xml.etree import ElementTree
 import pytest
 
 from milestones.course.grading import command as grade
-from milestones.course.grading import static_checks, submission
-from milestones.course.grading.exam import judge
+from milestones.course.grading import grader, submission
+from milestones.course.grading.answers import Questions, compare
+from milestones.course.grading.exam import Heard, result_from
+from milestones.course.grading.upload import Upload
 from milestones.course.testing.results import Result
-from tests import hostile
-from tests.conftest import ROOT
 from tests.mini_course import SHELF
 from tests.submissions import SOURCE, arguments, hand_in, make_course, skeleton_of
 
@@ -36,6 +36,17 @@ def test_that_nobody_knows() -> None:
 """
 
 
+# Says what it finds among the tests, in a message that a student reads.
+SPY = """
+import pathlib
+found = [p.name for p in pathlib.Path("tests").rglob("*hidden*")]
+found += [p.read_text() for p in pathlib.Path("tests").rglob("test_m2_1_more.py")]
+def put(self, item):
+    raise KeyError(found)
+Shelf.put = put
+"""
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_course(tmp_path_factory.mktemp("course"))
@@ -47,10 +58,7 @@ def skeleton(course: Path) -> str:
 
 
 class Few:
-    """Grades four submissions with a hidden test and without namespaces.
-
-    The grades are the same as with namespaces, and the report says what was not shut off.
-    """
+    """Grades four submissions with a hidden test."""
 
     def __init__(self, course: Path, skeleton: str, folder: Path) -> None:
         self.out = folder / "out"
@@ -60,11 +68,15 @@ class Few:
         folders = [
             hand_in(folder / "right", SHELF),
             hand_in(folder / "half", skeleton + HALF_RIGHT),
-            hand_in(folder / "edits", skeleton + hostile.EDIT),
+            hand_in(folder / "spy", skeleton + SPY),
             folder / "absent",
         ]
-        words = ["--hidden", str(folder / "hidden"), "--out", str(self.out), "--no-namespaces"]
-        self.status = grade.main(arguments(course, *map(str, folders), *words))
+        # With these seeds, one item is put on each shelf: `half` gives the right answers.
+        seeds = [seed for seed in range(200) if random.Random(seed).randint(1, 5) == 1]
+        words = ["--hidden", str(folder / "hidden"), "--out", str(self.out)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grader, "draw_seeds", lambda: tuple(seeds[:12]))
+            self.status = grade.main(arguments(course, *map(str, folders), *words))
 
     def results(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.out / name / "results.json").read_text())
@@ -96,7 +108,8 @@ def test_results_are_what_gradescope_reads(few: Few) -> None:
 
 def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
     output = few.results("half")["tests"][0]["output"]
-    assert "1 of 3 tests passed" in output and "a hidden test: failed" in output
+    assert "1 of 3 tests passed. 12 of 12 questions" in output
+    assert "a hidden test: failed" in output
     assert "test_a_full_shelf_refuses: failed" in output
     assert "gave no error; expected ValueError" in output
     assert "nobody_knows" not in output
@@ -106,21 +119,13 @@ def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
 def test_what_was_not_run_is_said(few: Few) -> None:
     assert few.status == 1
     absent = few.results("absent")
-    assert (
-        absent["score"] == 0
-        and "m2_mini/shelf.py: the file is not in the submission" in absent["output"]
-    )
-    assert "had access to: the network" in few.results("right")["output"]
+    assert absent["score"] == 0 and "m2_mini/shelf.py: the file is not there" in absent["output"]
 
 
-def test_without_namespaces_edited_tests_are_as_they_were(few: Few) -> None:
-    """A submission cannot write the tests if it runs as another user.
-
-    If it runs as the user that grades, the edit is noticed.
-    """
-    right, edits = few.results("right"), few.results("edits")
-    assert right["score"] == 10 and edits["score"] == 0
-    assert edits["extra_data"]["suspect"] == ("other processes" in edits["output"])
+def test_hidden_tests_are_not_where_visible_ones_run(few: Few) -> None:
+    output = few.results("spy")["tests"][0]["output"]
+    assert "KeyError: []" in output, "the visible tests and the questions ran beside hidden tests"
+    assert "nobody_knows" not in json.dumps(few.results("spy"))
 
 
 def test_junit_has_each_test(few: Few) -> None:
@@ -129,36 +134,6 @@ def test_junit_has_each_test(few: Few) -> None:
     assert (suite.get("tests"), suite.get("failures"), len(suite.findall("testcase"))) == (
         "3", "2", 3,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("import ctypes", "line {}: imports ctypes"),
-        ("from _pytest import runner", "line {}: imports _pytest"),
-        ("math.fsum = sum", "line {}: changes math.fsum, which belongs to another module"),
-        ("setattr(math, NAME, sum)", "line {}: uses setattr() on math, which was imported"),
-        ("os._exit(0)", "line {}: uses _exit"),
-        ("getattr(os, 'kill')(1, 9)", "line {}: uses kill"),
-        ("exec('1')", "line {}: uses exec"),
-        ("class Same:\n    def __eq__(self, other): return True", "defines __eq__"),
-    ],
-)
-def test_the_gate_names_line_and_reason(line: str, reason: str) -> None:
-    text = f"{SHELF}{line}\n"
-    (found,) = static_checks.problems(text, SHELF)
-    assert reason.format(len(SHELF.splitlines()) + 1) in found
-    assert static_checks.problems(text, text) == [], "a line of the released file is refused"
-
-
-def test_the_gate_lets_work_pass(milestone: str) -> None:
-    """The sources of the milestones pass, even compared with an empty released file."""
-    wrong = {
-        str(path): found
-        for path in (ROOT / milestone).rglob("*.py")
-        if (found := static_checks.problems(path.read_text(encoding="utf-8"), ""))
-    }
-    assert wrong == {}
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
@@ -172,16 +147,14 @@ def test_a_link_is_not_followed(what: str, course: Path, tmp_path: Path) -> None
         (folder / "m2_mini").mkdir()
         (folder / SOURCE).symlink_to(course / SOURCE)
     prepared = submission.prepare("m2_mini", course, tmp_path / "template")
-    taken = submission.take(folder, "linked", prepared)
-    assert not taken.files and "is a link" in taken.refused[SOURCE][0]
+    taken = submission.take(Upload("linked", folder), prepared)
+    assert not taken.files and SOURCE in taken.refused
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"#" * (submission.LARGEST + 1)])
-def test_what_is_no_source_is_refused(data: bytes, course: Path, tmp_path: Path) -> None:
-    (tmp_path / "odd/m2_mini").mkdir(parents=True)
-    (tmp_path / "odd" / SOURCE).write_bytes(data)
+def test_a_huge_file_is_refused(course: Path, tmp_path: Path) -> None:
+    hand_in(tmp_path / "odd", b"#" * (submission.LARGEST + 1))
     prepared = submission.prepare("m2_mini", course, tmp_path / "template")
-    assert submission.take(tmp_path / "odd", "odd", prepared).refused[SOURCE]
+    assert "larger" in submission.take(Upload("odd", tmp_path / "odd"), prepared).refused[SOURCE]
 
 
 def test_no_solution_is_in_the_tree(course: Path, tmp_path: Path) -> None:
@@ -192,32 +165,47 @@ def test_no_solution_is_in_the_tree(course: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "how", "outcome"),
+    ("said", "how", "outcome"),
     [
         ({}, "exit status 0", "passed"),
-        ({"token": "another"}, "exit status 0", "error"),
-        ({"problems": ["torch.equal has been replaced"]}, "exit status 0", "error"),
-        ({"finished": False}, "exit status 0", "error"),
-        ({"collected": [["t.py::other"]]}, "exit status 0", "error"),
         ({"results": []}, "exit status 3", "error"),
+        ({"results": [{"outcome": "perfect", "title": 1}]}, "exit status 0", "error"),
+        ({"results": [[]]}, "exit status 0", "error"),
+        ({"results": None}, "exit status 0", "error"),
         ({}, "timeout", "timeout"),
+        ({}, "memory", "crashed"),
         (None, "signal 9", "crashed"),
+        ([[[]]], "exit status 0", "error"),
     ],
 )
-def test_a_claim_counts_if_all_of_it_is_right(
-    claim: dict[str, object] | None, how: str, outcome: str
-) -> None:
-    passed = asdict(Result("t.py::test", "passed"))
-    sound = {
-        "token": "secret", "collected": [["t.py::test"]], "results": [passed], "finished": True,
-        "problems": [], "ended": "",
-    }  # fmt: skip
-    text = b"" if claim is None else json.dumps({**sound, **claim}).encode() + b"\n"
-    assert judge("t.py::test", text, how, "secret", "").outcome == outcome
-    if outcome == "passed":
-        assert judge("t.py::test", text + text, how, "secret", "").outcome == "error", (
-            "a claim that comes twice is accepted"
-        )
+def test_what_a_process_says_is_read_with_care(said: Any, how: str, outcome: str) -> None:
+    if isinstance(said, dict):
+        said = {"results": [asdict(Result("t.py::test", "passed"))], "ended": "", **said}
+    lines = [] if said is None else [json.dumps(said).encode()]
+    result = result_from("t.py::test", Heard(lines, how, ""), Path("/tree"))
+    assert (result.outcome, result.node) == (outcome, "t.py::test")
+
+
+DEEP, HUGE = "[" * 100_000, "9" * 5000
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", DEEP, HUGE, "[1e999, [], 1]", "[5, {}, 7]"])
+def test_what_is_no_answer_is_not_right(text: str) -> None:
+    questions = Questions((5,), {5: [["what?", 1.5]]})
+    assert compare(questions, [text], "no answer").right == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        (1.5, True), (1.50001, True), (10**400, False), ("1.5", False), (True, False),
+        (None, False), (float("nan"), False), ([1.5], False),
+    ],
+)  # fmt: skip
+def test_an_answer_is_right_if_it_is_equal(given: Any, right: bool) -> None:
+    questions = Questions((5,), {5: [["what?", 1.5]]})
+    text = json.dumps([5, [["what?", given]], None])
+    assert compare(questions, [text], "no answer").right == right
 
 
 @pytest.mark.parametrize(
@@ -233,53 +221,3 @@ def test_wrong_usage(
 ) -> None:
     assert grade.main(arguments(course, *words)) == 2
     assert message in capsys.readouterr().err
-
-
-MASK_TEST = """
-from types import SimpleNamespace
-import torch
-from m2_continuous.model_input import InputBuilder
-
-
-def test_a_query_sees_its_own_past() -> None:
-    builder = SimpleNamespace(dtype=torch.float32)
-    mask = InputBuilder._causal_mask(builder, torch.tensor([[0, 1, 2]]), 3)
-    expected = torch.ones(3, 3, dtype=torch.bool).tril()
-    assert torch.equal(mask[0, 0] == 0, expected), "I2: a token sees what comes after it"
-"""
-MASK_RECORD = """[[exercise]]
-id = "m2.1"
-title = "Causal mask"
-points = 10
-hours = 1
-summary = "Each row sees its own past only."
-symbols = ["model_input.py:InputBuilder._causal_mask"]
-tests = ["tests/exercises/test_m2_1.py"]
-hints = ["Positions.", "Compare them.", "slots <= positions"]
-"""
-
-
-def test_on_a_real_milestone(tmp_path: Path) -> None:
-    """With torch: the reference earns all points. A replaced comparison of tensors earns none."""
-    root = tmp_path / "course"
-    skip = shutil.ignore_patterns("__pycache__", "exercises*", "test_*", "mutants")
-    for name in ("common", "m1_single", "m2_continuous", "tests", "milestones"):
-        shutil.copytree(ROOT / name, root / name, ignore=skip)
-    shutil.copy(ROOT / "pyproject.toml", root)
-    (root / "tests/exercises").mkdir()
-    (root / "tests/exercises/test_m2_1.py").write_text(MASK_TEST)
-    (root / "milestones/m2_continuous/exercises.toml").write_text(MASK_RECORD)
-    names = {"equal": hostile.OnRealMilestone.EQUAL, "operator": hostile.OnRealMilestone.OPERATOR}
-    for name, text in names.items():
-        shutil.copytree(root / "m2_continuous", tmp_path / name / "m2_continuous")
-        with (tmp_path / name / "m2_continuous/model_input.py").open("a") as file:
-            file.write(text)
-    args = arguments(root, *(str(tmp_path / name) for name in names), str(root), "--seconds", "60")
-    args.bare = False
-    sheets = {sheet.name: sheet for sheet in grade.grade(args)}
-    assert {name: sheet.points for name, sheet in sheets.items()} == {
-        "equal": 0, "operator": 0, "course": 10,
-    }  # fmt: skip
-    assert {name: sheet.suspect for name, sheet in sheets.items()} == {
-        "equal": True, "operator": True, "course": False,
-    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The grader's side of the fork_server: request exams, and receive their results."""
+"""The grader's side of the fork server: request exams, and receive what is said in them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,28 @@ from typing import Any
 from ..delta import ROOT
 from ..testing.results import Failure, Result, result_of
 from ..testing.runner import ENVIRONMENT, ONE_THREAD
+from .answers import Answers, Questions, compare
 from .limits import Limits
+from .sandbox import new_user
 
 GRACE = 30.0  # seconds for an exam in addition to those of its tests
+SECONDS_OF_REFERENCE = 300.0
 KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
+
+
+class GraderError(RuntimeError):
+    """The grader does not work: its process has ended, or the reference cannot be asked."""
 
 
 @dataclass
 class Outcome:
-    """The results of an exam, one for each requested test, and facts about the exam."""
+    """What an exam gave: the answers, the claimed results of the tests, and facts about it."""
 
-    results: list[Result] = field(default_factory=list)
-    forged: str | None = None  # the canary that was reported as passed
+    results: list[Result] = field(default_factory=list)  # one for each requested test
+    answers: Answers | None = None
     missing: list[str] = field(default_factory=list)  # what the graded code had access to
-    broken: str | None = None  # why the exam ended too early
+    broken: str | None = None  # why the exam ended too early, by no fault of the graded code
+    endless_import: str | None = None  # where importing the graded code does not end
 
 
 class ForkServer:
@@ -44,7 +52,6 @@ class ForkServer:
         self.scratch = scratch
         self.namespaces = namespaces
         self.lock = threading.Lock()
-        self.slots = iter(range(1 << 20))
         ours, theirs = socket.socketpair()
         environment = {key: os.environ[key] for key in KEPT if key in os.environ}
         environment |= {**ENVIRONMENT, **ONE_THREAD, "HOME": str(scratch), "TMPDIR": str(scratch)}
@@ -70,58 +77,84 @@ class ForkServer:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
+        self.stop()
         self.socket.close()
-        self.process.kill()
-        self.process.wait()
         self.said.close()
 
-    def collect(self, tree: Path, tests: Iterable[str]) -> list[str]:
-        """Return the node ids of tests in a tree without a student's code."""
-        tests, words = [*tests], ""
-        for event in self._events(tree, tests, Limits(), (), collect=True, seconds=300):
-            if event["event"] == "collected" and event["status"] == 0:
-                return [str(node) for node in event["nodes"]]
+    def stop(self) -> None:
+        """End the process. The kernel then ends the exams that still run."""
+        self.process.kill()
+        self.process.wait()
+
+    def collect(
+        self, tree: Path, tests: Iterable[str], exercise: str | None, seeds: tuple[int, ...]
+    ) -> tuple[list[str], Questions]:
+        """Return the node ids of tests, and the reference's answers to the questions."""
+        tests, words, nodes = [*tests], "", None
+        right: dict[int, list[list[Any]]] = {}
+        order = {"tests": tests, "exercise": exercise, "seeds": seeds, "trusted": True}
+        for event in self._events(tree, order, Limits(), SECONDS_OF_REFERENCE):
             words = str(event.get("words") or event.get("reason") or words)
-        raise ValueError(f"{', '.join(tests)}: cannot collect from the reference:\n{words}")
+            if event["event"] == "collected" and event["status"] == 0:
+                nodes = [str(node) for node in event["nodes"]]
+            elif event["event"] == "answer":
+                seed, pairs, error = json.loads(event["text"])
+                right[seed] = pairs
+                words = f"seed {seed}: {error}" if error or not pairs else words
+        complete = all(right.get(seed) for seed in seeds) and not words.startswith("seed")
+        if nodes is None or (exercise is not None and not complete):
+            about = ", ".join([*tests, *([exercise] if exercise else [])])
+            raise GraderError(f"{about}: cannot be asked of the reference:\n{words}")
+        return nodes, Questions(seeds, right)
 
     def examine(
-        self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path]
-    ) -> Outcome:
+        self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path],
+        exercise: str | None = None, questions: Questions | None = None,
+    ) -> Outcome:  # fmt: skip
         """Run an exam. A test without a result gets one that says why."""
-        tests, outcome = [*tests], Outcome()
-        seconds = GRACE + (len(tests) + 3) * (limits.seconds + 2)
-        for event in self._events(tree, tests, limits, hidden, seconds=seconds):
-            if event["event"] == "result":
+        tests, outcome, texts, ended = [*tests], Outcome(), [], "no answer"
+        questions = questions or Questions()
+        order = {
+            "tests": tests, "exercise": exercise, "seeds": questions.seeds, "trusted": False,
+            "hidden": [str(path) for path in hidden], "user": new_user(),
+            "namespaces": self.namespaces,
+        }  # fmt: skip
+        seconds, stopped, finished = GRACE + (len(tests) + 3) * (limits.seconds + 2), "", False
+        for event in self._events(tree, order, limits, seconds):
+            kind = event["event"]
+            if kind == "result":
                 outcome.results.append(result_of(event["result"]))
-            elif event["event"] == "forged":
-                outcome.forged = str(event["test"])
-            elif event["event"] == "isolation":
+            elif kind == "answer":
+                texts.append(event["text"])
+            elif kind == "asked":
+                place = f", at {event['place']}" if event["place"] else ""
+                ended = f"no answer: the process ended by {event['how']}{place}"
+            elif kind == "isolation":
                 outcome.missing = list(event["missing"])
-            elif event["event"] == "broken":
+            elif kind == "broken":
                 outcome.broken = str(event["reason"])
-            elif event["event"] == "finished":
-                return outcome
-        outcome.broken = outcome.broken or "the exam ended before its last test"
+            elif kind == "stopped":
+                stopped = str(event["reason"])
+                outcome.endless_import = stopped if event.get("import") else None
+            finished = finished or kind == "finished"
+        if not finished:
+            outcome.broken = stopped = outcome.broken or "the exam ended before its last test"
+        if exercise is not None:
+            outcome.answers = compare(questions, texts, ended)
         done = {result.node for result in outcome.results}
-        failure = Failure("NotRun", f"this test was not run: {outcome.broken}")
+        failure = Failure("NotRun", f"this test was not run: {stopped}")
         left = [test for test in tests if test not in done]
         outcome.results += [Result(test, "error", failure=failure) for test in left]
         return outcome
 
     def _events(
-        self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path], *,
-        seconds: float, collect: bool = False,
-    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        self, tree: Path, order: dict[str, Any], limits: Limits, seconds: float
+    ) -> Iterator[dict[str, Any]]:
         """Yield the events of a job until it ends. A job that takes too long is killed."""
         reader, writer = socket.socketpair()
-        order = {
-            "tree": str(tree), "tests": [*tests], "limits": asdict(limits), "collect": collect,
-            "hidden": [str(path) for path in hidden], "slot": next(self.slots),
-            "namespaces": self.namespaces,
-        }  # fmt: skip
         handle, name = tempfile.mkstemp(dir=self.scratch, suffix=".json")
         with os.fdopen(handle, "w") as file:
-            json.dump(order, file)
+            json.dump({**order, "tree": str(tree), "limits": asdict(limits)}, file)
         with self.lock:
             socket.send_fds(self.socket, [os.fsencode(name)], [writer.fileno()])
             self._expect(b"a")
@@ -140,6 +173,7 @@ class ForkServer:
                     yield event
         finally:
             reader.close()
+            os.unlink(name)
             if pid is not None and not ended:
                 _kill(pid)
 
@@ -147,7 +181,7 @@ class ForkServer:
         if self.socket.recv(1) != wanted:
             self.said.seek(0)
             words = self.said.read().decode(errors="replace")[-2000:]
-            raise ValueError(f"the process that exams are forked from has ended:\n{words}")
+            raise GraderError(f"the process that exams are forked from has ended:\n{words}")
 
 
 def _kill(pid: int) -> None:

@@ -1,19 +1,22 @@
-"""`python -m milestones grade DIR...`: grade submissions, each one separately.
+"""`python -m milestones grade PATH...`: grade submissions, each one separately.
 
-Only the files that the exercises name are taken from a submission. The tests, `common/` and all
-other files are the instructor's. Every test runs in its own process, with limits on time, memory,
-files and processes. Where the kernel allows it, this process has no access to the network and to
-other files. `grading/exam.py` explains how results are judged, and what no check can detect.
+A submission is a folder or a zip file; so is a download of all submissions from Canvas, Moodle or
+Gradescope. The files that the exercises name are taken from it, and Python files that the student
+added to the milestone. The tests, `common/` and all other files are the instructor's.
+
+The points of an exercise are decided by answers: the grader draws random numbers, makes questions
+from them, and compares the answers with those of the reference. The code that is graded runs in
+other processes, which never have the right answers. Of the share of right answers and the share of
+tests that passed, the lower one counts. INSTRUCTORS.md says what this guarantees, and what not.
 
 --hidden adds the instructor's own tests: test_m3_2*.py counts for exercise m3.2. Students see how
 many of them passed, and nothing else. --out DIR writes DIR/NAME/results.json (Gradescope's format)
-and junit.xml; for a single submission, into DIR itself. A file that uses something that no solution
-needs (ctypes, gc, an assignment to torch.equal) is refused with line and reason, unless --allow
-names it. The report says what graded code had access to. If that includes files, as in a container
-without rights, give the course's folder to root alone (chmod 700) and grade as root.
+and junit.xml after each submission, and DIR/grades.csv; for a single submission, into DIR itself.
+With --resume, a submission is not graded again if its grade is in DIR already and no file has
+changed. The report says what graded code had access to.
 
-Exit status: 0 everything was graded; 1 something was refused, was not run, or a person must look at
-it; 2 wrong usage.
+Exit status: 0 all submissions were graded; 1 something was not run, or a person must look at it;
+2 wrong usage; 3 the grader failed, and a submission has no grade; 130 or 143 interrupted.
 """
 
 from __future__ import annotations
@@ -22,41 +25,50 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
-from ..exercise import Exercise
-from . import gradebook, submission
-from .client import ForkServer
-from .gradebook import Mark, Sheet
+from . import grade_files, gradebook, submission
+from .client import ForkServer, GraderError
+from .gradebook import Grade, Sheet
+from .grader import Grader
 from .limits import Limits
-from .submission import Course, Submission
+from .sandbox import require_isolation
+from .submission import Submission
+from .upload import Uploads, place_of
 
 EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grades
+              python -m milestones grade submissions.zip --milestone m3 --out grades --resume
               python -m milestones grade submissions/anna --milestone m3 --hidden hidden/
               python -m milestones grade . --milestone m3     # the reference: full points"""
 
 
+class InterruptedBySignal(KeyboardInterrupt):
+    """A signal has asked the grader to end."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones grade`."""
-    parser.add_argument("submissions", nargs="+", type=Path, metavar="DIR", help="a student's tree")
+    parser.add_argument(
+        "submissions", nargs="+", type=Path, metavar="PATH", help="a student's tree, or a zip file"
+    )
     parser.add_argument("--milestone", metavar="M", help="default: the highest in the submission")
     parser.add_argument("--hidden", type=Path, metavar="DIR", help="a folder with hidden tests")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json and junit.xml")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the grades here")
+    parser.add_argument("--resume", action="store_true", help="keep the grades that are in --out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exams in parallel")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for each test (60)")
     parser.add_argument("--memory", type=float, default=3.0, metavar="GIB", help="per test (3)")
-    parser.add_argument(
-        "--allow", action="append", default=[], metavar="NAME", help="a name that is not refused"
-    )
     parser.add_argument(
         "--no-namespaces", dest="namespaces", action="store_false",
         help="use only limits, and another user if run as root; if namespaces cause problems",
@@ -67,133 +79,179 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Grade, report and write the results. Return the exit status."""
+    batch = Batch(args)
+    status = 0
     try:
-        sheets = grade(args)
+        with signals_raise():
+            batch.run()
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    if args.out:
-        for sheet in sheets:
-            gradebook.save(sheet, args.out if len(sheets) == 1 else args.out / sheet.name)
-    if args.json:
-        data = {sheet.name: gradebook.gradescope(sheet) for sheet in sheets}
-        sys.stdout.write(json.dumps(data, indent=1) + "\n")
-    else:
-        _report(sheets, detailed=len(sheets) == 1)
-    return 1 if any(sheet.not_run or sheet.suspect for sheet in sheets) else 0
+    except GraderError as error:
+        sys.stderr.write(f"{error}\n")
+        return 3
+    except InterruptedBySignal as error:
+        status = 128 + int(error.args[0])
+        batch.save_table()
+        sys.stderr.write(f"interrupted: {len(batch.grades)} submissions have a grade\n")
+    batch.report()
+    if status:
+        return status
+    if batch.failed:
+        return 3
+    about = [grade["extra_data"] for grade in batch.grades.values()]
+    return 1 if any(a["suspect"] or not a["complete"] for a in about) else 0
+
+
+class Batch:
+    """The grades of all submissions of a command line, as they come."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.sheets: dict[str, Sheet] = {}
+        self.grades: dict[str, Grade] = {}
+        self.failed: dict[str, str] = {}  # submissions without a grade
+        self.strays: list[str] = []
+        self.single = False
+
+    def run(self) -> None:
+        """Grade all submissions. Raises `ValueError` if none can be graded."""
+        args = self.args
+        if args.out:
+            args.out.mkdir(parents=True, exist_ok=True)
+            grade_files.write(args.out / ".writable", "")  # find out before the first
+            (args.out / ".writable").unlink()
+        milestone = _milestone(args)
+        scratch = Path(tempfile.mkdtemp(prefix="ladder-grade-")).resolve()
+        scratch.chmod(0o711)  # another user can pass through it to the tree, but not list it
+        try:
+            (scratch / "uploads").mkdir(0o700)
+            course = submission.prepare(milestone, args.root, scratch, args.hidden)
+            uploads = Uploads(milestone, course.names, scratch / "uploads")
+            found, self.strays = uploads.find(args.submissions), uploads.strays
+            self.single = len(found) == 1
+            require_isolation(course.template, namespaces=args.namespaces)
+            limits = replace(Limits(), seconds=args.seconds, memory=int(args.memory * (1 << 30)))
+            places = [args.root, *(upload.folder for upload in found), scratch, *args.submissions]
+            places += [path for path in (args.hidden, args.out) if path]
+            out_of_sight = [place.resolve() for place in places]
+            with ForkServer(scratch, bare=args.bare, namespaces=args.namespaces) as fork_server:
+                grader = Grader(fork_server, course, limits, scratch, out_of_sight)
+                grader.set_papers(args.root)
+                taken = [submission.take(upload, course) for upload in found]
+                self._grade(grader, [s for s in taken if not self._resumed(s, milestone)])
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _resumed(self, student: Submission, milestone: str) -> bool:
+        if not (self.args.resume and self.args.out):
+            return False
+        grade = grade_files.saved(self._folder(student.name), milestone, student.digest)
+        if grade is not None:
+            self.grades[student.name] = grade
+        return grade is not None
+
+    def _grade(self, grader: Grader, students: list[Submission]) -> None:
+        """Grade in parallel. Save each grade at once, and show how far it is."""
+        total = len(self.grades) + len(students)
+        pool = ThreadPoolExecutor(max(1, self.args.jobs))
+        todo: dict[Future[Sheet], Submission] = {}
+        try:
+            todo = {pool.submit(grader.sheet, student): student for student in students}
+            while todo:
+                done, _ = wait(todo, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._finished(todo.pop(future), future, total)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if todo:
+                grader.fork_server.stop()
+            pool.shutdown()
+
+    def _finished(self, student: Submission, future: Future[Sheet], total: int) -> None:
+        name = student.name
+        try:
+            sheet = future.result()
+            grade = gradebook.gradescope(sheet)
+            self.sheets[name], self.grades[name] = sheet, grade
+            if self.args.out:
+                grade_files.save(sheet, student.files, self._folder(name))
+                self.save_table()
+            said = f"{sheet.points:g} points, {sheet.seconds:.0f} s"
+        except Exception as error:
+            said = self.failed[name] = f"the grader failed: {type(error).__name__}: {error}"
+        number = len(self.grades.keys() | self.failed.keys())
+        sys.stderr.write(f"[{number}/{total}] {name}: {said}\n")
+
+    def save_table(self) -> None:
+        """Write the grades so far as one table, if they are those of several submissions."""
+        if self.args.out and not self.single:
+            grade_files.write(self.args.out / "grades.csv", grade_files.as_csv(self.grades))
+
+    def _folder(self, name: str) -> Path:
+        out: Path = self.args.out
+        return out if self.single else out / name
+
+    def report(self) -> None:
+        """Print the grades, and what a person must know."""
+        if self.args.json:
+            sys.stdout.write(json.dumps(self.grades, indent=1) + "\n")
+            return
+        console = wide_console()
+        if self.grades:
+            console.print(grade_files.table(dict(sorted(self.grades.items()))))
+        for line in _details(self.sheets.values()) if self.single else ():
+            console.print(line, markup=False, highlight=False)
+        for name, grade in sorted(self.grades.items()):
+            about = [line for line in grade["output"].splitlines() if line != "Not run:"]
+            if grade["extra_data"]["suspect"]:
+                about.append(
+                    "please look at this code: its tests passed, but its answers are wrong"
+                )
+            for line in about:
+                console.print(f"{name}: {line}", markup=False, highlight=False)
+        for line in [*self.strays, *(f"{name}: {why}" for name, why in self.failed.items())]:
+            console.print(line, markup=False, highlight=False)
 
 
 def grade(args: argparse.Namespace) -> list[Sheet]:
-    """Return the graded sheets in order. Raises `ValueError` if a submission cannot be graded."""
-    folders = [folder.resolve() for folder in args.submissions]
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder}: there is no such folder")
-    milestone = _milestone(args, folders[0])
-    limits = replace(Limits(), seconds=args.seconds, memory=int(args.memory * (1 << 30)))
-    scratch = Path(tempfile.mkdtemp(prefix="ladder-grade-")).resolve()
-    scratch.chmod(0o711)  # another user can pass through it to the tree, but not list it
+    """Return the sheets of all submissions, in the order of their names."""
+    batch = Batch(args)
+    batch.run()
+    return [batch.sheets[name] for name in sorted(batch.sheets)]
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Raise `InterruptedBySignal` in this thread for Ctrl-C and SIGTERM."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise InterruptedBySignal(number)
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        course = submission.prepare(milestone, args.root, scratch / "template", args.hidden)
-        taken = [
-            submission.take(folder, name, course, args.allow)
-            for folder, name in zip(folders, _names(folders), strict=True)
-        ]
-        places = [args.root, *folders, scratch, *(p for p in (args.hidden, args.out) if p)]
-        out_of_sight = [Path(place).resolve() for place in places]
-        fork_server = ForkServer(scratch, bare=args.bare, namespaces=args.namespaces)
-        with fork_server, ThreadPoolExecutor(max(1, args.jobs)) as pool:
-            grader = _Grader(fork_server, course, limits, scratch, out_of_sight)
-            grader.collect(args.root)
-            return list(pool.map(grader.sheet, taken)) if len(taken) > 1 else [
-                grader.sheet(taken[0], pool)
-            ]  # fmt: skip
+        yield
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-class _Grader:
-    """Grades submissions of one milestone. Its methods run in several threads."""
-
-    def __init__(
-        self,
-        fork_server: ForkServer,
-        course: Course,
-        limits: Limits,
-        scratch: Path,
-        hidden: list[Path],
-    ) -> None:
-        self.fork_server = fork_server
-        self.course = course
-        self.limits = limits
-        self.scratch = scratch
-        self.hidden = hidden
-        self.nodes: dict[str, list[str]] = {}  # exercise -> node ids
-
-    def collect(self, root: Path) -> None:
-        """Collect the tests from the reference, before any submission is in a tree."""
-        tree = submission.complete(self.course, root, self.scratch / "reference")
-        try:
-            for name, tests in self.course.tests.items():
-                self.nodes[name] = self.fork_server.collect(tree, tests)
-        finally:
-            shutil.rmtree(tree)
-
-    def sheet(self, student: Submission, pool: ThreadPoolExecutor | None = None) -> Sheet:
-        """Grade one submission. With a pool, its exercises are graded in parallel."""
-        started = time.monotonic()
-        place = Path(tempfile.mkdtemp(prefix="exam-", dir=self.scratch))
-        place.chmod(0o711)
-        tree = submission.lay_out(student, self.course, place / "tree")
-        missing: dict[str, None] = {}
-
-        def mark(exercise: Exercise) -> Mark:
-            if reasons := student.reasons(exercise):
-                return Mark(exercise, refused=reasons)
-            tests = self.nodes[exercise.id]
-            outcome = self.fork_server.examine(tree, tests, self.limits, self.hidden)
-            missing.update(dict.fromkeys(outcome.missing))
-            return Mark(exercise, outcome.results, [], outcome.forged, outcome.broken)
-
-        marks = list((pool.map if pool else map)(mark, self.course.exercises))
-        shutil.rmtree(place, ignore_errors=True)
-        sheet = Sheet(student.name, self.course.milestone, marks)
-        sheet.not_run = [f"{m.exercise.id}: {r}" for m in marks for r in m.refused]
-        sheet.not_run += [f"{m.exercise.id}: {m.broken}" for m in marks if m.broken]
-        if missing:
-            sheet.not_run.append(f"graded code had access to: {'; '.join(missing)}")
-        sheet.seconds = time.monotonic() - started
-        return sheet
+def _details(sheets: Iterable[Sheet]) -> Iterator[str]:
+    for sheet in sheets:
+        for mark in sheet.marks:
+            if mark.status != "passed":
+                yield f"\n{mark.exercise.id} {mark.exercise.title}: {mark.status}"
+                yield from (f"  {line}" for line in gradebook.words(mark))
 
 
-def _milestone(args: argparse.Namespace, folder: Path) -> str:
+def _milestone(args: argparse.Namespace) -> str:
     """Return the named milestone, or the highest one with exercises that the submission has."""
     if args.milestone:
         return record.find_milestone(args.milestone, args.root)
-    there = [name for name in record.recorded(args.root) if (folder / name).is_dir()]
-    if not there:
+    folder = args.submissions[0]
+    there = [name for name in record.recorded(args.root) if place_of(folder, name, ())]
+    if not folder.is_dir() or not there:
         raise ValueError(f"{folder} has no milestone with exercises; name one with --milestone")
     return there[-1]
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """Return the names of the folders. Equal names get the name of the parent folder too."""
-    count = Counter(folder.name for folder in folders)
-    names = [f.name if count[f.name] == 1 else f"{f.parent.name}-{f.name}" for f in folders]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two submissions have the same name: {', '.join(sorted(names))}")
-    return names
-
-
-def _report(sheets: list[Sheet], *, detailed: bool) -> None:
-    console = wide_console()
-    console.print(gradebook.table(sheets))
-    for sheet in sheets:
-        for mark in sheet.marks if detailed else ():
-            if mark.status != "passed":
-                console.print(f"\n{mark.exercise.id} {mark.exercise.title}: {mark.status}")
-                console.print("\n".join(f"  {line}" for line in gradebook.words(mark)))
-        for line in sheet.not_run:
-            console.print(f"{sheet.name}: not run: {line}")
-        if sheet.suspect:
-            console.print(f"{sheet.name}: please look at this code: it interfered with its grading")

@@ -1,19 +1,9 @@
-"""An exam: the tests of one exercise, each in its own process, judged from another process.
+"""An exam: the questions and the tests of one exercise, each in a process of its own.
 
-The examiner runs no graded code. It knows the tests and forks a process for each of them. The
-process sends a claim: what it collected, the outcome, and what was replaced. A claim counts if it
-is the only one, has the token of its process and names its test, and if nothing was replaced. A
-process that ends without a claim has crashed, whatever its exit status. A process that takes too
-long is killed, with all processes that it started.
-
-Canaries: some tests that passed are run again with a failure after their last line. If such a test
-is reported as passed, then no result of this code counts.
-
-Limits: graded code runs in the process of the test. Code that knows this file can find the token
-and the plugin in memory, report canaries correctly and lie about the other tests. A value that
-claims to equal everything passes a test that only compares. No check inside that process can
-detect this. `static_checks.py` refuses the simple means for it, with line and reason. To find
-hidden ones, a person must read the submission.
+The examiner runs no graded code and decides nothing. It knows neither the right answers nor the
+points. It forks a process for each test and one for all questions, limits their time and memory,
+and passes on what they say. `client.py` receives this, outside the sandbox, and `answers.py`
+compares the answers there.
 """
 
 from __future__ import annotations
@@ -21,37 +11,53 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import select
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from ..testing.results import Failure, Result, result_of
+from ..testing.results import Failure, Outcome, Result
 from . import limits as limits_of
+from .answers import readable
+from .graded_process import NOT_GRADED, answer, sit
 from .limits import Limits
 from .sandbox import Isolation, give_up_rights, kill_all
-from .test_process import sit
 
-NUM_CANARIES = 2
-LARGEST_CLAIM = 1 << 20  # bytes
-PAUSE = 0.02  # seconds between two checks of a test
-STALL = 0.5  # a longer pause than this is the machine's fault, and not the test's
-LOG = 4000  # characters of output that are kept
+LARGEST = 1 << 20  # bytes that a process may say
+QUESTIONS_TAKE = 2  # times the limit of a test
+PAUSE = 0.02  # seconds between two checks of a process
+STALL = 0.5  # a longer pause than this is the machine's fault, and not the process's
+LOG = 1 << 18  # bytes of output that are kept
+SHOWN = 4000  # characters of output that a result has
 Emit = Callable[[dict[str, Any]], None]
+Work = Callable[[int, int], None]  # a descriptor for what it says, and one for its output
+OUTCOMES = get_args(Outcome)
+TEXTS = {field.name for field in fields(Failure)} - {"unwritten"}
+FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What to run, where, and within which limits."""
+    """What to run, where, and within which limits. No questions: `exercise` is None."""
 
     tree: Path
     tests: tuple[str, ...]
     limits: Limits
+    exercise: str | None = None
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a process said, how it ended, and the end of its output."""
+
+    lines: list[bytes]
+    how: str
+    log: str
 
 
 class Examiner:
@@ -61,71 +67,88 @@ class Examiner:
         self.exam = exam
         self.isolation = isolation
         self.emit = emit
-        self.files = {path: path.read_bytes() for path in _files(exam.tree)}
 
     def run(self) -> None:
-        """Emit a result for each test, and then the result of the canaries."""
-        passed = []
+        """Emit the answers, and then a result for each test, until a test is out of time."""
+        if self.exam.exercise is not None and not self._ask(self.exam.exercise):
+            return
         for test in self.exam.tests:
-            result = self.examine(test)
-            passed += [test] if result.passed else []
+            result = self._examine(test)
             self.emit({"event": "result", "result": asdict(result)})
-        for test in _some(passed, NUM_CANARIES):
-            if self.examine(test, canary=secrets.token_hex(8)).passed:
-                self.emit({"event": "forged", "test": test})
+            if result.outcome == "timeout":
+                self.emit({"event": "stopped", "reason": f"{test} was out of time"})
                 return
 
-    def examine(self, test: str, canary: str | None = None) -> Result:
-        """Run one test in one process. The result is the examiner's own judgement."""
-        token = secrets.token_hex(16)
-        reader, writer = os.pipe()
+    def _ask(self, exercise: str) -> bool:
+        """Emit what is answered. Return False if not even the code could be imported in time."""
+        seconds = self.exam.limits.seconds * QUESTIONS_TAKE
+
+        def work(says: int, log: int) -> None:
+            answer(exercise, self.exam.seeds, self.exam.tree, says, log, seconds)
+
+        heard = self._hear(work, seconds)
+        place = place_of(heard.log, self.exam.tree)
+        for line in heard.lines[1:]:
+            self.emit({"event": "answer", "text": line.decode(errors="replace")})
+        self.emit({"event": "asked", "how": heard.how, "place": place})
+        if heard.lines or heard.how != "timeout":
+            return True
+        reason = f"importing the code does not end{f', at {place}' if place else ''}"
+        self.emit({"event": "stopped", "reason": reason, "import": True})
+        return False
+
+    def _examine(self, test: str) -> Result:
+        """Run one test in one process, and return the result that it claims."""
         started = time.monotonic()
+
+        def work(says: int, log: int) -> None:
+            sit(test, self.exam.tree, says, log, self.exam.limits.seconds)
+
+        result = result_from(test, self._hear(work, self.exam.limits.seconds), self.exam.tree)
+        return replace(result, seconds=time.monotonic() - started)
+
+    def _hear(self, work: Work, seconds: float) -> Heard:
+        """Run graded code in a new process, until it ends or is ended."""
+        reader, writer = os.pipe()
         with tempfile.TemporaryFile() as log:
             child = os.fork()
             if not child:
                 os.close(reader)
-                self._be_examined(test, writer, log.fileno(), token, canary)
+                self._be_examined(work, writer, log.fileno())
             os.close(writer)
-            claim, how = self._hear(child, reader)
+            said, how = self._wait(child, reader, seconds)
             os.close(reader)
             log.seek(0, os.SEEK_END)
             log.seek(max(0, log.tell() - LOG))
-            said = log.read().decode(errors="replace")
-        result = judge(test, claim, how, token, said)
-        result = replace(result, seconds=time.monotonic() - started)
-        changed = self._restore()
-        if changed and canary is None:
-            message = f"it changed files of the test tree: {', '.join(changed[:5])}"
-            return replace(result, outcome="error", failure=Failure("Tampered", message))
-        return result
+            return Heard(said.splitlines(), how, log.read().decode(errors="replace"))
 
-    def _be_examined(
-        self, test: str, claims: int, log: int, token: str, canary: str | None
-    ) -> None:
-        """Run the test in the child. It can reach the examiner only with its claim."""
+    def _be_examined(self, work: Work, says: int, log: int) -> None:
+        """Run graded code in the child. It reaches the examiner only by what it says."""
         try:
             os.setsid()
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(signum, signal.SIG_DFL)
             limits_of.apply(self.exam.limits, own_processes=self.isolation.counted)
             give_up_rights(self.isolation.user)
-            kept = sorted({claims, log})
+            if self.isolation.memory:
+                limits_of.forbid_hidden_memory()
+            kept = sorted({says, log})
             for low, high in zip([3, *(fd + 1 for fd in kept)], [*kept, 65536], strict=True):
                 os.closerange(low, high)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            sit(test, self.exam.tree, claims, log, token, canary, self.exam.limits.seconds)
+            work(says, log)
         finally:
             os._exit(70)
 
-    def _hear(self, child: int, reader: int) -> tuple[bytes, str]:
-        """Return the child's claim, and how the child ended. All its processes are killed."""
+    def _wait(self, child: int, reader: int, seconds: float) -> tuple[bytes, str]:
+        """Return what the child said, and how it ended. All its processes are killed."""
         os.set_blocking(reader, False)
-        deadline = time.monotonic() + self.exam.limits.seconds
+        deadline = time.monotonic() + seconds
         heard, how, looked = b"", "", time.monotonic()
         while not how:
             select.select([reader], [], [], PAUSE)
             now = time.monotonic()
-            if now - looked > STALL:  # the machine was stopped: the test gets this time back
+            if now - looked > STALL:  # the machine was stopped: the process gets this time back
                 deadline += now - looked
             looked = now
             heard += _available(reader)
@@ -134,66 +157,66 @@ class Examiner:
                 how = _ending(status)
             elif now > deadline:
                 how = "timeout"
-            elif len(heard) > LARGEST_CLAIM:
-                how = "claims without end"
+            elif len(heard) > LARGEST:
+                how = "it said too much"
             elif self.isolation.processes and limits_of.memory_of_all() > self.exam.limits.memory:
                 how = "memory"
         kill_all(self.isolation, child)
         _reap()
         return heard + _available(reader), how
 
-    def _restore(self) -> list[str]:
-        """Undo changes of graded code in the tree. Return the files that it changed."""
-        if self.isolation.files:  # the tree is mounted read-only: there are no changes
-            return []
-        now = {path: path.read_bytes() for path in _files(self.exam.tree)}
-        changed = [path for path in {*now, *self.files} if now.get(path) != self.files.get(path)]
-        for path in changed:
-            if path in self.files:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(self.files[path])
-            else:
-                path.unlink()
-        return sorted(str(path.relative_to(self.exam.tree)) for path in changed)
 
+def result_from(test: str, heard: Heard, tree: Path) -> Result:
+    """Return the result of a test, from what its process said and how the process ended."""
 
-def judge(test: str, claim: bytes, how: str, token: str, said: str) -> Result:
-    """Return the result of a test, from the claim of its process and how the process ended."""
+    def lost(outcome: Outcome, kind: str, message: str) -> Result:
+        place = place_of(heard.log, tree)
+        failure = Failure(kind, message, where=place, trace=heard.log[-SHOWN:])
+        return Result(test, outcome, failure=failure)
 
-    def lost(outcome: str, kind: str, message: str) -> Result:
-        return result_of(
-            {"node": test, "outcome": outcome,
-             "failure": {**asdict(Failure(kind, message)), "trace": said}}
-        )  # fmt: skip
-
-    if how == "timeout":
+    if heard.how == "timeout":
         return lost("timeout", "timeout", "still running at its time limit: an endless loop?")
-    if how == "memory":
+    if heard.how == "memory":
         return lost("crashed", "memory", "its processes used more memory than the limit")
-    lines = claim.splitlines()
-    if not lines:
-        return lost("crashed", "crashed", f"the process ended before the test did ({how})")
+    if not heard.lines:
+        return lost("crashed", "crashed", f"the process ended before the test did ({heard.how})")
     try:
-        data = json.loads(lines[0])
-        own = len(lines) == 1 and data["token"] == token
-        results = [result_of(result) for result in data["results"]]
-        problems = [*map(str, data["problems"])]
-        finished, about = data["finished"] is True, data["collected"] == [[test]]
-        ended = str(data["ended"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        own = False
-    if not own:
-        return lost("error", "Tampered", "the claim does not come from the process of the test")
-    if problems:
-        return lost("error", "Tampered", "; ".join(problems[:5]))
+        data = json.loads(heard.lines[-1])
+        results = [_claimed(test, result) for result in data["results"]]
+        ended = readable(str(data["ended"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return lost("error", "unreadable", "the process of the test did not report a result")
     if failed := [result for result in results if not result.passed]:
-        return replace(failed[0], node=test)
-    if not results:
-        internal = re.findall(r"^INTERNALERROR> (\S.*)", said, re.MULTILINE)
+        return failed[0]
+    if len(results) != 1:
+        internal = re.findall(r"^INTERNALERROR> (\S.*)", heard.log, re.MULTILINE)
         return lost("error", "ended", internal[-1] if internal else ended)
-    if not (about and finished and [result.node for result in results] == [test]):
-        return lost("error", "Tampered", "a test was reported as passed, but did not run")
     return results[0]
+
+
+def _claimed(test: str, data: dict[str, Any]) -> Result:
+    """Return a result that graded code may have written: each field gets its type."""
+    outcome: Outcome = data["outcome"] if data["outcome"] in OUTCOMES else "error"
+    failure = data.get("failure")
+    if failure is not None:
+        texts = {
+            name: readable(str(value))
+            for name, value in failure.items()
+            if value is not None and name in TEXTS
+        }
+        failure = Failure(**{"kind": "", **texts}, unwritten=tuple(map(str, failure["unwritten"])))
+    return Result(test, outcome, title=readable(str(data["title"])), failure=failure)
+
+
+def place_of(log: str, tree: Path) -> str | None:
+    """Return the innermost line of the graded code in a dump of stacks, the newest call first."""
+    for frame in FRAME.finditer(log):
+        path = Path(frame["file"])
+        if tree in path.parents:
+            inside = path.relative_to(tree)
+            if inside.parts[0] not in NOT_GRADED:
+                return f"{inside}:{frame['line']} in {frame['name']}"
+    return None
 
 
 def _ending(status: int) -> str:
@@ -203,7 +226,7 @@ def _ending(status: int) -> str:
 
 def _available(reader: int) -> bytes:
     data = b""
-    while len(data) <= LARGEST_CLAIM:
+    while len(data) <= LARGEST:
         try:
             part = os.read(reader, 1 << 16)
         except BlockingIOError:
@@ -221,12 +244,3 @@ def _reap() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _files(tree: Path) -> Iterator[Path]:
-    return (path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink())
-
-
-def _some(tests: list[str], number: int) -> list[str]:
-    left = list(tests)
-    return [left.pop(secrets.randbelow(len(left))) for _ in range(min(number, len(left)))]

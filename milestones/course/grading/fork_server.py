@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from ..testing.server import enter, preload
-from . import integrity
-from .exam import LOG, Exam, Examiner
+from .exam import SHOWN, Exam, Examiner
+from .graded_process import QUESTIONS, answered
 from .limits import Limits
-from .sandbox import Box, Isolation, shut_off
+from .sandbox import Box, Isolation, end_with_parent, shut_off
 
 
 def main() -> int:
@@ -32,7 +32,6 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if "--bare" not in sys.argv:  # for tests that need no torch
         preload()
-        integrity.prepare()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exams that end need no waitpid
     jobs.sendall(b"r")
     while True:
@@ -60,21 +59,24 @@ def _exam(job: Path, events: int) -> None:
                 data = data[os.write(events, data) :]
 
         emit({"event": "process", "pid": os.getpid()})
+        end_with_parent()
         order = json.loads(job.read_text(encoding="utf-8"))
         tree = Path(order["tree"])
         limits = Limits(**order["limits"])
-        if order["collect"]:
-            status = _collect(tree, order["tests"], emit)
+        if order["trusted"]:
+            _collect(tree, order, emit)
         else:
             hidden = tuple(map(Path, order["hidden"]))
-            box = Box(tree, hidden, limits.disk, order["slot"], order["namespaces"])
+            box = Box(tree, hidden, limits.disk, order["user"], order["namespaces"])
             isolation = shut_off(box)
             _settle(tree, isolation)
             emit({"event": "isolation", "missing": isolation.missing})
-            exam = Exam(tree, tuple(order["tests"]), limits)
+            exam = Exam(
+                tree, tuple(order["tests"]), limits, order["exercise"], tuple(order["seeds"])
+            )
             Examiner(exam, isolation, emit).run()
             emit({"event": "finished"})
-            status = 0
+        status = 0
     except BaseException as error:
         emit({"event": "broken", "reason": f"{type(error).__name__}: {error}"})
         raise
@@ -106,20 +108,27 @@ class _Collector:
         self.nodes = [item.nodeid for item in session.items]
 
 
-def _collect(tree: Path, tests: list[str], emit: Any) -> int:
-    """Collect the tests of a tree that has no code of a student."""
+def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
+    """Collect the tests of the reference, and let the reference answer the questions."""
     enter(tree)
     collector = _Collector()
+    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
     with tempfile.TemporaryFile() as said:
         for stream in (1, 2):
             os.dup2(said.fileno(), stream)
-        arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}", *tests]
-        status = int(pytest.main(arguments, plugins=[collector]))
+        status = int(pytest.main([*arguments, *order["tests"]], plugins=[collector]))
         sys.stdout.flush()
         said.seek(0)
-        words = said.read().decode(errors="replace")[-LOG:]
+        words = said.read().decode(errors="replace")[-SHOWN:]
     emit({"event": "collected", "status": status, "nodes": collector.nodes, "words": words})
-    return 0
+    if order["exercise"] is None:
+        return
+    asks = importlib.import_module(QUESTIONS).QUESTIONS
+    if order["exercise"] not in asks:
+        raise LookupError(f"there are no questions for exercise {order['exercise']}")
+    ask = asks[order["exercise"]]
+    for seed in order["seeds"]:
+        emit({"event": "answer", "text": json.dumps(answered(ask, seed, tree))})
 
 
 if __name__ == "__main__":

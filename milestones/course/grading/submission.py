@@ -1,125 +1,197 @@
-"""Take the files of a submission, and make the tree in which it is graded.
+"""Take the files of a submission, and make the trees in which it is graded.
 
-Only the files that the exercises name come from the student. All others are the instructor's: the
-lower milestones and `common/` are complete, the graded milestone is as released (so the tree has no
-solution), and the tests and their helpers are the originals, with the hidden tests.
+Only the files that the exercises name come from the student, and Python files of the milestone that
+the student has added. All others are the instructor's: the lower milestones and `common/` are
+complete, the graded milestone is as released (so the tree has no solution), and the tests and their
+helpers are the originals. Hidden tests are in a tree of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterable
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import record
 from ..exercise import Exercise
 from ..release.student_tree import student_files
-from . import static_checks
+from .upload import Upload, place_of, readable
 
 LARGEST = 1 << 20  # bytes of a file
+MOST_ADDED = 50  # files
 HIDDEN = "tests/hidden"
+QUESTIONS = "tests/questions.py"
 LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 @dataclass
 class Submission:
-    """The files of one student as text, and the reasons why files were refused."""
+    """The files of one student, the reasons why files were refused, and notes on the others."""
 
     name: str
-    folder: Path
-    files: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, list[str]] = field(default_factory=dict)  # file -> reasons
+    files: dict[str, bytes] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # file -> reason
+    notes: list[str] = field(default_factory=list)
 
     def reasons(self, exercise: Exercise) -> list[str]:
         """Return why an exercise cannot be graded. Empty if it can be graded."""
-        found = [(f, reason) for f in exercise.sources for reason in self.refused.get(f, ())]
-        return [f"{file}: {reason}" for file, reason in found]
+        return [f"{f}: {self.refused[f]}" for f in exercise.sources if f in self.refused]
+
+    @property
+    def digest(self) -> str:
+        """A number that changes with each file that is graded."""
+        items = [repr(sorted(self.files.items())), repr(sorted(self.refused.items()))]
+        return hashlib.sha256("\n".join(items).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Course:
-    """The graded milestone: its exercises, their tests, and the template of a tree."""
+    """The graded milestone: its exercises, their tests, and the templates of the trees."""
 
     milestone: str
     exercises: tuple[Exercise, ...]
-    tests: dict[str, tuple[str, ...]]  # exercise id -> files and node ids, hidden tests last
-    skeleton: dict[str, str]  # the files that the exercises name, as released
+    hidden: dict[str, tuple[str, ...]]  # exercise id -> files of hidden tests
+    skeleton: dict[str, bytes]  # the released files that the exercises name
+    released: dict[str, bytes]  # all files of a student's tree
+    root: Path  # the instructor's tree
     template: Path
+    template_hidden: Path | None  # the same with hidden tests, if there are any
+
+    @property
+    def names(self) -> list[str]:
+        """The files that the exercises name, from the folder of the milestone."""
+        return [file.partition("/")[2] for file in self.skeleton]
 
 
 def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None) -> Course:
-    """Write the template of all trees to `target`. Raises `ValueError` that says what is wrong."""
+    """Write the templates below `target`. Raises `ValueError` that says what is wrong."""
     exercises = record.load(milestone, root)
     files, _ = student_files(milestone, root)
+    template = target / "template"
     for file, data in files.items():
         if not file.startswith("milestones/") or file.endswith(".py"):  # no record, no hints
-            (target / file).parent.mkdir(parents=True, exist_ok=True)
-            (target / file).write_bytes(data)
-    for file in {test.partition("::")[0] for exercise in exercises for test in exercise.tests}:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / file, target / file)
-    tests = {exercise.id: exercise.tests for exercise in exercises}
-    for path in _hidden_tests(hidden, exercises):
-        (target / HIDDEN).mkdir(parents=True, exist_ok=True)
-        (target / HIDDEN / "__init__.py").touch()
-        shutil.copyfile(path, target / HIDDEN / path.name)
-        if owner := _owner(path, exercises):
-            tests[owner] = (*tests[owner], f"{HIDDEN}/{path.name}")
+            (template / file).parent.mkdir(parents=True, exist_ok=True)
+            (template / file).write_bytes(data)
+    tests = {test.partition("::")[0] for exercise in exercises for test in exercise.tests}
+    for file in tests:
+        (template / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / file, template / file)
+    questions = root / "tests" / "questions" / f"{milestone}.py"
+    if not questions.is_file():
+        raise ValueError(f"{questions} is missing: the questions of {milestone} decide its points")
+    shutil.copyfile(questions, template / QUESTIONS)
+    owned: dict[str, tuple[str, ...]] = {}
+    template_hidden = None
+    if paths := _hidden_tests(hidden, exercises):
+        private = Path(tempfile.mkdtemp(dir=target))  # no other user can enter it
+        template_hidden = shutil.copytree(template, private / "template")
+        (template_hidden / HIDDEN).mkdir(parents=True)
+        (template_hidden / HIDDEN / "__init__.py").touch()
+        for path in paths:
+            shutil.copyfile(path, template_hidden / HIDDEN / path.name)
+            if owner := _owner(path, exercises):
+                owned[owner] = (*owned.get(owner, ()), f"{HIDDEN}/{path.name}")
     named = {source for exercise in exercises for source in exercise.sources}
-    skeleton = {file: files[file].decode() for file in sorted(named)}
-    return Course(milestone, exercises, tests, skeleton, target)
+    skeleton = {file: files[file] for file in sorted(named)}
+    return Course(milestone, exercises, owned, skeleton, files, root, template, template_hidden)
 
 
-def complete(course: Course, root: Path, target: Path) -> Path:
-    """Make a tree with the instructor's solutions, to collect the tests."""
-    shutil.copytree(course.template, target)
+def complete(course: Course, root: Path, template: Path, target: Path) -> Path:
+    """Make a tree with the instructor's solutions."""
+    shutil.copytree(template, target)
     shutil.rmtree(target / course.milestone)
     shutil.copytree(root / course.milestone, target / course.milestone, ignore=LITTER)
     return target
 
 
-def take(folder: Path, name: str, course: Course, allowed: Collection[str] = ()) -> Submission:
-    """Read the named files of a submission. A link is refused: it could point to a solution."""
-    submission = Submission(name, folder)
-    for file, released in course.skeleton.items():
-        text, reasons = _read(folder, file)
-        if text is not None and not reasons:
-            reasons = static_checks.problems(text, released, allowed)
-        if reasons:
-            submission.refused[file] = reasons
-        elif text is not None:
-            submission.files[file] = text
+def take(upload: Upload, course: Course) -> Submission:
+    """Read the files of a submission. A link is refused: it could point to a solution."""
+    submission = Submission(upload.name)
+    place = place_of(upload.folder, course.milestone, course.names)
+    for file in course.skeleton:
+        data = _read(place, file.partition("/")[2]) if place else "the file is not there"
+        if isinstance(data, bytes):
+            submission.files[file] = data
+        else:
+            submission.refused[file] = data
+    if place is not None:
+        expected = upload.folder / course.milestone
+        if place != expected:
+            where = readable(str(place.relative_to(upload.folder)))
+            submission.notes.append(f"the files were found in {where}, not in {course.milestone}")
+        _take_added(place, course, submission)
+        submission.notes += _ignored(place, course)
     return submission
 
 
-def lay_out(submission: Submission, course: Course, target: Path) -> Path:
-    """Make the tree of one submission: the template with the student's files."""
-    shutil.copytree(course.template, target)
-    for file, text in submission.files.items():
-        (target / file).write_text(text, encoding="utf-8")
+def lay_out(submission: Submission, template: Path, target: Path) -> Path:
+    """Make a tree of one submission: the template with the student's files."""
+    shutil.copytree(template, target)
+    for file, data in submission.files.items():
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        (target / file).write_bytes(data)
     return target
 
 
-def _read(folder: Path, file: str) -> tuple[str | None, list[str]]:
+def _take_added(place: Path, course: Course, submission: Submission) -> None:
+    """Take the Python files that the student has added to the milestone."""
+    paths = place.rglob("*.py") if place.name == course.milestone else place.glob("*.py")
+    added = [
+        path.relative_to(place).as_posix()
+        for path in sorted(paths)
+        if not re.search(r"(^|/)(\.|__pycache__)", path.relative_to(place).as_posix())
+    ]
+    added = [file for file in added if f"{course.milestone}/{file}" not in course.released]
+    for file in added[:MOST_ADDED]:
+        data = _read(place, file)
+        if isinstance(data, bytes):
+            submission.files[f"{course.milestone}/{file}"] = data
+        submission.notes.append(
+            f"{readable(file)} was added by the student"
+            + ("" if isinstance(data, bytes) else f", and not used: {data}")
+        )
+
+
+def _ignored(place: Path, course: Course) -> list[str]:
+    """Return which released files the student has changed although no exercise names them."""
+    changed = []
+    for file, released in course.released.items():
+        in_milestone = file.startswith(f"{course.milestone}/")
+        if not file.endswith(".py") or file in course.skeleton:
+            continue
+        if in_milestone:
+            data = _read(place, file.partition("/")[2])
+        else:
+            data = _read(place.parent, file) if place.name == course.milestone else ""
+        own = _read(course.root, file)  # a release leaves some tests out of a file
+        if isinstance(data, bytes) and data.split() not in (own.split(), released.split()):
+            changed.append(file)
+    return [f"{file} was changed, and this change is not graded" for file in changed]
+
+
+def _read(folder: Path, file: str) -> bytes | str:
+    """Return the content of a file, or the reason why there is none."""
     path = folder
-    for part in Path(file).parts:
-        path = path / part
-        if path.is_symlink():
-            return None, [f"{path.relative_to(folder)} is a link; submit the file itself"]
-    if not path.exists():
-        return None, ["the file is not in the submission"]
-    information = path.stat()
-    if not stat.S_ISREG(information.st_mode):
-        return None, ["this is not a regular file"]
-    if information.st_size > LARGEST:
-        return None, [f"the file is larger than {LARGEST >> 10} KB"]
     try:
-        return path.read_text(encoding="utf-8"), []
-    except UnicodeDecodeError as error:
-        return None, [f"the file is not UTF-8: {error.reason} at byte {error.start}"]
+        for part in Path(file).parts:
+            path = path / part
+            if path.is_symlink():
+                return f"{path.relative_to(folder)} is a link; submit the file itself"
+        if not path.exists():
+            return "the file is not in the submission"
+        information = path.stat()
+        if not stat.S_ISREG(information.st_mode):
+            return "this is not a regular file"
+        if information.st_size > LARGEST:
+            return f"the file is larger than {LARGEST >> 10} KB"
+        return path.read_bytes()
+    except OSError as error:
+        return f"the file cannot be read: {error.strerror}"
 
 
 def _hidden_tests(hidden: Path | None, exercises: Iterable[Exercise]) -> list[Path]:

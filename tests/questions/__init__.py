@@ -1,0 +1,7 @@
+"""The questions that decide the points of the exercises: `milestones/course/grading/answers.py`.
+
+A file for each milestone; `QUESTIONS` maps each exercise to a generator. It draws inputs from a
+random number, calls what the student has written, and yields pairs (question, answer). An answer
+must be fixed by the docstrings and the handout: the answers of each correct solution are the same.
+It should be nothing that the tree can tell in another way.
+"""

@@ -1,0 +1,125 @@
+"""The questions of m1: the scheduler, the runner on tiny-llama, and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from m1_single.schedule_batch import ScheduleBatch
+from m1_single.scheduler import Scheduler
+from tests.conftest import build_engine
+from tests.exercises.by_hand import make_request, names, scheduled
+from tests.exercises.test_m1_2 import make_runner, step
+from tests.exercises.test_m1_3 import counters, make_engine, process, run
+from tests.oracle import greedy
+
+Asked = Iterator[tuple[str, Any]]
+
+
+def prompt(chance: Random, longest: int = 12) -> list[int]:
+    return [chance.randrange(3, 120) for _ in range(chance.randint(1, longest))]
+
+
+def schedule(chance: Random) -> Asked:
+    scheduler, batch = Scheduler(), ScheduleBatch([], [])
+    for i in range(10):
+        live = [*scheduler.running, *scheduler.waiting]
+        state = f"running: {names(scheduler.running)}; waiting: {names(scheduler.waiting)}"
+        act = chance.choice(["add", "add", "schedule", "schedule", "finish"])
+        act = "schedule" if i == 9 else act  # there is at least one question
+        if act == "add" or not (live or act == "schedule"):
+            scheduler.add_request(make_request(f"r{i}", chance.randint(1, 30)))
+        elif act == "finish":
+            request = chance.choice(live)
+            scheduler.finish_request(request)
+            now = [names(scheduler.running), names(scheduler.waiting), scheduled(batch)]
+            yield f"finish_request({request.request_id}), and the last batch; {state}", now
+        else:
+            batch = scheduler.schedule()
+            got = scheduled(batch)
+            yield f"schedule(); {state}", [got, names(scheduler.running), names(scheduler.waiting)]
+            for request in scheduler.running:
+                request.num_computed_tokens = chance.randint(0, request.num_tokens)
+                request.token_ids.append(7)
+
+
+def forward(chance: Random) -> Asked:
+    use_cache = chance.random() < 0.8
+    runner = make_runner(use_cache)
+    requests = [make_request(name, prompt(chance)) for name in "AB"]
+    for _ in range(6):
+        request = chance.choice(requests)
+        if chance.random() < 0.1:
+            runner.past_key_values.clear()
+            for other in requests:
+                other.num_computed_tokens = 0
+        before, computed = list(request.token_ids), request.num_computed_tokens
+        token, _logprobs = step(runner, request)
+        yield (
+            f"run of {before}, {computed} computed, use_cache={use_cache}",
+            [token, cached(runner.past_key_values)],
+        )
+
+
+def cached(caches: Any) -> dict[str, int]:
+    """Return the number of cached tokens of each request that has some."""
+    lengths = {request.request_id: cache.get_seq_length() for request, cache in caches.items()}
+    return {name: length for name, length in lengths.items() if length}
+
+
+def outputs_of(outputs: Any) -> list[Any]:
+    return [
+        [o.request_id, o.finished, o.outputs[0].token_ids, o.outputs[0].finish_reason]
+        for o in outputs
+    ]
+
+
+def results(chance: Random) -> Asked:
+    use_cache = chance.random() < 0.8
+    engine = make_engine(use_cache)
+    length, most = chance.randint(1, 9), chance.randint(1, 6)
+    request = run(engine, "A", length, max_tokens=most)
+    engine.add_request([5, 6], greedy(4), "B")
+    eos = next(iter(engine.loaded.eos_token_ids))
+    finished, count = False, length
+    while not finished:
+        token = eos if chance.random() < 0.1 else chance.randrange(10, 90)
+        output = process(engine, request, count, token)
+        finished = output.finished
+        state = [request.num_computed_tokens, *counters(engine), names(engine.scheduler.running)]
+        held = len(engine.runner.past_key_values)
+        yield f"process: {count} tokens, sampled {token}", [*outputs_of([output]), state, held]
+        count = request.num_tokens - request.num_computed_tokens
+
+
+def engine(chance: Random) -> Asked:
+    engine: Any = build_engine("m1_single")
+    for i in range(3):
+        engine.add_request(prompt(chance), greedy(chance.randint(1, 6), ignore_eos=True), f"{i}")
+    layer = engine.loaded.model.model.layers[1]
+
+    def fail(*_: Any, **__: Any) -> None:
+        del layer.forward
+        raise RuntimeError
+
+    number = 0
+    while engine.has_unfinished_requests():
+        number += 1
+        if chance.random() < 0.15:
+            name = f"{chance.randrange(4)}"
+            yield f"abort_request({name}) before step {number}", engine.abort_request(name)
+        if chance.random() < 0.15 and "forward" not in vars(layer):
+            layer.forward = fail
+        try:
+            outputs = engine.step()
+        finally:
+            vars(layer).pop("forward", None)
+        stats = engine.stats()
+        counted = [stats.num_steps, stats.prefill_tokens, stats.decode_tokens]
+        yield f"step {number}", [
+            outputs_of(outputs), cached(engine.runner.past_key_values), counted,
+        ]  # fmt: skip
+
+
+QUESTIONS = {"m1.1": schedule, "m1.2": forward, "m1.3": results, "m1.4": engine}

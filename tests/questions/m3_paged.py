@@ -1,0 +1,170 @@
+"""The questions of m3: pages, the flat batch, admission, retraction, the schedule, the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import torch
+
+from m3_paged.schedule_batch import ScheduleBatch
+from tests.exercises.by_hand import make_request, names, scheduled
+from tests.exercises.paged_states import make_scheduler, run, show, wait
+from tests.exercises.test_m3_1 import manager_with
+from tests.exercises.test_m3_2 import make_runner
+from tests.exercises.test_m3_5 import make_fake
+from tests.exercises.test_m3_6 import Decode
+
+Asked = Iterator[tuple[str, Any]]
+
+
+def pages(chance: Random) -> Asked:
+    size = chance.choice([1, 2, 3, 4, 16])
+    manager, requests = manager_with("A", "B", "C", pages=40, size=size)
+    for _ in range(8):
+        request = chance.choice(requests)
+        before, held = request.num_computed_tokens, list(manager.pages_of(request))
+        # Together they fit: 3 requests of at most 12 pages.
+        request.num_computed_tokens = chance.randint(0, 12 * size)
+        manager.free_slots(request, request.num_computed_tokens)
+        left = len(manager.pages_of(request))
+        manager.allocate_slots(request, request.num_computed_tokens)
+        now = list(manager.pages_of(request))
+        stayed = sum(a == b for a, b in zip(held, now, strict=False))
+        owned = [page for row in manager.table.rows for page in row]
+        rooms = [manager.room(r) for r in requests]
+        yield (
+            f"{request.request_id} of {before} tokens gets {request.num_computed_tokens}, "
+            f"page_size={size}",
+            [left, len(now), stayed, len(set(owned)), manager.num_free_pages, rooms],
+        )
+
+
+def flat(chance: Random) -> Asked:
+    size = chance.choice([1, 2, 4, 16])
+    runner = make_runner(size)
+    requests, counts, sampled = [], [], []
+    for i, row in enumerate(chance.sample(range(4), chance.randint(1, 4))):
+        length = chance.randint(1, min(30, 5 * size))
+        start = length - 1 if chance.random() < 0.4 else chance.randrange(length)
+        requests.append(
+            make_request(f"{row}", [chance.randrange(1, 90) for _ in range(length)], computed=start)
+        )
+        requests[-1].row = row
+        counts.append(chance.randint(1, length - start))
+        sampled += [i] if start + counts[-1] == length else []
+        width = -(-length // size)
+        first = chance.choice([1, 1, 200_000_000])  # its slots are too large for 32 bits
+        pages = chance.sample(range(first, first + 20), width)
+        runner.inputs.page_table[row, :width] = torch.tensor(pages)
+    order = sorted(range(len(counts)), key=lambda i: counts[i] > 1)  # decodes come first
+    places = {old: new for new, old in enumerate(order)}
+    batch = ScheduleBatch(
+        [requests[i] for i in order], [counts[i] for i in order], sorted(places[i] for i in sampled)
+    )
+    inputs = runner.inputs.prepare(batch)
+    meta = inputs.metadata
+    about = f"prepare: {scheduled(batch)}, page_size={size}"
+    yield f"{about}: the tokens", [inputs.input_ids.flatten(), inputs.position_ids.flatten()]
+    yield f"{about}: the slots", [meta.slot_mapping, inputs.logits_indices]
+    yield f"{about}: the metadata", [
+        meta.seq_lens, meta.seq_lens_cpu, meta.query_start_loc, meta.query_lens_cpu,
+        meta.num_decodes,
+    ]  # fmt: skip
+
+
+def admission(chance: Random) -> Asked:
+    config = {
+        "max_num_seqs": chance.randint(2, 5), "max_num_batched_tokens": chance.randint(8, 24),
+    }  # fmt: skip
+    running = "ABC"[: chance.randint(0, min(3, config["max_num_seqs"]))]
+    scheduler = make_scheduler(5 * len(running) + chance.randint(1, 30), **config)
+    scheduler.admission.new_token_ratio = chance.randint(0, 10) / 10
+    for name in running:
+        run(scheduler, name, chance.randint(1, 20), max_tokens=chance.randint(1, 60))
+    for i in range(5):
+        request = make_request(f"X{i}", chance.randint(1, 60), max_tokens=chance.randint(1, 60))
+        scheduled_tokens = chance.randint(0, 24)
+        before = make_request("before", max(1, scheduled_tokens))
+        batch = ScheduleBatch([before], [scheduled_tokens], [])
+        got = scheduler.admission
+        yield (
+            f"{request.num_tokens} tokens, at most {request.max_num_tokens}, ratio "
+            f"{got.new_token_ratio}, {scheduled_tokens} scheduled; {config}; {show(scheduler)}",
+            [got.expected_pages(request), got.fits(request), got.has_budget(batch)],
+        )
+
+
+def retraction(chance: Random) -> Asked:
+    lengths = [chance.randint(1, 24) for _ in range(chance.randint(2, 6))]
+    needed = sum(-(-n // 4) for n in lengths)
+    scheduler = make_scheduler(needed + chance.choice([0, 0, 0, 1]))
+    scheduler.admission.new_token_ratio = 0.9
+    requests = [run(scheduler, "ABCDEF"[i], n, max_tokens=90) for i, n in enumerate(lengths)]
+    if chance.random() < 0.5:
+        requests.append(run(scheduler, "N", 6, output=0, computed=0, max_tokens=90))
+    for name in "XY":
+        wait(scheduler, name, 3)
+    for request in chance.sample(requests, 2):
+        if request.row is None:
+            continue
+        before = show(scheduler)
+        scheduler.retraction.make_room(request)
+        room = None if request.row is None else scheduler.kv_cache.room(request)
+        yield f"make_room({request.request_id}); {before}", [
+            names(scheduler.running), names(scheduler.waiting), scheduler.kv_cache.num_free_pages,
+            scheduler.counters.num_retractions, [r.num_computed_tokens for r in requests], room,
+        ]  # fmt: skip
+        if room:  # as a step: the request gets its page
+            scheduler.kv_cache.allocate_slots(request, request.num_computed_tokens + 1)
+
+
+def schedule(chance: Random) -> Asked:
+    scheduler = make_scheduler(
+        200, max_num_batched_tokens=chance.randint(6, 40), max_num_seqs=chance.randint(4, 8)
+    )
+    for name in chance.sample("ABCD", chance.randint(0, 4)):
+        length = chance.randint(1, 30)
+        if chance.random() < 0.5:
+            run(scheduler, name, length)
+        else:
+            run(scheduler, name, length, output=0, computed=chance.randrange(length))
+    for name in "XYZ"[: chance.randint(0, 3)]:
+        wait(scheduler, name, chance.randint(1, 30))
+    for _ in range(3):
+        before = show(scheduler)
+        batch = scheduler.schedule()
+        sampled = names(batch.requests[i] for i in batch.sampled_indices)
+        held = {r.request_id: len(scheduler.kv_cache.pages_of(r)) for r in scheduler.running}
+        yield f"schedule(); {before}", [scheduled(batch), sampled, names(scheduler.waiting), held]
+        scheduler.update_after_step(batch)
+        for i in batch.sampled_indices:
+            batch.requests[i].token_ids.append(9)
+    engine = make_fake(
+        chance.randint(16, 24), page_size=chance.choice([2, 3, 4]), max_num_batched_tokens=16
+    )
+    for name in "abc":
+        engine.add(name, [chance.randrange(50) for _ in range(chance.randint(1, 20))], 9)
+    for _ in range(500):
+        if engine.live:
+            engine.step()
+    yield "answers with little memory", engine.finished
+
+
+def kernel(chance: Random) -> Asked:
+    group, kv_heads = chance.choice([(1, 2), (2, 2), (3, 1), (4, 1)])
+    contexts = [chance.randint(1, 60) for _ in range(chance.randint(1, 3))]
+    if chance.random() < 0.2:
+        contexts.append(chance.randint(250, 300))
+    size, dim = chance.choice([1, 3, 4, 16]), chance.choice([16, 24, 32])
+    decode = Decode(*contexts, heads=(group * kv_heads, kv_heads), dim=dim, page_size=size)
+    decode.query *= 1 + chance.random()
+    about = f"contexts {contexts}, {group} query heads for each KV head, page_size={size}, {dim=}"
+    yield about, decode.got()[:, :, :5].double()
+
+
+QUESTIONS = {
+    "m3.1": pages, "m3.2": flat, "m3.3": admission, "m3.4": retraction, "m3.5": schedule,
+    "m3.6": kernel,
+}  # fmt: skip

@@ -1,0 +1,235 @@
+"""The questions of m5: the worker, futures, steps in flight, buffers, static steps, the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from common import EngineConfig
+from m5_overlap import engine as engine_module
+from m5_overlap import model_runner
+from m5_overlap.buffers import ALIGNMENT, StepBuffers
+from m5_overlap.cuda_graph import DecodeGraphs
+from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeholder
+from m5_overlap.model_runner import ModelRunner
+from milestones.instruments.streams import EarlyStream, LateStream
+from tests.conftest import shared_model
+from tests.exercises.overlap_states import plan, running, steps_in_flight
+from tests.exercises.requests import request_of
+from tests.exercises.test_m5_1 import run, worker_of
+from tests.exercises.test_m5_4 import CPU, launched
+from tests.exercises.test_m5_5 import PlainBuffers, batch_of
+from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
+from tests.oracle import greedy
+from tests.test_overlap import fuzz
+
+Asked = Iterator[tuple[str, Any]]
+
+
+def worker(chance: Random) -> Asked:
+    seen: list[Any] = []
+    fails = [chance.random() < 0.15 for _ in range(7)]
+    numbers = [chance.randrange(1000) for _ in fails]
+    events: list[Any] = []
+
+    def work(index: int) -> None:
+        seen.append([numbers[index], [event.done.is_set() for event in events]])
+        if fails[index]:
+            raise chance.choice([KeyError, ZeroDivisionError, KeyboardInterrupt])
+
+    works: list[Callable[[], None]] = [partial(work, i) for i in range(len(fails))]
+    one, events = worker_of(*works)
+    run(one)
+    yield f"work {numbers}, of which fail: {fails}", seen
+    for number, event in zip(numbers, events, strict=True):
+        try:
+            event.wait()
+            ended = "done"
+        except BaseException as error:
+            ended = type(error).__name__
+        yield f"the event of work {number}", [ended, event.done.is_set()]
+    yield "spans", len(one.spans)
+
+
+def futures(chance: Random) -> Asked:
+    num_rows = chance.randint(3, 9)
+    tokens = FutureMap(num_rows, CPU)
+    for _ in range(4):
+        rows = chance.sample(range(num_rows), chance.randint(1, num_rows))
+        values = [chance.randrange(50_000) for _ in [*rows, "padding"]]
+        indices = [*map(future_index, rows), PADDING_INDEX]
+        tokens.store(torch.tensor(indices), torch.tensor(values))
+        ids = [
+            chance.choice([placeholder(chance.randrange(num_rows)), chance.randrange(50_000), 0])
+            for _ in range(8)
+        ]
+        yield f"resolve({ids}) after {values} in rows {rows}", tokens.resolve(torch.tensor([ids]))
+    steps = steps_in_flight()
+    requests = [
+        running(steps, name, [1] * chance.randint(3, 9), chance.randint(0, 2)) for name in "abc"
+    ]
+    batch = plan(
+        steps, *((r, chance.randint(1, r.num_tokens - r.num_computed_tokens)) for r in requests)
+    )
+    if chance.random() < 0.5:
+        chance.choice(requests).finish_reason = "stop"
+    steps.advance(batch)
+    state = [[r.num_computed_tokens, r.token_ids] for r in requests]
+    yield f"advance of {list(batch.num_scheduled_tokens)} tokens", state
+
+
+def in_order(chance: Random) -> Asked:
+    steps = steps_in_flight()
+    requests = [
+        running(steps, name, [chance.randrange(90) for _ in range(chance.randint(5, 9))], computed)
+        for name, computed in zip("abc", chance.sample(range(4), 3), strict=True)
+    ]
+
+    def planned() -> Any:
+        live = [r for r in requests if not r.is_finished and r.num_tokens > r.num_computed_tokens]
+        chosen = [r for r in live if chance.random() < 0.8]
+        most = [r.num_tokens - r.num_computed_tokens for r in chosen]
+        return plan(steps, *((r, chance.randint(1, m)) for r, m in zip(chosen, most, strict=True)))
+
+    first = planned()
+    steps.advance(first)
+    second = planned()
+    for request in requests:
+        if chance.random() < 0.4:
+            request.finish_reason = "stop"
+            steps.free(request)
+    acts = [(steps.undo, second), (steps.undo, first)]
+    if chance.random() < 0.6:
+        acts = [(steps.complete, first), (steps.complete, second)]
+    for act, batch in acts:
+        if batch is second and act == steps.complete:
+            steps.advance(batch)
+        act(batch)
+        live = [r for r in requests if not r.is_finished]
+        state = [[r.request_id, r.num_computed_tokens, r.token_ids] for r in live]
+        state.append([r.row for r in requests])
+        held = [r.request_id for r in steps.finished]
+        yield f"{act.__name__} of a step of {[r.request_id for r in batch.requests]}", [
+            state, held, len(steps.batches), steps.kv_cache.num_free_pages,
+        ]  # fmt: skip
+
+
+def buffers(chance: Random) -> Asked:
+    mine = [StepBuffers(CPU, size=chance.choice([64, 256, 4096])) for _ in range(2)]
+    stream, results, seen = LateStream(), [], []  # type: Any, list[Any], list[Any]
+    for number in range(6):
+        buffer: Any = mine[number % 2]
+        buffer.begin()
+        sizes = [chance.randint(1, 40) for _ in range(chance.randint(1, 4))]
+        tensors = [torch.tensor([chance.randrange(999) for _ in range(n)]) for n in sizes]
+        taken = [buffer.upload(tensor) for tensor in tensors]
+        start = taken[-1].data_ptr() - buffer.memory.data_ptr()
+        yield f"step {number} uploads {sizes} numbers", [taken, start % ALIGNMENT]
+        tokens = [chance.randrange(999) for _ in range(3)]
+        results.append(launched(stream, buffer, tokens))
+        # As in the engine, a result is read before its buffer has another step.
+        if len(results) == 2 or chance.random() < 0.4:
+            done = results.pop(0)
+            yield f"result before step {number + 1}", [done.wait(), stream.num_waits]
+    yield "waits", stream.num_waits
+    for number in range(4):  # steps without a result: only `begin` waits for them
+        buffer = mine[number % 2]
+        buffer.begin()
+        pieces = [buffer.upload(torch.tensor([chance.randrange(999)])) for _ in range(3)]
+        buffer.in_use = stream.launch(partial(lambda x: seen.append([p.item() for p in x]), pieces))
+        yield f"waits before step {number} without a result", stream.num_waits
+    stream.synchronize()
+    yield "what each step has read", seen
+
+
+def static_steps(chance: Random) -> Asked:
+    config = EngineConfig(
+        model="tiny-llama", device="cpu", page_size=4, num_pages=20, max_num_seqs=8,
+        max_model_len=30,
+    )  # fmt: skip
+    with patch.object(model_runner, "StepBuffers", PlainBuffers):
+        runner = ModelRunner(shared_model("tiny-llama").model, config)
+    sizes = sorted(chance.sample(range(1, 40), 5))
+    graphs = DecodeGraphs(torch.Tensor, sizes, capture=False)
+    numbers = [chance.randint(1, 45) for _ in range(4)]
+    yield f"size_for {numbers} of {sizes}", [graphs.size_for(n) for n in numbers]
+
+    def padded(count: int) -> Any:
+        parts = []
+        for row in chance.sample(range(8), count):
+            computed = chance.randint(0, 11)
+            tokens = [chance.randrange(90) for _ in range(computed + 1)]
+            request = request_of(f"row {row}", tokens)
+            request.row, request.num_computed_tokens = row, computed
+            pages = torch.tensor(chance.sample(range(1, 20), 3), dtype=torch.int32)
+            runner.inputs.page_table[row + 1, :3] = pages
+            parts.append((request, 1))
+        return runner.inputs.prepare(batch_of(*parts), static_size=4)
+
+    def fields(inputs: Any, count: int) -> list[Any]:
+        meta = inputs.metadata
+        return [
+            inputs.input_ids, inputs.position_ids, meta.slot_mapping[:count], meta.seq_lens,
+            meta.seq_lens_cpu, meta.page_table[:, :3], meta.page_table.shape,
+        ]  # fmt: skip
+
+    step = None
+    for _ in range(3):
+        count = chance.randint(1, 4)
+        inputs = padded(count)
+        yield f"prepare of {count} decodes, padded to 4", fields(inputs, count)
+        if step is None:
+            step = runner.graphs._make(inputs)
+            meta = step.inputs.metadata
+            static = [step.inputs.input_ids, meta.seq_lens]  # a graph reads these
+        step.fill(inputs)
+        yield "the static step after fill", [fields(step.inputs, count), *static]
+
+
+def loop(chance: Random) -> Asked:
+    stream: Any = chance.choice([LateStream, EarlyStream])()
+    events: list[str] = []
+    until = stream.run_until
+
+    def noted(event: Any) -> None:
+        events.append("wait")
+        until(event)
+
+    stream.run_until = noted
+    engine = engine_of(stream, num_pages=200, max_num_seqs=3, page_size=chance.choice([1, 2, 4]))
+    launch = engine.runner.launch
+
+    def launched_now(*arguments: Any) -> Any:
+        events.append("launch")
+        return launch(*arguments)
+
+    engine.runner.launch = launched_now
+    for i in range(chance.randint(1, 5)):
+        prompt = [chance.randrange(50) for _ in range(chance.randint(1, 12))]
+        params = greedy(chance.randint(1, 7), ignore_eos=True)
+        engine.add_request(prompt, params, f"{i}")
+    number = 0
+    while engine.has_unfinished_requests():
+        number += 1
+        outputs = {o.request_id: [o.finished, o.outputs[0].token_ids] for o in engine.step()}
+        counted = [engine.runner.num_launches, engine.stats().num_steps, stream.num_waits]
+        yield f"step {number}", [outputs, counted, events]
+    yield "tokens", [engine.stats().prefill_tokens, engine.stats().decode_tokens]
+    scheduler = scheduler_of(num_pages=chance.randint(4, 9))
+    scheduler.admission.new_token_ratio = 0.0
+    prompts = [[chance.randrange(9)] * chance.randint(1, 4) for _ in range(3)]
+    in_flight(scheduler, *prompts, max_tokens=chance.choice([1, 20]))
+    yield f"needs_result with {prompts} in flight", scheduler.needs_result()
+    done = fuzz(engine_module, chance.getrandbits(30), type(stream))
+    yield "a random schedule", done.stats().num_running
+
+
+QUESTIONS = {
+    "m5.1": worker, "m5.2": futures, "m5.3": in_order, "m5.4": buffers, "m5.5": static_steps,
+    "m5.6": loop,
+}  # fmt: skip

@@ -84,7 +84,8 @@ class Driver:
                 self._abort(name)
             if self.plan.reset_every and tick % self.plan.reset_every == 0:
                 self._call(self.engine.reset_prefix_cache)
-            if tick == self.plan.stranger_at:
+            # If interrupts came before each step so far, the engine has no thread yet.
+            if tick == self.plan.stranger_at and self.engine.caller.thread is not None:
                 self._must_refuse(self._call_from_another_thread, RuntimeError)
             for name in list(self.streams):
                 self._follow(name)

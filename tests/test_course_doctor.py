@@ -42,7 +42,7 @@ def test_kernels_in_c_are_tried_and_a_compiler_is_not_needed(
 ) -> None:
     found = doctor.compiler()
     assert found.fine and ("agree with torch" in found.said or found.absent)
-    wrong = SimpleNamespace(pack=lambda w: w, linear=lambda x, _linear: torch.zeros(len(x), 96))
+    wrong = SimpleNamespace(panel_size=32, linear=lambda x, _linear: torch.zeros(len(x), 96))
     monkeypatch.setattr(cpu_kernels, "kernels", lambda: wrong)
     monkeypatch.setattr(cpu_kernels.Linear, "of", lambda *_: None)
     assert not doctor.compiler().fine and "CC=none" in doctor.compiler().mend
@@ -85,7 +85,7 @@ def test_an_old_python_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: full)
     assert not doctor.disk(tmp_path / "deep" / "cache").fine
     (tmp_path / "smol").mkdir()
-    (tmp_path / "smol" / "model.safetensors").touch()
+    (tmp_path / "smol" / "stored.safetensors").touch()
     assert doctor.disk(tmp_path).fine  # the model is converted already, so nothing is written
 
 

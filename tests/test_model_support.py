@@ -105,7 +105,7 @@ def test_encoder_decoders_are_refused_on_every_milestone(
 
     loaded = shared_model("tiny-llama")
     monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)
-    monkeypatch.setattr(loader, "_load_pretrained", lambda *_: (loaded.model, loaded.tokenizer))
+    monkeypatch.setattr(loader, "_read", lambda *_: (loaded.model, loaded.tokenizer))
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         importlib.import_module(milestone).LLMEngine(EngineConfig(model="some/t5"))
 

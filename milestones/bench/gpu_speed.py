@@ -47,19 +47,21 @@ def nano(milestone: str, device: str, model: str, requests: int) -> dict[str, An
         run(engine, work.warm_up())
         engine.reset_prefix_cache()
         compiled, busy = count_compiled(), time.thread_time()
+        replays = engine.stats().num_graph_replays
         result = run(engine, work)
         busy = time.thread_time() - busy
+        replays = engine.stats().num_graph_replays - replays
     return {
         "requests": requests,
         "tokens_per_second": result.tokens_per_second,
         "seconds": result.seconds,
         "thread_seconds": busy,
         "steps": result.stats["num_steps"],
-        "graph_replays": result.stats["num_graph_replays"],
+        "graph_replays": replays,
         "span_us": 1e6 * median(result.forward_seconds),
         "gap_us": 1e6 * median(result.gap_seconds) if result.gap_seconds else None,
         "compiled": len(compiled),
-        "passed": not compiled and (device == "cpu" or result.stats["num_graph_replays"] > 0),
+        "passed": not compiled and (device == "cpu" or replays > 0),
     }
 
 

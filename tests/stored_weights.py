@@ -97,7 +97,7 @@ class GgufModel:
         """Return the rows of a matrix in the file; put their numbers into the float32 model."""
         number = gguf.GGMLQuantizationType[kind]
         if kind in ("Q2_K", "Q4_K", "Q5_K", "Q6_K"):  # the package cannot make these
-            rows: Any = random_blocks(kind, *weight.shape, seed=len(target))
+            rows: Any = random_blocks(kind, weight.shape[0], weight.shape[1], seed=len(target))
         else:
             rows = gguf.quantize(self._moved(weight, target).numpy(), number)
         back = torch.from_numpy(np.array(gguf.dequantize(rows, number)))
@@ -139,7 +139,8 @@ class GgufModel:
         writer.add_rope_freq_base(config.rope_parameters.get("rope_theta", 10000.0))
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-        vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+        ids = tokenizer.get_vocab()
+        vocabulary = sorted(ids, key=lambda token: ids[token])
         vocabulary += ["ab", "<mask>"]  # what the merge makes, and what Gemma's tokenizer needs
         padding = [f"<unused{i}>" for i in range(config.vocab_size - len(vocabulary))]
         writer.add_tokenizer_model("gpt2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import weakref
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def tokens_of(engine: Any, most: int) -> list[list[int]]:
 def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
-    engine = on_gpu(make_engine(), module_of, [])
+    engine = on_gpu(make_engine(enable_overlap=True), module_of, [])
     engine.add_request([5, 6, 7], greedy(3, ignore_eos=True))
     cuda.calls.clear()
     engine.step()
@@ -162,7 +163,8 @@ def test_a_dropped_engine_waits_before_its_memory_is_freed(
 
 @pytest.mark.since("m2_continuous")
 def test_a_closed_engine_holds_no_memory(milestone: str) -> None:
-    engine: Any = build_engine(milestone)
+    package = importlib.import_module(milestone)  # with its own stream, in each mode of the tests
+    engine: Any = package.LLMEngine(EngineConfig(model="tiny-llama", device="cpu"))
     engine.generate([[1, 2, 3]], greedy(3), progress=False)
     alive = [weakref.ref(x) for x in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values)]
     engine.close()

@@ -39,14 +39,18 @@ Convert = Callable[[Path, Path], None]
 def gguf_folder(path: Path) -> Path:
     """Return any `.gguf` file as a folder with stored weights; convert a changed file again."""
     path = shards_of(path)[0]
-    found = kernels()
-    size = PANEL_SIZE if found is None else found.panel_size
-    return converted_folder(path, f"{_name(path)}-{size}", _convert_stored)
+    return converted_folder(path, f"{_name(path)}-{_panel_size()}", _convert_stored)
 
 
 def hugging_face_folder(path: Path) -> Path:
     """Return any `.gguf` file as a Hugging Face folder in float32, for other engines."""
     return converted_folder(path, _name(path), _convert)
+
+
+def _panel_size() -> int:
+    """Return how many outputs are in a panel of a weight; the kernels decide it."""
+    found = kernels()
+    return PANEL_SIZE if found is None else found.panel_size
 
 
 def _name(path: Path) -> str:
@@ -111,11 +115,9 @@ def _is_whole(folder: Path) -> bool:
 def _convert_stored(gguf: Path, folder: Path) -> None:
     """Write a folder with the weights as they are stored."""
     require_packages(gguf)
-    found = kernels()
-    size = PANEL_SIZE if found is None else found.panel_size
     with _shown(gguf, folder) as advance:
         config = config_of(gguf)
-        weights = dict(converted_weights(gguf, config, size, advance))
+        weights = dict(converted_weights(gguf, config, _panel_size(), advance))
         config.save_pretrained(folder)
         save_weights(weights, folder)
 

@@ -59,7 +59,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 static inline vec floats(ints x) { return __builtin_convertvector(x, vec); }
 
-/* LANES bytes as integers. (GCC 12 compiles __builtin_convertvector of bytes to a copy of each.) */
+/* LANES bytes as integers. GCC 12 would convert them one at a time without the intrinsics. */
 static inline ints load_bytes(const uint8_t *from)
 {
 #if LANES == 16 && defined(__AVX512F__)

@@ -8,7 +8,8 @@ a rotary embedding with another layout), the module keeps its own `forward`.
 
     pass      what it does                                                         where
     merge     q, k, v (and gate, up) read one input: one product for all           everywhere
-    pack      store weights once more, in the order in which kernels read them     CPU, float32
+    pack      keep float32 weights also in the order in which kernels read them;   CPU, float32
+              let the kernels read stored weights
     norm      RMSNorm in four operations instead of seven; on a GPU in one         float32; CUDA
     rotary    rotate q and k together in three operations; on a GPU in one         everywhere
     gate      activation(gate) * up in one kernel                                  CUDA

@@ -85,11 +85,13 @@ def converted_weights(
     for index, tensor in enumerate(tensors):
         advance(index / len(tensors))
         target = names.of(tensor.name) or ""
-        if target in kinds and (stored := _stored(tensor, target, names, panel_size)) is not None:
-            yield target, stored
-            continue
-        if target in kinds and tensor.tensor_type.name != "F32":
-            unpacked[tensor.tensor_type.name] += 1
+        if target in kinds:
+            stored = _stored(tensor, target, names, panel_size)
+            if stored is not None:
+                yield target, stored
+                continue
+            if tensor.tensor_type.name != "F32":
+                unpacked[tensor.tensor_type.name] += 1
         for name, weight in names.processed(tensor.name, _floats(tensor)):
             _require_finite(name, weight.numpy())
             yield name, weight

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -22,10 +22,10 @@ from .modules import can_keep, keep, share, stored_of
 from .weight import StoredWeight
 
 FILE = "stored.safetensors"
-Weights = dict[str, "StoredWeight | torch.Tensor"]
+AnyWeight: TypeAlias = StoredWeight | torch.Tensor
 
 
-def save_weights(weights: Mapping[str, StoredWeight | torch.Tensor], folder: Path) -> None:
+def save_weights(weights: Mapping[str, AnyWeight], folder: Path) -> None:
     """Write weights by their names in the model."""
     tensors, kept = {}, {}
     for name, weight in weights.items():
@@ -36,20 +36,19 @@ def save_weights(weights: Mapping[str, StoredWeight | torch.Tensor], folder: Pat
     save_file(tensors, folder / FILE, metadata={"stored": json.dumps(kept)})
 
 
-def load_weights(folder: Path) -> Weights:
+def load_weights(folder: Path) -> dict[str, AnyWeight]:
     """Return the weights of a file. Their data is read when it is first used."""
     with safe_open(folder / FILE, framework="pt") as file:
         kept = json.loads(file.metadata()["stored"])
-        weights: Weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    stored = {}
     for name, facts in kept.items():
-        data = weights[name]
-        assert isinstance(data, torch.Tensor)
         out, inputs = facts["shape"]
-        weights[name] = StoredWeight(FORMATS[facts["format"]], out, inputs, data)
-    return weights
+        stored[name] = StoredWeight(FORMATS[facts["format"]], out, inputs, tensors[name])
+    return tensors | stored
 
 
-def put_weights(model: Any, weights: Mapping[str, StoredWeight | torch.Tensor]) -> dict[str, Any]:
+def put_weights(model: Any, weights: Mapping[str, AnyWeight]) -> dict[str, Any]:
     """Give weights to a model without weights (of the meta device).
 
     Returns what did not fit, in the words of transformers' `from_pretrained`: keys that are
@@ -91,7 +90,7 @@ def share_tied(model: nn.Module) -> None:
             share(module, other)
 
 
-def _shape(weight: StoredWeight | torch.Tensor) -> torch.Size:
+def _shape(weight: AnyWeight) -> torch.Size:
     if isinstance(weight, StoredWeight):
         return torch.Size((weight.out, weight.inputs))
     return weight.shape

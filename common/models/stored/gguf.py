@@ -15,35 +15,35 @@ from .formats import ZERO_FACTOR, Bytes, Quanta
 
 
 def q4_0(blocks: Bytes) -> Quanta:
-    """A scale and 16 bytes: the low four bits are the first 16 quanta, the high ones the others."""
+    """Parse a scale and 16 bytes: first the low four bits of all, then the high ones."""
     return Quanta(_halves(blocks[..., 2:]), _fp16(blocks, 0))
 
 
 def q4_1(blocks: Bytes) -> Quanta:
-    """A scale, a minimum and 16 bytes as in `q4_0`."""
+    """Parse a scale, a minimum and 16 bytes as in `q4_0`."""
     return Quanta(_halves(blocks[..., 4:]), _fp16(blocks, 0), _fp16(blocks, 2))
 
 
 def q5_0(blocks: Bytes) -> Quanta:
-    """A scale, the highest bits of 32 quanta, and 16 bytes as in `q4_0`."""
+    """Parse a scale, the highest bits of 32 quanta, and 16 bytes as in `q4_0`."""
     high = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")
     return Quanta(_halves(blocks[..., 6:]) | _rows(high) << 4, _fp16(blocks, 0))
 
 
 def q5_1(blocks: Bytes) -> Quanta:
-    """A scale, a minimum, the highest bits of 32 quanta, and 16 bytes as in `q4_0`."""
+    """Parse a scale, a minimum, the highest bits of 32 quanta, and 16 bytes as in `q4_0`."""
     high = np.unpackbits(blocks[..., 4:8], axis=-1, bitorder="little")
     quanta = _halves(blocks[..., 8:]) | _rows(high) << 4
     return Quanta(quanta, _fp16(blocks, 0), _fp16(blocks, 2))
 
 
 def q8_0(blocks: Bytes) -> Quanta:
-    """A scale and 32 signed bytes."""
+    """Parse a scale and 32 signed bytes."""
     return Quanta(_rows(blocks[..., 2:]) ^ 128, _fp16(blocks, 0))
 
 
 def q4_k(blocks: Bytes) -> Quanta:
-    """A scale, a minimum, eight factors of each, and 128 bytes of 256 quanta.
+    """Parse a scale, a minimum, eight factors of each, and 128 bytes of 256 quanta.
 
     32 bytes have the low four bits of 32 quanta and then the high ones of the next 32.
     """
@@ -51,13 +51,13 @@ def q4_k(blocks: Bytes) -> Quanta:
 
 
 def q5_k(blocks: Bytes) -> Quanta:
-    """Like `q4_k`; the highest bits of the quanta are in 32 bytes, one bit for each 32 quanta."""
+    """Parse what `q4_k` does, and 32 bytes of highest bits: one of each byte for 32 quanta."""
     high = blocks[..., 16:48, None] >> np.arange(8, dtype=np.uint8) & 1
     return _with_factors(blocks, _nibbles(blocks[..., 48:], 32) | _rows(high.swapaxes(-1, -2)) << 4)
 
 
 def q6_k(blocks: Bytes) -> Quanta:
-    """128 bytes of low bits, 64 bytes of high bits, 16 signed factors, and a scale.
+    """Parse 128 bytes of low bits, 64 bytes of high bits, 16 signed factors, and a scale.
 
     Each half of a block has 128 quanta: 64 bytes as in `q4_k`, and 32 bytes with two bits each of
     four times 32 quanta.

@@ -1,4 +1,4 @@
-"""The stacks of all threads of a test that does not end, for a student who looks for a deadlock.
+"""The stacks of all threads of a test that does not end. They show where it waits.
 
 The process of the test writes them when it gets a signal. It does so even while its threads wait
 for locks, or compute in C. Then the process is killed.

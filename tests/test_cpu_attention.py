@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.models import cpu_attention, cpu_kernels
+from common.models import cpu_attention
 from common.models.cpu_kernels import kernels
+from common.models.cpu_kernels.space import SPACE
 from milestones.instruments.paged_case import PagedCase
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy
@@ -145,13 +146,13 @@ def test_pages_that_nobody_has_yet_cost_nothing(
     """A page table may have columns for the longest request. Unused columns add no work."""
     case = PagedCase(attention, [9, 30, 12], [1, 1, 12])
     taken: list[int] = []
-    take = cpu_kernels.SPACE.take
+    take = SPACE.take
 
     def noted(count: int) -> int:
         taken.append(count)
         return take(count)
 
-    monkeypatch.setattr(cpu_kernels.SPACE, "take", noted)
+    monkeypatch.setattr(SPACE, "take", noted)
     expected, narrow = case.run(ops), taken.copy()
     taken.clear()
     case.meta.page_table = F.pad(case.meta.page_table, (0, 5000))

@@ -55,6 +55,7 @@ def test_each_pass_finds_its_modules() -> None:
         "gate": 0,  # on CUDA only
         "layer": 2,
         "last": 1,
+        "decode": 2,
     }
 
 

@@ -38,7 +38,7 @@ def store_kv(
     meta: PagedMetadata,
 ) -> None:
     """Write key and value [T, kv_heads, head_dim] to their slots in a layer's memory."""
-    _kernels().store_kv(keys, values, key, value, _layout(meta))
+    _kernels().store_kv(keys, values, key, value, layout_of(meta))
 
 
 def paged_decode(
@@ -50,7 +50,7 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
     count = meta.num_decodes
-    return _kernels().paged_attention(query, keys, values, _layout(meta), 0, count, scale)
+    return _kernels().paged_attention(query, keys, values, layout_of(meta), 0, count, scale)
 
 
 def paged_prefill(
@@ -62,11 +62,11 @@ def paged_prefill(
 ) -> torch.Tensor:
     """Attend with the queries of all chunks. Query and result: [tokens, heads, head_dim]."""
     first, count = meta.num_decodes, len(meta.seq_lens) - meta.num_decodes
-    return _kernels().paged_attention(query, keys, values, _layout(meta), first, count, scale)
+    return _kernels().paged_attention(query, keys, values, layout_of(meta), first, count, scale)
 
 
 @Latest
-def _layout(meta: PagedMetadata) -> BatchLayout:
+def layout_of(meta: PagedMetadata) -> BatchLayout:
     """Return the addresses that the kernels read. They are the same for all layers of a forward."""
     return BatchLayout.of(meta.page_table, meta.query_start_loc, meta.seq_lens, meta.slot_mapping)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,34 +19,21 @@ import torch
 
 from ..stored.weight import StoredWeight
 from .build import load_library
-from .structs import POINTER, SIZE, BatchLayout, Heads, Layer, Linear, Memory, Weight, checked
+from .space import SPACE
+from .structs import (
+    POINTER,
+    SIZE,
+    BatchLayout,
+    Heads,
+    Layer,
+    Layers,
+    Linear,
+    Memory,
+    Weight,
+    checked,
+)  # fmt: skip
 
-__all__ = ["BatchLayout", "Heads", "Kernels", "Layer", "Linear", "bind", "kernels"]
-
-
-class Space(threading.local):
-    """Memory for intermediate results of the kernels, one for each thread.
-
-    It is kept from call to call. The system provides new memory page by page, filled with zeros,
-    which takes longer than using it.
-    """
-
-    def __init__(self) -> None:
-        self.memory = torch.empty(0)
-        self.size, self.address = 0, 0
-
-    def take(self, count: int) -> int:
-        """Return the address of memory for `count` float32 numbers.
-
-        It is valid until this thread calls `take` again.
-        """
-        if self.size < count:
-            self.memory = torch.empty(count)
-            self.size, self.address = count, self.memory.data_ptr()
-        return self.address
-
-
-SPACE = Space()
+__all__ = ["BatchLayout", "Heads", "Kernels", "Layer", "Layers", "Linear", "bind", "kernels"]
 
 
 @dataclass(frozen=True)
@@ -132,6 +118,33 @@ class Kernels:
         )  # fmt: skip
         return out
 
+    def decode_layers(
+        self, layers: Layers, x: torch.Tensor, heads: Heads, requests: BatchLayout, scale: float
+    ) -> torch.Tensor:
+        """Compute the layers of a decode step. x: [1, T, hidden], one token of each request.
+
+        Returns the output of the last layer, in the same shape.
+        """
+        out = checked(x).clone(memory_format=torch.contiguous_format)
+        first, rows = layers.first, requests.count
+        if x.shape != (1, rows, first.hidden) or (*heads.tokens, requests.tokens) != (
+            1,
+            rows,
+            rows,
+        ):
+            raise ValueError(f"x {tuple(x.shape)} is not one token of each of {rows} requests")
+        splits, dim = requests.splits_of(self.split_size, layers.page_size), heads.sizes[-1]
+        lines = min(rows, self.block_size) * heads.sizes[0] * splits
+        attended = SPACE.take(rows * (first.attended + first.space) + lines * (dim + 2))
+        space = attended + 4 * rows * first.attended
+        parts = space + 4 * rows * first.space
+        self.library.decode_layers(
+            layers.layers, layers.memories, len(layers.layers), heads.address, requests.address,
+            out.data_ptr(), attended, space, parts, parts + 4 * lines * dim, splits, scale,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
     def store_kv(
         self,
         keys: torch.Tensor,
@@ -183,9 +196,7 @@ class Kernels:
             )
         query = _heads_of(query)
         query_token, query_head, _ = query.stride()
-        if requests.longest > requests.pages * memory.page_size:
-            raise ValueError(f"{requests.longest} tokens do not fit in {requests.pages} pages")
-        splits = -(-requests.longest // self.split_size)
+        splits = requests.splits_of(self.split_size, memory.page_size)
         lines = min(tokens, self.block_size) * heads * splits
         parts = SPACE.take(lines * (memory.value_dim + 2))
         softmax = parts + 4 * lines * memory.value_dim
@@ -217,6 +228,14 @@ def bind(library: ctypes.CDLL) -> Kernels:
         "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 4, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
+        "decode_layers": (
+            *[POINTER] * 2,
+            SIZE,
+            *[POINTER] * 7,
+            SIZE,
+            ctypes.c_float,
+            ctypes.c_int,
+        ),
         "store_kv": (*[POINTER] * 2, *[SIZE] * 2, POINTER, *[SIZE] * 2, POINTER, SIZE),
         "paged_attention": (
             *[POINTER] * 2,

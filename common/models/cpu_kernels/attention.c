@@ -5,33 +5,11 @@
    relative to its own largest score. Then the parts are combined. A token of a prompt is computed
    in the same way as a decoded token. So it gets the same bits if the prompt is computed whole or
    in chunks, alone or in any batch (I2). */
-#include "vector.h"
+#include "attention.h"
 
 #define SPLIT 256 /* the number of tokens in a part */
 #define AHEAD 32  /* a key is prefetched so many tokens before its use */
 #define BLOCK 64  /* the number of tokens that are computed at the same time */
-
-/* The KV memory of a layer: keys [kv_heads, slots, key_dim], values [kv_heads, slots,
-   value_dim]. */
-typedef struct {
-    float *keys, *values;
-    int64_t kv_heads, slots, page_size, key_dim, value_dim;
-} Memory;
-
-/* The requests of a forward. page_table: one row of pages for each request, rows are `width` apart.
-   starts: the index of the first query of each request, and at the end the number of queries.
-   lengths: the number of tokens of each request up to and including its last query. slots: the slot
-   where the key and the value of each token are stored. */
-typedef struct {
-    const int32_t *page_table, *starts, *lengths;
-    const int64_t *slots;
-    int64_t width;
-} BatchLayout;
-
-/* The softmax statistics of one part of a context, for one query: needed to combine the parts. */
-typedef struct {
-    float largest, total; /* the largest score; the sum of all exp(score - largest) */
-} Softmax;
 
 /* One query, and the place for its result from one part of the context. */
 typedef struct {
@@ -194,21 +172,16 @@ static void combine(
 }
 
 /* Causal attention for the queries of `requests` requests, from request `first` on. Each query
-   attends to the tokens of its request up to its own position.
-
-   query: [tokens, heads, key_dim], with strides query_token and query_head. parts: [BLOCK, heads,
-   splits, value_dim] and softmax: [BLOCK, heads, splits] are space for intermediate results;
-   `splits` is the number of parts of the longest context. output: [tokens, heads, value_dim]. */
-void paged_attention(
+   attends to the tokens of its request up to its own position. */
+void attend_pages(
     const Memory *m, const BatchLayout *all, int64_t first, int64_t requests,
     const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
-    float *output, int64_t heads, int64_t splits, float scale, int threads)
+    float *output, int64_t heads, int64_t splits, float scale)
 {
     const int32_t *page_table = all->page_table + first * all->width;
     const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
     int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
     int64_t together = larger(1, TILE / group); /* the most tokens of a request in a tile */
-#pragma omp parallel num_threads(threads) firstprivate(request)
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t count = smaller(BLOCK, tokens - block), tiles = 0;
         int64_t rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* request and context of a token */
@@ -249,8 +222,17 @@ void paged_attention(
     }
 }
 
-/* Write key [tokens, kv_heads, key_dim] and value [tokens, kv_heads, value_dim] to their slots.
-   *_token, *_head: the strides of their tokens and heads. */
+/* attend_pages() with its own parallel region. */
+void paged_attention(
+    const Memory *m, const BatchLayout *all, int64_t first, int64_t requests,
+    const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
+    float *output, int64_t heads, int64_t splits, float scale, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    attend_pages(m, all, first, requests, query, query_token, query_head, parts, softmax, output,
+                 heads, splits, scale);
+}
+
 void store_kv(
     const Memory *m, const float *key, int64_t key_token, int64_t key_head, const float *value,
     int64_t value_token, int64_t value_head, const int64_t *slots, int64_t tokens)

@@ -1,9 +1,10 @@
-/* A decoder layer like Llama's without its attention: the part before attention and the part after
-   it.
+/* A decoder layer like Llama's: the part before attention and the part after it.
 
        x -> norm -> q, k, v -> rotate q, k | attention | -> o, + x -> norm -> gate, up -> down, + x
 
-   Each part is one parallel region. The threads wait for each other after each operation. */
+   Each part is one parallel region. In a decode step, all layers with their attention are one
+   parallel region. The threads wait for each other after each operation. */
+#include "attention.h"
 #include "linear.h"
 
 typedef struct {
@@ -43,43 +44,75 @@ static void rotate(float *head, const float *cos, const float *sin, int64_t head
 }
 
 /* Compute h->qkv. x: [rows, hidden], the input of the layer; space: [rows, hidden]. */
-void before_attention(
-    const Layer *l, const Heads *h, const float *x, float *space, int threads)
+static void before(const Layer *l, const Heads *h, const float *x, float *space)
 {
     int64_t hidden = l->qkv.in, dim = l->head_dim, rows = h->rows;
-#pragma omp parallel num_threads(threads)
-    {
 #pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            rms_norm(x + r * hidden, l->input_norm, l->epsilon, hidden, space + r * hidden);
-        linear(&l->qkv, space, NULL, h->qkv, rows);
+    for (int64_t r = 0; r < rows; r++)
+        rms_norm(x + r * hidden, l->input_norm, l->epsilon, hidden, space + r * hidden);
+    linear(&l->qkv, space, NULL, h->qkv, rows);
 #pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = 0; i < l->heads + l->kv_heads; i++) {
-                float *head = h->qkv + r * l->qkv.out + i * dim;
-                const float *norm = i < l->heads ? l->q_norm : l->k_norm;
-                if (norm)
-                    rms_norm(head, norm, l->epsilon, dim, head);
-                rotate(head, h->cos + r * dim, h->sin + r * dim, dim);
-            }
-    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < l->heads + l->kv_heads; i++) {
+            float *head = h->qkv + r * l->qkv.out + i * dim;
+            const float *norm = i < l->heads ? l->q_norm : l->k_norm;
+            if (norm)
+                rms_norm(head, norm, l->epsilon, dim, head);
+            rotate(head, h->cos + r * dim, h->sin + r * dim, dim);
+        }
 }
 
 /* attended: [rows, heads * head_dim], the output of attention; x: [rows, hidden], the input of the
-   layer; space: rows * (hidden + down.in) numbers; out: [rows, hidden], the output of the layer. */
+   layer; space: rows * (hidden + down.in) numbers; out: [rows, hidden], the output of the layer,
+   which may be x. */
+static void after(
+    const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows)
+{
+    int64_t hidden = l->output.out;
+    float *normed = space, *gated = space + rows * hidden;
+    linear(&l->output, attended, x, out, rows);
+#pragma omp for
+    for (int64_t r = 0; r < rows; r++)
+        rms_norm(out + r * hidden, l->mlp_norm, l->epsilon, hidden, normed + r * hidden);
+    gated_linear(&l->gate_up, normed, gated, rows);
+    linear(&l->down, gated, out, out, rows);
+}
+
+void before_attention(const Layer *l, const Heads *h, const float *x, float *space, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    before(l, h, x, space);
+}
+
 void after_attention(
     const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows,
     int threads)
 {
-    int64_t hidden = l->output.out;
-    float *normed = space, *gated = space + rows * hidden;
 #pragma omp parallel num_threads(threads)
-    {
-        linear(&l->output, attended, x, out, rows);
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            rms_norm(out + r * hidden, l->mlp_norm, l->epsilon, hidden, normed + r * hidden);
-        gated_linear(&l->gate_up, normed, gated, rows);
-        linear(&l->down, gated, out, out, rows);
+    after(l, attended, x, space, out, rows);
+}
+
+/* Compute `count` layers of a decode step: each row is the only query of its request.
+
+   x: [rows, hidden], the input of the first layer, becomes the output of the last one. memories:
+   the KV memory of each layer. attended: [rows, heads * head_dim]; space, parts and softmax: as in
+   after() and attend_pages(). */
+void decode_layers(
+    const Layer *const *layers, const Memory *memories, int64_t count, const Heads *h,
+    const BatchLayout *requests, float *x, float *attended, float *space, float *parts,
+    Softmax *softmax, int64_t splits, float scale, int threads)
+{
+    int64_t rows = h->rows;
+#pragma omp parallel num_threads(threads)
+    for (int64_t i = 0; i < count; i++) {
+        const Layer *l = layers[i];
+        int64_t dim = l->head_dim, token = l->qkv.out;
+        const float *key = h->qkv + l->heads * dim, *value = key + l->kv_heads * dim;
+        before(l, h, x, space);
+#pragma omp single
+        store_kv(memories + i, key, token, dim, value, token, dim, requests->slots, rows);
+        attend_pages(memories + i, requests, 0, rows, h->qkv, token, dim, parts, softmax, attended,
+                     l->heads, splits, scale);
+        after(l, attended, x, space, x, rows);
     }
 }

@@ -123,6 +123,31 @@ class Memory(ctypes.Structure):
         )  # fmt: skip
 
 
+class Layers:
+    """The layers of a model and their KV memory. All layers have the same sizes."""
+
+    def __init__(
+        self, layers: Sequence[Layer], memory: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        """memory: keys and values of each layer, [kv_heads, pages, page_size, head_dim].
+
+        Raises `ValueError` for layers and memory that do not fit together.
+        """
+        self.first, self.kept = layers[0], (layers, memory)  # C has only their addresses
+        found = [Memory.of(*kept) for kept in memory]
+        shape = self.first.kv_heads, self.first.head_dim, self.first.head_dim
+        if (
+            any((m.kv_heads, m.key_dim, m.value_dim) != shape for m in found)
+            or any((x.sizes, x.space) != (self.first.sizes, self.first.space) for x in layers)
+            or len({m.page_size for m in found}) != 1
+            or len(found) != len(layers)
+        ):
+            raise ValueError("the layers and their KV memory do not fit together")
+        self.page_size: int = found[0].page_size
+        self.layers = (POINTER * len(layers))(*(layer.address for layer in layers))
+        self.memories = (Memory * len(found))(*found)
+
+
 class BatchLayout(ctypes.Structure):
     """The requests of a forward and their pages. They are the same in all layers."""
 
@@ -167,6 +192,12 @@ class BatchLayout(ctypes.Structure):
         requests.count, requests.pages = page_table.shape
         requests.tokens, requests.longest = len(slots), int(seq_lens.max())
         return requests
+
+    def splits_of(self, split_size: int, page_size: int) -> int:
+        """Return how many parts the longest context has. Raises `ValueError` if it has no room."""
+        if self.longest > self.pages * page_size:
+            raise ValueError(f"{self.longest} tokens do not fit in {self.pages} pages")
+        return -(-self.longest // split_size)
 
 
 def checked(x: torch.Tensor) -> torch.Tensor:

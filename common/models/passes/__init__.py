@@ -17,6 +17,7 @@ a rotary embedding with another layout), the module keeps its own `forward`.
               `pack` found a compiler
     last      after the attention of the last layer, compute only the tokens       CPU
               that need logits
+    decode    all layers of a decode step as one call of C                         CPU
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from .decode import join_decodes
 from .gate import fuse_gates
 from .last import trim_last_layer
 from .layer import join_layers
@@ -43,6 +45,7 @@ PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
     "gate": fuse_gates,
     "layer": join_layers,
     "last": trim_last_layer,
+    "decode": join_decodes,
 }
 
 

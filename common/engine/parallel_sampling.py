@@ -7,17 +7,24 @@ engine, so that no engine has code for n. `OutputProcessor` merges the outputs o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ..sampling.params import SamplingParams
-from ..text.input_processor import Prompt, TokensPrompt
-
-if TYPE_CHECKING:
-    from .base import EngineBase
+from ..text.input_processor import InputProcessor, Prompt, TokensPrompt
+from ..text.output_processor import OutputProcessor
 
 AddRequest = Callable[..., str]
 AbortRequest = Callable[..., bool]
+
+
+class ParallelEngine(Protocol):
+    """What the wrappers use of an engine. `EngineBase` implements it."""
+
+    input_processor: InputProcessor
+    output_processor: OutputProcessor
+
+    def discard(self, request_ids: Sequence[str]) -> None: ...
 
 
 def adding_children(add_request: AddRequest) -> AddRequest:
@@ -25,7 +32,7 @@ def adding_children(add_request: AddRequest) -> AddRequest:
 
     @functools.wraps(add_request)
     def add(
-        self: EngineBase,
+        self: ParallelEngine,
         prompt: Prompt,
         params: SamplingParams | None = None,
         request_id: str | None = None,
@@ -51,7 +58,7 @@ def aborting_children(abort_request: AbortRequest) -> AbortRequest:
     """Wrap `abort_request` so that the id of a request with n > 1 aborts all its live children."""
 
     @functools.wraps(abort_request)
-    def abort(self: EngineBase, request_id: str) -> bool:
+    def abort(self: ParallelEngine, request_id: str) -> bool:
         parent = self.output_processor.find_parent(request_id)
         if parent is None:
             return abort_request(self, request_id)

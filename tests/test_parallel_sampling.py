@@ -145,6 +145,29 @@ def test_a_refused_child_leaves_no_sibling(make_engine: EngineFactory) -> None:
     assert not engine.has_unfinished_requests()
 
 
+def test_a_child_that_fails_ends_alone(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> bool:
+        raise RuntimeError("this child cannot be decoded")
+
+    engine = make_engine()
+    engine.add_request([1, 2], sampled(3, 5, seed=5), "p")
+    monkeypatch.setattr(engine.output_processor.requests["1_p"].text, "append", fail)
+    final = drain(engine)["p"][-1]
+    assert [c.finish_reason for c in final.outputs] == ["length", "error", "length"]
+    assert final.finished and "cannot be decoded" in (final.outputs[1].error or "")
+    whole = alone(engine, [1, 2], sampled(3, 5, seed=5))
+    assert [tokens_of(final)[0], tokens_of(final)[2]] == [whole[0], whole[2]]
+
+
+def test_the_ids_of_children_have_the_limit_of_ids(make_engine: EngineFactory) -> None:
+    engine = make_engine()
+    with pytest.raises(ValueError, match="request_id must have at most 1000 characters, got 1002"):
+        engine.add_request([1], sampled(2), "p" * 1000)
+    assert not engine.has_unfinished_requests()
+
+
 def test_closing_aborts_all_children(make_engine: EngineFactory) -> None:
     engine = make_engine()
     engine.add_request([1, 2], sampled(3, 40), "p")

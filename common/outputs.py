@@ -10,7 +10,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """The whole output of a request so far.
+    """The whole output of a request so far; of a request with n > 1, one of its n outputs.
 
     text: the decoded output; it never contains half a character or the start of a stop string (I6).
     token_ids: the output tokens, including the one that ended the request.
@@ -19,6 +19,7 @@ class CompletionOutput:
         the request is live.
     logprobs: for each output token, token id -> log probability; None if not requested.
     error: one sentence that says what went wrong, if the finish reason is `error`.
+    index: the place of this output among the n outputs of the request.
     """
 
     text: str
@@ -26,6 +27,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     logprobs: list[dict[int, float]] | None = None
     error: str | None = None
+    index: int = 0
 
 
 @dataclass(slots=True)
@@ -47,7 +49,8 @@ class RequestMetrics:
 class RequestOutput:
     """The state of one request after a step. It is cumulative: the newest output has everything.
 
-    Each request ends with exactly one output that has `finished=True`.
+    Each request ends with exactly one output that has `finished=True`. With n > 1, that is when all
+    of its outputs have finished. `outputs` always has n entries, in order of their `index`.
     """
 
     request_id: str

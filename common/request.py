@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from .sampling.params import SamplingParams
 from .text.output_text import OutputText
@@ -31,7 +33,9 @@ class Request:
         max_model_len: int,
         text: OutputText,
         arrival_time: float,
+        end_token_ids: np.ndarray | None = None,
     ) -> None:
+        """end_token_ids: the tokens that `min_tokens` forbids, if the parameters have it."""
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
@@ -43,6 +47,9 @@ class Request:
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self.logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
         self.text = text
+        self.end_token_ids = end_token_ids
+        self._token_array: np.ndarray | None = None  # see `token_array`
+        self._num_known_tokens = 0  # of `_token_array`: they do not change any more
 
         self.num_computed_tokens = 0  # the keys and values of so many tokens are in the cache
         # Prompt tokens found in the prefix cache when the request first ran; None before that.
@@ -72,6 +79,21 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    def token_array(self) -> np.ndarray:
+        """Return `token_ids` as an array, [num_tokens] int64. It is valid until the next call.
+
+        The array is kept, and only new tokens are converted. Known tokens never change; in m5, the
+        last one may be a placeholder, a negative number.
+        """
+        known, num_tokens = self._num_known_tokens, len(self.token_ids)
+        array = self._token_array
+        if array is None or num_tokens > len(array):
+            known, array = 0, np.empty(2 * num_tokens, np.int64)
+        array[known:num_tokens] = self.token_ids[known:]
+        self._token_array = array
+        self._num_known_tokens = num_tokens - (self.token_ids[-1] < 0)
+        return array[:num_tokens]
 
     @property
     def is_finished(self) -> bool:

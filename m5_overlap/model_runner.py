@@ -91,6 +91,7 @@ class ModelRunner:
         @torch.inference_mode()
         def work() -> None:
             inputs.input_ids = self.future_map.resolve(inputs.input_ids)
+            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
             logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
             output = sample(logits[: len(sampled)], metadata)
             self.future_map.store(futures, output.token_ids)

@@ -23,6 +23,7 @@ from ..text.output_processor import OutputProcessor
 from .call import GUARDED, Caller, guarded
 from .failure_isolation import FailureIsolation
 from .interrupts import interrupts_held
+from .parallel_sampling import WRAPPERS
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class EngineBase(ABC):
         super().__init_subclass__(**kwargs)
         for name in GUARDED:
             if name in vars(cls):
-                setattr(cls, name, guarded(vars(cls)[name]))
+                method = WRAPPERS.get(name, _unchanged)(vars(cls)[name])
+                setattr(cls, name, guarded(method))
 
     def __init__(
         self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
@@ -76,7 +78,10 @@ class EngineBase(ABC):
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
     ) -> str:
-        """Queue a request and return its id. Raises `ValueError` if it cannot be served (I4)."""
+        """Queue a request and return its id. Raises `ValueError` if it cannot be served (I4).
+
+        A request with n > 1 becomes n requests with ids of their own: see `ParentRequest`.
+        """
 
     @abstractmethod
     def step(self) -> list[RequestOutput]:
@@ -122,7 +127,7 @@ class EngineBase(ABC):
     @guarded
     def close(self) -> None:
         """Abort all live requests and refuse new ones. The engine may be closed more than once."""
-        self.discard(list(self.output_processor.requests))
+        self.discard(self.output_processor.live_ids())
         self.input_processor.closed = True
 
     def __enter__(self) -> Self:
@@ -159,6 +164,10 @@ class EngineBase(ABC):
         assert len(queued) == len(live) and set(queued) == set(live), (
             f"I3: each live request must be queued exactly once: queued {queued}, live {live}"
         )
+        parents = self.output_processor.parents.values()
+        assert {child for parent in parents for child in parent.unfinished} <= {
+            request.request_id for request in live
+        }, f"I3: a request with n > 1 waits for an output that has ended: live {live}"
         for request in self.scheduler.running:
             assert request.num_computed_tokens < request.num_tokens, (
                 f"I5: {request} is running, but it has no token to compute"
@@ -209,5 +218,8 @@ class EngineBase(ABC):
             for request_id in request_ids:
                 if self.caller.killed_by is None:
                     self.abort_request(request_id)
-                self.output_processor.requests.pop(request_id, None)  # if the engine is dead
-                self.output_processor.outbox.pop(request_id, None)
+                self.output_processor.forget(request_id)
+
+
+def _unchanged(method: Any) -> Any:
+    return method

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
+from typing_extensions import Self
 
 from ..text.stop_strings import StopStrings
 from ..validation import (
@@ -14,6 +18,7 @@ from ..validation import (
     require_int,
     require_list,
     require_text,
+    shown,
 )
 
 # Each limit bounds the time by which one request can delay the others.
@@ -21,13 +26,19 @@ MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes about 10 ms, onc
 MAX_STOP_LENGTH = 1000  # characters; the search tries every length that a stop string has
 MAX_STOP_TOKEN_IDS = 1_000_000  # more than any vocabulary has
 MAX_LOGPROBS = 1000  # per token: a larger number takes longer than the forward of a small model
+MAX_N = 1000  # all of them are queued at once
+MAX_LOGIT_BIASES = 10_000  # per request: they go to the device in every step
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """The sampling parameters of a request.
 
-    Wrong values raise `ValueError`, which names the field and its limit (I4).
+    Wrong values raise `ValueError`, which names the field and its limit (I4). Names and meanings
+    are those of vLLM. The parameters change the logits of the model in this order:
+
+        min_tokens, logit_bias --> repetition_penalty --> frequency_penalty --> presence_penalty
+        --> temperature --> top_k --> top_p --> min_p --> draw
 
     max_tokens: the maximum number of output tokens.
     temperature: 0 is greedy (exact argmax). Otherwise logits are divided by the temperature.
@@ -35,6 +46,19 @@ class SamplingParams:
     top_p: then keep the smallest set of the most likely tokens that has a probability of at
         least top_p.
     min_p: then keep the tokens that are at least min_p times as likely as the most likely token.
+    presence_penalty: in [-2, 2]; subtracted from the logit of each token that is in the output.
+    frequency_penalty: in [-2, 2]; subtracted from the logit of a token once for each time that
+        the token is in the output.
+    repetition_penalty: in [0.01, 100]. The logit of each token that is in the prompt or in the
+        output is divided by it if the logit is positive, and multiplied by it otherwise. 1: no
+        penalty.
+    logit_bias: a dict from token ids to numbers in [-100, 100], each of which is added to the logit
+        of its token. None: no bias.
+    min_tokens: until the output has this many tokens, the model's end-of-sequence tokens and
+        `stop_token_ids` cannot be chosen (also with `ignore_eos`), and a stop string that is
+        complete does not end the output. At most `max_tokens`.
+    n: the number of outputs for the prompt, at most `MAX_N`. They share the request's id. Output i
+        has the `index` i and draws with seed + i, so the first one is the output of n=1.
     seed: with the same seed, logits and position, every engine draws the same token (I2). None:
         a random seed.
     stop: strings that end the output when they appear in it. The text ends before the stop string
@@ -45,8 +69,8 @@ class SamplingParams:
         additional tokens.
     ignore_eos: do not stop at the model's own end-of-sequence tokens.
     logprobs: report the log probabilities of this many most likely tokens, at most `MAX_LOGPROBS`,
-        and of the chosen token. They are computed before temperature and filters. None: report no
-        log probabilities.
+        and of the chosen token. They are those of the model, before any of the changes above. None:
+        report no log probabilities.
     skip_special_tokens: leave special tokens out of the text.
     """
 
@@ -61,6 +85,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = field(default=None, hash=False)
+    min_tokens: int = 0
+    n: int = 1
 
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, low=1)
@@ -68,11 +98,21 @@ class SamplingParams:
         require_int("top_k", self.top_k, low=0, high=LARGEST_INT - 1)
         require_float("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         require_float("min_p", self.min_p, low=0.0, high=1.0)
+        require_float("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        require_float("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        require_float("repetition_penalty", self.repetition_penalty, low=0.01, high=100.0)
+        require_int("min_tokens", self.min_tokens, low=0)
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
+            )
+        require_int("n", self.n, low=1, high=MAX_N)
         require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
         require_choice("ignore_eos", self.ignore_eos, (True, False))
         require_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS, optional=True)
         require_choice("skip_special_tokens", self.skip_special_tokens, (True, False))
-        # Copied to tuples: if the caller changes a list later, the request does not change.
+        # Copied: if the caller changes a list later, the request does not change.
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
 
@@ -84,6 +124,33 @@ class SamplingParams:
     def is_filtered(self) -> bool:
         """Return whether top-k, top-p or min-p may exclude a token."""
         return not self.is_greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Return whether the tokens of the request change the logits of the next one."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @cached_property
+    def is_adjusted(self) -> bool:
+        """Return whether a step may have to change the logits before the temperature."""
+        return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
+
+    @cached_property
+    def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the token ids and the numbers of `logit_bias`, converted once."""
+        bias = self.logit_bias or {}
+        return np.array([*bias], np.int64), np.array([*bias.values()], np.float32)
+
+    def of_child(self, seed: int) -> Self:
+        """Return the parameters of one of the n outputs: the same, with a seed of its own.
+
+        What has been checked is not checked again, and what has been prepared is shared.
+        """
+        _ = self.stop_strings, self.bias_arrays  # prepare them now
+        child = copy.copy(self)
+        object.__setattr__(child, "n", 1)
+        object.__setattr__(child, "seed", seed)
+        return child
 
     @cached_property
     def stop_strings(self) -> StopStrings | None:
@@ -121,3 +188,16 @@ def _stop_token_ids(token_ids: Sequence[int] | None) -> TokenIds:
         if type(token_id) is not int or not 0 <= token_id <= LARGEST_INT:
             require_int("stop_token_ids", token_id, low=0)
     return ids
+
+
+def _logit_bias(bias: dict[int, float] | None) -> dict[int, float] | None:
+    if bias is None:
+        return None
+    if not isinstance(bias, dict):
+        raise ValueError(f"logit_bias must be a dict from token ids to numbers, got {shown(bias)}")
+    if len(bias) > MAX_LOGIT_BIASES:
+        raise ValueError(f"logit_bias must have at most {MAX_LOGIT_BIASES} tokens, got {len(bias)}")
+    for token_id, value in bias.items():
+        require_int("logit_bias: a token id", token_id, low=0)
+        require_float("logit_bias: a value", value, low=-100.0, high=100.0)
+    return dict(bias)

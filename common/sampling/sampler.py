@@ -5,8 +5,8 @@ state would depend on the other requests in the batch. Instead, a counter-based 
 position) gives one uniform number, and the inverse of the cumulative distribution converts it to a
 token. All of this is a few tensor operations, the same on CPU and GPU.
 
-    logits --/ temperature--> top-k --> top-p --> min-p --> softmax --> cumulative sum
-    hash(seed, position) --> u in (0, 1)  ----------------------------> first token above u
+    logits --adjust, / temperature--> top-k --> top-p --> min-p --> softmax --> cumulative sum
+    hash(seed, position) --> u in (0, 1)  ------------------------------> first token above u
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ..request import Request
+from .adjustments import Adjustments, adjust
 from .argmax import argmax
 from .filters import Filters, apply_filters
 
@@ -35,7 +36,7 @@ class SamplerOutput:
     token_ids: [B] int64. All ids are in the vocabulary, also in invalid rows: the next step may
         begin to compute these tokens before the host has read `is_valid`.
     is_valid: [B] bool. False if the logits contain NaN or inf, or only -inf. They are then not a
-        distribution, and the token has no meaning.
+        distribution, and the token has no meaning. Also False if `adjust` leaves only -inf.
     logprobs, logprob_ids: [B, 1 + n] float32 and int64. The chosen token is first, then the n most
         likely tokens; n is the largest number that a row requests. None if no row requests any.
     num_logprobs: the number that each row requests; None for a row without log probabilities.
@@ -107,6 +108,7 @@ class SamplingMetadata:
 
     draws: DrawParams | None  # None if all rows are greedy
     num_logprobs: list[int | None]
+    adjustments: Adjustments | None = None  # None if no row has a bias, a penalty or `min_tokens`
 
     @classmethod
     def from_requests(
@@ -117,7 +119,16 @@ class SamplingMetadata:
         return cls(
             draws=DrawParams.from_requests(requests, device) if draws else None,
             num_logprobs=[request.params.logprobs for request in requests],
+            adjustments=Adjustments.from_requests(requests, device),
         )
+
+    def resolve(self, tokens_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace placeholders among the tokens that penalties count.
+
+        In m5, the forward stream calls this at a time when the tokens have been computed.
+        """
+        if self.adjustments is not None and (penalties := self.adjustments.penalties) is not None:
+            penalties.token_ids = tokens_of(penalties.token_ids)
 
 
 Record = TypeVar("Record")
@@ -139,15 +150,25 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
     """Choose a token for each row.
 
     logits: [B, V], any floating-point type. A greedy row gets the exact argmax of its logits,
-    independent of the other rows.
+    independent of the other rows. Log probabilities are those of `logits`, before any change.
     """
-    token_ids = argmax(logits)  # [B]; in a row with NaN, the index of a NaN
-    is_valid = logits.gather(-1, token_ids[:, None]).squeeze(-1).isfinite()  # [B]
+    model_logits = logits
+    token_ids, is_valid = most_likely(logits)
+    if metadata.adjustments is not None:
+        logits = adjust(logits, metadata.adjustments)
+        token_ids, is_left = most_likely(logits)
+        is_valid = is_valid & is_left
     if (draws := metadata.draws) is not None:
         drawn = draw(scale_and_filter(logits, draws), draws.seeds, draws.positions)
         token_ids = torch.where(draws.greedy | ~is_valid, token_ids, drawn)
-    logprobs, logprob_ids = _logprobs(logits, token_ids, metadata.num_logprobs)
+    logprobs, logprob_ids = _logprobs(model_logits, token_ids, metadata.num_logprobs)
     return SamplerOutput(token_ids, is_valid, logprobs, logprob_ids, metadata.num_logprobs)
+
+
+def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the most likely token of each row, and whether its logit is a finite number: [B]."""
+    token_ids = argmax(logits)  # in a row with NaN, the index of a NaN
+    return token_ids, logits.gather(-1, token_ids[:, None]).squeeze(-1).isfinite()
 
 
 def scale_and_filter(logits: torch.Tensor, draws: DrawParams) -> torch.Tensor:

@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..config import EngineConfig
 from ..models.loader import LoadedModel
+from ..parent_request import ParentRequest
 from ..request import Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of
@@ -44,6 +46,7 @@ class InputProcessor:
     ) -> None:
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
+        self.eos_token_ids = loaded.eos_token_ids
         assert config.max_model_len is not None
         self.max_model_len = config.max_model_len
         self.is_in_use = is_in_use
@@ -68,11 +71,26 @@ class InputProcessor:
             text,
             token_ids,
             params,
-            seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
+            seed=self._seed_of(params),
             max_model_len=self.max_model_len,
             text=OutputText(self.tokenizer, params),
             arrival_time=time.perf_counter(),
+            end_token_ids=self._end_token_ids(params),
         )
+
+    def make_parent(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
+    ) -> ParentRequest:
+        """Return a new request with n > 1. Raises `ValueError` as `make_request` does."""
+        if self.closed:
+            raise RuntimeError("the engine is closed")
+        self._check_params(params)
+        text, token_ids = self._tokenize(prompt)
+        name, seed = self._check_request_id(request_id), self._seed_of(params)
+        parent = ParentRequest(name, text, token_ids, params, seed, time.perf_counter())
+        for child in parent.indices:
+            self._check_request_id(child)
+        return parent
 
     def apply_chat_template(self, messages: Sequence[Message]) -> TokensPrompt:
         """Render messages of `{"role": ..., "content": ...}` with the chat template of the model.
@@ -97,6 +115,9 @@ class InputProcessor:
             raise ValueError("messages: the chat template of this model returns no text for them")
         # The text already contains the special tokens: the template writes them.
         return TokensPrompt(self._encode("messages", text, add_special_tokens=False), text)
+
+    def _seed_of(self, params: SamplingParams) -> int:
+        return self._seeds.getrandbits(63) if params.seed is None else params.seed
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -163,7 +184,23 @@ class InputProcessor:
                 f"logprobs must be at most the vocabulary's size {self.vocab_size}, "
                 f"got {params.logprobs}"
             )
+        if (token_id := max(params.logit_bias or (), default=0)) >= self.vocab_size:
+            raise ValueError(
+                f"logit_bias holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
+            )
         return params
+
+    def _end_token_ids(self, params: SamplingParams) -> np.ndarray | None:
+        """Return the tokens that must not be chosen before the output has `min_tokens` tokens."""
+        if params.min_tokens == 0:
+            return None
+        token_ids = self.eos_token_ids.union(params.stop_token_ids)
+        if len(token_ids) >= self.vocab_size:
+            raise ValueError(
+                f"min_tokens={params.min_tokens} needs a token that does not end the output, but "
+                f"stop_token_ids has all {self.vocab_size} tokens of the vocabulary"
+            )
+        return np.array(sorted(token_ids), np.int64)
 
     def _check_request_id(self, request_id: str | None) -> str:
         if request_id is None:

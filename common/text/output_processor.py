@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from ..outputs import FinishReason, RequestOutput
+from ..parent_request import ParentRequest
 from ..request import Request
 
 logger = logging.getLogger(__name__)
@@ -23,17 +24,42 @@ class OutputProcessor:
         self.eos_token_ids = eos_token_ids
         self.requests: dict[str, Request] = {}
         self.outbox: dict[str, RequestOutput] = {}
+        self.parents: dict[str, ParentRequest] = {}  # of requests with n > 1, until they finish
+        self.parent_of: dict[str, ParentRequest] = {}  # by the id of a child
 
     def add_request(self, request: Request) -> None:
         assert not self.is_in_use(request.request_id), "I4: this request id is in use"
         self.requests[request.request_id] = request
 
+    def add_parent(self, parent: ParentRequest) -> None:
+        """Merge the outputs of the children of `parent` from here on."""
+        self.parents[parent.request_id] = parent
+        self.parent_of.update(dict.fromkeys(parent.indices, parent))
+
     def is_in_use(self, request_id: str) -> bool:
-        return request_id in self.requests or request_id in self.outbox
+        ids = (self.requests, self.outbox, self.parents)
+        return any(request_id in known for known in ids)
 
     def find(self, request_id: str) -> Request | None:
         """Return the live request with this id; None for any other value, of any type."""
         return self.requests.get(request_id) if isinstance(request_id, str) else None
+
+    def find_parent(self, request_id: str) -> ParentRequest | None:
+        """Return the request with n > 1 that has this id and has not finished."""
+        return self.parents.get(request_id) if isinstance(request_id, str) else None
+
+    def live_ids(self) -> list[str]:
+        """Return the ids of all requests that have not ended, without those of children."""
+        return [name for name in self.requests if name not in self.parent_of] + list(self.parents)
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request and its outputs, whatever its state is."""
+        if (parent := self.parents.get(request_id)) is not None:
+            for child in parent.indices:
+                self.requests.pop(child, None)
+            self._remove_parent(parent)
+        self.requests.pop(request_id, None)
+        self.outbox.pop(request_id, None)
 
     def append_token(
         self, request: Request, token_id: int | None, logprobs: dict[int, float] | None = None
@@ -63,7 +89,7 @@ class OutputProcessor:
         if reason is not None:
             self._finish(request, reason)
             return True
-        self.outbox[request.request_id] = request.output()
+        self._put_output(request)
         return False
 
     def abort(self, request: Request) -> None:
@@ -97,7 +123,21 @@ class OutputProcessor:
         request.finish_reason = reason
         request.finished_time = time.perf_counter()
         del self.requests[request.request_id]
-        self.outbox[request.request_id] = request.output()
+        self._put_output(request)
+
+    def _put_output(self, request: Request) -> None:
+        """Put the output of a request, or of its parent, into the outbox."""
+        output = request.output()
+        if self.parent_of and (parent := self.parent_of.get(request.request_id)) is not None:
+            output = parent.merge(output)
+            if output.finished:
+                self._remove_parent(parent)
+        self.outbox[output.request_id] = output
+
+    def _remove_parent(self, parent: ParentRequest) -> None:
+        del self.parents[parent.request_id]
+        for child in parent.indices:
+            del self.parent_of[child]
 
     def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params

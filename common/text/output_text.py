@@ -17,12 +17,14 @@ class OutputText:
         visible  "The answer is 42"            held back: it may become the stop string
 
     The stop string that is complete first ends the text. It does not matter where the token
-    boundaries lie. If two stop strings are complete at the same character, the longer one counts.
+    boundaries lie. If two stop strings are complete at the same character, the longer one counts. A
+    stop string that is complete within the first `min_tokens` tokens does not end the text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> None:
         self.detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self.stop = params.stop_strings
+        self.num_exempt = params.min_tokens  # tokens to come that no stop string ends
         self.held = ""  # the longest end of `decoded` that begins a stop string
         self.decoded = ""
         self.visible = ""
@@ -35,6 +37,7 @@ class OutputText:
             return False
         if self._add(piece):
             return True
+        self.num_exempt = max(0, self.num_exempt - 1)
         self.visible = self.decoded[: len(self.decoded) - len(self.held)]
         return False
 
@@ -53,6 +56,9 @@ class OutputText:
         before = len(self.decoded)
         self.decoded += piece
         if self.stop is None:
+            return False
+        if self.num_exempt > 0:
+            self.held = self.stop.skip(self.held, piece)
             return False
         self.held, place = self.stop.find(self.held, piece)
         if place is not None:

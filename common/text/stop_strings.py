@@ -41,6 +41,12 @@ class StopStrings:
                 return held, end - length
         return held, None
 
+    def skip(self, held: str, piece: str) -> str:
+        """Return the new `held` after `piece`, which no stop string ends."""
+        for character in piece:
+            held = self.longest_start(held + character)
+        return held
+
     def longest_start(self, text: str) -> str:
         """Return the longest end of `text` that begins a stop string; "" if there is none."""
         while text and not self.begins_one(text):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -99,6 +100,8 @@ class HashSource(Source):
         logprobs = []
         while len(tokens) < max_tokens:
             best = token = chain.next_token()
+            if params.has_penalties:
+                token = _after_penalties(best, prompt, tokens, params)
             if not params.is_greedy:
                 drawn = _draw(best, params, chain.num_tokens)
                 if drawn is None:
@@ -108,6 +111,19 @@ class HashSource(Source):
             tokens.append(token)
             chain.feed(token)
         return Continuation(tokens, logprobs)
+
+
+def _after_penalties(
+    best: int, prompt: list[int], output: list[int], params: SamplingParams
+) -> int:
+    """Return the most likely token of a greedy request with penalties. Of equals, the first."""
+    logits, counts = [0.0] * VOCAB_SIZE, Counter(output)
+    logits[best] = LOGIT
+    if best in counts or best in prompt:
+        logits[best] /= params.repetition_penalty  # a logit of 0 does not change
+    for token, count in counts.items():
+        logits[token] -= params.frequency_penalty * count + params.presence_penalty
+    return logits.index(max(logits))
 
 
 def _draw(best: int, params: SamplingParams, position: int) -> int | None:
@@ -153,7 +169,9 @@ class TinySource(Source):
     ) -> Continuation:
         """Run the plain model and the sampler on this request alone."""
         p = params
-        key = (*prompt, None, p.temperature, p.top_k, p.top_p, p.min_p, p.seed, max_tokens)
+        penalties = (p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
+        sampling = (p.temperature, p.top_k, p.top_p, p.min_p, p.seed)
+        key = (*prompt, None, *sampling, *penalties, max_tokens)
         if key not in self.known:
             self.known[key] = self._compute(prompt, params, max_tokens)
         return self.known[key]
@@ -168,7 +186,7 @@ class TinySource(Source):
         while len(tokens) < max_tokens:
             logits = self.plain(torch.tensor([fed]), past_key_values=cache).logits[0, -1:]  # [1, V]
             noisy = torch.cat([logits, logits + NOISE * noise])  # [1 + NUM_NOISY, V]
-            drawn = self._sample(noisy, [*prompt, *tokens], params)
+            drawn = self._sample(noisy, prompt, tokens, params)
             if len(set(drawn)) > 1:
                 break
             fed = drawn[:1]
@@ -177,14 +195,15 @@ class TinySource(Source):
         return Continuation(tokens, logprobs)
 
     def _sample(
-        self, logits: torch.Tensor, token_ids: list[int], params: SamplingParams
+        self, logits: torch.Tensor, prompt: list[int], output: list[int], params: SamplingParams
     ) -> list[int]:
         """Draw from each row as the next token of the same request."""
         seed = params.seed or 0
         text = OutputText(self.loaded.tokenizer, params)
         request = Request(
-            "", None, token_ids, params, seed=seed, max_model_len=512, text=text, arrival_time=0.0
+            "", None, prompt, params, seed=seed, max_model_len=512, text=text, arrival_time=0.0
         )
+        request.token_ids += output
         rows = [request] * len(logits)
         tokens: list[int] = sample(
             logits, SamplingMetadata.from_requests(rows, "cpu")

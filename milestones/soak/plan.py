@@ -29,6 +29,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 1},
     {"temperature": 3.0, "seed": 2, "top_k": 40},
     {"temperature": 4.0, "seed": -3, "min_p": 0.02},
+    {"temperature": 0.0, "presence_penalty": 2.0, "repetition_penalty": 1.5},
+    {"temperature": 0.0, "frequency_penalty": 2.0, "repetition_penalty": 3.0},
 )
 TINY_SAMPLING = (*SAMPLING, {"temperature": 0.9, "seed": 4, "top_p": 0.8})
 

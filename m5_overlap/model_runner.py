@@ -141,9 +141,10 @@ class ModelRunner:
                 zeros = np.zeros(size, np.int64)
                 table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
                 ones, rows = [1] * size, list(range(size))
-                with torch.inference_mode():
+                with torch.inference_mode(), self.stream.enqueuing():
                     graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                    torch.cuda.synchronize(self.model.device)
+                self.stream.synchronize()
+            graphs.num_replays = 0  # of steps: there was none yet
         return graphs
 
     @torch.inference_mode()

@@ -91,7 +91,12 @@ def row_programs(kernels: ModuleType, dim: int) -> list[tuple[Any, dict[str, Any
     """Return the kernels of the model passes, for heads of size `dim` and rows of 32 heads."""
     return [
         (kernels.rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
+        (kernels.add_rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
         (kernels.rotary_kernel, {"BLOCK": dim // 2, "num_warps": 1}),
+        *(
+            (kernels.norm_rotary_kernel, {"HAS_NORM": norm, "BLOCK": dim // 2, "num_warps": 1})
+            for norm in (True, False)
+        ),
         (kernels.silu_mul_kernel, {"BLOCK": 1024, "num_warps": 4}),
     ]
 

@@ -70,6 +70,10 @@ def row_step(tokens: int) -> None:
     triton_kernels.rms_norm(hidden, weight, 1e-6)
     triton_kernels.rms_norm(q, weight[:DIM], 1e-6)
     triton_kernels.rotate(q.transpose(1, 2), k.transpose(1, 2), angles, angles)
+    triton_kernels.add_rms_norm(hidden, hidden, weight, 1e-6)
+    triton_kernels.norm_and_rotate(
+        qkv.flatten(2), (HEADS, KV_HEADS), DIM, angles, angles, (weight, weight), 1e-6
+    )
     triton_kernels.silu_mul(*torch.zeros(1, tokens, 6144, dtype=torch.bfloat16).chunk(2, dim=-1))
 
 

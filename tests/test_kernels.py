@@ -289,4 +289,4 @@ def test_no_step_waits_for_a_compiler(milestone: str) -> None:
     variants = json.loads(done.stdout)
     assert 0 < variants.pop("widest") < 2**16, "a launch with 65,536 tokens fails on a GPU"
     assert variants.pop("rms_norm_kernel") == 2, "one for the hidden size, one for heads"
-    assert len(variants) == 6 and set(variants.values()) == {1}, variants
+    assert len(variants) == 8 and set(variants.values()) == {1}, variants

@@ -42,7 +42,10 @@ def nano(milestone: str, device: str, model: str, requests: int) -> dict[str, An
     config = EngineConfig(model=model, device=device, max_num_seqs=requests)
     loaded = load_model(config)
     whole = workload("nano", model, loaded.vocab_size, device != "cpu")
-    work = Workload(whole.prompts[:requests], whole.max_tokens[:requests], ignore_eos=True)
+    work = Workload(
+        whole.prompts[:requests], whole.max_tokens[:requests], ignore_eos=True,
+        temperature=whole.temperature,
+    )  # fmt: skip
     with importlib.import_module(milestone).LLMEngine(config, loaded) as engine:
         run(engine, work.warm_up())
         engine.reset_prefix_cache()
@@ -53,6 +56,7 @@ def nano(milestone: str, device: str, model: str, requests: int) -> dict[str, An
         replays = engine.stats().num_graph_replays - replays
     return {
         "requests": requests,
+        "sampling": work.sampling,
         "tokens_per_second": result.tokens_per_second,
         "seconds": result.seconds,
         "thread_seconds": busy,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import sys
@@ -11,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from common import EngineConfig, LoadedModel, load_model
 from common.displays.workload import Workload, WorkloadResult, run
 
 from .contenders import Peer
+from .gpu_speed import quick_collections
 from .peers import PEERS, run_peer
 from .workloads import WORKLOADS, workload
 
@@ -32,8 +34,8 @@ def of_milestone(milestone: str, device: str, model: str, few: bool) -> list[dic
         with engine_class(config, loaded) as engine:
             run(engine, work.warm_up())
             engine.reset_prefix_cache()
-            gc.collect()
-            return run(engine, work)
+            with quick_collections():
+                return run(engine, work)
 
     return _rows(measure, loaded, device, few)
 
@@ -56,7 +58,8 @@ def of_vllm(device: str, model: str) -> list[dict[str, Any]]:
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
         peer = Peer("vllm", Path(sys.executable), lambda: folder, forgets=True)
-        loaded.model.to("cpu")  # the memory of the GPU is for vLLM
+        loaded.model.to("cpu")  # type: ignore[arg-type]  # the memory of the GPU is for vLLM
+        torch.cuda.empty_cache()
         try:
             return _rows(peer.run, loaded, device, few=False)
         finally:

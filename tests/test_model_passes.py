@@ -418,7 +418,7 @@ def test_heads_are_normed_and_rotated_in_one_kernel(
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_layers_with_fused_kernels_compute_what_they_did(
     architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -435,7 +435,7 @@ def test_layers_with_fused_kernels_compute_what_they_did(
         more = [m(tokens[:, :1], past_key_values=x.past_key_values).logits
                 for m, x in ((model, ours), (plain, theirs))]  # fmt: skip
     largest = theirs.logits.abs().max()
-    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     for got, expected in ((ours.logits, theirs.logits), more):
         assert float((got - expected).abs().max() / largest) < tolerance
 

@@ -114,8 +114,8 @@ def paged_prefill(
 
 def tiles(keys: torch.Tensor, shape: dict[str, Any]) -> dict[str, dict[str, int]]:
     """Return the tiles for the GPU that the keys are on. shape: the result of `constants`."""
-    capability = _capability(keys.device)
-    return kernels.tiles(shape["GROUP"], shape["BLOCK_V"], keys.itemsize, capability)
+    block_dim = max(shape["BLOCK_K"], shape["BLOCK_V"])
+    return kernels.tiles(shape["GROUP"], block_dim, keys.itemsize, _capability(keys.device))
 
 
 @functools.cache

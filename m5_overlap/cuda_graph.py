@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,7 +60,8 @@ class StaticStep:
 class DecodeGraphs:
     """Runs decode batches of fixed sizes.
 
-    All graphs share one memory pool. That is safe because only one graph runs at a time, and its
+    All graphs share one memory pool, and one tensor of logits: for a large vocabulary, a tensor for
+    each size would take a gigabyte. That is safe because only one graph runs at a time, and its
     logits are used before the next one runs.
     """
 
@@ -70,6 +72,7 @@ class DecodeGraphs:
         self.capture = capture
         self.steps: dict[int, StaticStep] = {}
         self.pool = torch.cuda.graph_pool_handle() if capture else None
+        self.logits: torch.Tensor | None = None  # [S, V] of the largest size so far
         self.num_replays = 0
 
     def size_for(self, num_requests: int) -> int | None:
@@ -113,18 +116,26 @@ class DecodeGraphs:
         return step
 
     def _capture(self, step: StaticStep) -> None:
-        """Capture a forward. If the model's forward cannot be captured, use no graphs at all."""
-        self.forward(step.inputs)  # compiles kernels, and initializes libraries
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(step.inputs.input_ids.device)
+        """Capture a forward. If the model's forward cannot be captured, use no graphs at all.
+
+        The graph is captured on the current stream. On a stream of its own, each graph would have
+        workspaces of its own for the matrix products.
+        """
+        logits = self.forward(step.inputs)  # compiles kernels, and initializes libraries
+        if self.logits is None or len(self.logits) < len(logits):
+            self.logits = torch.empty_like(logits)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(logits.device)
+        step.logits = self.logits[: len(logits)]
+        del logits
         try:
             with waits_refused():  # finds a model that cannot be captured, without a broken capture
                 self.forward(step.inputs)
             with garbage_kept(), torch.cuda.graph(graph, pool=self.pool, stream=stream):
-                step.logits = self.forward(step.inputs)
+                step.logits.copy_(self.forward(step.inputs))
         except RuntimeError as error:
             logger.warning("this model runs without CUDA graphs: %s", error)
-            self.sizes, self.capture = [], False
+            self.sizes, self.capture, self.logits = [], False, None
+            self.steps.clear()  # without sizes, no step uses the graphs that were captured before
             return
         step.graph = graph
 
@@ -151,7 +162,9 @@ def garbage_kept() -> Iterator[None]:
 def waits_refused() -> Iterator[None]:
     """Inside this context, torch raises `RuntimeError` where the host would wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # torch warns that it does not yet find every wait
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -24,11 +24,11 @@ CHANGING += ["first_request", "num_requests", "first_token"]
 
 
 def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:
-    """Return tile sizes, warps and stages of the kernels: the largest that do not spill registers.
+    """Return tile sizes, warps and stages of the kernels: the largest that spill no registers.
 
-    group: query heads of a KV head. block_dim: head dimension, rounded up. itemsize: bytes a value.
-    capability: of the GPU; 90 stands for 9.0. Before 8.0 (a T4 has 7.5), there are no asynchronous
-    copies for more than one stage, and 64 KiB of shared memory.
+    group: query heads of a KV head. block_dim: head dimension, rounded up, of keys or values: the
+    larger one. itemsize: bytes a value. capability: of the GPU; 90 stands for 9.0. Before 8.0 (a T4
+    has 7.5), there are no asynchronous copies for more stages, and 64 KiB of shared memory.
     """
     heads = max(MIN_ROWS, triton.next_power_of_2(group))
     if itemsize == 4:  # float32 uses no tensor cores: the products need registers
@@ -37,13 +37,13 @@ def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[st
         return {"decode": decode, "prefill": decode}
     if capability < 80:
         rows, tile = (64, 32) if block_dim <= 64 else (32, 32 if block_dim <= 128 else 16)
-        warps = 4 if block_dim <= 128 else 8
+        warps = 4 if heads * block_dim <= MIN_ROWS * 128 else 8
         return {
             "decode": {"ROWS": heads, "TILE": 32, "num_warps": warps, "num_stages": 1},
             "prefill": {"ROWS": max(rows, heads), "TILE": tile, "num_warps": 8, "num_stages": 1},
         }
     return {
-        "decode": {"ROWS": heads, "TILE": 64, "num_warps": 4, "num_stages": 3},
+        "decode": {"ROWS": heads, "TILE": 64, "num_warps": 4 + heads // 128 * 4, "num_stages": 3},
         "prefill": {
             "ROWS": max(64 if block_dim <= 128 else 32, heads),
             "TILE": 64,

@@ -35,6 +35,10 @@ PAGED = [
     for dim in ((128, 256) if capability in OTHERS else (64, 128, 256))
     if (capability, dtype) != (75, "bf16")
 ]
+# Many query heads of a KV head (StarCoder, Falcon), and keys that are wider than values (DeepSeek):
+# query heads, head dimension of the keys, and of the values.
+UNUSUAL = [(cc, *shape) for cc in (80, 90, 120) for shape in ((48, 128, 128), (71, 64, 64))]
+UNUSUAL += [(cc, 16, 192, 128) for cc in (86, 90)]
 ROWS = [(cc, dtype, 128) for cc in WHOLE for dtype in ITEM_SIZES if (cc, dtype) != (75, "bf16")]
 INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64"}
 
@@ -51,17 +55,28 @@ def main() -> None:
         )
         if capability in WHOLE or fn.__name__ in LARGEST
     ]
+    for capability, group, key_dim, dim in UNUSUAL if paged else ():
+        for fn, constants in paged_programs(kernels, "fp16", dim, capability, group, key_dim)[:2]:
+            report.append(
+                {"kernel": fn.__name__, "capability": capability, "dtype": "fp16", "group": group}
+                | compile_kernel(fn, constants, "fp16", capability)
+            )
     sys.stdout.write(json.dumps(report, indent=1))
 
 
 def paged_programs(
-    kernels: ModuleType, dtype: str, dim: int, capability: int
+    kernels: ModuleType, dtype: str, dim: int, capability: int, group: int = GROUP, key_dim: int = 0
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Return each kernel with the constants that its launcher would compile it with."""
-    tiles = kernels.tiles(GROUP, dim, ITEM_SIZES[dtype], capability)
+    """Return each kernel with the constants that its launcher would compile it with.
+
+    dim: of a head. key_dim: of the keys, if it is another number.
+    """
+    key_dim = key_dim or dim
+    block_k = triton.next_power_of_2(key_dim)
+    tiles = kernels.tiles(group, max(block_k, dim), ITEM_SIZES[dtype], capability)
     shape = {
-        "GROUP": GROUP, "KEY_DIM": dim, "VALUE_DIM": dim, "PAGE_SIZE": PAGE_SIZE, "BLOCK_K": dim,
-        "BLOCK_V": dim, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
+        "GROUP": group, "KEY_DIM": key_dim, "VALUE_DIM": dim, "PAGE_SIZE": PAGE_SIZE,
+        "BLOCK_K": block_k, "BLOCK_V": dim, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
     reduce = {"VALUE_DIM": dim, "BLOCK_V": dim}
     return [
@@ -76,7 +91,12 @@ def row_programs(kernels: ModuleType, dim: int) -> list[tuple[Any, dict[str, Any
     """Return the kernels of the model passes, for heads of size `dim` and rows of 32 heads."""
     return [
         (kernels.rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
+        (kernels.add_rms_norm_kernel, {"BLOCK": 32 * dim, "num_warps": 8}),
         (kernels.rotary_kernel, {"BLOCK": dim // 2, "num_warps": 1}),
+        *(
+            (kernels.norm_rotary_kernel, {"HAS_NORM": norm, "BLOCK": dim // 2, "num_warps": 1})
+            for norm in (True, False)
+        ),
         (kernels.silu_mul_kernel, {"BLOCK": 1024, "num_warps": 4}),
     ]
 

@@ -3,8 +3,8 @@
     python -m tests.count_variants m3_paged
 
 No kernel runs: a launch only asks Triton which variant it needs. The output is JSON, with the
-number of variants by kernel. This runs in a process of its own, because Triton decides at its
-import whether it interprets.
+number of variants by kernel, and the largest size of a grid in its second or third dimension. This
+runs in a process of its own, because Triton decides at its import whether it interprets.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from milestones.instruments.paged_case import PagedCase
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 HEADS, KV_HEADS, DIM = 16, 8, 128
+MANY = 65_536  # tokens of a step: more than the second dimension of a grid may have
 
 
 def main() -> None:
     milestone = sys.argv[1]
     variants: dict[str, set[str]] = {}
+    grids: list[tuple[int, ...]] = []
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         bind = create_function_from_signature(kernel.signature, kernel.params, BACKEND)
         _values, specialization, chosen = bind(*args, debug=False, **options)
+        grids.append(grid)
         variants.setdefault(kernel.__name__, set()).add(f"{specialization} {chosen}")
 
     JITFunction.run = run
@@ -44,9 +47,12 @@ def main() -> None:
                 counts = [1] * decodes + list(chunks)
                 if counts:
                     paged_step(attention, ops, [context + n - 1 for n in counts], counts)
-    for tokens in (1, 2, 15, 16, 17, 256, 1000):
+    paged_step(attention, ops, [MANY], [MANY])
+    for tokens in (1, 2, 15, 16, 17, 256, 1000, MANY):
         row_step(tokens)
-    sys.stdout.write(json.dumps({name: len(found) for name, found in variants.items()}))
+    report = {name: len(found) for name, found in variants.items()}
+    report["widest"] = max(size for grid in grids for size in grid[1:])
+    sys.stdout.write(json.dumps(report))
 
 
 def paged_step(attention: Any, ops: Any, contexts: list[int], counts: list[int]) -> None:
@@ -64,6 +70,10 @@ def row_step(tokens: int) -> None:
     triton_kernels.rms_norm(hidden, weight, 1e-6)
     triton_kernels.rms_norm(q, weight[:DIM], 1e-6)
     triton_kernels.rotate(q.transpose(1, 2), k.transpose(1, 2), angles, angles)
+    triton_kernels.add_rms_norm(hidden, hidden, weight, 1e-6)
+    triton_kernels.norm_and_rotate(
+        qkv.flatten(2), (HEADS, KV_HEADS), DIM, angles, angles, (weight, weight), 1e-6
+    )
     triton_kernels.silu_mul(*torch.zeros(1, tokens, 6144, dtype=torch.bfloat16).chunk(2, dim=-1))
 
 

@@ -18,7 +18,7 @@ from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
 from milestones.bench import command as bench
-from milestones.bench import contenders, curves, peer_llama, workloads
+from milestones.bench import contenders, curves, peer_llama, peers, workloads
 from milestones.bench.contenders import Contender, Peer, Summary
 from milestones.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
@@ -50,6 +50,17 @@ def test_workloads_are_the_same_every_time_and_fit(name: str) -> None:
 def test_the_standard_benchmark_is_the_standard_one() -> None:
     work = workloads.workload("nano", "any", 150_000, on_gpu=True)
     assert sum(map(len, work.prompts)) == 142_827 and sum(work.max_tokens) == 133_966
+
+
+def test_every_engine_samples_as_the_workload_says() -> None:
+    on_gpu = workloads.workload("nano", "tiny-llama", 50_000, on_gpu=True)
+    assert (on_gpu.sampling, on_gpu.warm_up().sampling) == ("temperature 0.6",) * 2
+    assert workloads.workload("nano", "tiny-llama", 50_000).sampling == "greedy"
+    assert workloads.workload("nano", "tiny-llama", 50_000, True, 0.0).sampling == "greedy"
+    assert workloads.workload("alone", "tiny-llama", 50_000, True, 0.5).temperature == 0.5
+    assert peers.sampling(0.0) == {"do_sample": False}
+    assert peers.sampling(0.6)["top_k"] == 0, "Hugging Face keeps 50 tokens by default"
+    assert Driver(on_gpu).temperature == 0.6
 
 
 def test_a_user_speaks_when_it_is_due_and_answers_what_it_got(make_engine: EngineFactory) -> None:
@@ -98,7 +109,8 @@ def test_bench_measures(
 
     def small(*_: Any) -> Workload:
         config = {"model": "tiny-llama", "max_num_seqs": 2}
-        return Workload([[1, 2], [3]], [3, 3], True, config, follow_ups=[[[4]], [[5]]])
+        turns = [[[4]], [[5]]]
+        return Workload([[1, 2], [3]], [3, 3], True, config, follow_ups=turns, temperature=0.6)
 
     monkeypatch.setattr(bench, "workload", small)
     arguments = ["--model", "tiny-llama", "--engines", ",".join(names), "--rounds", 1]
@@ -109,6 +121,8 @@ def test_bench_measures(
     assert measured["engines"][names[0]]["turns"]["stats"]["decode_tokens"] == 4 * 2
     assert all(measured["engines"][name]["turns"]["tokens_per_second"] > 0 for name in names)
     assert all(name in shown for name in names) and "\x1b" not in shown
+    assert "Every engine: temperature 0.6" in " ".join(shown.split())
+    assert {measured["engines"][name]["turns"]["sampling"] for name in names} == {"temperature 0.6"}
     assert len(ET.parse(picture).findall(".//{*}rect")) == 3
 
 

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from common.models import loader, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
 from milestones.bench import roofline
-from milestones.instruments.fake_cuda import FakeCuda
+from milestones.instruments.fake_cuda import FakeCuda, FakeStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
 from tests.oracle import greedy
 
@@ -80,6 +81,72 @@ def test_graphs_give_the_same_tokens(
     assert engine.stats().num_graph_replays == decodes == cuda.names().count("replay side")
 
 
+class OnGpu:
+    """A model on a CPU that says that it is on a GPU."""
+
+    device = GPU
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, **kwargs: Any) -> Any:
+        return self.model(**kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def started_on_gpu(engine: Any, module_of: ModuleOf, **config: Any) -> Any:
+    """Give an engine on a CPU a CUDA stream, and let it capture its graphs as at the start."""
+    runner = engine.runner
+    runner.stream.close()
+    runner.stream = module_of("stream").CudaStream(GPU)
+    runner.model = OnGpu(runner.model)
+    runner.graphs = runner._decode_graphs(replace(engine.config, **config))
+    return engine
+
+
+@pytest.mark.since("m5_overlap")
+def test_graphs_are_captured_at_the_start(
+    cuda: FakeCuda,
+    make_engine: EngineFactory,
+    module_of: ModuleOf,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """All sizes share the forward stream, with its workspaces, and one tensor of logits."""
+    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
+    expected = tokens_of(make_engine(loaded), 5)
+    engine = make_engine(loaded, attention_backend="triton", max_num_seqs=3, enable_overlap=True)
+    graphs = started_on_gpu(engine, module_of).runner.graphs
+    assert sorted(graphs.steps) == graphs.sizes == [1, 2, 4] and graphs.num_replays == 0
+    assert cuda.names().count("new stream") == 1
+    memory = {step.logits.untyped_storage().data_ptr() for step in graphs.steps.values()}
+    assert len(memory) == 1 and not recwarn.list
+    assert tokens_of(engine, 5) == expected
+    assert engine.stats().num_graph_replays == engine.stats().num_steps - 1
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_capture_that_fails_keeps_no_graphs(
+    cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
+    """Without sizes, no step replays the graphs that were captured before: they are freed."""
+    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
+    expected = tokens_of(make_engine(loaded), 4)
+    engine: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3)
+    forward = engine.runner.forward
+
+    def short_of_memory(inputs: Any) -> torch.Tensor:
+        if cuda.capture is not None and inputs.input_ids.shape[1] == 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(inputs)
+
+    engine.runner.forward = short_of_memory
+    graphs = started_on_gpu(engine, module_of).runner.graphs
+    assert graphs.sizes == [] and not any(step.graph for step in graphs.steps.values())
+    assert tokens_of(engine, 4) == expected and engine.stats().num_graph_replays == 0
+
+
 @pytest.mark.since("m5_overlap")
 def test_a_model_that_waits_runs_without_graphs(
     cuda: FakeCuda,
@@ -119,7 +186,8 @@ def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda, module_of: Mod
         gc.disable()
         del old
         gc.enable()
-        graphs.run(inputs)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graphs.run(inputs)
     finally:
         gc.set_threshold(*thresholds)
     assert alive() is None and graphs.num_replays == 1
@@ -228,6 +296,21 @@ def test_hooks_measure_lengths_after_an_hour(cuda: FakeCuda) -> None:
             forwards._hook()
             lengths += [end - begin for begin, end in forwards.take()]
     assert lengths[-1] == pytest.approx(3e-6, abs=1e-7)
+
+
+def test_hooks_measure_the_gpu_of_the_model(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hooks run outside the model's own call, where the current GPU is `cuda:0`."""
+    streams = {GPU: cuda.main, torch.device("cuda:1"): FakeStream(cuda, "second")}
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=GPU: streams[device])
+    module: Any = torch.nn.Identity()
+    module.parameters = lambda: iter([SimpleNamespace(device=torch.device("cuda:1"), is_cuda=True)])
+    with ExitStack() as undo:
+        forwards = HookedForwards(module, lambda: True, undo)
+        module(torch.zeros(1))
+        forwards.take()
+    assert cuda.names().count("event second") == 3 and "event main" not in cuda.names()
 
 
 def test_the_suite_leaves_the_gpu_alone() -> None:

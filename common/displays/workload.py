@@ -29,8 +29,9 @@ from ..tracing.forwards import Forwards, HookedForwards, StreamForwards
 
 @dataclass
 class Workload:
-    """Prompts as token ids. Sampling is greedy; prompt i gets up to `max_tokens[i]` tokens.
+    """Prompts as token ids. Prompt i gets up to `max_tokens[i]` tokens.
 
+    temperature: of all engines, without top-k, top-p and the like. 0: greedy.
     arrivals: the seconds from the start at which each prompt arrives. Empty: all arrive at once.
     follow_ups: the later turns of each user. When a request ends, the prompt of the next one is the
         old prompt, the answer and these tokens.
@@ -42,6 +43,7 @@ class Workload:
     config: dict[str, Any] = field(default_factory=dict)  # of EngineConfig
     arrivals: list[float] = field(default_factory=list)
     follow_ups: list[list[list[int]]] = field(default_factory=list)
+    temperature: float = 0.0
 
     def warm_up(self) -> Workload:
         """Return a workload with prompts of the same lengths and two output tokens each.
@@ -49,7 +51,13 @@ class Workload:
         The prompts are reversed, so that cached prefixes of them do not help the measured run.
         """
         prompts = [prompt[::-1] for prompt in self.prompts]
-        return Workload(prompts, [2] * len(prompts), self.ignore_eos, self.config)
+        most = [2] * len(prompts)
+        return Workload(prompts, most, self.ignore_eos, self.config, temperature=self.temperature)
+
+    @property
+    def sampling(self) -> str:
+        """Return how every engine samples, in words."""
+        return f"temperature {self.temperature:g}" if self.temperature > 0 else "greedy"
 
 
 @dataclass
@@ -151,7 +159,7 @@ class Driver:
     """The users of a workload. Each sends a request when it is due, and reads the answer."""
 
     def __init__(self, workload: Workload) -> None:
-        self.ignore_eos = workload.ignore_eos
+        self.ignore_eos, self.temperature = workload.ignore_eos, workload.temperature
         count = len(workload.prompts)
         self.turns = [
             [Served(prompt, max_tokens, due)]
@@ -178,7 +186,7 @@ class Driver:
         for user in [user for user in self._coming if self.turns[user][-1].due <= now]:
             request = self.turns[user][-1]
             params = SamplingParams(
-                max_tokens=request.max_tokens, temperature=0, ignore_eos=self.ignore_eos
+                request.max_tokens, self.temperature, ignore_eos=self.ignore_eos
             )
             self._users[engine.add_request(request.prompt, params)] = user
             self._coming.remove(user)

@@ -52,8 +52,9 @@ class HookedForwards:
     ) -> None:
         self.is_ours = is_ours
         self.marks: list[Any] = []  # begin, end, begin, end, ...
-        self.on_cuda = next(model.parameters()).is_cuda
-        self.clock = EventClock() if self.on_cuda else None
+        parameter = next(model.parameters())
+        self.device, self.on_cuda = parameter.device, parameter.is_cuda
+        self.clock = EventClock(torch.cuda.current_stream(self.device)) if self.on_cuda else None
         begin = model.register_forward_pre_hook(self._hook)
         undo.callback(begin.remove)
         end = model.register_forward_hook(self._hook, always_call=True)  # also if it raises
@@ -72,7 +73,7 @@ class HookedForwards:
         if not self.on_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))  # of `cuda:1`, if the model is there
         return event
 
     def _seconds(self, mark: Any) -> float:

@@ -24,6 +24,7 @@ from rich.table import Table
 from common import EMBEDDED_MODEL, EngineConfig, load_model
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
+from common.displays.workload import Workload
 
 from ..chain import ROOT
 from ..course.console import wide_console
@@ -38,10 +39,10 @@ DEFAULT_WORKLOADS = ("alone", "batch")
 FAILURES = (OSError, RuntimeError, ValueError)  # of one engine: the others are still measured
 
 
-def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
-    """Return the table of one workload, for a terminal."""
+def report(name: str, measured: list[Contender], floor: Roofline, sampling: str) -> Table:
+    """Return the table of one workload, for a terminal. sampling: of all engines, in words."""
     table = summary_table(
-        f"{name}: {WORKLOADS[name].__doc__}",
+        f"{name}: {summary_of(name)} Every engine: {sampling}.",
         "engine", "tokens/s", "ratio", "of floor", "TTFT p50/p95 s", "ITL p50/p95 ms",
         "gap ms", "padding", "KV unused", "reused",
     )  # fmt: skip
@@ -68,6 +69,11 @@ def report(name: str, measured: list[Contender], floor: Roofline) -> Table:
     return table
 
 
+def summary_of(workload: str) -> str:
+    """Return the first line of the docstring of a workload."""
+    return str(WORKLOADS[workload].__doc__).split("\n", 1)[0]
+
+
 def refresh_readme(document: dict[str, Any]) -> None:
     """Write the table between the README's marks: tokens per second by engine and workload."""
     engines = document["engines"]
@@ -84,7 +90,7 @@ def refresh_readme(document: dict[str, Any]) -> None:
             for name in names
         ]
         lines.append(f"| {engine} | {' | '.join(cells)} |")
-    lines += ["", *(f"- `{name}`: {WORKLOADS[name].__doc__}" for name in names)]
+    lines += ["", *(f"- `{name}`: {summary_of(name)}" for name in names)]
     readme = ROOT / "README.md"
     start, end = README_MARKS
     before, rest = readme.read_text(encoding="utf-8").split(start)
@@ -100,6 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"can be given several times (default: {' and '.join(DEFAULT_WORKLOADS)})",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument(
+        "--temperature", type=float,
+        help="of all engines (default: greedy, but 0.6 for nano on a GPU, as nano-vllm has it)",
+    )  # fmt: skip
     parser.add_argument("--engines", help="measure only these engines, separated by commas")
     parser.add_argument(
         "--vllm-python", type=Path, metavar="PATH",
@@ -135,10 +145,13 @@ def main(args: argparse.Namespace) -> int:
     vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
     failed: list[Contender] = []
     del loaded
+    works = {
+        name: workload(name, args.model, vocab_size, on_gpu, args.temperature) for name in names
+    }
     try:
         for number in range(1, args.rounds + 1):
             for name in names:
-                work = workload(name, args.model, vocab_size, on_gpu)
+                work = works[name]
                 for contender in (c for c in measured if c not in failed):
                     console.print(
                         f"round {number} of {args.rounds}: {name}, {contender.name}", style="dim"
@@ -151,7 +164,7 @@ def main(args: argparse.Namespace) -> int:
                         continue
                     contender.results.setdefault(name, []).append(result)
                     if args.json:
-                        _write(args.json, _document(measured, floor, earlier))
+                        _write(args.json, _document(measured, floor, earlier, works))
     except KeyboardInterrupt:
         console.print("interrupted: the tables show what was measured so far")
     finally:
@@ -165,8 +178,8 @@ def main(args: argparse.Namespace) -> int:
         f"{floor.step_seconds(16) * 1e3:.1f} ms for 16"
     )
     for name in names:
-        console.print(report(name, measured, floor))
-    document = _document(measured, floor, earlier)
+        console.print(report(name, measured, floor, works[name].sampling))
+    document = _document(measured, floor, earlier, works)
     if args.svg:
         args.svg.write_text(bars(document), encoding="utf-8")
     if args.readme:
@@ -174,7 +187,9 @@ def main(args: argparse.Namespace) -> int:
     return 0 if names and not failed else 1
 
 
-def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]) -> dict[str, Any]:
+def _document(
+    measured: list[Contender], floor: Roofline, before: dict[str, Any], works: dict[str, Workload]
+) -> dict[str, Any]:
     """Return all measurements so far, with those of an earlier run for other workloads."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -183,6 +198,7 @@ def _document(measured: list[Contender], floor: Roofline, before: dict[str, Any]
         contender.name: {
             name: {
                 **asdict(summary),
+                "sampling": works[name].sampling,
                 "seconds": [result.seconds for result in contender.results[name]],
             }
             for name in contender.results

@@ -24,10 +24,11 @@ from rich.console import Console
 from common.displays.demo import machine
 
 from ..chain import ROOT, milestones
-from . import gpu_correct, gpu_kernels, gpu_speed
+from . import gpu_correct, gpu_kernels, gpu_rows, gpu_speed, gpu_workloads
+from .peers import PEERS
 
 SMALL, STANDARD = "tiny-qwen3", "random-qwen3-0.6b"
-SECONDS = 240  # a case that takes longer has failed
+SECONDS = 300  # a case that takes longer has failed
 MARK = "gpu-check result: "  # before the JSON in the output of the process of a case
 Case = Callable[[], Any]  # returns a result, or a list of rows: see `whole`
 
@@ -60,8 +61,20 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
             cases[f"nano, {count} requests"] = nano
         replay = partial(gpu_kernels.replay_kernels, name, device, standard)
         cases["kernels of a replay"] = replay
+    cases["row kernels"] = partial(gpu_rows.row_kernels, device)
     cases["sampling"] = partial(gpu_speed.sampling, device)
     cases["lanes"] = partial(gpu_speed.lanes, names[-1], device, standard, page)
+    for name in names:
+        few = name == names[0]  # it serves one request at a time
+        cases[f"workloads of {name}"] = partial(
+            gpu_workloads.of_milestone, name, device, standard, few
+        )
+    for name in PEERS:
+        cases[f"workloads of {name}"] = partial(
+            gpu_workloads.of_hugging_face, name, device, standard
+        )
+    if gpu_workloads.has_vllm():
+        cases["workloads of vllm"] = partial(gpu_workloads.of_vllm, device, standard)
     return cases
 
 
@@ -142,6 +155,11 @@ def line(name: str, result: dict[str, Any]) -> str:
         return f"FAILED  {name}: {str(result['error']).strip().splitlines()[-1]}"
     rows = result.get("rows")
     numbers = [f"{sum(r['passed'] for r in rows)} of {len(rows)}"] if rows else []
+    numbers += [
+        f"{row['workload']} {row['tokens_per_second']:.0f} tokens/s ({row['sampling']})"
+        for row in rows or []
+        if "tokens_per_second" in row
+    ]
     numbers += [
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in result.items()

@@ -84,7 +84,7 @@ def check_passes(device: str, model: str) -> dict[str, Any]:
         changed = apply_passes(loaded.model)
         ours = loaded.model(tokens, use_cache=False).logits.float()
     own, error = (float((x - reference).norm() / reference.norm()) for x in (plain, ours))
-    on_gpu = ("merge", "norm", "rotary", "gate") if device != "cpu" else ("merge",)
+    on_gpu = ("merge", "norm", "rotary", "gate", "layer") if device != "cpu" else ("merge",)
     return {
         "dtype": str(loaded.model.dtype),
         "changed": changed,

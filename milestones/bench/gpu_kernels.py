@@ -24,6 +24,10 @@ DECODES: dict[str, list[int]] = {
 STATIC_TOKENS = 2048  # the static page table is as wide as the longest request
 CONTEXT = 800  # tokens, in the middle of the standard benchmark
 STAGES = (1, 2, 3, 4, 5)
+PREFILL_TILES = [  # rows of queries, positions of a tile, warps, stages
+    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (64, 128, 8, 2),
+    (128, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2),
+]  # fmt: skip
 POOLS = 8  # copies of keys and values that take turns, so that no cache of the GPU holds them
 
 
@@ -45,7 +49,8 @@ def seconds(work: Callable[[], Any], device: str) -> float:
 def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
     """Measure the decode kernels over a static table, by contexts: time, and bytes of KV a second.
 
-    `stages` has the time with each number of stages.
+    `stages` has the time with each number of stages, and `reduce_us` the part of the time that
+    combining the splits takes.
     """
     ops = importlib.import_module(f"{milestone}.triton_ops")
     rows = {}
@@ -59,29 +64,52 @@ def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
         took = seconds(work, device) / len(pools)
         moved = 2 * sum(contexts) * pools[0][0].shape[0] * dim * case.keys.itemsize
         row: dict[str, Any] = {"us": 1e6 * took, "bytes_per_second": moved / took, "stages": {}}
+        with replaced(ops.kernels, "reduce_kernel", Nothing()):
+            row["reduce_us"] = row["us"] - 1e6 * seconds(work, device) / len(pools)
         for stages in STAGES if name == "256 mixed" else ():
-            with staged(ops.kernels, stages):
-                try:
-                    row["stages"][stages] = 1e6 * seconds(work, device) / len(pools)
-                except Exception as error:  # so many stages need too much shared memory
-                    row["stages"][stages] = repr(error)[:200]
+            with tiled(ops.kernels, "decode", num_stages=stages):
+                row["stages"][stages] = _us(work, device, len(pools))
         rows[name] = row
     return {"decode": rows, "copy_bytes_per_second": _copy_speed(device), "passed": True}
 
 
+class Nothing:
+    """A kernel that does nothing when it is launched."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *args, **options: None
+
+
 @contextmanager
-def staged(kernels: Any, stages: int) -> Iterator[None]:
-    """Inside this context, the kernels are compiled with this number of stages."""
-    own = kernels.tiles
-
-    def tiles(*args: Any) -> dict[str, dict[str, int]]:
-        return {kind: {**tile, "num_stages": stages} for kind, tile in own(*args).items()}
-
-    kernels.tiles = tiles
+def replaced(module: Any, name: str, other: Any) -> Iterator[None]:
+    """Inside this context, a module has another object with this name."""
+    own = getattr(module, name)
+    setattr(module, name, other)
     try:
         yield
     finally:
-        kernels.tiles = own
+        setattr(module, name, own)
+
+
+@contextmanager
+def tiled(kernels: Any, kind: str, **changes: int) -> Iterator[None]:
+    """Inside this context, the `decode` or the `prefill` kernel has another tile."""
+    own = kernels.tiles
+
+    def tiles(*args: Any) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = own(*args)
+        return {**found, kind: {**found[kind], **changes}}
+
+    with replaced(kernels, "tiles", tiles):
+        yield
+
+
+def _us(work: Callable[[], Any], device: str, calls: int = 1) -> float | str:
+    """Return microseconds, or the error of a tile that needs too much shared memory."""
+    try:
+        return 1e6 * seconds(work, device) / calls
+    except Exception as error:
+        return repr(error)[:200]
 
 
 def _decode_case(milestone: str, device: str, contexts: list[int], dim: int) -> tuple[Any, Any]:
@@ -108,17 +136,33 @@ def _copy_speed(device: str) -> float:
 
 
 def prefill(milestone: str, device: str, tokens: int = 4096, dim: int = 128) -> dict[str, Any]:
-    """Measure the prefill kernel on one prompt: time, and arithmetic per second."""
+    """Measure the prefill kernel on one prompt: time, and arithmetic per second.
+
+    `tiles` has the time of each of `PREFILL_TILES`.
+    """
     attention = importlib.import_module(f"{milestone}.attention")
     ops = importlib.import_module(f"{milestone}.triton_ops")
     dtype = torch.float32 if device == "cpu" else torch.float16
     case = PagedCase(attention, [tokens], [tokens], (16, 8), dim, 16, dtype, device)
     ops.store_kv(case.keys, case.values, case.key, case.value, case.meta)
-    took = seconds(
-        lambda: ops.paged_prefill(case.query, case.keys, case.values, case.meta, 0.25), device
-    )
+
+    def work() -> None:
+        ops.paged_prefill(case.query, case.keys, case.values, case.meta, 0.25)
+
+    took = seconds(work, device)
+    tiles: dict[str, float | str] = {}
+    for rows, tile, warps, stages in PREFILL_TILES:
+        shape = {"ROWS": rows, "TILE": tile, "num_warps": warps, "num_stages": stages}
+        with tiled(ops.kernels, "prefill", **shape):
+            tiles[f"{rows} x {tile}, {warps} warps, {stages} stages"] = _us(work, device)
     flops = 4 * 16 * dim * tokens * tokens / 2  # two products, and half of the scores are masked
-    return {"tokens": tokens, "us": 1e6 * took, "flops_per_second": flops / took, "passed": True}
+    return {
+        "tokens": tokens,
+        "us": 1e6 * took,
+        "flops_per_second": flops / took,
+        "tiles": tiles,
+        "passed": True,
+    }
 
 
 def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> dict[str, Any]:

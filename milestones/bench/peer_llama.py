@@ -28,11 +28,12 @@ class User(threading.Thread):
 
     def __init__(
         self, server: Any, prompt: list[int], max_tokens: int, due: float, to_say: list[list[int]],
-        ignore_eos: bool, started: float,
+        ignore_eos: bool, started: float, temperature: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.server, self.prompt, self.max_tokens, self.due = server, prompt, max_tokens, due
         self.to_say, self.ignore_eos, self.started = to_say, ignore_eos, started
+        self.temperature = temperature
         self.tokens: list[list[int]] = []  # the output tokens of each turn
         self.times: list[list[float]] = []
         self.dues: list[float] = []
@@ -46,8 +47,9 @@ class User(threading.Thread):
             self.times.append([])
             self.dues.append(due)
             request = {
-                "prompt": prompt, "n_predict": self.max_tokens, "temperature": 0.0, "stream": True,
+                "prompt": prompt, "n_predict": self.max_tokens, "stream": True,
                 "ignore_eos": self.ignore_eos, "cache_prompt": True, "verbose": True,
+                "temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
             }  # fmt: skip
             self.server.handle_completions(request, self.take)
             if self.failure is not None or said is None:
@@ -72,7 +74,16 @@ def serve(server: Any, workload: dict[str, Any]) -> dict[str, Any]:
     """Serve all users at the same time, one thread each. Raises `RuntimeError` on a refusal."""
     count, started = len(workload["prompts"]), time.perf_counter()
     users = [
-        User(server, prompt, max_tokens, due, to_say, workload["ignore_eos"], started)
+        User(
+            server,
+            prompt,
+            max_tokens,
+            due,
+            to_say,
+            workload["ignore_eos"],
+            started,
+            workload["temperature"],
+        )
         for prompt, max_tokens, due, to_say in zip(
             workload["prompts"],
             workload["max_tokens"],

@@ -39,7 +39,7 @@ def serve(engine: Any, workload: dict[str, Any]) -> dict[str, Any]:
         for user in [user for user in coming if due[user] <= now]:
             name = f"{started}-{user}-{len(prompts[user])}"
             params = SamplingParams(
-                temperature=0, max_tokens=workload["max_tokens"][user],
+                temperature=workload["temperature"], max_tokens=workload["max_tokens"][user],
                 ignore_eos=workload["ignore_eos"], detokenize=False,
             )  # fmt: skip
             engine.add_request(name, {"prompt_token_ids": prompts[user][-1]}, params)
@@ -68,11 +68,13 @@ def main() -> None:
     """Start the engine, then answer each line of standard input with a line."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM and its libraries may print: keep that out of the answers
+    import torch
     from vllm import LLM
 
+    on_gpu = torch.cuda.is_available()  # as our engines: `EngineConfig` and `workloads.py`
     llm = LLM(
-        sys.argv[1], dtype="float32", max_model_len=2048, max_num_seqs=16, seed=0,
-        enable_prefix_caching=True,
+        sys.argv[1], dtype="auto" if on_gpu else "float32", max_model_len=2048,
+        max_num_seqs=256 if on_gpu else 16, seed=0, enable_prefix_caching=True,
     )  # fmt: skip
     for line in sys.stdin:
         workload = json.loads(line)

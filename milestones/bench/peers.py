@@ -21,11 +21,18 @@ from common.displays.workload import Workload, WorkloadResult
 
 HF_PAGE_SIZE = 32
 
-Generate = Callable[[LoadedModel, list[list[int]], list[int]], list[list[int]]]
+Generate = Callable[[LoadedModel, list[list[int]], list[int], float], list[list[int]]]
+
+
+def sampling(temperature: float) -> dict[str, Any]:
+    """Return Hugging Face's parameters: without its own top-k of 50."""
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
 
 
 def hf_static(
-    loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int]
+    loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int], temperature: float
 ) -> list[list[int]]:
     """Call Hugging Face `generate` on one padded batch, which ends with its longest request."""
     longest = max(map(len, prompts))
@@ -37,19 +44,19 @@ def hf_static(
         attention_mask=torch.tensor(mask, device=model.device),
         max_new_tokens=max(max_tokens),
         min_new_tokens=max(max_tokens),
-        do_sample=False,
         pad_token_id=0,
+        **sampling(temperature),
     )[:, longest:].tolist()
     return [row[:n] for row, n in zip(tokens, max_tokens, strict=True)]
 
 
 def hf_batch(
-    loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int]
+    loaded: LoadedModel, prompts: list[list[int]], max_tokens: list[int], temperature: float
 ) -> list[list[int]]:
     """Call Hugging Face `generate_batch` (continuous batching), with the largest `max_tokens`."""
     model: Any = loaded.model
     config = GenerationConfig(
-        max_new_tokens=max(max_tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
+        max_new_tokens=max(max_tokens), eos_token_id=-1, pad_token_id=0, **sampling(temperature)
     )
     longest = max(len(prompt) + n for prompt, n in zip(prompts, max_tokens, strict=True))
     # Memory for all requests at once. By default `generate_batch` takes all memory, which takes a
@@ -80,9 +87,8 @@ def run_peer(generate: Generate, loaded: LoadedModel, workload: Workload) -> Wor
             said = [follow_up[turn - 1] for follow_up in workload.follow_ups]
             prompts = [p + a[-1] + s for p, a, s in zip(prompts, answers, said, strict=True)]
         started = time.perf_counter()
-        for answer, tokens in zip(
-            answers, generate(loaded, prompts, workload.max_tokens), strict=True
-        ):
+        said_now = generate(loaded, prompts, workload.max_tokens, workload.temperature)
+        for answer, tokens in zip(answers, said_now, strict=True):
             answer.append(tokens)
         first_token_seconds += [time.perf_counter() - started] * users  # the engine does not stream
     tokens_of = [tokens for answer in answers for tokens in answer]

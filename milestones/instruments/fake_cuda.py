@@ -9,6 +9,7 @@ the same memory. Before that, the memory of the other graphs of the pool is fill
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class FakeCuda:
     def installed(self) -> Iterator[FakeCuda]:
         """Return a context in which `torch.cuda` is this device."""
         fakes: dict[str, Any] = {
-            "Stream": lambda device=None: FakeStream(self, "side"),
+            "Stream": self._new_stream,
             "Event": lambda enable_timing=False: FakeEvent(self),
             "CUDAGraph": lambda: FakeGraph(self),
             "stream": self._on,
@@ -68,7 +69,7 @@ class FakeCuda:
             "empty_cache": self._empty_cache,
             "device": self._on_device,
             "get_sync_debug_mode": lambda: self.debug_mode,
-            "set_sync_debug_mode": lambda mode: setattr(self, "debug_mode", mode),
+            "set_sync_debug_mode": self._set_debug_mode,
         }
         with ExitStack() as undo:
             undo.enter_context(_Watch(self))
@@ -76,6 +77,16 @@ class FakeCuda:
                 undo.enter_context(patch.object(torch.cuda, name, fake))
             undo.enter_context(_kernels_recorded(self))
             yield self
+
+    def _new_stream(self, device: Any = None) -> FakeStream:
+        self.record("new stream")
+        return FakeStream(self, "side")
+
+    def _set_debug_mode(self, mode: int | str) -> None:
+        if "warned" not in self.names():  # torch warns once in a process
+            self.record("warned")
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        self.debug_mode = mode
 
     @contextmanager
     def _on(self, stream: FakeStream) -> Iterator[None]:
@@ -93,10 +104,13 @@ class FakeCuda:
     @contextmanager
     def _capturing(self, graph: FakeGraph, pool: Any = None, stream: Any = None) -> Iterator[None]:
         self._synchronize()
+        stream = stream or FakeStream(self, "capture")
+        if stream is self.main:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream")
         self.record("capture")
         self.capture = graph
         try:
-            with self._on(stream or FakeStream(self, "capture")):
+            with self._on(stream):
                 yield
         finally:
             self.capture = None

@@ -13,8 +13,8 @@ a rotary embedding with another layout), the module keeps its own `forward`.
     norm      RMSNorm in four operations instead of seven; on a GPU in one         float32; CUDA
     rotary    rotate q and k together in three operations; on a GPU in one         everywhere
     gate      activation(gate) * up in one kernel                                  CUDA
-    layer     a decoder layer with merged products as one function; in C if        CPU
-              `pack` found a compiler
+    layer     a decoder layer with merged products as one function; in C if        everywhere
+              `pack` found a compiler; on a GPU with fused kernels
     last      after the attention of the last layer, compute only the tokens       CPU
               that need logits
     decode    all layers of a decode step as one call of C                         CPU

@@ -7,9 +7,9 @@ kind (Llama's) consists of three calls:
 
     x -> norm -> qkv -> rotate q and k | attention | -> o, + x -> norm -> gate, up -> down, + x
 
-The parts before and after attention are compiled (`cpu_kernels/layer.c`) if the products are.
-Otherwise they are a few operations of torch. Hooks on the layer itself still run. Hooks on modules
-inside the layer do not run.
+The parts before and after attention are compiled (`cpu_kernels/layer.c`) if the products are. On
+CUDA they have fused Triton kernels. Otherwise they are a few operations of torch. Hooks on the
+layer itself still run. Hooks on modules inside the layer do not run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from .forwards import Forwards
-from .layer_parts import CompiledParts, Parts, TorchParts, products_of
+from .layer_parts import CompiledParts, Parts, TorchParts, TritonParts, products_of
 from .replace import probe, same, subclass
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -86,7 +86,7 @@ def joined_layers(model: nn.Module) -> list[Any]:
 
 
 def join_layers(model: nn.Module) -> int:
-    """Make each decoder layer on CPU with merged products one function; return their number."""
+    """Make each decoder layer with merged products one function; return their number."""
     layers = [m for m in model.modules() if {n for n, _ in m.named_children()} == CHILDREN]
     if not layers:
         return 0
@@ -107,7 +107,8 @@ def _join(layer: Any, forwards: Forwards) -> bool:
     x = 0.05 * probe(2, 5, qkv.linear.in_features, like=qkv.linear.weight)
     angle = probe(2, 5, layer.self_attn.head_dim // 2, like=x).repeat(1, 1, 2)
     given = {"position_embeddings": (angle.cos(), angle.sin())}
-    for kind in (CompiledParts, TorchParts):
+    kinds: tuple[type[Parts], ...] = (CompiledParts, TorchParts) if x.is_cpu else (TritonParts,)
+    for kind in kinds:
         try:  # a layer may have other arguments or other parts than Llama's
             theirs = layer(x, **given)
             layer.__dict__["parts"] = kind(layer, forwards)
@@ -123,7 +124,7 @@ def _join(layer: Any, forwards: Forwards) -> bool:
 
 
 def _is_usual(layer: Any) -> bool:
-    """Return whether a layer has the parts of Llama's, is on CPU, and has merged products."""
+    """Return whether a layer has the parts of Llama's, is on a CPU or GPU, with merged products."""
     names = {name for name, _ in layer.self_attn.named_children()}
     if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS):
         return False
@@ -133,4 +134,5 @@ def _is_usual(layer: Any) -> bool:
         return False
     windowed = getattr(layer.self_attn, "sliding_window", None) is not None
     merged = products_of(layer)
-    return not windowed and all(p and p.linear.weight.device.type == "cpu" for p in merged)
+    devices = ("cpu", "cuda")
+    return not windowed and all(p and p.linear.weight.device.type in devices for p in merged)

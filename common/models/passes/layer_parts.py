@@ -1,4 +1,4 @@
-"""The parts of a decoder layer before and after its attention, in torch or in C."""
+"""The parts of a decoder layer before and after its attention: in torch, in C, or in Triton."""
 
 from __future__ import annotations
 
@@ -70,6 +70,49 @@ class TorchParts:
         both = self.gate_up.linear.forward(self.mlp_norm.forward(x))
         gate, up = both.split(self.gate_up.sizes, dim=-1)
         return self.down.forward(self.activation.forward(gate).mul_(up)).add_(x)
+
+
+class TritonParts(TorchParts):
+    """The same on CUDA, with fewer kernels between the products: one before attention, two after.
+
+    One normalizes and rotates q and k. One adds the input to the output of attention, and
+    normalizes the sum.
+    """
+
+    def __init__(self, layer: Any, forwards: Forwards) -> None:
+        """Raises `AttributeError` or `TypeError` for a layer with other parts."""
+        super().__init__(layer, forwards)
+        if "SiLU" not in type(self.activation).__name__:
+            raise TypeError("its activation is not SiLU")
+        found = [norm for norm in self.head_norms if norm is not None]
+        self.head_weights = (found[0].weight, found[1].weight) if found else None
+        epsilons = {norm.variance_epsilon for norm in found} or {0.0}
+        if len(epsilons) > 1:
+            raise TypeError("the norms of its heads differ")
+        (self.head_epsilon,) = epsilons
+
+    def before(self, x: torch.Tensor, forward: Forward) -> Sequence[torch.Tensor]:
+        """See `Parts`."""
+        from .triton_kernels import norm_and_rotate
+
+        dim = self.attention.head_dim
+        qkv = self.qkv.linear.forward(self.input_norm.forward(x))
+        norm_and_rotate(
+            qkv, (self.heads[0], self.heads[1]), dim, forward.cos, forward.signed_sin,
+            self.head_weights, self.head_epsilon,
+        )  # fmt: skip
+        heads = qkv.view(*x.shape[:2], -1, dim).split(self.heads, dim=2)
+        return [part.transpose(1, 2) for part in heads]
+
+    def after(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """See `Parts`."""
+        from .triton_kernels import add_rms_norm, silu_mul
+
+        output, norm = self.output.forward(attended.flatten(2)), self.mlp_norm
+        x, normed = add_rms_norm(output, x, norm.weight, norm.variance_epsilon)
+        both = self.gate_up.linear.forward(normed)
+        gate, up = both.split(self.gate_up.sizes, dim=-1)
+        return self.down.forward(silu_mul(gate, up)).add_(x)
 
 
 class CompiledParts:

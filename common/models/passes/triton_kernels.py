@@ -71,6 +71,68 @@ def rotary_kernel(
 
 
 @triton.jit
+def add_rms_norm_kernel(x, residual, weight, out, size, epsilon, BLOCK: tl.constexpr):
+    """One program for each row: x + residual replaces x, and its RMSNorm is written to `out`."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    place = tl.program_id(0).to(tl.int64) * size + columns
+    values = tl.load(x + place, mask=inside, other=0.0)
+    more = tl.load(residual + place, mask=inside, other=0.0)
+    total = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
+    tl.store(x + place, total, mask=inside)
+    wide = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + epsilon)
+    normed = (wide * scale).to(values.dtype).to(tl.float32)
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, (normed * factor).to(values.dtype), mask=inside)
+
+
+@triton.jit
+def _normed(values, weight, scale, columns, inside):
+    """Return one half of a head, float32 numbers of its dtype, after RMSNorm."""
+    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    rounded = (values.to(tl.float32) * scale).to(values.dtype).to(tl.float32)
+    return (rounded * factor).to(values.dtype).to(tl.float32)
+
+
+@triton.jit
+def norm_rotary_kernel(
+    qkv, q_weight, k_weight, cos, signed_sin, token_stride, q_heads, HALF, epsilon,
+    HAS_NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for each head of q and k of each token: RMSNorm, and rotation, in place.
+
+    A row of `qkv` has the heads of q, of k, and of v. Each thread writes the numbers that it read.
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HALF
+    place = qkv + token * token_stride + head * 2 * HALF + columns
+    raw_first = tl.load(place, mask=inside, other=0.0)
+    raw_second = tl.load(place + HALF, mask=inside, other=0.0)
+    dtype = raw_first.dtype
+    first, second = raw_first.to(tl.float32), raw_second.to(tl.float32)
+    if HAS_NORM:
+        weight = q_weight
+        if head >= q_heads:
+            weight = k_weight
+        squares = tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)
+        scale = tl.rsqrt(squares / (2 * HALF) + epsilon)
+        first = _normed(raw_first, weight, scale, columns, inside)
+        second = _normed(raw_second, weight + HALF, scale, columns, inside)
+    angle = token * 2 * HALF + columns
+    cos_1 = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    sin_1 = tl.load(signed_sin + angle, mask=inside, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    sin_2 = tl.load(signed_sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
+    # The products are rounded before they are added, as in the module.
+    upper = (first * cos_1).to(dtype).to(tl.float32) + (second * sin_1).to(dtype).to(tl.float32)
+    lower = (second * cos_2).to(dtype).to(tl.float32) + (first * sin_2).to(dtype).to(tl.float32)
+    tl.store(place, upper.to(dtype), mask=inside)
+    tl.store(place + HALF, lower.to(dtype), mask=inside)
+
+
+@triton.jit
 def silu_mul_kernel(gate, up, out, gate_stride, up_stride, size, BLOCK: tl.constexpr):
     """One program for each `BLOCK` numbers of a row."""
     row = tl.program_id(0).to(tl.int64)
@@ -96,6 +158,46 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
         BLOCK=block, num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
     return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x + residual, in the memory of x, and its RMSNorm over the last dimension.
+
+    x and residual: [..., n], x contiguous. The results have the same shape.
+    """
+    size, residual = x.shape[-1], residual.contiguous()
+    assert x.is_contiguous(), "the sum is written to the memory of x"
+    out, block = torch.empty_like(x), triton.next_power_of_2(size)
+    add_rms_norm_kernel[(x.numel() // size,)](
+        x, residual, weight, out, size, epsilon,
+        BLOCK=block, num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+    return x, out
+
+
+def norm_and_rotate(
+    qkv: torch.Tensor,
+    heads: tuple[int, int],
+    head_dim: int,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    epsilon: float = 0.0,
+) -> None:
+    """Apply RMSNorm (if there are `norms`, the weights) and rotation to q and k, in place.
+
+    qkv: [B, T, n], a contiguous product of q, k and v. heads: the numbers of heads of q and of k.
+    cos, signed_sin: [B, T, 1, head_dim], contiguous; see `rotary.signed`.
+    """
+    assert qkv.is_contiguous(), "rows of other strides"
+    batch, tokens, width = qkv.shape
+    q_weight, k_weight = norms or (cos, cos)  # without norms, the kernel reads none
+    norm_rotary_kernel[(batch * tokens, sum(heads))](
+        qkv, q_weight, k_weight, cos, signed_sin, width, heads[0], head_dim // 2, epsilon,
+        HAS_NORM=norms is not None, BLOCK=triton.next_power_of_2(head_dim // 2), num_warps=1,
+    )  # fmt: skip
 
 
 def rotate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import weakref
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from common.models import loader, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
 from milestones.bench import roofline
+from milestones.chain import load
 from milestones.instruments.fake_cuda import FakeCuda
 from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
 from tests.oracle import greedy
@@ -163,7 +163,7 @@ def test_a_dropped_engine_waits_before_its_memory_is_freed(
 
 @pytest.mark.since("m2_continuous")
 def test_a_closed_engine_holds_no_memory(milestone: str) -> None:
-    package = importlib.import_module(milestone)  # with its own stream, in each mode of the tests
+    package = load(milestone)  # with its own stream, in each mode of the tests
     engine: Any = package.LLMEngine(EngineConfig(model="tiny-llama", device="cpu"))
     engine.generate([[1, 2, 3]], greedy(3), progress=False)
     alive = [weakref.ref(x) for x in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values)]

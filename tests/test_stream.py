@@ -16,6 +16,7 @@ import torch
 
 from common import EngineConfig, SamplingParams
 from common.models.cpu_runtime import release_threads
+from milestones.chain import package
 from milestones.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
@@ -342,7 +343,7 @@ def test_leaving_with_a_step_in_flight(milestone: str) -> None:
     """The interpreter ends without an error, although the engine was not closed."""
     program = (
         "from common import EngineConfig, SamplingParams; import importlib;"
-        f"engine = importlib.import_module('{milestone}').LLMEngine("
+        f"engine = importlib.import_module('{package(milestone)}').LLMEngine("
         "EngineConfig(model='tiny-llama', device='cpu', emulated_forward_ms=50));"
         "engine.add_request([1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True));"
         "engine.step(); assert engine.result_queue"

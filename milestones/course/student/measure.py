@@ -15,7 +15,6 @@ Exit status: 0 the table was shown; 2 there is no such milestone.
 from __future__ import annotations
 
 import argparse
-import importlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from rich.table import Table
 from common import EMBEDDED_MODEL, EngineConfig
 from common.displays.workload import Workload, WorkloadResult, run
 
+from ...chain import load, short
 from ..delta import ROOT
 from ..record import RecordError, find_milestone
 
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     except RecordError as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 2
-    chosen = MEASUREMENTS[milestone.partition("_")[0]]
+    chosen = MEASUREMENTS[short(milestone)]
     model = args.model or chosen.model
     table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")
     with console.status("measuring …"):
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
 
 def measured(milestone: str, workload: Workload, **made: Any) -> WorkloadResult:
     """Run a workload on a new engine of a milestone, after a warm-up that leaves nothing cached."""
-    package = importlib.import_module(milestone)
+    package = load(milestone)
     with package.LLMEngine(EngineConfig(device="cpu", **workload.config), **made) as engine:
         run(engine, workload.warm_up())
         engine.reset_prefix_cache()

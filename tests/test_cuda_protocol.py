@@ -50,6 +50,7 @@ def tokens_of(engine: Any, most: int) -> list[list[int]]:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("multi_step")
 def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -286,9 +287,9 @@ def test_uploads_are_sent_in_one_copy(module_of: ModuleOf) -> None:
 
 @pytest.mark.since("m5_overlap")
 def test_a_launch_sends_its_inputs_once(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+    milestone: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Any = build_engine("m5_overlap", enable_overlap=False)
+    engine: Any = build_engine(milestone, enable_overlap=False)
     sends, module = list[int](), module_of("buffers")
     send = module.Pack.send
 

@@ -66,7 +66,7 @@ def test_a_broken_declaration_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta, "ROOT", tmp_path)
-    folder = tmp_path / "milestones" / "m9"
+    folder = tmp_path / "milestones" / "m9_nine"
     folder.mkdir(parents=True)
     for text, message in (
         ("below = ", "DELTA.toml"),
@@ -74,7 +74,7 @@ def test_a_broken_declaration_names_its_file(
     ):
         (folder / "DELTA.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
-            delta.declared("m9")
+            delta.declared("m9_nine")
 
 
 ONE = '[[stop]]\ntitle = "One"\nsymbols = ["shelf.py"]\n'

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from _pytest.config import get_config
 
-from milestones.chain import ELECTIVES, course_place, electives, sources
+from milestones.chain import ELECTIVES, course_place, electives, place, sources
 from tests.conftest import MILESTONES, ROOT
 
 SOURCES = sorted(
@@ -36,13 +36,20 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+def modules() -> dict[str, Path]:
+    """Return the file of each module of the project. An elective has the files that it takes."""
+    places = {path.relative_to(ROOT).as_posix(): path for path in SOURCES}
+    for name in electives():
+        places |= {f"{place(name)}/{file}": path for file, path in sources(name).items()}
+    return {
+        inside.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for inside, path in places.items()
+    }
 
 
-def imported_modules(path: Path, known: set[str]) -> set[str]:
+def imported_modules(name: str, path: Path, known: set[str]) -> set[str]:
     """Return the modules of this repository that a file imports, also for type hints only."""
-    package = path.relative_to(ROOT).parent.parts
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -55,8 +62,8 @@ def imported_modules(path: Path, known: set[str]) -> set[str]:
 
 def test_no_circle_of_imports() -> None:
     """`TopologicalSorter` raises `CycleError`, with the files of the circle."""
-    known = {module_of(path) for path in SOURCES}
-    graph = {module_of(path): imported_modules(path, known) for path in SOURCES}
+    known = modules()
+    graph = {name: imported_modules(name, path, {*known}) for name, path in known.items()}
     assert graph["m5_overlap.scheduler"] >= {"m5_overlap.in_flight", "common"}
     TopologicalSorter(graph).prepare()
 

@@ -158,6 +158,7 @@ def test_buffers_grow_and_leave_what_was_taken(module_of: ModuleOf) -> None:
     assert taken[-1].tolist() == [[1.5], [2.5]]
 
 
+@pytest.mark.before("multi_step")
 def test_a_step_returns_while_the_next_one_runs(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -220,6 +221,7 @@ def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
     assert set(started) == {0}, f"planning a step started threads: {started}"
 
 
+@pytest.mark.before("multi_step")
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: EngineFactory) -> None:
     """The request keeps its row and pages until the step that it is still in has written them."""
     engine: Any = make_engine(page_size=1, num_pages=64, enable_overlap=True)
@@ -241,6 +243,7 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: Engin
     assert_one_answer("tiny-llama", finals["goes on"][-1], 20)
 
 
+@pytest.mark.before("multi_step")
 def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
     """If all ends are known in advance, the overlapped loop runs the same steps as the serial."""
     shapes = []

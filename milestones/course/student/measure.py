@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,10 +25,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from common import EMBEDDED_MODEL, EngineConfig
-from common.displays.workload import Workload, WorkloadResult, run
+from common import EMBEDDED_MODEL, EngineConfig, load_model
+from common.displays.workload import Workload, WorkloadResult, percentile, run
 
-from ...chain import load, short
+from ...chain import below, load, short
 from ..delta import ROOT
 from ..record import RecordError, find_milestone
 
@@ -75,10 +75,17 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     return 0
 
 
-def measured(milestone: str, workload: Workload, **made: Any) -> WorkloadResult:
-    """Run a workload on a new engine of a milestone, after a warm-up that leaves nothing cached."""
+def measured(
+    milestone: str, workload: Workload, num_steps: int | None = None, **made: Any
+) -> WorkloadResult:
+    """Run a workload on a new engine of a milestone, after a warm-up that leaves nothing cached.
+
+    num_steps: of each plan, for an engine that has plans.
+    """
     package = load(milestone)
     with package.LLMEngine(EngineConfig(device="cpu", **workload.config), **made) as engine:
+        if num_steps is not None:
+            engine.scheduler.num_steps = num_steps
         run(engine, workload.warm_up())
         engine.reset_prefix_cache()
         return run(engine, workload)
@@ -171,6 +178,32 @@ def by_forward(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
         )  # fmt: skip
 
 
+def by_plan(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """multi_step: plans of so many steps, below the milestone's overlap, on the same requests.
+
+    A request arrives every 20 ms, and forwards take 4 ms (emulated). About one token in 24 ends its
+    request, which no plan can know.
+    """
+    prompts = prompts_of([8] * 32)
+    config = {"model": model, "max_num_seqs": 16, "max_model_len": 96, "emulated_forward_ms": 4}
+    arrivals = [0.02 * number for number in range(len(prompts))]
+    workload = Workload(prompts, [48] * len(prompts), config=config, arrivals=arrivals)
+    loaded = load_model(EngineConfig(model=model, device="cpu"))
+    ends = replace(loaded, eos_token_ids=frozenset({*loaded.eos_token_ids, *range(0, 256, 24)}))
+    for size in (0, *map(int, sizes)):
+        engine_of = milestone if size else below(milestone)
+        assert engine_of is not None, "an elective lies on a milestone"
+        result = measured(engine_of, workload, loaded=ends, num_steps=size or None)
+        tokens = sum(map(len, result.token_ids))
+        vain = result.stats["padding_tokens"]
+        yield (
+            f"{size}" if size else f"{short(engine_of)}, overlapped", f"{tokens}", f"{vain}",
+            f"{vain / (vain + tokens):.1%}", milliseconds(result.first_token_seconds),
+            f"{1e3 * percentile(result.first_token_seconds, 95):.2f}",
+            milliseconds(result.inter_token_seconds), f"{result.tokens_per_second:.0f}",
+        )  # fmt: skip
+
+
 MEASUREMENTS = {
     "m1": Measurement(
         ("context", "tokens fed, cache", "ms, cache", "tokens fed, no cache", "ms, no cache"),
@@ -190,5 +223,12 @@ MEASUREMENTS = {
     "m5": Measurement(
         ("emulated ms", "h", "f", "h + f", "serial", "max(h, f)", "overlapped"),
         by_forward, TINY, (0, 1, 2, 4, 8, 16),
+    ),
+    "multi_step": Measurement(
+        (
+            "steps per plan", "tokens", "in vain", "share", "TTFT p50, ms", "TTFT p95, ms",
+            "ITL p50, ms", "tokens/s",
+        ),
+        by_plan, TINY, (1, 2, 4, 8),
     ),
 }  # fmt: skip

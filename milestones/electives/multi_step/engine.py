@@ -107,9 +107,13 @@ class LLMEngine(OfflineEngine):
         return self.output_processor.drain()
 
     def undo_useless_step(self) -> None:
-        """If all requests of the steps in flight have finished, undo these steps."""
+        """If all requests of the steps in flight have finished, undo these steps.
+
+        Their forwards are queued already, so their tokens are computed all the same.
+        """
         left = [request for batch, _result in self.result_queue for request in batch.requests]
         if left and all(request.is_finished for request in left):
+            self.scheduler.counters.padding_tokens += len(left)
             self.undo_steps_in_flight()
 
     def undo_steps_in_flight(self) -> None:

@@ -77,7 +77,7 @@ class Scheduler:
         the plan goes on: the result is one more step of the same requests.
         """
         if self.in_flight.batches:
-            return self._schedule_again()
+            return self.schedule_again()
         batch = ScheduleBatch()
         allowed = self.isolation.allowed(continuing(self.running))
         # Decodes first: a chunk must not take the page that a decode needs.
@@ -118,6 +118,14 @@ class Scheduler:
         decodes = all(request.num_uncomputed_tokens == 1 for request in requests)
         is_full = len(self.in_flight.batches) == self.num_steps
         return bool(requests) and decodes and not is_full and not self.needs_result()
+
+    def schedule_again(self) -> ScheduleBatch:
+        """Plan one more step of the requests that go on: one token of each."""
+        batch = ScheduleBatch()
+        for request in continuing(self.running):
+            self._add(batch, request, 1)
+        self.in_flight.batches.append(batch)
+        return batch
 
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
@@ -195,14 +203,6 @@ class Scheduler:
         for request in self.waiting:
             assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
         self.in_flight.check_invariants(self.running)
-
-    def _schedule_again(self) -> ScheduleBatch:
-        """Plan one more step of the requests that go on: one token of each."""
-        batch = ScheduleBatch()
-        for request in continuing(self.running):
-            self._add(batch, request, 1)
-        self.in_flight.batches.append(batch)
-        return batch
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""

@@ -16,38 +16,25 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from common import EMBEDDED_MODEL, EngineConfig, load_model
-from common.displays.workload import Workload, WorkloadResult, percentile, run
+from common import EMBEDDED_MODEL
+from common.displays.workload import Workload
 
-from ...chain import below, load, short
+from ...chain import short
 from ..delta import ROOT
 from ..record import RecordError, find_milestone
+from .measure_electives import ELECTIVES
+from .measuring import TINY, Measurement, Row, measured, milliseconds, prompts_of
 
 EXAMPLE = "python -m milestones measure m3"
-TINY = "tiny-llama"  # for counters, which do not depend on the model
 SLOTS = 1024  # tokens in m3's pool
 CHAT_PAGE = 8  # tokens in a page of m4's pool
-
-Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The columns of a table, and the function that yields its rows for a sequence of sizes."""
-
-    columns: Row
-    rows: Callable[[str, str, tuple[float, ...]], Iterator[Row]]
-    model: str
-    sizes: tuple[float, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,33 +60,6 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console.print(f"{milestone}, {model}", style="bold", highlight=False)
     console.print(table)
     return 0
-
-
-def measured(
-    milestone: str, workload: Workload, num_steps: int | None = None, **made: Any
-) -> WorkloadResult:
-    """Run a workload on a new engine of a milestone, after a warm-up that leaves nothing cached.
-
-    num_steps: of each plan, for an engine that has plans.
-    """
-    package = load(milestone)
-    with package.LLMEngine(EngineConfig(device="cpu", **workload.config), **made) as engine:
-        if num_steps is not None:
-            engine.scheduler.num_steps = num_steps
-        run(engine, workload.warm_up())
-        engine.reset_prefix_cache()
-        return run(engine, workload)
-
-
-def milliseconds(seconds: list[float]) -> str:
-    """Return the median in milliseconds, as text."""
-    return f"{1e3 * median(seconds):.2f}"
-
-
-def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    """Return random prompts for any vocabulary."""
-    drawn = random.Random(seed)
-    return [[drawn.randrange(3, 250) for _ in range(length)] for length in lengths]
 
 
 def by_context(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
@@ -178,32 +138,6 @@ def by_forward(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
         )  # fmt: skip
 
 
-def by_plan(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """multi_step: plans of so many steps, below the milestone's overlap, on the same requests.
-
-    A request arrives every 20 ms, and forwards take 4 ms (emulated). About one token in 24 ends its
-    request, which no plan can know.
-    """
-    prompts = prompts_of([8] * 32)
-    config = {"model": model, "max_num_seqs": 16, "max_model_len": 96, "emulated_forward_ms": 4}
-    arrivals = [0.02 * number for number in range(len(prompts))]
-    workload = Workload(prompts, [48] * len(prompts), config=config, arrivals=arrivals)
-    loaded = load_model(EngineConfig(model=model, device="cpu"))
-    ends = replace(loaded, eos_token_ids=frozenset({*loaded.eos_token_ids, *range(0, 256, 24)}))
-    for size in (0, *map(int, sizes)):
-        engine_of = milestone if size else below(milestone)
-        assert engine_of is not None, "an elective lies on a milestone"
-        result = measured(engine_of, workload, loaded=ends, num_steps=size or None)
-        tokens = sum(map(len, result.token_ids))
-        vain = result.stats["padding_tokens"]
-        yield (
-            f"{size}" if size else f"{short(engine_of)}, overlapped", f"{tokens}", f"{vain}",
-            f"{vain / (vain + tokens):.1%}", milliseconds(result.first_token_seconds),
-            f"{1e3 * percentile(result.first_token_seconds, 95):.2f}",
-            milliseconds(result.inter_token_seconds), f"{result.tokens_per_second:.0f}",
-        )  # fmt: skip
-
-
 MEASUREMENTS = {
     "m1": Measurement(
         ("context", "tokens fed, cache", "ms, cache", "tokens fed, no cache", "ms, no cache"),
@@ -224,11 +158,5 @@ MEASUREMENTS = {
         ("emulated ms", "h", "f", "h + f", "serial", "max(h, f)", "overlapped"),
         by_forward, TINY, (0, 1, 2, 4, 8, 16),
     ),
-    "multi_step": Measurement(
-        (
-            "steps per plan", "tokens", "in vain", "share", "TTFT p50, ms", "TTFT p95, ms",
-            "ITL p50, ms", "tokens/s",
-        ),
-        by_plan, TINY, (1, 2, 4, 8),
-    ),
+    **ELECTIVES,
 }  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from ...chain import course_place, place
+from ...chain import course_place, is_elective, place
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find, find_milestone, load, recorded
@@ -75,7 +75,7 @@ def own_milestone(root: Path) -> str:
     if not names:
         raise RecordError("no milestone of this tree has exercises")
     started = [name for name in names if (root / course_place(name) / "start").is_dir()]
-    return (started or names)[-1]
+    return (started or [name for name in names if not is_elective(name)] or names)[-1]
 
 
 def check_once(

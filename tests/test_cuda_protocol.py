@@ -50,7 +50,7 @@ def tokens_of(engine: Any, most: int) -> list[list[int]]:
 
 
 @pytest.mark.since("m5_overlap")
-@pytest.mark.before("multi_step")
+@pytest.mark.before("multi_step", "speculative")
 def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:

@@ -158,7 +158,7 @@ def test_buffers_grow_and_leave_what_was_taken(module_of: ModuleOf) -> None:
     assert taken[-1].tolist() == [[1.5], [2.5]]
 
 
-@pytest.mark.before("multi_step")
+@pytest.mark.before("multi_step", "speculative")
 def test_a_step_returns_while_the_next_one_runs(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -221,7 +221,7 @@ def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
     assert set(started) == {0}, f"planning a step started threads: {started}"
 
 
-@pytest.mark.before("multi_step")
+@pytest.mark.before("multi_step", "speculative")
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: EngineFactory) -> None:
     """The request keeps its row and pages until the step that it is still in has written them."""
     engine: Any = make_engine(page_size=1, num_pages=64, enable_overlap=True)
@@ -342,6 +342,7 @@ def test_the_suite_runs_on_the_stream_it_was_asked_for(make_engine: EngineFactor
     assert engine.config.enable_overlap == (conftest.MODE != "serial")
 
 
+@pytest.mark.before("speculative")
 def test_leaving_with_a_step_in_flight(milestone: str) -> None:
     """The interpreter ends without an error, although the engine was not closed."""
     program = (

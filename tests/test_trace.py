@@ -165,6 +165,7 @@ def test_spans_of_a_stream_come_late_and_once() -> None:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("speculative")
 def test_a_forward_goes_to_the_step_that_scheduled_it(milestone: str) -> None:
     """A forward belongs to the step that scheduled it, even if it runs during the next step."""
     with bare_engine(milestone) as engine:

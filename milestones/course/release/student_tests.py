@@ -83,11 +83,11 @@ def pruned(source: str, absent: set[str]) -> str | None:
 
 
 def _names(node: ast.AST, mark: str, absent: set[str]) -> bool:
-    """Return whether a decorator or list has a `since` or `before` of an absent milestone."""
+    """Return whether a decorator or list has a `since` or `before` of absent engines only."""
     return any(
         isinstance(call, ast.Call)
         and ast.unparse(call.func) == f"pytest.mark.{mark}"
-        and any(isinstance(arg, ast.Constant) and arg.value in absent for arg in call.args)
+        and all(isinstance(arg, ast.Constant) and arg.value in absent for arg in call.args)
         for call in ast.walk(node)
     )
 

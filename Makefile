@@ -25,7 +25,7 @@ test: setup
 lint: setup
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
-	@$(RUN) -m mypy
+	@$(RUN) -m milestones types
 
 ladder: setup
 	@$(RUN) -m milestones bench $(ARGS)

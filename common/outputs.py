@@ -84,6 +84,8 @@ class EngineStats:
     num_retractions: int = 0
     num_steps: int = 0  # steps that ran a forward
     num_graph_replays: int = 0  # of these, steps that replayed a CUDA graph; 0 on a CPU
+    num_draft_tokens: int = 0  # tokens that a drafter guessed and a step computed
+    num_accepted_tokens: int = 0  # of these, guesses that were right
 
 
 @dataclass

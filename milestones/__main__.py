@@ -51,6 +51,11 @@ COMMANDS = {
         "course.maintain.propagate",
         "for maintainers: apply an edit to the milestones above",
     ),
+    "types": (
+        "course.maintain.types",
+        "for maintainers: check the types, with complete electives",
+    ),
+    "demo": ("demo", "run the demo of a milestone or of an elective"),
     "bench": ("bench.command", "measure all milestones on this machine"),
     "curves": (
         "bench.curves",

@@ -1,16 +1,23 @@
-"""Which packages lie below an engine, in order. All parts of the project ask this file.
+"""Which packages lie below an engine, in order, and where the files of an engine are.
 
-The chain of a milestone has all milestones below it and ends with the milestone itself. It names
-the lessons that the engine contains.
+All parts of the project ask this file. The chain of an engine has all engines below it and ends
+with the engine itself. It names the lessons that the engine contains.
+
+A milestone is a complete package. An elective is one more lesson on top of the highest milestone.
+Its package holds only the files that differ from that milestone. It takes all other files from
+there, so it is a complete engine too: see `milestones/electives/__init__.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 MILESTONE = re.compile(r"m\d_\w+")
+ELECTIVES = "milestones/electives"
 
 
 def milestones(root: Path = ROOT) -> list[str]:
@@ -18,13 +25,21 @@ def milestones(root: Path = ROOT) -> list[str]:
     return sorted(path.name for path in root.iterdir() if MILESTONE.fullmatch(path.name))
 
 
-def parents(root: Path = ROOT) -> dict[str, str | None]:
-    """Return the package directly below each engine, or None for the lowest one.
+def electives(root: Path = ROOT) -> list[str]:
+    """Return the electives of a tree, in the order of the alphabet."""
+    return sorted(path.parent.name for path in (root / ELECTIVES).glob("*/__init__.py"))
 
-    An elective will be one more entry here, with its milestone as the value.
-    """
+
+def engines(root: Path = ROOT) -> list[str]:
+    """Return the milestones of a tree, and then its electives."""
+    return [*milestones(root), *electives(root)]
+
+
+def parents(root: Path = ROOT) -> dict[str, str | None]:
+    """Return the package directly below each engine, or None for the lowest one."""
     names = milestones(root)
-    return dict(zip(names, [None, *names], strict=False))
+    ladder = dict(zip(names, [None, *names], strict=False))
+    return {**ladder, **dict.fromkeys(electives(root), names[-1] if names else None)}
 
 
 def below(name: str, root: Path = ROOT) -> str | None:
@@ -48,3 +63,45 @@ def above(name: str, root: Path = ROOT) -> list[str]:
 def at_least(name: str, milestone: str, root: Path = ROOT) -> bool:
     """Return whether an engine is this milestone, or has it below."""
     return milestone in chain(name, root)
+
+
+def is_elective(name: str) -> bool:
+    """Return whether a name is that of an elective, and not of a milestone."""
+    return MILESTONE.fullmatch(name) is None
+
+
+def short(name: str) -> str:
+    """Return a milestone's name up to the first "_". The short name of an elective is its name."""
+    return name if is_elective(name) else name.partition("_")[0]
+
+
+def place(name: str) -> str:
+    """Return the folder of an engine's own sources, from the root."""
+    return f"{ELECTIVES}/{name}" if is_elective(name) else name
+
+
+def course_place(name: str) -> str:
+    """Return the folder of an engine's page, exercises, mutants and DELTA.toml, from the root."""
+    return f"{ELECTIVES}/{name}" if is_elective(name) else f"milestones/{name}"
+
+
+def package(name: str) -> str:
+    """Return the name by which an engine is imported."""
+    return place(name).replace("/", ".")
+
+
+def load(name: str, module: str = "") -> ModuleType:
+    """Import an engine, or one of its modules, such as `scheduler`."""
+    return importlib.import_module(f"{package(name)}.{module}" if module else package(name))
+
+
+def sources(name: str, root: Path = ROOT) -> dict[str, Path]:
+    """Return the Python files of a complete engine, by name inside its package.
+
+    An elective has its own version of some files, and those of the milestone below for the others.
+    """
+    folder, under = root / place(name), below(name, root)
+    own = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
+    if not is_elective(name) or under is None:
+        return own
+    return dict(sorted({**sources(under, root), **own}.items()))

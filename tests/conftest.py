@@ -4,6 +4,10 @@ A test with the argument `milestone` (or `make_engine`, which uses it) runs once
 Marks say which engines a test is for. `since("m3_paged")` names the first milestone that has the
 subject of the test, and `before("m3_paged")` the first milestone that no longer has it.
 `pytest --milestone=m2_continuous` runs the tests of one engine.
+
+An elective is one more engine. `pytest --milestone` with its name runs the whole suite on it.
+Without `--milestone`, only those tests run on it that name it in `since`, or that have the mark
+`electives`: quick ones, about its files.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import ctypes
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,12 +33,13 @@ from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
 from common.models.cpu_kernels import Kernels, bind, build, kernels
-from milestones.chain import chain, milestones
+from milestones.chain import chain, engines, load, milestones, sources
 from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = "overlap"
 MILESTONES = milestones(ROOT)
+ENGINES = engines(ROOT)  # the milestones, and then the electives
 
 settings.register_profile(
     "ladder",
@@ -47,9 +51,7 @@ settings.load_profile("ladder")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--milestone", choices=MILESTONES, help="run the tests of this milestone's engine only"
-    )
+    parser.addoption("--milestone", choices=ENGINES, help="run the tests of this engine only")
 
     parser.addoption(
         "--mode", choices=MODES, default=MODE,
@@ -64,7 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
     MODE = config.getoption("--mode")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
-        "markers", "before(milestone): this milestone's lesson removes the subject"
+        "markers", "before(*engines): the lessons of these engines remove the subject"
+    )
+    config.addinivalue_line(
+        "markers", "electives: run it on the electives, without --milestone too"
     )
     config.addinivalue_line(
         "markers", "only_of(*files): the subject is in these; equal copies of them are tested once"
@@ -84,22 +89,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
-    """Return the milestones that a test is for, as its marks say.
+    """Return the engines that a test is for, as its marks and `--milestone` say.
 
     A mark may name a milestone that does not exist yet.
     """
     marks: dict[str, tuple[str, ...]] = {}
     for mark in metafunc.definition.iter_markers():  # a test's own marks come before its module's
         marks.setdefault(mark.name, mark.args)
-    (first,), (end,) = marks.get("since", MILESTONES[:1]), marks.get("before", ("",))
-    chains = {name: chain(name, ROOT) for name in MILESTONES}
-    names = [name for name, lessons in chains.items() if first in lessons and end not in lessons]
+    (first,), ends = marks.get("since", MILESTONES[:1]), {*marks.get("before", ())}
+    chains = {name: chain(name, ROOT) for name in ENGINES}
+    names = [name for name, lessons in chains.items() if first in lessons and not ends & {*lessons}]
+    wanted = {*MILESTONES, first, metafunc.config.getoption("--milestone")}
+    wanted |= set(ENGINES) if "electives" in marks else set()
+    names = [name for name in names if name in wanted]
     if files := marks.get("only_of"):
-        sources = {name: [(ROOT / name / file).read_bytes() for file in files] for name in names}
-        names = [
-            n for i, n in enumerate(names) if sources[n] not in [sources[m] for m in names[:i]]
-        ]
+        texts = {name: [_text(name, file) for file in files] for name in names}
+        names = [n for i, n in enumerate(names) if texts[n] not in [texts[m] for m in names[:i]]]
     return names
+
+
+@functools.cache
+def _text(name: str, file: str) -> bytes:
+    """Return a file of an engine, or nothing if the engine does not have it."""
+    path = sources(name, ROOT).get(file)
+    return path.read_bytes() if path else b""
 
 
 def _milestone_of(item: pytest.Item) -> str | None:
@@ -180,4 +193,4 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 @pytest.fixture
 def module_of(milestone: str) -> ModuleOf:
     """`module_of("scheduler")` imports that module of the milestone under test."""
-    return lambda name: importlib.import_module(f"{milestone}.{name}")
+    return lambda name: load(milestone, name)

@@ -55,7 +55,8 @@ class Part:
     pages: list[int]
     start: int
     tokens: list[int]
-    is_sampled: bool
+    num_outputs: int  # of the last tokens: each gives a next token
+    has_drafts: bool
 
 
 class HashRunner:
@@ -83,9 +84,12 @@ class HashRunner:
             assert request.num_tokens < request.max_num_tokens, "this request is known to end"
             start = request.num_computed_tokens
             width = -(-(start + n) // self.page_size)
+            drafts = getattr(batch, "drafts", {}).get(request, [])
             pages = [self.rows[request.row].get(c, PADDING_PAGE) for c in range(width)]
-            tokens = list(request.token_ids[start : start + n])
-            parts.append(Part(request.row + 1, pages, start, tokens, i in batch.sampled_indices))
+            tokens = [*request.token_ids[start : start + n], *drafts]
+            assert len(tokens) == n and (not drafts or min(tokens) >= 0), "I1: a wrong input"
+            outputs = 1 + len(drafts) if i in batch.sampled_indices else 0
+            parts.append(Part(request.row + 1, pages, start, tokens, outputs, bool(drafts)))
         result = HashResult([])
         result.event = self.stream.launch(lambda: self._compute(parts, result))
         return result
@@ -112,9 +116,10 @@ class HashRunner:
                 value = kv_of(kv, token, position)
                 self.memory[self._slot(part, position)] = value
                 kv = (*kv, value)
-            if part.is_sampled:
-                self.futures[part.row] = next_token(kv)
-                result.tokens.append(self.futures[part.row])
+                if position >= part.start + len(tokens) - part.num_outputs:
+                    result.tokens.append(next_token(kv))
+            if part.num_outputs and not part.has_drafts:
+                self.futures[part.row] = result.tokens[-1]
 
     def _slot(self, part: Part, position: int) -> int:
         page = part.pages[position // self.page_size]

@@ -10,6 +10,7 @@ import functools
 import shutil
 from pathlib import Path
 
+from milestones.chain import electives, place
 from milestones.course.testing.runner import Runner
 from tests.conftest import ROOT
 
@@ -201,6 +202,8 @@ def make(root: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     for source in (ROOT / "milestones").rglob("*.py"):
+        if any(source.is_relative_to(ROOT / folder) for folder in map(place, electives())):
+            continue
         target = root / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)

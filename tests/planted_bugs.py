@@ -12,6 +12,7 @@ import pytest
 from common.engine.base import EngineBase
 from common.engine.interrupts import HeldInterrupts
 from common.text.output_processor import OutputProcessor
+from milestones.chain import load
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -55,7 +56,7 @@ def bug(
 
 
 def of(milestone: str, module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"{milestone}.{module}"), name)
+    return getattr(load(milestone, module), name)
 
 
 @bug("m2_continuous")

@@ -12,7 +12,7 @@ import pytest
 from common.displays.workload import Workload, run
 from common.outputs import StepCounters
 from milestones.bench import gpu_correct, host_time, overlap_check
-from milestones.chain import below
+from milestones.chain import below, sources
 from milestones.course.student.list import size_of
 from tests.conftest import ROOT, EngineFactory
 
@@ -66,7 +66,7 @@ def test_gpu_checks_kernel_part(milestone: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_list_counts_an_engine_without_its_demo(milestone: str) -> None:
-    files = [path for path in (ROOT / milestone).rglob("*.py") if path.parent.name != "demo"]
+    files = [path for path in sources(milestone).values() if path.parent.name != "demo"]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
     size = size_of(ROOT, milestone, below(milestone))
     assert size.lines == lines and 0 < size.added + size.changed <= lines

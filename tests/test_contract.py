@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from typing import Any
 
 import pytest
 
 from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams
+from milestones.chain import load
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
@@ -16,7 +16,7 @@ CHAT = [{"role": "user", "content": "Hi!"}]
 
 
 def test_the_package_exports_its_engine(milestone: str) -> None:
-    engine_class = importlib.import_module(milestone).LLMEngine
+    engine_class = load(milestone).LLMEngine
     with engine_class(EngineConfig(model="tiny-llama")) as engine:
         assert engine.config.max_model_len == 512, "max_model_len is not the model's limit"
         output = engine.generate("abc", greedy(3))[0]
@@ -56,7 +56,7 @@ def test_the_sampling_metadata_is_ready_before_the_forward(
 ) -> None:
     """Sampling begins as soon as the logits are there: its parameters must not be built then."""
     engine, events = make_engine(), list[str]()
-    runner = importlib.import_module(f"{milestone}.model_runner")
+    runner = load(milestone, "model_runner")
     made = runner.SamplingMetadata.from_requests
 
     def from_requests(*args: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from milestones.chain import electives, sources
 from milestones.course import delta
 from milestones.course.diff import command as diff
 from milestones.course.diff import lesson_text
@@ -20,9 +21,9 @@ from milestones.course.diff.choose import choose
 from milestones.course.diff.lesson import UNDECLARED, Lesson, lesson
 from milestones.course.diff.lesson_html import page
 from milestones.course.diff.outline import outline
-from tests.conftest import MILESTONES, ROOT
+from tests.conftest import MILESTONES
 
-PAIRS = list(pairwise(MILESTONES))
+PAIRS = [*pairwise(MILESTONES), *((MILESTONES[-1], name) for name in electives())]
 OLD = '''"""A shelf."""
 
 import os
@@ -93,7 +94,7 @@ def run(root: Path, *arguments: str) -> int:
 
 
 def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
-    for path in (ROOT / milestone).rglob("*.py"):
+    for path in sources(milestone).values():
         text = path.read_text(encoding="utf-8")
         numbers = [x.number for part in outline(text).values() for x in part if x.text.strip()]
         lines = text.splitlines()
@@ -107,12 +108,12 @@ def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) ->
     assert not [entry.name for entry in tour.entries if entry.reason == UNDECLARED]
     assert [entry.name for entry in tour.entries] == list(delta.declared(above).reasons)
     gone, come = lines_of(tour, "old", below), lines_of(tour, "new", above)
-    before, after = all_lines(ROOT / below), all_lines(ROOT / above)
+    before, after = all_lines(below), all_lines(above)
     assert not gone - before and before - gone + come == after
 
 
-def all_lines(folder: Path) -> Counter[str]:
-    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+def all_lines(milestone: str) -> Counter[str]:
+    texts = [path.read_text(encoding="utf-8") for path in sources(milestone).values()]
     return Counter(line for text in texts for line in text.splitlines() if line.strip())
 
 
@@ -124,7 +125,7 @@ def lines_of(tour: Lesson, side: str, milestone: str) -> Counter[str]:
         lines = [x for b in part.blocks if b.kind == "change" for x in getattr(b, side)]
         if part.moved and part.kind == kind:
             symbol = part.symbol.partition(":")[2]
-            lines += outline((ROOT / milestone / part.file).read_text(encoding="utf-8"))[symbol]
+            lines += outline(sources(milestone)[part.file].read_text(encoding="utf-8"))[symbol]
         found.update(line.text for line in lines if line.text.strip())
     return found
 

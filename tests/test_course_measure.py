@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from milestones.chain import short
 from milestones.course import record
 from milestones.course.student import measure
 from milestones.course.student.measure import MEASUREMENTS, TINY
@@ -46,7 +47,7 @@ def test_times_are_measured(name: str, size: float) -> None:
 def test_every_handout_asks_before_it_measures(name: str) -> None:
     text = handout(name).partition("\n## Measure it\n")[2].partition("\n## ")[0]
     assert text.index("**Predict.**") < text.index("**Measure.**") < text.index("<details>")
-    assert f"python -m milestones measure {name.partition('_')[0]}" in text
+    assert f"python -m milestones measure {short(name)}" in text
 
 
 def test_the_command_shows_a_table(

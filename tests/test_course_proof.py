@@ -53,6 +53,7 @@ def prove(milestone: str, root: Path, folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.electives
 def test_the_exercises_of_a_milestone(milestone: str, tmp_path: Path) -> None:
     """With solutions 1..k, exercises 1..k pass, and the others fail with their own errors."""
     if milestone in record.recorded(ROOT):

@@ -14,7 +14,7 @@ from milestones.course.grading import submission
 from milestones.course.grading.answers import Answers, Questions
 from milestones.course.grading.client import ForkServer
 from milestones.course.grading.limits import Limits
-from tests.conftest import MILESTONES, ROOT
+from tests.conftest import ENGINES, ROOT
 
 SEEDS = tuple(range(12))
 LIMITS = Limits(seconds=120)
@@ -60,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=MILESTONES)
+@pytest.fixture(scope="module", params=ENGINES)
 def asked(
     request: pytest.FixtureRequest, server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Asked:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from milestones.chain import course_place
 from milestones.course import record
 from milestones.course.exercise import anchor_of
 from tests import mini_course
@@ -138,7 +139,7 @@ def test_the_records_of_the_milestones() -> None:
     """Each real record is valid, and each exercise has a section in the handout and mutants."""
     for milestone in record.recorded(ROOT):
         exercises = record.load(milestone)
-        handout = (ROOT / "milestones" / milestone / "README.md").read_text(encoding="utf-8")
+        handout = (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
         headings = [line.lstrip("#").strip() for line in handout.splitlines() if line[:1] == "#"]
         for exercise in exercises:
             assert exercise.anchor in map(anchor_of, headings), exercise.section

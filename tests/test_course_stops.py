@@ -179,7 +179,7 @@ def test_the_page_of_one_stop_has_no_other(tmp_path: Path) -> None:
 
 def test_a_removed_helper_leaves_its_stop(tmp_path: Path) -> None:
     """A student's DELTA.toml names no helper that was cut. All of its stops can still be read."""
-    text = without_entries(DIVIDED, ["m2_mini/shelf.py:Shelf.gone"])
+    text = without_entries(DIVIDED, ["shelf.py:Shelf.gone"])
     assert "Shelf.gone" not in text
     found = delta.declared("m2_mini", ladder(tmp_path, declared=text))
     assert found.stops == {"Put & take": ("shelf.py:Shelf.put",), "More of it": ("shelf.py:more",)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from types import ModuleType
 
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from common.models import cpu_attention
 from common.models.cpu_kernels import kernels
 from common.models.cpu_kernels.space import SPACE
+from milestones.chain import load
 from milestones.instruments.paged_case import PagedCase
 from tests.conftest import build_engine
 from tests.oracle import assert_one_answer, greedy
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture
 def attention(milestone: str) -> ModuleType:
-    return importlib.import_module(f"{milestone}.attention")
+    return load(milestone, "attention")
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
 def test_who_asks_for_kernels_that_cannot_run_is_told(
     milestone: str, attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    select = importlib.import_module(f"{milestone}.attention_backend").select_backend
+    select = load(milestone, "attention_backend").select_backend
     cpu = torch.device("cpu")
     assert select("auto", cpu, torch.float32) is ops
     assert select("auto", cpu, torch.bfloat16) is attention

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import weakref
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from common.models import loader, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
 from milestones.bench import roofline
+from milestones.chain import load
 from milestones.instruments.fake_cuda import FakeCuda, FakeStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
 from tests.oracle import greedy
@@ -51,6 +51,7 @@ def tokens_of(engine: Any, most: int) -> list[list[int]]:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("multi_step", "speculative")
 def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -231,7 +232,7 @@ def test_a_dropped_engine_waits_before_its_memory_is_freed(
 
 @pytest.mark.since("m2_continuous")
 def test_a_closed_engine_holds_no_memory(milestone: str) -> None:
-    package = importlib.import_module(milestone)  # with its own stream, in each mode of the tests
+    package = load(milestone)  # with its own stream, in each mode of the tests
     engine: Any = package.LLMEngine(EngineConfig(model="tiny-llama", device="cpu"))
     engine.generate([[1, 2, 3]], greedy(3), progress=False)
     alive = [weakref.ref(x) for x in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values)]
@@ -369,9 +370,9 @@ def test_uploads_are_sent_in_one_copy(module_of: ModuleOf) -> None:
 
 @pytest.mark.since("m5_overlap")
 def test_a_launch_sends_its_inputs_once(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+    milestone: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Any = build_engine("m5_overlap", enable_overlap=False)
+    engine: Any = build_engine(milestone, enable_overlap=False)
     sends, module = list[int](), module_of("buffers")
     send = module.Pack.send
 

@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import below
+from milestones.chain import below, sources
 from milestones.course import delta
-from tests.conftest import ROOT
 from tests.test_course_diff import DELTA, ladder
 
 
+@pytest.mark.electives
 @pytest.mark.since("m2_continuous")
 def test_every_difference_is_declared(milestone: str) -> None:
     says = delta.declared(milestone)
     assert says.below == below(milestone)
-    real = delta.found(ROOT / says.below, ROOT / milestone)
-    assert not (problems := delta.problems(says, real)), "\n".join(problems)
+    assert not (problems := delta.problems(says, delta.found_in(milestone))), "\n".join(problems)
 
 
 @pytest.mark.since("m2_continuous")
 def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
     """One line is changed, in a method that the lesson does not touch."""
-    copy = tmp_path / milestone
-    shutil.copytree(ROOT / milestone, copy)
-    engine = copy / "engine.py"
+    files = sources(milestone)
+    source_file = files["engine.py"]
+    engine = files["engine.py"] = tmp_path / "engine.py"
+    shutil.copy(source_file, engine)
     source = engine.read_text()
     assert "return request.request_id" in source
     engine.write_text(source.replace("return request.request_id", "return str(request.request_id)"))
     says = delta.declared(milestone)
-    problems = delta.problems(says, delta.found(ROOT / says.below, copy))
+    problems = delta.problems(says, delta.compared(says.below, sources(says.below), files))
     assert problems == ["engine.py:LLMEngine.add_request is changed, but not declared"]
 
 
@@ -66,7 +66,7 @@ def test_a_broken_declaration_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta, "ROOT", tmp_path)
-    folder = tmp_path / "milestones" / "m9"
+    folder = tmp_path / "milestones" / "m9_nine"
     folder.mkdir(parents=True)
     for text, message in (
         ("below = ", "DELTA.toml"),
@@ -74,7 +74,7 @@ def test_a_broken_declaration_names_its_file(
     ):
         (folder / "DELTA.toml").write_text(text)
         with pytest.raises(ValueError, match=message):
-            delta.declared("m9")
+            delta.declared("m9_nine")
 
 
 ONE = '[[stop]]\ntitle = "One"\nsymbols = ["shelf.py"]\n'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import pytest
 from common import EngineConfig, EngineStats, load_model
 from common.displays import comparison
 from common.displays.workload import Workload, WorkloadResult
+from milestones.chain import load, package
 from tests.conftest import MILESTONES, ROOT
 
 DemoHere = Callable[..., tuple[str | int | None, str, str]]
@@ -24,7 +24,7 @@ DemoHere = Callable[..., tuple[str | int | None, str, str]]
 @functools.cache
 def run_demo(milestone: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", f"{milestone}.demo", *arguments],
+        [sys.executable, "-m", f"{package(milestone)}.demo", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def demo_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         monkeypatch.setattr(sys, "argv", ["demo", *arguments])
         code: str | int | None = 0
         try:
-            importlib.import_module(f"{milestone}.demo").main()
+            load(milestone, "demo").main()
         except SystemExit as exit:
             code = exit.code
         return (code, *capsys.readouterr())
@@ -109,6 +109,7 @@ def test_what_the_fourth_milestone_shows(milestone: str) -> None:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("multi_step", "speculative")
 def test_what_the_fifth_milestone_shows(milestone: str) -> None:
     """On a CPU: both loops as they are, and both loops on an emulated device, each labelled."""
     titles = ["real: all requests at once", "emulated: all requests at once, each forward sleeps"]
@@ -125,6 +126,7 @@ def test_what_the_fifth_milestone_shows(milestone: str) -> None:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("multi_step", "speculative")
 def test_emulation_and_all_milestones(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,16 +149,18 @@ def test_emulation_and_all_milestones(
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("multi_step", "speculative")
 def test_what_cannot_be_emulated(milestone: str, demo_here: DemoHere) -> None:
     code, _, said = demo_here(milestone, "--emulate", "-1")
     assert code == 2 and "--emulate" in said
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("multi_step", "speculative")
 def test_on_a_gpu_nothing_is_emulated(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demo = importlib.import_module(f"{milestone}.demo")
+    demo = load(milestone, "demo")
     monkeypatch.setattr(demo, "runs_on_gpu", lambda engine: True)
     tiny = ("--model", "tiny-llama", "--requests", "1", "--max-tokens", "2", "--plain")
     code, shown, _ = demo_here(milestone, *tiny)
@@ -167,12 +171,13 @@ def test_on_a_gpu_nothing_is_emulated(
 
 @pytest.mark.since("m5_overlap")
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.before("multi_step", "speculative")
 def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> None:
     """The recording differs from what the model would say: no forward of the model can hide here.
 
     One request ends by a stop token before `max_tokens`: a step that computes it is in flight then.
     """
-    replay = importlib.import_module(f"{milestone}.demo.replay")
+    replay = load(milestone, "demo.replay")
     config = {"max_num_seqs": 3, "page_size": 4, "num_pages": 64, "max_num_batched_tokens": 8}
     loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
     prompts = [[5 + i, *range(20, 20 + 3 * i), 7] for i in range(5)]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from milestones.chain import course_place
 from tests.conftest import MILESTONES, ROOT
 from tests.documented_symbols import (
     defined,
@@ -77,12 +78,12 @@ def test_the_architecture_is_that_of_the_code() -> None:
 
 def test_a_handout_says_where_to_read_on(milestone: str) -> None:
     """Its last section names the releases of the glossary, and files that the glossary names."""
-    handout = (ROOT / "milestones" / milestone / "README.md").read_text(encoding="utf-8")
+    handout = (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
     section = handout.partition(TITLE)[2]
     assert section and "\n#" not in section, "this is the last section of a handout"
     releases, *bullets = re.split(r"^- ", section, flags=re.MULTILINE)
     last, _, link = bullets.pop().partition("\n\n")
-    assert "](../GLOSSARY.md)" in link and 3 <= len(bullets) + 1 <= 6
+    assert "/GLOSSARY.md)" in link and 3 <= len(bullets) + 1 <= 6
     assert all(release in GLOSSARY for release in re.findall(r"v\d+\.\d+\.\d+", releases))
     known = {span for row in rows() for span in spans(row.vllm + row.sglang) if is_path(span)}
     for bullet in [*bullets, last]:

@@ -52,6 +52,7 @@ def test_idle_steps_do_nothing(make_engine: EngineFactory) -> None:
 
 
 @pytest.mark.since("m2_continuous")
+@pytest.mark.before("multi_step")
 def test_requests_join_between_two_tokens(make_engine: EngineFactory) -> None:
     """The second request gets its first token long before the first request ends."""
     engine = make_engine(max_num_seqs=2)
@@ -68,6 +69,7 @@ def test_requests_join_between_two_tokens(make_engine: EngineFactory) -> None:
 
 
 @pytest.mark.since("m2_continuous")
+@pytest.mark.before("multi_step")
 def test_the_batch_stays_full_while_requests_wait(make_engine: EngineFactory) -> None:
     """No request waits for the longest one of a batch: the next step fills a free row."""
     engine = make_engine(max_num_seqs=4)

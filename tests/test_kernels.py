@@ -5,7 +5,6 @@ They are interpreted and compared with the torch version in float64, and compile
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from milestones.chain import load, package
 from milestones.instruments.paged_case import PagedCase
 from tests.compile_kernels import UNUSUAL
 from tests.conftest import ROOT, EngineFactory
@@ -36,13 +36,13 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def attention(milestone: str) -> ModuleType:
-    return importlib.import_module(f"{milestone}.attention")
+    return load(milestone, "attention")
 
 
 @pytest.fixture(scope="session")
 def interpreted(milestone: str) -> ModuleType:
     """The launchers of the kernels. `tests.conftest` turns Triton's interpreter on."""
-    return importlib.import_module(f"{milestone}.triton_ops")
+    return load(milestone, "triton_ops")
 
 
 def check(case: PagedCase, interpreted: ModuleType) -> None:
@@ -250,7 +250,7 @@ def compiled(milestone: str) -> list[dict[str, Any]]:
     """The report on every kernel compiled for every GPU, in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.compile_kernels", f"{milestone}.kernels"],
+        [sys.executable, "-m", "tests.compile_kernels", f"{package(milestone)}.kernels"],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

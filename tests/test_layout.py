@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from _pytest.config import get_config
 
+from milestones.chain import ELECTIVES, course_place, electives, place, sources
 from tests.conftest import MILESTONES, ROOT
 
 SOURCES = sorted(
@@ -35,13 +36,20 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+def modules() -> dict[str, Path]:
+    """Return the file of each module of the project. An elective has the files that it takes."""
+    places = {path.relative_to(ROOT).as_posix(): path for path in SOURCES}
+    for name in electives():
+        places |= {f"{place(name)}/{file}": path for file, path in sources(name).items()}
+    return {
+        inside.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for inside, path in places.items()
+    }
 
 
-def imported_modules(path: Path, known: set[str]) -> set[str]:
+def imported_modules(name: str, path: Path, known: set[str]) -> set[str]:
     """Return the modules of this repository that a file imports, also for type hints only."""
-    package = path.relative_to(ROOT).parent.parts
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -54,8 +62,8 @@ def imported_modules(path: Path, known: set[str]) -> set[str]:
 
 def test_no_circle_of_imports() -> None:
     """`TopologicalSorter` raises `CycleError`, with the files of the circle."""
-    known = {module_of(path) for path in SOURCES}
-    graph = {module_of(path): imported_modules(path, known) for path in SOURCES}
+    known = modules()
+    graph = {name: imported_modules(name, path, {*known}) for name, path in known.items()}
     assert graph["m5_overlap.scheduler"] >= {"m5_overlap.in_flight", "common"}
     TopologicalSorter(graph).prepare()
 
@@ -63,9 +71,11 @@ def test_no_circle_of_imports() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_milestone_stands_alone(path: Path) -> None:
     """A milestone imports itself (relatively) and common; common imports no milestone."""
-    if path.parts[len(ROOT.parts)] in ("milestones", "slides"):
-        return
-    assert not imported(path) & {*MILESTONES, "milestones", "tests"}
+    inside = path.relative_to(ROOT).as_posix()
+    if inside.startswith(tuple(f"{ELECTIVES}/{name}/" for name in electives())):
+        assert not imported(path) & {*MILESTONES, "tests"}, "its classes would be different ones"
+    elif not inside.startswith(("milestones/", "slides/")):
+        assert not imported(path) & {*MILESTONES, "milestones", "tests"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -73,17 +83,20 @@ def test_files_are_small(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 260
 
 
+@pytest.mark.electives
 def test_a_milestone_has_its_page_and_roles(milestone: str) -> None:
-    files = {path.name for path in (ROOT / milestone).iterdir()}
-    assert {"__init__.py", "engine.py", "scheduler.py", "model_runner.py", "demo"} <= files
-    assert (ROOT / "milestones" / milestone / "README.md").exists()
+    files = sources(milestone)
+    roles = {"__init__.py", "engine.py", "scheduler.py", "model_runner.py", "demo/__init__.py"}
+    assert roles <= files.keys()
+    assert (ROOT / course_place(milestone) / "README.md").exists()
 
 
+@pytest.mark.electives
 def test_schedulers_and_caches_have_no_tensors(milestone: str) -> None:
     """They decide with plain data, so a student can test a scheduler without a model."""
     for name in PLAIN_DATA:
-        path = ROOT / milestone / name
-        if path.exists():
+        path = sources(milestone).get(name)
+        if path is not None:
             assert "torch" not in imported(path), path
 
 

@@ -14,6 +14,7 @@ from common import LoadedModel, UnsupportedModelError
 from common.models.probe import Probe, ProbeError, Span, longest_limit
 from common.models.support import require_full_attention
 from common.models.tiny import ARCHITECTURES
+from milestones.chain import load
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_same_tokens, generate, greedy
 from tests.tiny_configs import tiny_config
@@ -98,7 +99,6 @@ def test_hugging_faces_own_cache_slides(make_engine: EngineFactory) -> None:
 def test_encoder_decoders_are_refused_on_every_milestone(
     milestone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib
 
     from common import EngineConfig
     from common.models import loader
@@ -107,7 +107,7 @@ def test_encoder_decoders_are_refused_on_every_milestone(
     monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)
     monkeypatch.setattr(loader, "_read", lambda *_: (loaded.model, loaded.tokenizer))
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
-        importlib.import_module(milestone).LLMEngine(EngineConfig(model="some/t5"))
+        load(milestone).LLMEngine(EngineConfig(model="some/t5"))
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))

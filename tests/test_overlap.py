@@ -84,6 +84,7 @@ def test_random_schedules(module_of: ModuleOf, stream: type[LateStream]) -> None
     assert sum(s.cached_prompt_tokens for s in stats) > SCHEDULES, "too few cached prefixes"
 
 
+@pytest.mark.before("speculative")
 def test_random_schedules_without_overlap(module_of: ModuleOf) -> None:
     for seed in range(150):
         engine = fuzz(module_of("engine"), seed, LateStream, enable_overlap=False)
@@ -151,6 +152,7 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
         ("retracted in flight", STREAMS),
     ],
 )
+@pytest.mark.before("speculative")
 def test_planted_bugs_are_caught(
     module_of: ModuleOf,
     monkeypatch: pytest.MonkeyPatch,

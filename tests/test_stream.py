@@ -16,6 +16,7 @@ import torch
 
 from common import EngineConfig, SamplingParams
 from common.models.cpu_runtime import release_threads
+from milestones.chain import package
 from milestones.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
@@ -157,6 +158,7 @@ def test_buffers_grow_and_leave_what_was_taken(module_of: ModuleOf) -> None:
     assert taken[-1].tolist() == [[1.5], [2.5]]
 
 
+@pytest.mark.before("multi_step", "speculative")
 def test_a_step_returns_while_the_next_one_runs(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -219,6 +221,7 @@ def test_who_plans_starts_no_threads(make_engine: EngineFactory) -> None:
     assert set(started) == {0}, f"planning a step started threads: {started}"
 
 
+@pytest.mark.before("multi_step", "speculative")
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: EngineFactory) -> None:
     """The request keeps its row and pages until the step that it is still in has written them."""
     engine: Any = make_engine(page_size=1, num_pages=64, enable_overlap=True)
@@ -240,6 +243,7 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: Engin
     assert_one_answer("tiny-llama", finals["goes on"][-1], 20)
 
 
+@pytest.mark.before("multi_step")
 def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
     """If all ends are known in advance, the overlapped loop runs the same steps as the serial."""
     shapes = []
@@ -338,11 +342,12 @@ def test_the_suite_runs_on_the_stream_it_was_asked_for(make_engine: EngineFactor
     assert engine.config.enable_overlap == (conftest.MODE != "serial")
 
 
+@pytest.mark.before("speculative")
 def test_leaving_with_a_step_in_flight(milestone: str) -> None:
     """The interpreter ends without an error, although the engine was not closed."""
     program = (
         "from common import EngineConfig, SamplingParams; import importlib;"
-        f"engine = importlib.import_module('{milestone}').LLMEngine("
+        f"engine = importlib.import_module('{package(milestone)}').LLMEngine("
         "EngineConfig(model='tiny-llama', device='cpu', emulated_forward_ms=50));"
         "engine.add_request([1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True));"
         "engine.step(); assert engine.result_queue"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import deque
 from pathlib import Path
@@ -16,6 +15,7 @@ from common.displays.demo import parser, recorded
 from common.tracing.data import Span, TraceData
 from common.tracing.forwards import StreamForwards
 from common.tracing.trace import Trace
+from milestones.chain import load
 from tests.conftest import EngineFactory, shared_model
 from tests.oracle import assert_one_answer, drain, greedy
 
@@ -41,7 +41,7 @@ def add_all(engine: OfflineEngine, max_tokens: int = 9) -> None:
 def bare_engine(milestone: str) -> OfflineEngine:
     """Return an engine without audit: the audit's own work may run on the engine's stream."""
     config = EngineConfig(model="tiny-llama", device="cpu", **CONFIG)
-    return importlib.import_module(milestone).LLMEngine(config, shared_model("tiny-llama"))
+    return load(milestone).LLMEngine(config, shared_model("tiny-llama"))
 
 
 def traced_run(engine: OfflineEngine) -> TraceData:
@@ -165,6 +165,7 @@ def test_spans_of_a_stream_come_late_and_once() -> None:
 
 
 @pytest.mark.since("m5_overlap")
+@pytest.mark.before("speculative")
 def test_a_forward_goes_to_the_step_that_scheduled_it(milestone: str) -> None:
     """A forward belongs to the step that scheduled it, even if it runs during the next step."""
     with bare_engine(milestone) as engine:

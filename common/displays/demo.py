@@ -83,7 +83,7 @@ def open_engine(
         engine = _build(build, config, console)
     except (ValueError, RuntimeError) as error:
         raise SystemExit(str(error)) from None
-    milestone = type(engine).__module__.partition(".")[0]
+    milestone = type(engine).__module__.split(".")[-2]
     console.print(f"[bold]{milestone}[/] · {engine.loaded.name} · {machine()}", highlight=False)
     return engine
 

@@ -207,7 +207,7 @@ def describe(engine: Any) -> dict[str, Any]:
     """Return the constant properties of an engine: milestone, model, configuration and memory."""
     kv_cache = getattr(engine.scheduler, "kv_cache", None)
     meta = {
-        "engine": type(engine.scheduler).__module__.split(".")[0],
+        "engine": type(engine.scheduler).__module__.split(".")[-2],
         "model": engine.loaded.name,
         "device": str(engine.loaded.model.device),
         "config": dict(vars(engine.config)),

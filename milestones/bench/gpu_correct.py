@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from common import EngineConfig, SamplingParams, load_model
 from common.models.passes import apply_passes
 
+from ..chain import load
 from ..instruments.paged_case import PagedCase
 
 CASES: list[dict[str, Any]] = [
@@ -25,8 +25,8 @@ PROMPTS = [[7], [1, 2, 3], list(range(40, 90)), list(range(200, 100, -1))]
 
 def check_kernels(milestone: str, device: str) -> list[dict[str, Any]]:
     """Compare each case, in three types and page sizes, with the torch version in float64."""
-    attention = importlib.import_module(f"{milestone}.attention")
-    kernels = importlib.import_module(f"{milestone}.triton_ops")
+    attention = load(milestone, "attention")
+    kernels = load(milestone, "triton_ops")
     rows = []
     for shape in CASES:
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -47,7 +47,7 @@ def check_engine(milestone: str, device: str) -> dict[str, Any]:
     """Compare a milestone's greedy answers on the device with those of Hugging Face, in float32."""
     config = EngineConfig(model="tiny-qwen3", device=device, dtype="float32", max_num_seqs=3)
     plain = load_model(config, plain=True)
-    with importlib.import_module(milestone).LLMEngine(config) as engine:
+    with load(milestone).LLMEngine(config) as engine:
         params = SamplingParams(max_tokens=24, temperature=0)
         outputs = engine.generate(PROMPTS, params, progress=False)
         engine.check_invariants()
@@ -96,7 +96,7 @@ def check_passes(device: str, model: str) -> dict[str, Any]:
 
 def check_two_engines(milestone: str, device: str, model: str) -> dict[str, Any]:
     """Check that a second engine gets as many pages as the first, and gives the same answers."""
-    engine_class = importlib.import_module(milestone).LLMEngine
+    engine_class = load(milestone).LLMEngine
     config = EngineConfig(model=model, device=device, max_num_seqs=4)
     loaded = load_model(config)
     pages, answers = [], []
@@ -112,7 +112,7 @@ def check_two_engines(milestone: str, device: str, model: str) -> dict[str, Any]
 
 def check_graphs(milestone: str, device: str, model: str, rows: int) -> dict[str, Any]:
     """Capture all graphs, and check that every decode step is a replay of one of them."""
-    engine_class = importlib.import_module(milestone).LLMEngine
+    engine_class = load(milestone).LLMEngine
     config = EngineConfig(model=model, device=device, max_num_seqs=rows)
     loaded = load_model(config)
     before, started = _allocated(device), time.perf_counter()

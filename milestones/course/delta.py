@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chain import ROOT
+from ..chain import ROOT, below, course_place, sources
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,7 +56,7 @@ class Delta:
 
 def declared(milestone: str, root: Path | None = None) -> Delta:
     """Read `milestones/<milestone>/DELTA.toml`. Raises `ValueError` that names file and entry."""
-    path = (root or ROOT) / "milestones" / milestone / "DELTA.toml"
+    path = (root or ROOT) / course_place(milestone) / "DELTA.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -121,9 +121,20 @@ def _names_of_stops(tables: Any, path: Path) -> dict[str, list[str]]:
     return named
 
 
+def found_in(milestone: str, root: Path = ROOT) -> Delta:
+    """Return how an engine differs from the one below it."""
+    lower = below(milestone, root)
+    assert lower is not None, f"{milestone} is the lowest milestone"
+    return compared(lower, sources(lower, root), sources(milestone, root))
+
+
 def found(below: Path, above: Path) -> Delta:
-    """Compare the sources of two milestones and return how they differ."""
-    old, new = files(below), files(above)
+    """Compare the sources in two folders and return how they differ."""
+    return compared(below.name, files(below), files(above))
+
+
+def compared(below: str, old: dict[str, Path], new: dict[str, Path]) -> Delta:
+    """Compare the sources of two engines, by name, and return how they differ."""
     added = {name for name in new if name not in old}
     removed = {name for name in old if name not in new}
     changed = set()
@@ -133,7 +144,7 @@ def found(below: Path, above: Path) -> Delta:
         removed |= {f"{name}:{symbol}" for symbol in before.keys() - after.keys()}
         common = before.keys() & after.keys()
         changed |= {f"{name}:{symbol}" for symbol in common if before[symbol] != after[symbol]}
-    return Delta(below.name, frozenset(added), frozenset(changed), frozenset(removed), {})
+    return Delta(below, frozenset(added), frozenset(changed), frozenset(removed), {})
 
 
 def problems(says: Delta, real: Delta) -> list[str]:

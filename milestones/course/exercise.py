@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..chain import course_place, place
+
 
 @dataclass(frozen=True)
 class Exercise:
@@ -35,13 +37,18 @@ class Exercise:
     @property
     def section(self) -> str:
         """The path of its section of the handout."""
-        return f"milestones/{self.milestone}/README.md#{self.anchor}"
+        return f"{course_place(self.milestone)}/README.md#{self.anchor}"
+
+    @property
+    def start(self) -> str:
+        """The folder of its files as a release wrote them."""
+        return f"{course_place(self.milestone)}/start"
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The files of its symbols, from the root."""
         names = dict.fromkeys(symbol.partition(":")[0] for symbol in self.symbols)
-        return tuple(f"{self.milestone}/{name}" for name in names)
+        return tuple(f"{place(self.milestone)}/{name}" for name in names)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,15 @@ tests must catch. Errors name file, line and entry, and all errors are reported 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..chain import ROOT, milestones
+from ..chain import ROOT, course_place, engines, place, short
 from .delta import tomllib
 from .exercise import Exercise, Mutant
 from .record_checks import Problems, check_links, check_table, lines_of, missing_test
 
-EXERCISE_ID = re.compile(r"m(\d+)\.(\d+)")
 HEADERS = ("Exercise", "Mistake", "Killed-by")
 
 
@@ -25,13 +23,13 @@ class RecordError(ValueError):
 
 
 def recorded(root: Path = ROOT) -> list[str]:
-    """Return the milestones of a tree that have exercises."""
-    return [name for name in milestones(root) if path_of(name, root).exists()]
+    """Return the engines of a tree that have exercises."""
+    return [name for name in engines(root) if path_of(name, root).exists()]
 
 
 def path_of(milestone: str, root: Path = ROOT) -> Path:
     """Return the file of a milestone's record."""
-    return root / "milestones" / milestone / "exercises.toml"
+    return root / course_place(milestone) / "exercises.toml"
 
 
 def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exercise, ...]:
@@ -66,9 +64,9 @@ def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exe
 
 def find(name: str, root: Path = ROOT) -> Exercise:
     """Return the exercise with an id. Raises `RecordError` that lists the existing ids."""
-    short, _, number = name.partition(".")
+    owner, _, number = name.partition(".")
     for milestone in recorded(root):
-        if number and milestone.startswith(f"{short}_"):
+        if number and owner == short(milestone):
             exercises = load(milestone, root, strict=False)
             for exercise in exercises:
                 if exercise.id == name:
@@ -80,11 +78,11 @@ def find(name: str, root: Path = ROOT) -> Exercise:
 
 
 def find_milestone(name: str, root: Path = ROOT) -> str:
-    """Return the milestone "m1" or "m1_single". Raises `RecordError` that lists all milestones."""
-    for milestone in milestones(root):
-        if name in (milestone, milestone.partition("_")[0]):
+    """Return the engine with a name: m1, m1_single, or an elective. Raises `RecordError`."""
+    for milestone in engines(root):
+        if name in (milestone, short(milestone)):
             return milestone
-    there = ", ".join(milestones(root))
+    there = ", ".join(engines(root))
     raise RecordError(f"there is no milestone {name!r}; there are {there}")
 
 
@@ -104,7 +102,7 @@ def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
     """Return the mutants of a milestone. Raises `RecordError` that names file, line and header."""
     by_id = {exercise.id: exercise for exercise in load(milestone, root)}
     found, errors = [], []
-    for path in sorted((root / "milestones" / milestone / "mutants").glob("*.patch")):
+    for path in sorted((root / course_place(milestone) / "mutants").glob("*.patch")):
         mutant, wrong = _mutant(milestone, path)
         wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
         errors += [f"{path.relative_to(root)}:{line}: {what}" for line, what in wrong]
@@ -132,10 +130,10 @@ def _mutant(milestone: str, path: Path) -> tuple[Mutant | None, list[tuple[int, 
         values.append(value.strip())
     if len(lines) < 4 or lines[3].strip():
         wrong.append((4, "an empty line must stand between the headers and the diff"))
-    if len(lines) < 6 or not lines[4].startswith(f"--- a/{milestone}/"):
-        wrong.append((5, f"the diff must begin with --- a/{milestone}/..."))
-    elif not lines[5].startswith(f"+++ b/{milestone}/"):
-        wrong.append((6, f"the diff must go on with +++ b/{milestone}/..."))
+    if len(lines) < 6 or not lines[4].startswith(f"--- a/{place(milestone)}/"):
+        wrong.append((5, f"the diff must begin with --- a/{place(milestone)}/..."))
+    elif not lines[5].startswith(f"+++ b/{place(milestone)}/"):
+        wrong.append((6, f"the diff must go on with +++ b/{place(milestone)}/..."))
     if wrong:
         return None, wrong
     exercise, mistake, killed_by = values

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ..chain import place, short
 from .delta import symbols as symbols_of
 from .exercise import Exercise
 
@@ -93,11 +94,11 @@ def check_links(exercises: tuple[Exercise, ...], root: Path | None, problems: Pr
     """Check that ids are in order, prerequisites come earlier, and symbols and tests have one
     owner. With a root, also check that symbols and tests exist."""
     for index, exercise in enumerate(exercises):
-        short = exercise.milestone.partition("_")[0]
+        owner = short(exercise.milestone)
         if exercise.id in [other.id for other in exercises[:index]]:
             problems.add(index, "id", "there is another exercise with this id")
-        elif exercise.id != f"{short}.{index + 1}":
-            problems.add(index, "id", f"ids go up in order: this one must be {short}.{index + 1}")
+        elif exercise.id != f"{owner}.{index + 1}":
+            problems.add(index, "id", f"ids go up in order: this one must be {owner}.{index + 1}")
         earlier = {other.id for other in exercises[:index]}
         for name in exercise.requires:
             if name not in earlier:
@@ -114,19 +115,18 @@ def _check_files(exercise: Exercise, index: int, root: Path, problems: Problems)
             problems.add(index, "tests", wrong)
     for symbol in exercise.symbols:
         file, _, name = symbol.partition(":")
-        path = root / exercise.milestone / file
+        folder = place(exercise.milestone)
+        path = root / folder / file
         if not path.is_file():
-            problems.add(index, "symbols", f"{symbol}: there is no {exercise.milestone}/{file}")
+            problems.add(index, "symbols", f"{symbol}: there is no {folder}/{file}")
             continue
         try:
             dump = symbols_of(path).get(name)
         except SyntaxError as error:
-            problems.add(
-                index, "symbols", f"{exercise.milestone}/{file}:{error.lineno} {error.msg}"
-            )
+            problems.add(index, "symbols", f"{folder}/{file}:{error.lineno} {error.msg}")
             continue
         if dump is None:
-            problems.add(index, "symbols", f"{exercise.milestone}/{file} has no symbol {name!r}")
+            problems.add(index, "symbols", f"{folder}/{file} has no symbol {name!r}")
         elif not dump.startswith(("FunctionDef", "AsyncFunctionDef")):
             problems.add(index, "symbols", f"{symbol} is no function, so no body can be cut")
 

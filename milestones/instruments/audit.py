@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import torch
 
 from common import OfflineEngine, RequestOutput
 
+from ..chain import load
 from .streams import EarlyStream, LateStream
 
 STREAMS = {"early": EarlyStream, "late": LateStream}
@@ -23,7 +23,7 @@ def audited_engine_class(milestone: str, mode: str) -> type[OfflineEngine]:
     mode: one of `MODES`. `early` and `late` replace the forward stream. `overlap` and `serial` are
     chosen by `EngineConfig.enable_overlap`. An engine without a forward stream ignores the mode.
     """
-    engine_class = importlib.import_module(milestone).LLMEngine
+    engine_class = load(milestone).LLMEngine
 
     class AuditedEngine(engine_class):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any) -> None:

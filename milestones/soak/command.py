@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..chain import ROOT, milestones
+from ..chain import milestones
 from ..course.console import wide_console
 from ..course.record import RecordError, find_milestone
 from . import report
@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedules", type=int, metavar="N", help="N schedules per milestone, instead of --minutes"
     )
     parser.add_argument(
-        "--milestone", action="append", help="m3 or m3_paged; can be given several times"
+        "--milestone",
+        action="append",
+        help="m3, m3_paged or an elective; may be repeated (default: all milestones)",
     )
     parser.add_argument("--seed", type=int, help="seed of the run (default: random, printed)")
     parser.add_argument("--schedule", type=int, metavar="K", help="run only schedule K of a seed")
@@ -54,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     """Run, print the figures, and print the command that repeats each failed schedule."""
     console = wide_console()
     try:
-        names = [find_milestone(name) for name in args.milestone or milestones(ROOT)]
+        names = [find_milestone(name) for name in args.milestone or milestones()]
     except RecordError as error:
         console.print(str(error), style="red")
         return 2

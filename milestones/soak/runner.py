@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..chain import ROOT
+from ..chain import sources
 from ..instruments.audit import MODES
 from .answers import HashSource, Source, TinySource
 from .driver import Driver
@@ -121,4 +121,4 @@ class Soak:
 
 def has_stream(milestone: str) -> bool:
     """Return whether the milestone runs its forwards on a forward stream."""
-    return (ROOT / milestone / "stream.py").exists()
+    return "stream.py" in sources(milestone)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...chain import chain
+from ...chain import chain, sources
 from .. import delta, record
 from .outline import MODULE, Line, outline
 
@@ -111,7 +111,7 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
     lower = chain(above, root)[:-1]
     if below not in lower:
         raise ValueError(f"{below} is not below {above}; name the lower milestone first")
-    old, new = _sources(root / below), _sources(root / above)
+    old, new = _sources(below, root), _sources(above, root)
     covered: set[str] = set()
     entries: list[Entry] = []
     differing = _differing(old, new)
@@ -151,10 +151,10 @@ def _stops(entries: list[Entry], declared: dict[str, tuple[str, ...]]) -> list[S
 Sources = dict[str, dict[str, list[Line]]]  # file -> symbol -> lines
 
 
-def _sources(folder: Path) -> Sources:
+def _sources(milestone: str, root: Path) -> Sources:
     return {
         name: outline(path.read_text(encoding="utf-8"))
-        for name, path in delta.files(folder).items()
+        for name, path in sources(milestone, root).items()
     }
 
 

@@ -13,6 +13,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from ...chain import short
 from .align import aligned
 from .lesson import Block, Entry, Lesson, Line, Part, Stop
 
@@ -79,7 +80,7 @@ def show(lesson: Lesson, console: Console, *, columns: bool) -> None:
 
 def overview(lesson: Lesson) -> Iterator[str]:
     """Yield the stops of a lesson, each with the numbers of its lines and symbols."""
-    below, above = (name.partition("_")[0] for name in (lesson.below, lesson.above))
+    below, above = (short(name) for name in (lesson.below, lesson.above))
     rows = [(str(stop.number), stop.title, *counts(stop)) for stop in lesson.stops]
     whole = Stop(0, "", lesson.entries)
     rows = [("stop", "", "lines", "symbols"), *rows, ("", "together", *counts(whole))]

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ... import chain
 from .. import record
 from ..exercise import Exercise
 from ..release.student_tree import student_files
@@ -65,7 +66,12 @@ class Course:
     @property
     def names(self) -> list[str]:
         """The files that the exercises name, from the folder of the milestone."""
-        return [file.partition("/")[2] for file in self.skeleton]
+        return [file.removeprefix(f"{self.folder}/") for file in self.skeleton]
+
+    @property
+    def folder(self) -> str:
+        """The folder of the milestone, from the root of a tree."""
+        return chain.place(self.milestone)
 
 
 def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None) -> Course:
@@ -104,8 +110,8 @@ def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None
 def complete(course: Course, root: Path, template: Path, target: Path) -> Path:
     """Make a tree with the instructor's solutions."""
     shutil.copytree(template, target)
-    shutil.rmtree(target / course.milestone)
-    shutil.copytree(root / course.milestone, target / course.milestone, ignore=LITTER)
+    shutil.rmtree(target / course.folder)
+    shutil.copytree(root / course.folder, target / course.folder, ignore=LITTER)
     return target
 
 
@@ -114,16 +120,20 @@ def take(upload: Upload, course: Course) -> Submission:
     submission = Submission(upload.name)
     place = place_of(upload.folder, course.milestone, course.names)
     for file in course.skeleton:
-        data = _read(place, file.partition("/")[2]) if place else "the file is not there"
+        data = (
+            _read(place, file.removeprefix(f"{course.folder}/"))
+            if place
+            else "the file is not there"
+        )
         if isinstance(data, bytes):
             submission.files[file] = data
         else:
             submission.refused[file] = data
     if place is not None:
-        expected = upload.folder / course.milestone
+        expected = upload.folder / course.folder
         if place != expected:
             where = readable(str(place.relative_to(upload.folder)))
-            submission.notes.append(f"the files were found in {where}, not in {course.milestone}")
+            submission.notes.append(f"the files were found in {where}, not in {course.folder}")
         _take_added(place, course, submission)
         submission.notes += _ignored(place, course)
     return submission
@@ -146,11 +156,11 @@ def _take_added(place: Path, course: Course, submission: Submission) -> None:
         for path in sorted(paths)
         if not re.search(r"(^|/)(\.|__pycache__)", path.relative_to(place).as_posix())
     ]
-    added = [file for file in added if f"{course.milestone}/{file}" not in course.released]
+    added = [file for file in added if f"{course.folder}/{file}" not in course.released]
     for file in added[:MOST_ADDED]:
         data = _read(place, file)
         if isinstance(data, bytes):
-            submission.files[f"{course.milestone}/{file}"] = data
+            submission.files[f"{course.folder}/{file}"] = data
         submission.notes.append(
             f"{readable(file)} was added by the student"
             + ("" if isinstance(data, bytes) else f", and not used: {data}")
@@ -161,13 +171,14 @@ def _ignored(place: Path, course: Course) -> list[str]:
     """Return which released files the student has changed although no exercise names them."""
     changed = []
     for file, released in course.released.items():
-        in_milestone = file.startswith(f"{course.milestone}/")
+        in_milestone = file.startswith(f"{course.folder}/")
         if not file.endswith(".py") or file in course.skeleton:
             continue
         if in_milestone:
-            data = _read(place, file.partition("/")[2])
+            data = _read(place, file.removeprefix(f"{course.folder}/"))
         else:
-            data = _read(place.parent, file) if place.name == course.milestone else ""
+            root = place.parents[course.folder.count("/")]
+            data = _read(root, file) if place.name == course.milestone else ""
         own = _read(course.root, file)  # a release leaves some tests out of a file
         if isinstance(data, bytes) and data.split() not in (own.split(), released.split()):
             changed.append(file)

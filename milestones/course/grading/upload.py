@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...chain import is_elective
+
 DEEPEST = 5  # folders around the files
 LARGEST_ZIP = 200 << 20  # bytes of all files of a zip file
 MOST_FILES = 20_000  # in a zip file
@@ -144,7 +146,9 @@ def _below(folder: Path, milestone: str) -> list[Path]:
             path
             for parent in level
             for path in _subfolders(parent)
-            if path.name == milestone or not NOT_LOOKED_AT.match(path.name)
+            if path.name == milestone
+            or not NOT_LOOKED_AT.match(path.name)
+            or (is_elective(milestone) and path.name == "milestones")
         ]
         found += level
     return found

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...chain import place
 from ..diff.outline import MODULE, symbol_at
 
 BEGIN, MIDDLE, END = "<<<<<<< ", "=======\n", ">>>>>>> "  # Git's conflict markers
@@ -115,10 +116,11 @@ def conflicting_symbols(merged: str) -> tuple[str, ...]:
 
 def edited(root: Path, milestone: str, since: str) -> list[str]:
     """Return the files of a milestone that differ from a commit, including new files."""
-    changed = _git(root, "diff", "--name-only", "--no-renames", "-z", since, "--", milestone)
-    fresh = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", milestone)
+    folder = place(milestone)
+    changed = _git(root, "diff", "--name-only", "--no-renames", "-z", since, "--", folder)
+    fresh = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", folder)
     names = {name for name in (changed + fresh).split("\0") if name}
-    return sorted(Path(name).relative_to(milestone).as_posix() for name in names)
+    return sorted(Path(name).relative_to(folder).as_posix() for name in names)
 
 
 def text_at(root: Path, commit: str, path: str) -> str | None:
@@ -142,7 +144,7 @@ def write(root: Path, steps: list[Step]) -> None:
     try:
         for one in steps:
             if one.after is not None:
-                path = root / one.milestone / one.file
+                path = root / place(one.milestone) / one.file
                 staged.append((_staged(path, one.after), path))
     except OSError:
         for name, _ in staged:

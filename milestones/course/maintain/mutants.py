@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ...chain import milestones
+from ...chain import course_place, milestones, place
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
@@ -150,7 +150,7 @@ def _fate(mutant: Mutant, runner: Runner, tree: Path) -> Fate:
 @contextmanager
 def applied(mutant: Mutant, tree: Path) -> Iterator[str | None]:
     """Apply a mutant's patch to the tree. Yields Git's error if the patch does not apply."""
-    before = {path: path.read_bytes() for path in (tree / mutant.milestone).rglob("*.py")}
+    before = {path: path.read_bytes() for path in (tree / place(mutant.milestone)).rglob("*.py")}
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     done = subprocess.run(
         ["git", "apply", "--whitespace=nowarn", "-"], cwd=tree, env=environment,
@@ -159,7 +159,7 @@ def applied(mutant: Mutant, tree: Path) -> Iterator[str | None]:
     try:
         yield done.stderr.decode().strip() or None if done.returncode else None
     finally:
-        after = set((tree / mutant.milestone).rglob("*.py"))
+        after = set((tree / place(mutant.milestone)).rglob("*.py"))
         for path in after - before.keys():
             path.unlink()
         for path, data in before.items():
@@ -205,7 +205,7 @@ def _report(fates: list[Fate]) -> None:
     console = wide_console()
     for fate in fates:
         if fate.state != "killed":
-            path = f"milestones/{fate.mutant.milestone}/mutants/{fate.mutant.name}.patch"
-            console.print(f"{path}: {fate.state}: {fate.words}")
+            folder = course_place(fate.mutant.milestone)
+            console.print(f"{folder}/mutants/{fate.mutant.name}.patch: {fate.state}: {fate.words}")
     killed = sum(fate.state == "killed" for fate in fates)
     console.print(f"{killed} of {len(fates)} killed" if fates else "there are no mutants")

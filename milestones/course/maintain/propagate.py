@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ...chain import above, below, milestones
+from ...chain import above, below, course_place, engines, is_elective, place, short
 from .. import delta, record
 from ..console import wide_console
 from . import merge
@@ -77,15 +77,20 @@ def plan(milestone: str, since: str, root: Path) -> list[Step]:
         raise ValueError(f"{milestone} is the highest milestone: there is nothing above it")
     steps = []
     for file in merge.edited(root, milestone, since):
-        old = merge.text_at(root, since, f"{milestone}/{file}")
-        new = merge.text_of(root / milestone / file)
+        old = merge.text_at(root, since, f"{place(milestone)}/{file}")
+        new = merge.text_of(root / place(milestone) / file)
         for upper in uppers:
-            step = merge.step(file, upper, old, new, merge.text_of(root / upper / file))
+            text = merge.text_of(root / place(upper) / file)
+            if is_elective(upper):  # all electives lie on the same milestone, beside each other
+                if text is not None:  # otherwise the elective uses the milestone's file
+                    steps.append(merge.step(file, upper, old, new, text))
+                continue
+            step = merge.step(file, upper, old, new, text)
             steps.append(step)
             old, new = step.before, step.after
             # The edit was applied here already, perhaps by hand: go on from it.
             if step.kind == "unchanged":
-                old = merge.text_at(root, since, f"{upper}/{file}")
+                old = merge.text_at(root, since, f"{place(upper)}/{file}")
             if old == new or step.kind not in {*DONE, "unchanged"}:
                 break
     return steps
@@ -101,16 +106,16 @@ def writable(steps: list[Step], *, conflicts: bool) -> list[Step]:
 def undeclared(root: Path, touched: set[str]) -> list[str]:
     """Return the differences without a declaration, around all milestones that were written."""
     notes = []
-    for milestone in milestones(root):
+    for milestone in engines(root):
         lower = below(milestone, root)
-        declares = (root / "milestones" / milestone / "DELTA.toml").exists()
+        declares = (root / course_place(milestone) / "DELTA.toml").exists()
         if lower and declares and touched & {lower, milestone}:
             try:
-                found = delta.found(root / lower, root / milestone)
+                found = delta.found_in(milestone, root)
             except SyntaxError:  # conflict markers
                 continue
             problems = delta.problems(delta.declared(milestone, root), found)
-            notes += [f"milestones/{milestone}/DELTA.toml: {problem}" for problem in problems]
+            notes += [f"{course_place(milestone)}/DELTA.toml: {problem}" for problem in problems]
     return notes
 
 
@@ -140,9 +145,9 @@ def _report(
 
 
 def _advice(milestone: str, args: argparse.Namespace, step: Step) -> str:
-    where = f"{step.milestone}/{step.file}, {step.place}"
+    where = f"{place(step.milestone)}/{step.file}, {step.place}"
     if args.write_conflicts and not args.dry_run:
-        then = f"python -m milestones propagate {step.milestone.partition('_')[0]}"
+        then = f"python -m milestones propagate {short(step.milestone)}"
         return f"conflict in {where}: resolve it between the markers there, then run: {then}"
     return (
         f"conflict in {where}: {step.reason}. "

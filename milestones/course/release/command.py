@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ...chain import course_place, package, place
 from ..delta import ROOT, tomllib
 from ..exercise import Exercise
 from ..record import RecordError, find_milestone, load
@@ -93,10 +94,13 @@ def own_pages(milestone: str, exercises: tuple[Exercise, ...], root: Path) -> Fi
         f"| {e.points} | {e.hours:g} |"
         for e in exercises
     ]
-    symbols = [f"`{e.milestone}/{symbol}`" for e in exercises for symbol in e.symbols]
+    symbols = [f"`{place(e.milestone)}/{symbol}`" for e in exercises for symbol in e.symbols]
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     values = {
         "milestone": milestone,
+        "place": place(milestone),
+        "course": course_place(milestone),
+        "package": package(milestone),
         "version": project["version"],
         "lesson": lesson(milestone, root),
         "first": exercises[0].id,

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...chain import place
 from ..exercise import Exercise
 from ..record import RecordError
 from .imports import names_wanted, without_unused_imports
@@ -44,16 +45,17 @@ class Span:
 
 def cut(milestone: str, exercises: Iterable[Exercise], root: Path, told: str = "") -> Cut:
     """Cut the solutions of `exercises`. `told` is all that the student reads besides sources."""
-    folder = root / milestone
+    own = place(milestone)
+    folder = root / own
     before = {
-        f"{milestone}/{path.relative_to(folder).as_posix()}": path.read_text(encoding="utf-8")
+        f"{own}/{path.relative_to(folder).as_posix()}": path.read_text(encoding="utf-8")
         for path in sorted(folder.rglob("*.py"))
     }
     files, owned = dict(before), set()
     for exercise in exercises:
         for symbol in exercise.symbols:
             name, _, qualified = symbol.partition(":")
-            path = f"{milestone}/{name}"
+            path = f"{own}/{name}"
             owned.add((path, qualified))
             files[path] = without_body(files[path], qualified, message(exercise, qualified), path)
     lost = words("\n".join(removed_lines(before[path], files[path]) for path in files))
@@ -100,7 +102,7 @@ def still_cut(exercise: Exercise, root: Path) -> tuple[str, ...]:
     for symbol in exercise.symbols:
         file, _, name = symbol.partition(":")
         try:
-            tree = ast.parse((root / exercise.milestone / file).read_text(encoding="utf-8"))
+            tree = ast.parse((root / place(exercise.milestone) / file).read_text(encoding="utf-8"))
         except (OSError, SyntaxError):  # the file is missing, or is being edited
             continue
         nodes = [node for other, node in functions(tree) if other == name]

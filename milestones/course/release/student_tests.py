@@ -6,13 +6,14 @@ import ast
 import re
 from pathlib import Path
 
+from ...chain import is_elective
 from ..record import RecordError, load, recorded
 from .cut import span_of, tidy
 from .imports import without_unused_imports
 
 # These files test the repository and not an engine.
 NOT_FOR_STUDENTS = re.compile(
-    r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|figures|glossary|gpu_check"
+    r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|electives|figures|glossary|gpu_check"
     r"|grade\w*|language|layout|mutants\w*|notebook|player|repository|slides\w*)\.py"
     r"|mini_course\.py"
 )
@@ -40,11 +41,20 @@ def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[st
             found[name] = path.read_text(encoding="utf-8")
     conftest = "tests/conftest.py"
     if conftest in found and absent:  # its examples name milestones
-        found[conftest] = re.sub("|".join(absent), milestones[-1], found[conftest])
+        found[conftest] = re.sub(naming(absent), milestones[-1], found[conftest])
     chosen = _closed(found, absent)
     if lost := sorted(graded - chosen.keys()):
         raise RecordError(f"{lost} name one of {sorted(absent)}, or import tests that do")
     return {name: source.encode() for name, source in chosen.items()}
+
+
+def naming(absent: set[str]) -> str:
+    """Return a pattern that finds absent engines in a text.
+
+    The name of an elective is an ordinary word, so it is found only in the name of its package.
+    """
+    packages = [rf"electives[./]{name}" if is_elective(name) else name for name in sorted(absent)]
+    return "|".join(packages) or r"(?!)"
 
 
 def pruned(source: str, absent: set[str]) -> str | None:
@@ -73,18 +83,18 @@ def pruned(source: str, absent: set[str]) -> str | None:
 
 
 def _names(node: ast.AST, mark: str, absent: set[str]) -> bool:
-    """Return whether a decorator or list has a `since` or `before` of an absent milestone."""
+    """Return whether a decorator or list has a `since` or `before` of absent engines only."""
     return any(
         isinstance(call, ast.Call)
         and ast.unparse(call.func) == f"pytest.mark.{mark}"
-        and any(isinstance(arg, ast.Constant) and arg.value in absent for arg in call.args)
+        and all(isinstance(arg, ast.Constant) and arg.value in absent for arg in call.args)
         for call in ast.walk(node)
     )
 
 
 def _closed(found: dict[str, str], absent: set[str]) -> dict[str, str]:
     """Remove files that name absent milestones or import missing files, and unused helpers."""
-    gone = re.compile("|".join(absent) or r"(?!)")
+    gone = re.compile(naming(absent))
     found = {name: source for name, source in found.items() if not gone.search(source)}
     while True:
         needs = {name: _needed(source) for name, source in found.items()}

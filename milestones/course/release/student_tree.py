@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from ...chain import below, chain, milestones
+from ...chain import below, chain, course_place, electives, engines, milestones, place, short
 from ..exercise import Exercise
 from ..record import load
 from ..student.list import size_of
 from .cut import Cut, cut
-from .student_tests import chosen_tests
+from .student_tests import chosen_tests, naming
 
 # The modules of the commands that a student uses. Some of them start the last two as processes, and
 # `break` runs `texts.py`.
@@ -45,7 +45,7 @@ Files = dict[str, bytes]
 def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     """Return a student's files, without the pages that a release writes, and what was cut."""
     kept = chain(milestone, root)
-    absent = set(milestones(root)) - set(kept)
+    absent = set(engines(root)) - set(kept)
     files = _sources(root, kept, milestone)
     files |= chosen_tests(root, kept, absent)
     files |= _console(root, files, absent)
@@ -54,13 +54,14 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
     for path, text in done.files.items():
         files[path] = text.encode()
     for path in {source for exercise in exercises for source in exercise.sources}:
-        name = path.partition("/")[2]
-        files[f"milestones/{milestone}/start/{name}.txt"] = files[path]
+        name = path.removeprefix(f"{place(milestone)}/")
+        files[f"{course_place(milestone)}/start/{name}.txt"] = files[path]
     size = size_of(root, milestone, below(milestone, root))
-    files[f"milestones/{milestone}/start/size.json"] = json.dumps(asdict(size)).encode()
-    delta = f"milestones/{milestone}/DELTA.toml"
+    files[f"{course_place(milestone)}/start/size.json"] = json.dumps(asdict(size)).encode()
+    delta = f"{course_place(milestone)}/DELTA.toml"
     if delta in files:
-        files[delta] = without_entries(files[delta].decode(), done.removed).encode()
+        removed = [name.removeprefix(f"{place(milestone)}/") for name in done.removed]
+        files[delta] = without_entries(files[delta].decode(), removed).encode()
     for path in files:
         if path.endswith(".md"):
             files[path] = without_dead_links(path, files[path].decode(), files).encode()
@@ -69,9 +70,9 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
 
 def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
     """Return all text, besides the sources, in which a student can read the name of a helper."""
-    short = milestone.partition("_")[0]
     others = re.compile(
-        rf"tests/exercises/test_(?!{short}_)m\d+_\d+\.py|m\d_\w+/|milestones/(\w+/)?\w+\.py|.*/DELTA"
+        rf"tests/exercises/test_(?!{short(milestone)}_)\w+_\d+\.py|m\d_\w+/|{place(milestone)}/.*\.py"
+        r"|milestones/(\w+/)?\w+\.py|.*/DELTA"
     )
     pages = re.compile(rf"milestones/(?!{milestone}/)m\d_\w+/")
     return "\n".join(
@@ -81,9 +82,9 @@ def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
     )
 
 
-def without_entries(text: str, removed: Iterable[str]) -> str:
-    """Return a DELTA.toml without the symbols that were removed, in its tables and its stops."""
-    symbols = [name.partition("/")[2] for name in removed]
+def without_entries(text: str, symbols: Iterable[str]) -> str:
+    """Return a DELTA.toml without some symbols, in its tables and its stops."""
+    symbols = list(symbols)
     kept = [
         line
         for line in text.splitlines()
@@ -116,13 +117,14 @@ def _parents(name: str) -> set[str]:
 def _sources(root: Path, kept: list[str], milestone: str) -> Files:
     """Return all files except tests and the console."""
     files: Files = {}
-    folders = ["common", *kept, *(f"milestones/{name}" for name in kept)]
+    folders = ["common", *map(place, kept), *map(course_place, kept)]
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
             name = path.relative_to(root).as_posix()
             if path.is_file() and not LEFT_OUT.search(name):
                 files[name] = path.read_bytes()
-    for name in AS_THEY_ARE:
+    of_electives = ["milestones/electives/__init__.py"] if milestone in electives(root) else []
+    for name in (*AS_THEY_ARE, *of_electives):
         if (root / name).is_file():
             files[name] = (root / name).read_bytes()
     # Tools must not be told to check folders that the tree does not have.
@@ -148,7 +150,7 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
         if f"milestones/{name}" in found or not path.is_file():
             continue
         source = path.read_text(encoding="utf-8")
-        if any(name in source for name in absent):
+        if re.search(naming(absent), source):
             continue
         found[f"milestones/{name}"] = source.encode()
         todo += [*_imported(name, source), "__init__.py"]

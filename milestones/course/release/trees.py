@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ...chain import milestones
+from ...chain import milestones, place
 from ..record import load
 from .cut import cut
 from .student_tree import student_files, told
@@ -23,7 +23,7 @@ class Stages:
         self.exercises = load(milestone, root)
         self.files, _ = student_files(milestone, root)
         self.told = told(milestone, self.exercises, self.files)
-        for path in (root / milestone).rglob("*.py"):
+        for path in (root / place(milestone)).rglob("*.py"):
             self.files[path.relative_to(root).as_posix()] = path.read_bytes()
 
     def write(self, solved: Collection[str], into: Path) -> Path:

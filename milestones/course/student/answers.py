@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 
+from ...chain import is_elective, short
 from ..exercise import Exercise
 
 FILE = "ANSWERS.md"
@@ -23,12 +24,13 @@ PARTS = ("Prediction", "Break it", "Checkpoint")
 
 def template(exercises: tuple[Exercise, ...]) -> str:
     """Return the file before anything is written in it."""
-    number = exercises[0].milestone.partition("_")[0][1:]
+    milestone = exercises[0].milestone
+    title = milestone if is_elective(milestone) else f"Milestone {short(milestone)[1:]}"
     sections = [
         f"## {e.id}: {e.title}\n\n" + "\n\n".join(f"### {part}" for part in PARTS)
         for e in exercises
     ]
-    return "\n\n".join([f"# Milestone {number}: predictions and answers", *sections]) + "\n"
+    return "\n\n".join([f"# {title}: predictions and answers", *sections]) + "\n"
 
 
 def prediction_of(text: str, exercise: Exercise) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from ...chain import course_place
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find
@@ -69,7 +70,7 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
 
 def patch_of(exercise: Exercise, root: Path) -> Path:
     """Return the path of the mistake's patch. A student's tree has no such file."""
-    return root / "milestones" / exercise.milestone / "mutants" / f"{exercise.mistake}.patch"
+    return root / course_place(exercise.milestone) / "mutants" / f"{exercise.mistake}.patch"
 
 
 def of_patch(exercise: Exercise, root: Path, runner: Runner) -> Effect:

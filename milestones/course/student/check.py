@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
+from ...chain import course_place, is_elective, place
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find, find_milestone, load, recorded
@@ -73,8 +74,8 @@ def own_milestone(root: Path) -> str:
     names = recorded(root)
     if not names:
         raise RecordError("no milestone of this tree has exercises")
-    started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
-    return (started or names)[-1]
+    started = [name for name in names if (root / course_place(name) / "start").is_dir()]
+    return (started or [name for name in names if not is_elective(name)] or names)[-1]
 
 
 def check_once(
@@ -134,14 +135,14 @@ def watch(
 ) -> int:  # fmt: skip
     """Check again whenever a source of the milestone or a test is saved, until Ctrl-C."""
     status = 1
-    folders = [root / exercises[0].milestone, root / "tests"]
+    folders = [root / place(exercises[0].milestone), root / "tests"]
     try:
         for _ in changes(folders):
             if console.is_terminal and not args.json:
                 console.clear()
             status = check_once(exercises, args, root, runner, console)
             if not args.json:
-                watched = f"watching {exercises[0].milestone}/"
+                watched = f"watching {place(exercises[0].milestone)}/"
                 said = f"{watched}: save a file to check again, press Ctrl-C to stop"
                 console.print(said, style="dim", highlight=False)
     except KeyboardInterrupt:

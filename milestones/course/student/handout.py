@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ...chain import course_place
 from ..exercise import Exercise
 
 ANSWER = re.compile(r"<details><summary>(?:The answer|Answer)</summary>\s*(.*?)\s*</details>", re.S)
@@ -12,7 +13,7 @@ ANSWER = re.compile(r"<details><summary>(?:The answer|Answer)</summary>\s*(.*?)\
 
 def section(exercise: Exercise, root: Path) -> str:
     """Return the section of an exercise, without its heading."""
-    path = root / "milestones" / exercise.milestone / "README.md"
+    path = root / course_place(exercise.milestone) / "README.md"
     _, _, text = path.read_text(encoding="utf-8").partition(f"\n## {exercise.id}: ")
     return text.partition("\n## ")[0].partition("\n")[2]
 

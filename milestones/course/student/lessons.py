@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from ...chain import place
+
 INVARIANTS = {
     1: ("One answer", "Greedy output equals that of Hugging Face's `generate`, token for token."),
     2: ("Batch invariance", "A request's tokens depend only on the request itself."),
@@ -18,9 +20,9 @@ INVARIANTS = {
 
 def lesson(milestone: str, root: Path) -> str:
     """Return a milestone's lesson: the first sentence of its package's docstring."""
-    source = (root / milestone / "__init__.py").read_text(encoding="utf-8")
+    source = (root / place(milestone) / "__init__.py").read_text(encoding="utf-8")
     doc = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].replace("\n", " ")
-    sentence = re.sub(r"^Milestone \d+: ", "", doc)
+    sentence = re.sub(r"^(Milestone \d+|Elective): ", "", doc)
     return sentence[:1].upper() + sentence[1:]
 
 

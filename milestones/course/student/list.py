@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...chain import below, chain, milestones
-from ..delta import ROOT, files
+from ...chain import below, chain, course_place, engines, sources
+from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, load, recorded
 from ..release.cut import still_cut
@@ -89,9 +89,9 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
 
 
 def listed(root: Path) -> list[Milestone]:
-    """Return the milestones of a tree, from the lowest to the highest."""
-    names, progress = milestones(root), load_progress(root)
-    started = [name for name in names if (root / "milestones" / name / "start").is_dir()]
+    """Return the milestones of a tree, from the lowest to the highest, and then its electives."""
+    names, progress = engines(root), load_progress(root)
+    started = [name for name in names if (root / course_place(name) / "start").is_dir()]
     found = []
     for name in names:
         exercises = load(name, root, strict=False) if name in recorded(root) else ()
@@ -123,11 +123,11 @@ def task(exercise: Exercise, root: Path, progress: Progress) -> Task:
 
 def size_of(root: Path, milestone: str, below: str | None) -> Size:
     """Count the lines of a milestone. For a student's own: the lines of the complete milestone."""
-    complete = root / "milestones" / milestone / "start" / "size.json"
+    complete = root / course_place(milestone) / "start" / "size.json"
     if complete.is_file():
         return Size(**json.loads(complete.read_text(encoding="utf-8")))
-    new = lines_of(root / milestone)
-    old = lines_of(root / below) if below else {}
+    new = lines_of(milestone, root)
+    old = lines_of(below, root) if below else {}
     added = changed = 0
     for name, lines in new.items():
         matcher = difflib.SequenceMatcher(None, old.get(name, []), lines, autojunk=False)
@@ -137,9 +137,10 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
     return Size(sum(map(len, new.values())), added, changed)
 
 
-def lines_of(folder: Path) -> dict[str, list[str]]:
+def lines_of(milestone: str, root: Path) -> dict[str, list[str]]:
     """Return the lines of each Python file of an engine, without its demo."""
-    found = {name: path for name, path in files(folder).items() if not name.startswith("demo/")}
+    found = sources(milestone, root).items()
+    found = {name: path for name, path in found if not name.startswith("demo/")}
     return {name: path.read_text("utf-8").splitlines() for name, path in found.items()}
 
 

@@ -15,39 +15,26 @@ Exit status: 0 the table was shown; 2 there is no such milestone.
 from __future__ import annotations
 
 import argparse
-import importlib
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from common import EMBEDDED_MODEL, EngineConfig
-from common.displays.workload import Workload, WorkloadResult, run
+from common import EMBEDDED_MODEL
+from common.displays.workload import Workload
 
+from ...chain import short
 from ..delta import ROOT
 from ..record import RecordError, find_milestone
+from .measure_electives import ELECTIVES
+from .measuring import TINY, Measurement, Row, measured, milliseconds, prompts_of
 
 EXAMPLE = "python -m milestones measure m3"
-TINY = "tiny-llama"  # for counters, which do not depend on the model
 SLOTS = 1024  # tokens in m3's pool
 CHAT_PAGE = 8  # tokens in a page of m4's pool
-
-Row = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The columns of a table, and the function that yields its rows for a sequence of sizes."""
-
-    columns: Row
-    rows: Callable[[str, str, tuple[float, ...]], Iterator[Row]]
-    model: str
-    sizes: tuple[float, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +51,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     except RecordError as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 2
-    chosen = MEASUREMENTS[milestone.partition("_")[0]]
+    chosen = MEASUREMENTS[short(milestone)]
     model = args.model or chosen.model
     table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")
     with console.status("measuring …"):
@@ -73,26 +60,6 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console.print(f"{milestone}, {model}", style="bold", highlight=False)
     console.print(table)
     return 0
-
-
-def measured(milestone: str, workload: Workload, **made: Any) -> WorkloadResult:
-    """Run a workload on a new engine of a milestone, after a warm-up that leaves nothing cached."""
-    package = importlib.import_module(milestone)
-    with package.LLMEngine(EngineConfig(device="cpu", **workload.config), **made) as engine:
-        run(engine, workload.warm_up())
-        engine.reset_prefix_cache()
-        return run(engine, workload)
-
-
-def milliseconds(seconds: list[float]) -> str:
-    """Return the median in milliseconds, as text."""
-    return f"{1e3 * median(seconds):.2f}"
-
-
-def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
-    """Return random prompts for any vocabulary."""
-    drawn = random.Random(seed)
-    return [[drawn.randrange(3, 250) for _ in range(length)] for length in lengths]
 
 
 def by_context(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
@@ -191,4 +158,5 @@ MEASUREMENTS = {
         ("emulated ms", "h", "f", "h + f", "serial", "max(h, f)", "overlapped"),
         by_forward, TINY, (0, 1, 2, 4, 8, 16),
     ),
+    **ELECTIVES,
 }  # fmt: skip

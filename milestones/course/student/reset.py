@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ...chain import place
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find
@@ -71,8 +72,8 @@ def reset(exercise: Exercise, root: Path) -> dict[str, str]:
     """Put the functions of an exercise back. Return the backup's name for each changed file."""
     originals = {}
     for name in exercise.sources:
-        inside = name.partition("/")[2]
-        start = root / "milestones" / exercise.milestone / "start" / f"{inside}.txt"
+        inside = name.removeprefix(f"{place(exercise.milestone)}/")
+        start = root / exercise.start / f"{inside}.txt"
         if not start.is_file():
             raise ResetError(
                 "this tree has no starting states: only one that `release` has made can be reset"
@@ -102,7 +103,7 @@ def exchange(exercise: Exercise, originals: dict[str, str], root: Path) -> dict[
         source = text = (root / name).read_text("utf-8")
         for symbol in exercise.symbols:
             file, _, qualified = symbol.partition(":")
-            if file == name.partition("/")[2]:
+            if name == f"{place(exercise.milestone)}/{file}":
                 text = put_back(text, original, qualified, name)
         if text != source:
             changed[name] = text

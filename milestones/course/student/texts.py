@@ -6,7 +6,6 @@ The command runs this file with pytest, in a process of its own. The result is i
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from common import EngineConfig, SamplingParams
 
-from ...chain import at_least, milestones
+from ...chain import at_least, engines, load
 from ...instruments.streams import EarlyStream, LateStream
 from .progress import TEXTS
 
@@ -30,7 +29,7 @@ MOST_STEPS = 400
 SHOWN = ("num_steps", "num_retractions", "padding_tokens", "cached_prompt_tokens")
 
 
-@pytest.mark.parametrize("milestone", milestones(ROOT))
+@pytest.mark.parametrize("milestone", engines(ROOT))
 def test_texts(milestone: str) -> None:
     """Write what the engine of a milestone answers, for each of its streams."""
     path = ROOT / TEXTS
@@ -40,7 +39,7 @@ def test_texts(milestone: str) -> None:
 
 def answers_of(milestone: str) -> dict[str, Any]:
     """Return the results by stream. An engine without a forward stream has one result."""
-    package = importlib.import_module(milestone)
+    package = load(milestone)
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=3, page_size=4, num_pages=14,
         max_num_batched_tokens=12 if at_least(milestone, "m3_paged") else 64, max_model_len=48,

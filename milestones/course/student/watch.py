@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from ...chain import place
+
 INTERVAL = 0.3  # seconds between two comparisons
 Sleep = Callable[[float], None]
 
@@ -41,7 +43,7 @@ def stamps(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 
 def syntax_error(root: Path, milestone: str) -> dict[str, str] | None:
     """Return the first syntax error in a milestone: place, message, and line with a caret."""
-    for path in sorted((root / milestone).rglob("*.py")):
+    for path in sorted((root / place(milestone)).rglob("*.py")):
         try:
             ast.parse(path.read_text(encoding="utf-8"), str(path))
         except SyntaxError as error:

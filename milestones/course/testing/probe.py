@@ -15,7 +15,7 @@ import pytest
 from .calls import called_by, part_of_chain
 from .results import Failure, Outcome, Result
 
-UNWRITTEN = re.compile(r"(m\d+\.\d+): ")
+UNWRITTEN = re.compile(r"(\w+\.\d+): ")
 LONGEST = 300  # characters of a value that are kept
 
 Emit = Callable[[dict[str, Any]], None]

@@ -1,0 +1,82 @@
+"""The measurements of the electives: each beside the milestone below, on the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from common import EMBEDDED_MODEL, EngineConfig, load_model
+from common.displays.workload import Workload, percentile, run
+
+from ...chain import below, load, short
+from .measuring import TINY, Measurement, Row, measured, milliseconds, prompts_of
+
+
+def by_plan(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """multi_step: plans of so many steps, below the milestone's overlap, on the same requests.
+
+    A request arrives every 20 ms, and forwards take 4 ms (emulated). About one token in 24 ends its
+    request, which no plan can know.
+    """
+    prompts = prompts_of([8] * 32)
+    config = {"model": model, "max_num_seqs": 16, "max_model_len": 96, "emulated_forward_ms": 4}
+    arrivals = [0.02 * number for number in range(len(prompts))]
+    workload = Workload(prompts, [48] * len(prompts), config=config, arrivals=arrivals)
+    for size in (0, *map(int, sizes)):
+        engine_of = milestone if size else below(milestone)
+        assert engine_of is not None, "an elective lies on a milestone"
+        result = measured(engine_of, workload, num_steps=size or None, ends=range(0, 256, 24))
+        tokens = sum(map(len, result.token_ids))
+        vain = result.stats["padding_tokens"]
+        yield (
+            f"{size}" if size else f"{short(engine_of)}, overlapped", f"{tokens}", f"{vain}",
+            f"{vain / (vain + tokens):.1%}", milliseconds(result.first_token_seconds),
+            f"{1e3 * percentile(result.first_token_seconds, 95):.2f}",
+            milliseconds(result.inter_token_seconds), f"{result.tokens_per_second:.0f}",
+        )  # fmt: skip
+
+
+def by_text(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """speculative: repetitive and free text, beside the milestone below. The tokens are equal."""
+    lower = below(milestone)
+    assert lower is not None, "an elective lies on a milestone"
+    loaded = load_model(EngineConfig(model=model, device="cpu"))
+    texts = {
+        "repetitive": "The lamp number {i} is on. The lamp number {i} is off. " * 6,
+        "free": "Write a long story about town number {i} at the sea, its people and its weather.",
+    }
+    for (name, text), size in product(texts.items(), map(int, sizes)):
+        prompts = [loaded.tokenizer.encode(text.replace("{i}", f"{i}")) for i in range(size)]
+        workload = Workload(prompts, [64] * size, True, {"model": model, "max_num_seqs": 16})
+        plain = measured(lower, workload, loaded=loaded)
+        config = EngineConfig(device="cpu", **workload.config)
+        with load(milestone).LLMEngine(config, loaded) as engine:
+            run(engine, workload.warm_up())
+            engine.reset_prefix_cache()
+            before, ours, after = engine.stats(), run(engine, workload), engine.stats()
+        drafted = after.num_draft_tokens - before.num_draft_tokens
+        accepted = after.num_accepted_tokens - before.num_accepted_tokens
+        yield (
+            name, f"{size}", f"{plain.stats['num_steps']}", f"{ours.stats['num_steps']}",
+            f"{drafted}", f"{accepted}", f"{plain.tokens_per_second:.0f}",
+            f"{ours.tokens_per_second:.0f}",
+            f"{ours.tokens_per_second / plain.tokens_per_second:.2f}",
+        )  # fmt: skip
+
+
+ELECTIVES = {
+    "multi_step": Measurement(
+        (
+            "steps per plan", "tokens", "in vain", "share", "TTFT p50, ms", "TTFT p95, ms",
+            "ITL p50, ms", "tokens/s",
+        ),
+        by_plan, TINY, (1, 2, 4, 8),
+    ),
+    "speculative": Measurement(
+        (
+            "text", "requests", "steps, m5", "steps", "drafted", "accepted", "tokens/s, m5",
+            "tokens/s", "ratio",
+        ),
+        by_text, EMBEDDED_MODEL, (1, 4, 16),
+    ),
+}  # fmt: skip

@@ -1,0 +1,64 @@
+"""Drafts that the model verifies, live, and beside m5: `python -m milestones demo speculative`."""
+
+from __future__ import annotations
+
+from ... import path_below
+
+__path__.append(path_below(__name__))
+
+from rich.console import Console  # noqa: E402
+
+from common import EngineConfig  # noqa: E402
+from common.displays.comparison import (  # noqa: E402
+    Figure,
+    comparison,
+    counter,
+    run_milestones,
+    seconds,
+    workload_of,
+)
+from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.serving import serve  # noqa: E402
+from common.displays.workload import Workload, percentile  # noqa: E402
+
+from ....chain import below, package  # noqa: E402
+from .. import LLMEngine  # noqa: E402
+from .agents import conversations  # noqa: E402
+from .lanes import LivePanels  # noqa: E402
+
+NAME = __name__.split(".")[-2]
+FIGURES: dict[str, Figure] = {
+    "steps": counter("num_steps"),
+    "tokens computed": lambda r: str(r.stats["decode_tokens"] + r.stats["padding_tokens"]),
+    "TTFT p95": lambda r: seconds(percentile(r.first_token_seconds, 95)),
+    "ITL p50": lambda r: seconds(percentile(r.inter_token_seconds, 50)),
+}
+
+
+def main() -> None:
+    """Serve conversations live; then the same requests on m5 and with drafts."""
+    args = parser("Drafts that the model verifies.", requests=12, max_tokens=24).parse_args()
+    console = make_console(args)
+    config = EngineConfig(
+        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
+    )
+    with open_engine(LLMEngine, config, console) as engine:
+        arrivals = conversations(args.requests, engine.config)
+        with recorded(engine, args, console) as trace:
+            panels = LivePanels(engine, trace.data, console)
+            prompts = serve(engine, arrivals, panels, args, console)
+        stats = engine.stats()
+        console.print(
+            f"{stats.num_draft_tokens} tokens were drafted, {stats.num_accepted_tokens} accepted: "
+            f"{stats.num_steps} steps for {stats.decode_tokens} tokens"
+        )
+        compare(workload_of(engine, prompts, args), console)
+
+
+def compare(workload: Workload, console: Console) -> None:
+    """Serve the same requests on both engines, each in a process of its own."""
+    milestone = below(NAME)
+    assert milestone is not None, "an elective lies on a milestone"
+    results = run_milestones(dict.fromkeys((milestone, package(NAME)), workload), console)
+    named = {name.rpartition(".")[2]: result for name, result in results.items()}
+    console.print(comparison("all requests at once", named, FIGURES))

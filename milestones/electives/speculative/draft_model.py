@@ -1,0 +1,47 @@
+"""A small model as a drafter. It keeps a KV cache of its own for each request."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import DynamicCache
+
+from common import LoadedModel, Request
+
+
+class DraftModel:
+    """Guesses greedily with another model of the same vocabulary."""
+
+    def __init__(self, draft: LoadedModel, target: LoadedModel) -> None:
+        """Raises `ValueError` if the two models do not have the same tokens."""
+        if draft.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, and {target.name} of "
+                f"{target.vocab_size}: a draft model needs the same one"
+            )
+        if draft.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+            raise ValueError(f"{draft.name} and {target.name} have different tokens")
+        self.model = draft.model
+        self.caches: WeakKeyDictionary[Request, tuple[DynamicCache, list[int]]]
+        self.caches = WeakKeyDictionary()  # with the tokens that each cache has
+
+    @torch.inference_mode()
+    def propose(self, request: Request, count: int) -> list[int]:
+        empty = DynamicCache(config=self.model.config), list[int]()
+        cache, cached = self.caches.setdefault(request, empty)
+        # Drafts that were refused are in the cache. The last token is always computed again.
+        pairs = zip(cached, request.token_ids[:-1], strict=False)
+        kept = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        if kept < len(cached):
+            cache.crop(kept - len(cached))  # a negative number of tokens: so many are removed
+            del cached[kept:]
+        tokens, drafts = request.token_ids[kept:], list[int]()
+        while len(drafts) < count:
+            inputs = torch.tensor([tokens], device=self.model.device)
+            logits = self.model(inputs, past_key_values=cache, use_cache=True).logits[0, -1]
+            cached += tokens
+            tokens = [int(logits.argmax())]
+            drafts += tokens
+        return drafts

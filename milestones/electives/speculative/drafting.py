@@ -1,0 +1,51 @@
+"""`Drafting`: which requests of a step verify drafts, and how many. Plain Python data, no tensors.
+
+Drafts come last: they get the tokens of the step's budget and the free pages that nothing else
+needs, and evict no cached page.
+"""
+
+from __future__ import annotations
+
+from common import EngineConfig, Request
+
+from .drafter import Drafter
+from .kv_cache import KVCacheManager
+from .schedule_batch import ScheduleBatch
+
+NUM_DRAFTS = 4  # of a request in one step, at most; vLLM: num_speculative_tokens
+MOST_REQUESTS = 8  # with more, a step computes so many tokens that drafts make it slower
+
+
+class Drafting:
+    """Asks the drafter, and reserves the memory of what may be accepted."""
+
+    def __init__(self, config: EngineConfig, kv_cache: KVCacheManager, drafter: Drafter) -> None:
+        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self.kv_cache = kv_cache
+        self.drafter = drafter
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+
+    def is_active(self, running: list[Request]) -> bool:
+        """Return whether the requests of the next step may verify drafts."""
+        return len(running) <= MOST_REQUESTS
+
+    def extend(self, batch: ScheduleBatch, num_decodes: int) -> None:
+        """Add drafts to the decodes of a batch, which are its first `num_decodes` requests."""
+        for request in batch.requests[:num_decodes]:
+            most = min(NUM_DRAFTS, self._room(request))
+            most = min(most, self.max_num_batched_tokens - batch.num_tokens)
+            # The last token of a request is sampled, and never an input.
+            most = min(most, request.max_num_tokens - request.num_tokens - 1)
+            if most <= 0 or request.num_output_tokens == 0:
+                continue
+            if drafts := self.drafter.propose(request, most):
+                num_tokens = request.num_computed_tokens + 1 + len(drafts)
+                self.kv_cache.allocate_slots(request, num_tokens)
+                batch.add_drafts(request, drafts, num_decodes)
+
+    def _room(self, request: Request) -> int:
+        """Return how many drafts fit into the request's own pages and free pages."""
+        free = len(self.kv_cache.allocator.free_pages)
+        slots = (len(self.kv_cache.pages_of(request)) + free) * self.kv_cache.page_size
+        return slots - request.num_computed_tokens - 1

@@ -1,0 +1,106 @@
+"""multi_step.1: a plan has several steps of the same requests, and ends where it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common import EngineConfig, Request
+from milestones.electives.multi_step.scheduler import Scheduler
+from tests.exercises.requests import request_of
+
+PAGE_SIZE = 4
+
+
+def make_scheduler(num_pages: int = 32, **config: Any) -> Scheduler:
+    """Return a scheduler without requests, with pages of 4 tokens and plans of up to 8 steps."""
+    made = {"max_model_len": 200, "max_num_seqs": 8, "page_size": PAGE_SIZE, **config}
+    return Scheduler(EngineConfig(**made), num_pages)
+
+
+def decoding(scheduler: Scheduler, *requests: Request) -> None:
+    """Add requests and compute their prompts, as the first step of the engine does."""
+    for request in requests:
+        scheduler.add_request(request)
+    batch = scheduler.schedule()
+    scheduler.in_flight.advance(batch)
+    scheduler.update_after_step(batch)
+    for request in batch.sampled_requests:
+        request.token_ids.append(7)
+
+
+def plan(scheduler: Scheduler) -> list[list[str]]:
+    """Plan as the engine does. Return the names of the requests of each step."""
+    batches = [scheduler.schedule()]
+    while scheduler.goes_on():
+        batches.append(scheduler.schedule())
+    return [[request.request_id for request in batch.requests] for batch in batches]
+
+
+def test_a_plan_has_num_steps_steps() -> None:
+    scheduler = make_scheduler()
+    decoding(scheduler, request_of("a", [1, 2], 50), request_of("b", [3], 50))
+    steps = plan(scheduler)
+    assert steps == [["a", "b"]] * 8, f"eight steps of both requests, not {steps}"
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_the_length_of_a_plan_is_a_setting(num_steps: int) -> None:
+    scheduler = make_scheduler()
+    scheduler.num_steps = num_steps
+    decoding(scheduler, request_of("a", [1, 2], 50))
+    assert len(plan(scheduler)) == num_steps, "a plan has at most num_steps steps"
+
+
+def test_a_request_leaves_the_plan_at_max_tokens() -> None:
+    """I5: no step is planned for a request that is known to have ended before it."""
+    scheduler = make_scheduler()
+    decoding(scheduler, request_of("a", [1, 2], 4), request_of("b", [3], 6))
+    steps = plan(scheduler)
+    expected = [["a", "b"]] * 3 + [["b"]] * 2
+    assert steps == expected, f"a needs 3 more tokens and b needs 5: {steps}"
+
+
+def test_nothing_is_planned_without_requests() -> None:
+    scheduler = make_scheduler()
+    assert not scheduler.goes_on(), "no step is in flight, so no plan can go on"
+
+
+def test_a_plan_ends_before_a_half_computed_prompt() -> None:
+    """The rest of a prompt is computed in the next plan, and not after seven more decodes."""
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    decoding(scheduler, request_of("a", [1, 2], 50))
+    scheduler.add_request(request_of("long", [*range(20)], 5))
+    steps = plan(scheduler)
+    assert steps == [["a", "long"]], f"the plan ends after the first chunk of the prompt: {steps}"
+
+
+def test_the_last_chunk_of_a_prompt_may_begin_a_plan() -> None:
+    scheduler = make_scheduler()
+    decoding(scheduler, request_of("a", [1, 2], 50))
+    scheduler.add_request(request_of("new", [3, 4, 5], 50))
+    steps = plan(scheduler)
+    assert steps == [["a", "new"]] * 8, f"the whole prompt is computed in the first step: {steps}"
+
+
+def test_a_plan_ends_when_pages_are_short() -> None:
+    """I5: a retraction needs the results, so the plan ends before it."""
+    scheduler = make_scheduler(num_pages=4)
+    scheduler.admission.new_token_ratio = 0.0  # both join, although the pool is small
+    decoding(scheduler, request_of("a", [1, 2, 3], 40), request_of("b", [4, 5, 6], 40))
+    steps = plan(scheduler)
+    assert len(steps) == 5, f"two pages of four tokens have room for 5 steps: {len(steps)}"
+    assert scheduler.kv_cache.num_free_pages == 0, "all pages are used before the plan ends"
+
+
+def test_the_steps_own_pages_for_their_tokens() -> None:
+    """I3: the pages of a plan are allocated before it is launched."""
+    scheduler = make_scheduler()
+    request = request_of("a", [1, 2], 50)
+    decoding(scheduler, request)
+    plan(scheduler)
+    scheduler.in_flight.retreat()
+    scheduler.check_invariants()
+    pages = scheduler.kv_cache.pages_of(request)
+    assert len(pages) == 3, f"2 tokens and 8 more need 3 pages of 4, not {len(pages)}"

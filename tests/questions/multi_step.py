@@ -1,0 +1,53 @@
+"""The questions of multi_step: the steps of a plan, and the end of a request within a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from tests.exercises.requests import request_of
+from tests.exercises.test_multi_step_1 import decoding, make_scheduler, plan
+from tests.exercises.test_multi_step_2 import end, planned
+
+Asked = Iterator[tuple[str, Any]]
+
+
+def plans(chance: Random) -> Asked:
+    config = {"max_num_batched_tokens": chance.randint(6, 24)}
+    num_pages, num_steps = chance.randint(8, 30), chance.randint(2, 8)
+    scheduler = make_scheduler(num_pages, **config)
+    scheduler.num_steps = num_steps
+    scheduler.admission.new_token_ratio = 0.0
+    lengths = [(chance.randint(1, 5), chance.randint(2, 12)) for _ in range(chance.randint(1, 3))]
+    about = f"{num_pages} pages, plans of {num_steps} steps, {config}, (prompt, max_tokens) of each"
+    decoding(scheduler, *(request_of(f"r{i}", [i + 1] * n, m) for i, (n, m) in enumerate(lengths)))
+    late = (chance.randint(1, 30), chance.randint(2, 12))
+    if chance.random() < 0.6:
+        scheduler.add_request(request_of("late", [*range(50, 50 + late[0])], late[1]))
+        about += f" late {late}"
+    steps = plan(scheduler)
+    scheduler.in_flight.retreat()
+    pages = [len(scheduler.kv_cache.pages_of(request)) for request in scheduler.running]
+    tokens = [len(request.token_ids) for request in scheduler.running]
+    yield f"{about} {lengths}", [steps, pages, tokens, len(scheduler.in_flight.batches)]
+
+
+def ends(chance: Random) -> Asked:
+    num_steps, early = chance.randint(2, 6), chance.randint(0, 5)
+    steps, (a, b) = planned(num_steps, "a", "b")
+    steps.retreat()
+    about = f"a plan of {num_steps} steps; a ends after {early} of them"
+    yield f"retreat; {about}", [a.token_ids, a.num_computed_tokens, b.token_ids]
+    for number in range(num_steps):
+        if number == early:
+            end(steps, a)
+        held = sorted((r.request_id, n) for r, n in steps.finished.items())
+        yield f"{about}; {number} completed", [a.row is None, held, len(steps.kv_cache.free_rows)]
+        batch = steps.batches[0]
+        steps.advance(batch)
+        steps.complete(batch)
+    yield f"{about}; completed", [a.row is None, len(steps.finished), b.num_computed_tokens]
+
+
+QUESTIONS = {"multi_step.1": plans, "multi_step.2": ends}

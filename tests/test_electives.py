@@ -1,0 +1,94 @@
+"""The frame of electives: a folder with the files that differ is a complete engine."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+
+import pytest
+
+from milestones import chain
+from milestones.chain import ROOT, electives, load, package, place, sources
+from milestones.course.maintain.types import merged
+
+MOST_LINES = {"multi_step": 200}  # changed lines of a lesson, without its demo
+ELECTIVES = electives()
+TOP = chain.milestones()[-1]
+
+
+def differing_lines(name: str) -> int:
+    """Return the number of lines that an elective adds or removes, without its demo."""
+    old, new = sources(TOP), sources(name)
+    count = 0
+    for file in [file for file in new if not file.startswith("demo/")]:
+        before = old[file].read_text(encoding="utf-8").splitlines() if file in old else []
+        after = new[file].read_text(encoding="utf-8").splitlines()
+        lines = difflib.unified_diff(before, after, n=0)
+        count += sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in lines)
+    return count
+
+
+@pytest.mark.parametrize("name", ELECTIVES)
+def test_an_elective_has_only_files_that_differ(name: str) -> None:
+    below, folder = sources(TOP), ROOT / place(name)
+    for file, path in sources(name).items():
+        if path.is_relative_to(folder) and file in below:
+            assert path.read_bytes() != below[file].read_bytes(), f"{file} is that of {TOP}"
+
+
+@pytest.mark.parametrize("name", ELECTIVES)
+def test_the_lesson_is_small(name: str) -> None:
+    assert 0 < differing_lines(name) <= MOST_LINES.get(name, 500)
+
+
+@pytest.mark.parametrize("name", ELECTIVES)
+def test_every_module_is_the_electives_own(name: str) -> None:
+    """I1: a class that exists twice would make two parts of one engine disagree."""
+    own = package(name)
+    for file, path in sources(name).items():
+        if file.startswith("demo/"):
+            continue
+        module = importlib.import_module(
+            f"{own}.{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+        )
+        assert module.__file__ is not None and Path(module.__file__) == path
+        for value in vars(module).values():
+            origin = getattr(value, "__module__", None) or ""
+            assert origin.partition(".")[0] != TOP, f"{file} has {value} of {TOP}"
+    assert load(name, "attention").NAME != load(TOP, "attention").NAME
+
+
+def test_the_tree_for_mypy_has_complete_electives(tmp_path: Path) -> None:
+    tree = merged(ROOT, tmp_path)
+    for name in ELECTIVES:
+        for file, path in sources(name).items():
+            assert (tree / place(name) / file).resolve() == path.resolve()
+    assert (tree / TOP / "engine.py").samefile(ROOT / TOP / "engine.py")
+    assert (tree / "milestones/chain.py").samefile(ROOT / "milestones/chain.py")
+    assert (tree / "pyproject.toml").exists()
+
+
+def test_the_electives_of_a_tree(tmp_path: Path) -> None:
+    """An elective lies on the highest milestone, and takes the files that it does not have."""
+    for file in (
+        "m1_one/__init__.py", "m2_two/__init__.py", "m2_two/engine.py", "m2_two/demo/x.py",
+        "milestones/electives/__init__.py", "milestones/electives/three/__init__.py",
+        "milestones/electives/three/engine.py", "milestones/electives/three/more.py",
+    ):  # fmt: skip
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert chain.electives(tmp_path) == ["three"]
+    assert chain.engines(tmp_path) == ["m1_one", "m2_two", "three"]
+    assert chain.chain("three", tmp_path) == ["m1_one", "m2_two", "three"]
+    assert chain.above("m1_one", tmp_path) == ["m2_two", "three"]
+    found = {name: path.relative_to(tmp_path).parts[0] for name, path in (
+        chain.sources("three", tmp_path).items()
+    )}  # fmt: skip
+    assert found == {
+        "__init__.py": "milestones", "demo/x.py": "m2_two", "engine.py": "milestones",
+        "more.py": "milestones",
+    }  # fmt: skip
+    assert (chain.place("three"), chain.short("three")) == ("milestones/electives/three", "three")
+    assert (chain.place("m2_two"), chain.short("m2_two")) == ("m2_two", "m2")

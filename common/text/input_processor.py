@@ -74,6 +74,15 @@ class InputProcessor:
             arrival_time=time.perf_counter(),
         )
 
+    def tokenize(self, prompt: Prompt) -> TokensPrompt:
+        """Return a prompt with its token ids. Any thread may call it, also during a step.
+
+        Raises `ValueError` if the prompt cannot be tokenized, or is too long.
+        """
+        text, token_ids = self._tokenize(prompt)
+        self._check_tokens(token_ids)
+        return TokensPrompt(token_ids, text)
+
     def apply_chat_template(self, messages: Sequence[Message]) -> TokensPrompt:
         """Render messages of `{"role": ..., "content": ...}` with the chat template of the model.
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from common import EngineDeadError, OfflineEngine, SamplingParams, TokensPrompt
+from common import OfflineEngine, SamplingParams, TokensPrompt
 
 from .engine_thread import EngineThread
 from .errors import ApiError, Json, add_handlers
@@ -140,7 +140,7 @@ class Api:
                 param="model", code="model_not_found",
             )  # fmt: skip
         if not self.engine.is_alive:
-            raise EngineDeadError(f"the engine failed: {self.engine.failure}")
+            raise self.engine.dead()
 
 
 def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:

@@ -11,6 +11,8 @@ import importlib
 import sys
 from collections.abc import Callable
 
+from rich.console import Console
+
 from common import EngineConfig, OfflineEngine
 
 from ..chain import ROOT, milestones
@@ -36,8 +38,6 @@ def main(args: argparse.Namespace) -> int:
     if line := missing("serve"):
         console.print(line, style="red")
         return 2
-    from .run import Server
-
     try:
         milestone = find_milestone(args.milestone)
         settings = from_options(ServerSettings, args)
@@ -47,13 +47,20 @@ def main(args: argparse.Namespace) -> int:
     except (RecordError, ValueError, RuntimeError) as error:
         console.print(str(error), style="red")
         return 2
-    server = Server(engine, settings)
-    url = f"http://{settings.host}:{settings.port}/v1"
-    console.print(f"{milestone} serves {server.api.model} at {url} (Ctrl-C drains and stops)")
+    return run(milestone, engine, settings, console)
+
+
+def run(milestone: str, engine: OfflineEngine, settings: ServerSettings, console: Console) -> int:
+    """Serve until a signal arrives. Print the URL when the server accepts connections."""
+    from .run import Server  # it needs the extra
+
+    def ready(address: str) -> None:
+        model = settings.served_model_name or engine.loaded.name
+        console.print(f"{milestone} serves {model} at {address}/v1 (Ctrl-C drains and stops)")
+        sys.stdout.flush()
+
     try:
-        server.run()
+        Server(engine, settings, ready).run()
     except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
         return int(ended.code or 0)
-    finally:
-        sys.stdout.flush()
     return 0

@@ -71,6 +71,11 @@ class EngineThread:
         """Return whether the engine can still answer requests."""
         return self.failure is None and self._thread.is_alive()
 
+    def dead(self) -> EngineDeadError:
+        """Return the error for calls that the engine can no longer answer."""
+        reason = "it was stopped" if self.failure is None else repr(self.failure)
+        return EngineDeadError(f"the engine answers no more requests: {reason}")
+
     def start(self) -> None:
         """Start the thread. The running event loop is the one that gets the outputs."""
         self._loop = asyncio.get_running_loop()
@@ -142,14 +147,18 @@ class EngineThread:
         return True
 
     def _has_work(self) -> bool:
-        return self.failure is None and self._engine.has_unfinished_requests()
+        try:
+            return self.failure is None and self._engine.has_unfinished_requests()
+        except BaseException as error:
+            self._fail(error)
+            return False
 
     def _execute(self, function: Callable[[OfflineEngine], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():  # its task was cancelled
             return
         try:
             if self.failure is not None:
-                raise EngineDeadError(f"the engine failed: {self.failure}") from self.failure
+                raise self.dead()
             future.set_result(function(self._engine))
         except BaseException as error:
             future.set_exception(error)
@@ -159,16 +168,19 @@ class EngineThread:
             outputs = self._engine.step()
             self._observer.stepped(outputs)
         except BaseException as error:
-            logger.exception("the engine failed in a step; the server answers no more requests")
-            self.failure = error
-            sentence = f"the engine failed: {type(error).__name__}: {error}"
-            self._loop.call_soon_threadsafe(self.fail_all, EngineDeadError(sentence))
+            self._fail(error)
             return
         with self._lock:
             is_first = not self._newest
             self._newest.update((output.request_id, output) for output in outputs)
         if is_first and outputs:  # otherwise, a delivery is due already
             self._loop.call_soon_threadsafe(self._deliver)
+
+    def _fail(self, error: BaseException) -> None:
+        """Make no more steps: the state of the engine is unknown. All open API calls end."""
+        logger.error("the engine failed; the server answers no more requests", exc_info=error)
+        self.failure = error
+        self._loop.call_soon_threadsafe(self.fail_all, self.dead())
 
     def _deliver(self) -> None:
         """Move the newest outputs to their boxes. Requests of clients that are gone have none."""

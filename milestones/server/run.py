@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from socket import socket
 from types import FrameType
 
@@ -31,7 +32,13 @@ class Server(uvicorn.Server):
     itself would close the port first, and clients could not tell this from a crash.
     """
 
-    def __init__(self, engine: OfflineEngine, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        engine: OfflineEngine,
+        settings: ServerSettings,
+        on_ready: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """Make a server. `on_ready` is called with its URL when it accepts connections."""
         app = create_app(engine, settings)
         super().__init__(
             uvicorn.Config(
@@ -49,12 +56,15 @@ class Server(uvicorn.Server):
         )
         self.api: Api = app.state.api
         self.settings = settings
+        self.on_ready = on_ready
         self.draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start, and keep the event loop for the signal handler."""
         self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        if self.started:
+            self.on_ready(self.address)
 
     @property
     def address(self) -> str:

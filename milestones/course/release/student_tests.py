@@ -13,8 +13,8 @@ from .imports import without_unused_imports
 # These files test the repository and not an engine.
 NOT_FOR_STUDENTS = re.compile(
     r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|figures|glossary|gpu_check"
-    r"|grade\w*|language|layout|mutants\w*|notebook|player|repository|slides\w*)\.py"
-    r"|mini_course\.py"
+    r"|extras|grade\w*|language|layout|load|mutants\w*|notebook|player|repository|server\w*"
+    r"|slides\w*)\.py|mini_course\.py|serving\.py"
 )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from typing import Any
 
 import pytest
 
 from common import OfflineEngine, SamplingParams
-from tests.conftest import EngineFactory
+from tests.conftest import ROOT, EngineFactory
 from tests.serving import MODEL, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.extra("serve")
@@ -117,3 +119,21 @@ def test_an_aborted_stream_is_an_aborted_request(serve: Serve) -> None:
     run.wait_until(run.is_idle)
     ended = run.get("/metrics")[1]
     assert 'finished_reason="abort",model_name="tiny-llama"} 1.0' in ended
+
+
+@pytest.mark.parametrize("page", ["README.md", "milestones/SERVING.md"])
+def test_the_curl_commands_of_the_pages(page: str, serve: Serve) -> None:
+    run = serve()
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^curl localhost:8000(.*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        path, *options = shlex.split(command)
+        values = dict(zip(options[::2], options[1::2], strict=True))
+        assert values.keys() <= {"-H", "-d"}
+        if "-d" in values:
+            assert values["-H"] == "Content-Type: application/json"
+            status, answer, _ = run.post(path, values["-d"].encode())
+        else:
+            status, answer = run.get(path)
+        assert status == 200, answer

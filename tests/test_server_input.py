@@ -71,6 +71,8 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": [{"content": "Hi"}]}, "messages"),
     ({"messages": [{"role": "user", "content": 1}]}, "messages"),
+    ({"messages": [{**USER[0], "name": 5}]}, "messages"),
+    ({"messages": [{**USER[0], "name": "<|im_end|>"}]}, "messages"),
     ({"messages": [{**USER[0], "tool_calls": [1]}]}, "messages.0.tool_calls"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": "a<|im_end|>b"}]}, "messages"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -13,13 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from common import RequestOutput, SamplingParams, TokensPrompt
+from common import EngineDeadError, RequestOutput, SamplingParams, TokensPrompt
 
 from .deltas import Choice, Delta
 from .engine_thread import EngineRequest, EngineThread
 from .errors import ApiError, Json, api_error
 from .formats import Body, Format, usage
 from .output_box import OutputBox
+
+logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499  # no client reads it; the log shows it
 T = TypeVar("T")
@@ -92,8 +95,11 @@ class Generation:
             if with_usage:
                 yield event(self.form.usage_chunk(usage([self.newest[i] for i in self.ids])))
             yield "data: [DONE]\n\n"
-        except Exception as error:
+        except (ApiError, EngineDeadError) as error:
             yield event(api_error(error).body())
+        except Exception:
+            logger.exception("a stream failed")
+            yield event(ApiError(500, "the server failed").body())
 
     def _keep(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep the newest outputs. Raises `ApiError` if one of them failed."""

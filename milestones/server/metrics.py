@@ -92,7 +92,8 @@ class Metrics:
         """Record the outputs of a step."""
         now = time.perf_counter()
         for output in outputs:
-            times = self._live[output.request_id]
+            if (times := self._live.get(output.request_id)) is None:
+                continue  # it was not added by an API call
             num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
             new = num_tokens - times.num_tokens
             if new and times.num_tokens == 0:

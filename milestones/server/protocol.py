@@ -200,7 +200,9 @@ def _message(message: dict[str, Any], number: int) -> dict[str, str]:
     for name, value in message.items():
         if name not in ("role", "content", "name") and value:
             raise refused(f"messages.{number}.{name}", value)
-    kept = {name: message[name] for name in ("role", "content", "name") if message.get(name)}
+    kept = {name: message[name] for name in ("role", "name") if message.get(name) is not None}
+    if not isinstance(kept.get("name", ""), str):
+        raise ValueError(f"messages: name must be a string, got {shown(kept['name'])}")
     return {**kept, "content": _text_of(message.get("content"), number)}
 
 

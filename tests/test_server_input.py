@@ -113,6 +113,20 @@ def test_bad_calls_are_refused_by_name(serve: Serve) -> None:
     assert before[0] == after[0] == 200 and before[1]["choices"] == after[1]["choices"]
 
 
+def test_a_model_without_a_template_and_one_that_refuses(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = serve()
+    tokenizer = run.engine.loaded.tokenizer
+    for template, reason in [
+        (None, "no chat template"),
+        ("{{ raise_exception('no') }}", "refuses"),
+    ]:
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        status, answer, _ = run.post(CHAT, {"messages": USER, "max_tokens": 2})
+        assert status == 400 and reason in answer["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"null", b"[]", b"1", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000,

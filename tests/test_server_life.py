@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -184,6 +186,34 @@ def test_no_command_runs_during_a_step(make_engine: EngineFactory, serve: Serve)
     asyncio.run(all_visits())
     run.wait_until(run.is_idle)
     assert [thread.name for thread in threads] == ["engine"]
+
+
+def test_commands_do_not_stop_the_steps(serve: Serve) -> None:
+    """A command that queues itself again runs once between two steps, and requests go on."""
+    run, running = serve(), [True]
+
+    def again(engine: Any) -> None:
+        if running[0]:
+            run.api.engine._commands.put((again, Future()))
+
+    run.api.engine._commands.put((again, Future()))
+    try:
+        assert run.post(COMPLETE, call())[0] == 200
+    finally:
+        running[0] = False
+
+
+def test_idle_connections_outlive_those_of_clients(serve: Serve) -> None:
+    """A client that uses an idle connection again after 30 s must not find it closed."""
+    run = serve()
+    assert run.server.config.timeout_keep_alive > 30
+    connection = http.client.HTTPConnection("127.0.0.1", run.port, timeout=PATIENCE)
+    for _ in range(3):
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        assert response.status == 200 and response.getheader("connection") != "close"
+        response.read()
+    connection.close()
 
 
 def test_a_call_after_the_failure_raises(make_engine: EngineFactory, serve: Serve) -> None:

@@ -139,8 +139,10 @@ class EngineThread:
 
     def _run_commands(self) -> bool:
         """Run the commands that wait. Without work for a step, wait for one. False: stop."""
-        while not self._commands.empty() or not self._has_work():
+        due = self._commands.qsize()  # later ones wait: a flood of commands must not stop the steps
+        while due > 0 or not self._has_work():
             command = self._commands.get()
+            due -= 1
             if command is None:
                 return False
             self._execute(*command)

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -81,14 +82,18 @@ def test_a_run_against_a_server(
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     path = tmp_path / "load.json"
+    drawing = tmp_path / "load.svg"
     options = ["--rates", "20,40", "--duration", "0.5", "--warm-up", "0.1", "--prompt-tokens",
                "4-8", "--output-tokens", "3", "--prefixes", "2", "--prefix-tokens", "32",
-               "--ttft", "60", "--itl", "60", "--json", str(path)]  # fmt: skip
+               "--ttft", "60", "--itl", "60", "--json", str(path), "--svg", str(drawing)]  # fmt: skip
     assert command.main(parser.parse_args([run.url, *options])) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [row["rate"] for row in rows] == [20.0, 40.0]
     for row in rows:
         assert row["num_failed"] == 0 and row["goodput"] == row["num_requests"] / 0.5 > 0
+    drawn = ElementTree.parse(drawing).getroot()
+    curves = [item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve"]
+    assert len(curves) == 3 and all(curve.count("L") == len(rows) - 1 for curve in curves)
     assert "goodput" in capsys.readouterr().out
     stats = run.in_engine(lambda engine: engine.stats())
     assert stats.cached_prompt_tokens > 0

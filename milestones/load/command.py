@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of lengths and times (0)")
     parser.add_argument("--api-key", help="sent as Authorization: Bearer ...")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the curves into this file")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -57,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         return 2
     import httpx2
 
-    from .report import table
+    from .report import chart, table
 
     try:
         model, rows = asyncio.run(_run(args))
@@ -72,6 +73,8 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         document = {"model": model, "rows": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if args.svg:
+        args.svg.write_text(chart(rows, title), encoding="utf-8")
     return 0 if any(row.num_failed < row.num_requests for row in rows) else 1
 
 

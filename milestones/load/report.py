@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from ..bench.chart import lines
 from .client import Answer
 
 POINTS = (50, 95, 99)
@@ -73,6 +74,16 @@ def percentile(values: Sequence[float], point: int) -> float:
     """Return the smallest value that at least `point` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * point // 100) - 1)]
+
+
+def chart(rows: Sequence[Row], title: str) -> str:
+    """Draw the rate against p99 latencies and goodput, as SVG."""
+    curves: dict[str, list[tuple[float, float]]] = {
+        "TTFT p99, ms": [(row.rate, row.first_ms[99]) for row in rows if row.first_ms],
+        "ITL p99, ms": [(row.rate, row.gap_ms[99]) for row in rows if row.gap_ms],
+        "goodput, requests/s": [(row.rate, row.goodput) for row in rows],
+    }
+    return lines({name: points for name, points in curves.items() if points}, title)
 
 
 def _percentiles(values: Sequence[float]) -> dict[int, float] | None:

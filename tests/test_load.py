@@ -85,7 +85,8 @@ def test_a_run_against_a_server(
     drawing = tmp_path / "load.svg"
     options = ["--rates", "20,40", "--duration", "0.5", "--warm-up", "0.1", "--prompt-tokens",
                "4-8", "--output-tokens", "3", "--prefixes", "2", "--prefix-tokens", "32",
-               "--ttft", "60", "--itl", "60", "--json", str(path), "--svg", str(drawing)]  # fmt: skip
+               "--ttft", "60", "--itl", "60", "--json", str(path),
+               "--svg", str(drawing)]  # fmt: skip
     assert command.main(parser.parse_args([run.url, *options])) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [row["rate"] for row in rows] == [20.0, 40.0]

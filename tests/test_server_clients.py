@@ -131,7 +131,7 @@ def without_chunks(data: bytes) -> str:
 
 @only_highest
 def test_half_requests(serve: Serve) -> None:
-    """A call whose body never ends gets status 408; one that is cut off holds nothing."""
+    """A body that never ends gets status 408; a call that is cut off holds nothing."""
     run = serve(body_timeout=0.2)
     half = request_bytes(COMPLETE, b'{"prompt": "x', length=1000)
     with run.send(half) as connection:

@@ -48,7 +48,10 @@ class Api:
 
         async def prepare() -> Prepared:
             prompts = await self.prompts.read(given)
-            echoed = await self.prompts.with_text(prompts) if call.echo else None
+            echoed = None
+            if call.echo:
+                texts = await self.prompts.with_text(prompts)
+                echoed = [text for text in texts for _ in range(num_choices(params))]
             return CompletionFormat(self.model, self.tokens, params.logprobs or 0, echoed), prompts
 
         return await self.answer(call, request, params, len(given), prepare)
@@ -76,11 +79,11 @@ class Api:
 
         What fails before the first token has its own status, also if a stream was requested.
         """
-        arrival_time, num_choices = now(), getattr(params, "n", 1)
+        arrival_time, count = now(), num_choices(params)
         with ExitStack() as resources:
-            resources.enter_context(self.open.place_for(num_prompts * num_choices))
+            resources.enter_context(self.open.place_for(num_prompts * count))
             form, prompts = await prepare()
-            generation = Generation(self.engine, form, num_choices)
+            generation = Generation(self.engine, form, count)
             await generation.admit(prompts, params, arrival_time)
             resources.push(generation.resources)
             generation.resources = resources.pop_all()
@@ -141,6 +144,11 @@ class Api:
             )  # fmt: skip
         if not self.engine.is_alive:
             raise self.engine.dead()
+
+
+def num_choices(params: SamplingParams) -> int:
+    """Return the number of outputs for each prompt."""
+    return getattr(params, "n", 1)
 
 
 def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:

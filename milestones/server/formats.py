@@ -24,8 +24,6 @@ class Format(ABC):
     whole_object: str
     chunk_object: str
 
-    num_choices = 1  # of each prompt
-
     def __init__(self, model: str, tokens: TokenBytes, num_top: int) -> None:
         self.call_id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.model = model
@@ -76,7 +74,7 @@ class Format(ABC):
 class CompletionFormat(Format):
     """The bodies of `/v1/completions`.
 
-    echoed: the text of each prompt, if it is a part of the answer.
+    echoed: the text of the prompt of each choice, if it is a part of the answer.
     """
 
     prefix = "cmpl"
@@ -96,7 +94,7 @@ class CompletionFormat(Format):
         return self._body(self.chunk_object, [{**choice, "logprobs": None, "finish_reason": None}])
 
     def _echo(self, index: int) -> str:
-        return "" if self.echoed is None else self.echoed[index // self.num_choices]
+        return "" if self.echoed is None else self.echoed[index]
 
     def choice(self, index: int, delta: Delta) -> Body:
         return {**self.chunk_choice(index, delta), "text": self._echo(index) + delta.text}

@@ -38,7 +38,6 @@ class Generation:
     def __init__(self, engine: EngineThread, form: Format, num_choices: int) -> None:
         self.engine = engine
         self.form = form
-        form.num_choices = num_choices
         self.num_choices = num_choices  # of each prompt
         self.resources = ExitStack()
         self.ids: list[str] = []

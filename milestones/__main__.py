@@ -63,6 +63,9 @@ COMMANDS = {
     ),
     "host-time": ("bench.host_time", "measure the host's share of a step, outside the forward"),
     "soak": ("soak", "attack all engines with random schedules, failures and interrupts"),
+    "serve": ("server.command", "serve a milestone with OpenAI's HTTP interface"),
+    "load": ("load.command", "send requests to a server at several rates; show the latencies"),
+    "extras": ("extras", "install the packages of an optional part: the server"),
     "gpu-check": ("bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
 }
 

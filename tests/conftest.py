@@ -35,6 +35,7 @@ from common import EngineConfig, LoadedModel, OfflineEngine, load_model
 from common.models.cpu_kernels import Kernels, bind, build, kernels
 from milestones.chain import chain, engines, load, milestones, sources
 from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
+from tests.extras import Extras
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = "overlap"
@@ -64,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers share the cores
     MODE = config.getoption("--mode")
+    config.pluginmanager.register(Extras())
+    config.addinivalue_line("markers", "extra(name): the test needs the packages of this extra")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
         "markers", "before(*engines): the lessons of these engines remove the subject"

@@ -54,6 +54,15 @@ class InputProcessor:
         self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
 
+    def tokenize(self, prompt: Prompt) -> TokensPrompt:
+        """Return a prompt with its token ids. Any thread may call it, also during a step.
+
+        Raises `ValueError` if the prompt cannot be tokenized, or is too long.
+        """
+        text, token_ids = self._tokenize(prompt)
+        self._check_tokens(token_ids)
+        return TokensPrompt(token_ids, text)
+
     def make_request(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import svg
@@ -46,28 +47,28 @@ def bars(document: dict[str, Any]) -> str:
     return svg.document(parts, WIDTH, y, STYLE)
 
 
-def lines(curves: dict[str, list[tuple[int, float]]], caption: str) -> str:
-    """Draw a panel for each curve: milliseconds from 0 up, over sizes on a logarithmic axis."""
-    parts = [svg.text(4, 16, f"{caption}: ms per step", "title")]
+def lines(curves: Mapping[str, Sequence[tuple[float, float]]], title: str) -> str:
+    """Draw a panel for each curve: values from 0 up, over sizes on a logarithmic axis."""
+    parts = [svg.text(4, 16, title, "title")]
     for number, (name, points) in enumerate(curves.items()):
         left = number * PANEL + LEFT
         right, bottom = (number + 1) * PANEL - 24, HEIGHT - BOTTOM
         least, most = math.log2(points[0][0]), math.log2(points[-1][0])
-        highest = max(milliseconds for _, milliseconds in points)
+        highest = max(value for _, value in points)
         places = [
             (
                 left + (right - left) * (math.log2(size) - least) / max(1e-9, most - least),
-                bottom - (bottom - TOP) * milliseconds / highest,
+                bottom - (bottom - TOP) * value / max(1e-9, highest),
             )
-            for size, milliseconds in points
+            for size, value in points
         ]
         parts += [
             svg.text(left, 40, name, "title"),
             svg.path(f"M{left} {TOP}V{bottom}H{right}", "axis"),
             svg.text(left - 4, TOP + 8, f"{highest:.3g}", anchor="end"),
             svg.text(left - 4, bottom, "0", anchor="end"),
-            svg.text(left, HEIGHT - 12, f"{points[0][0]:,}"),
-            svg.text(right, HEIGHT - 12, f"{points[-1][0]:,}", anchor="end"),
+            svg.text(left, HEIGHT - 12, f"{points[0][0]:,g}"),
+            svg.text(right, HEIGHT - 12, f"{points[-1][0]:,g}", anchor="end"),
             svg.path(svg.points(places), "curve"),
             *(svg.element("circle", kind="milestone", cx=x, cy=y, r=3) for x, y in places),
         ]

@@ -116,5 +116,5 @@ def main(args: argparse.Namespace) -> int:
         document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.svg:
-        args.svg.write_text(lines(curves, machine()), encoding="utf-8")
+        args.svg.write_text(lines(curves, f"{machine()}: ms per step"), encoding="utf-8")
     return 0

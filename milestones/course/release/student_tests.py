@@ -13,9 +13,9 @@ from .imports import without_unused_imports
 
 # These files test the repository and not an engine.
 NOT_FOR_STUDENTS = re.compile(
-    r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|electives|figures|glossary|gpu_check"
-    r"|grade\w*|language|layout|mutants\w*|notebook|player|repository|slides\w*)\.py"
-    r"|mini_course\.py"
+    r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|electives|extras|figures"
+    r"|glossary|gpu_check|grade\w*|language|layout|load|mutants\w*|notebook|player|repository"
+    r"|server\w*|slides\w*)\.py|mini_course\.py|serving\.py"
 )
 
 

@@ -1,0 +1,94 @@
+"""When requests arrive (a Poisson process), and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# The server tokenizes this text, and each prompt is a random order of its tokens. So no prompt has
+# a special token, and no two prompts begin alike, except for shared prefixes.
+TEXT = (
+    "the sea is calm today and a ship waits near the old harbor while two birds look for fish "
+    "some people walk along the beach others read a book or cook food under the tall trees "
+)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request: when it is sent, in seconds from the start, and what it asks for."""
+
+    time: float
+    prompt: list[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Prompt and output lengths: drawn from two ranges, or from the pairs of a file."""
+
+    prompt: tuple[int, int]
+    output: tuple[int, int]
+    pairs: tuple[tuple[int, int], ...] = ()
+
+    def draw(self, source: random.Random) -> tuple[int, int]:
+        """Return a prompt length and an output length."""
+        if self.pairs:
+            return source.choice(self.pairs)
+        return source.randint(*self.prompt), source.randint(*self.output)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the requests of a run have in common.
+
+    token_ids: the tokens that prompts are made of.
+    num_prefixes, prefix_tokens: each prompt begins with one of so many prefixes, of this length.
+    """
+
+    lengths: Lengths
+    token_ids: Sequence[int]
+    num_prefixes: int = 0
+    prefix_tokens: int = 0
+
+    def arrivals(self, rate: float, seconds: float, seed: int) -> Iterator[Arrival]:
+        """Yield the requests that arrive within so many seconds, at `rate` per second on average.
+
+        The time from one arrival to the next is drawn from an exponential distribution. With the
+        same seed, the requests are the same.
+        """
+        source = random.Random(seed)
+        prefixes = [
+            source.choices(self.token_ids, k=self.prefix_tokens) for _ in range(self.num_prefixes)
+        ]
+        time = source.expovariate(rate)
+        while time < seconds:
+            prompt_tokens, output_tokens = self.lengths.draw(source)
+            own = source.choices(self.token_ids, k=prompt_tokens)
+            prefix = source.choice(prefixes) if prefixes else []
+            yield Arrival(time, [*prefix, *own], output_tokens)
+            time += source.expovariate(rate)
+
+
+def length_range(text: str) -> tuple[int, int]:
+    """Read `100` or `100-1024` as a range of lengths."""
+    found = re.fullmatch(r"([1-9]\d*)(?:-([1-9]\d*))?", text)
+    if found is None or int(found[2] or found[1]) < int(found[1]):
+        raise argparse.ArgumentTypeError(f"a length is 100 or 100-1024, got {text!r}")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def length_pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Read a JSON file with a list of [prompt tokens, output tokens]."""
+    try:
+        rows = json.loads(Path(text).read_text(encoding="utf-8"))
+        pairs = tuple((int(prompt), int(output)) for prompt, output in rows)
+    except (OSError, ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+    if not pairs or min(map(min, pairs)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a list of pairs of lengths, each at least 1")
+    return pairs

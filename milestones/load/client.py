@@ -1,0 +1,108 @@
+"""Send requests at their times, and note when their tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from .arrivals import Arrival
+
+
+@dataclass
+class Answer:
+    """What happened to a request. Times are in seconds.
+
+    first: from sending it to its first text. gaps: from one event with text to the next. total:
+    from sending it to its end. late: how much later than planned it was sent; if this is large, the
+    client was the bottleneck.
+    """
+
+    arrival: Arrival
+    late: float = 0.0
+    first: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    total: float = 0.0
+    num_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def per_token(self) -> float:
+        """Return the mean time from one token to the next."""
+        if self.first is None or self.num_tokens < 2:
+            return 0.0
+        return (self.total - self.first) / (self.num_tokens - 1)
+
+
+class Target:
+    """A server, by the URL of its API, such as http://127.0.0.1:8000/v1."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self.client = httpx2.AsyncClient(headers=headers, timeout=600.0, limits=limits)
+
+    async def model(self) -> str:
+        """Return the name of the server's first model."""
+        answer = (await self.client.get(f"{self.url}/v1/models")).raise_for_status().json()
+        return str(answer["data"][0]["id"])
+
+    async def tokenize(self, model: str, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        body = {"model": model, "prompt": text}
+        answer = (await self.client.post(f"{self.url}/tokenize", json=body)).raise_for_status()
+        return [int(token_id) for token_id in answer.json()["tokens"]]
+
+    async def run(self, model: str, arrivals: Sequence[Arrival]) -> list[Answer]:
+        """Send all requests at their times. A late answer never delays the next request."""
+        start = time.perf_counter()
+        tasks = []
+        for arrival in arrivals:
+            await asyncio.sleep(max(0.0, start + arrival.time - time.perf_counter()))
+            late = time.perf_counter() - start - arrival.time
+            tasks.append(asyncio.create_task(self._send(model, Answer(arrival, late))))
+        return list(await asyncio.gather(*tasks))
+
+    async def _send(self, model: str, answer: Answer) -> Answer:
+        body = {
+            "model": model, "prompt": answer.arrival.prompt, "temperature": 0,
+            "max_tokens": answer.arrival.max_tokens, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        start = time.perf_counter()
+        try:
+            async with self.client.stream("POST", f"{self.url}/v1/completions", json=body) as got:
+                if got.status_code != 200:
+                    answer.error = f"status {got.status_code}"
+                    return answer
+                await self._follow(answer, got, start)
+        except httpx2.HTTPError as error:
+            answer.error = type(error).__name__
+        answer.total = time.perf_counter() - start
+        if answer.error is None and answer.first is None:
+            answer.error = "no text"
+        return answer
+
+    async def _follow(self, answer: Answer, got: Any, start: float) -> None:
+        last = start
+        async for line in got.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event, now = json.loads(line[6:]), time.perf_counter()
+            if "error" in event:
+                answer.error = str(event["error"]["message"])
+            if event.get("usage"):
+                answer.num_tokens = event["usage"]["completion_tokens"]
+            if not event.get("choices") or not event["choices"][0]["text"]:
+                continue
+            if answer.first is None:
+                answer.first = now - start
+            else:
+                answer.gaps.append(now - last)
+            last = now

@@ -1,0 +1,17 @@
+"""`python -m milestones serve`: every milestone behind OpenAI's HTTP interface.
+
+    command.py         the command; its options come from dataclasses (options.py, settings.py)
+    run.py             uvicorn; SIGTERM drains, a second one stops
+    app.py             the routes; what they share is an Api
+    limits.py          before a route: API key, size of the body; open requests
+    protocol.py        the bodies of requests; everything that is not supported is refused by name
+    prompts.py         text and messages to token ids, in a thread of its own
+    generation.py      one API call: admit, follow, answer whole or as a stream
+    formats.py         the bodies of answers; deltas.py, tokens.py: what a stream adds
+    engine_thread.py   the one thread that calls the engine; output_box.py: what it hands over
+    errors.py          OpenAI's error format
+    metrics.py         /metrics, with vLLM's names
+
+Only command.py, options.py and settings.py can be imported without the packages of the extra
+`serve`.
+"""

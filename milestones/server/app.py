@@ -1,0 +1,201 @@
+"""`create_app`: the routes of the server, and what they share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from common import OfflineEngine, SamplingParams, TokensPrompt
+
+from .engine_thread import EngineThread
+from .errors import ApiError, Json, add_handlers
+from .formats import ChatFormat, CompletionFormat, Format
+from .generation import Generation, now
+from .limits import Guard, OpenRequests
+from .metrics import Metrics
+from .prompts import PromptReader
+from .protocol import Call, ChatCall, CompletionCall, DetokenizeCall, TokenizeCall
+from .settings import ServerSettings
+from .tokens import TokenBytes
+
+Prepared = tuple[Format, list[TokensPrompt]]
+
+
+class Api:
+    """The API calls on one engine."""
+
+    def __init__(self, engine: OfflineEngine, settings: ServerSettings) -> None:
+        assert engine.config.max_model_len is not None
+        self.model = settings.served_model_name or engine.loaded.name
+        self.max_model_len = engine.config.max_model_len
+        self.metrics = Metrics(self.model)
+        self.engine = EngineThread(engine, self.metrics)
+        self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens)
+        self.tokens = TokenBytes(engine.loaded.tokenizer)
+        self.open = OpenRequests(settings.max_open_requests)
+        self.created = int(time.time())
+
+    async def complete(self, call: CompletionCall, request: Request) -> Response:
+        """Answer `/v1/completions`."""
+        self.check(call.model)
+        params, given = call.params(), call.prompts()
+
+        async def prepare() -> Prepared:
+            prompts = await self.prompts.read(given)
+            echoed = None
+            if call.echo:
+                texts = await self.prompts.with_text(prompts)
+                echoed = [text for text in texts for _ in range(num_choices(params))]
+            return CompletionFormat(self.model, self.tokens, params.logprobs or 0, echoed), prompts
+
+        return await self.answer(call, request, params, len(given), prepare)
+
+    async def chat(self, call: ChatCall, request: Request) -> Response:
+        """Answer `/v1/chat/completions`."""
+        self.check(call.model)
+        params, messages = call.params(self.max_model_len), call.conversation()
+
+        async def prepare() -> Prepared:
+            prompt = await self.prompts.read_chat(messages)
+            return ChatFormat(self.model, self.tokens, params.logprobs or 0), [prompt]
+
+        return await self.answer(call, request, params, 1, prepare)
+
+    async def answer(
+        self,
+        call: Call,
+        request: Request,
+        params: SamplingParams,
+        num_prompts: int,
+        prepare: Callable[[], Awaitable[Prepared]],
+    ) -> Response:
+        """Take places, prepare the prompts, queue them, and answer whole or as a stream.
+
+        What fails before the first token has its own status, also if a stream was requested.
+        """
+        arrival_time, count = now(), num_choices(params)
+        with ExitStack() as resources:
+            resources.enter_context(self.open.place_for(num_prompts * count))
+            form, prompts = await prepare()
+            generation = Generation(self.engine, form, count)
+            await generation.admit(prompts, params, arrival_time)
+            resources.push(generation.resources)
+            generation.resources = resources.pop_all()
+        if call.stream:
+            return generation.stream(call.with_usage)
+        return await generation.whole(request)
+
+    async def tokenize(self, call: TokenizeCall) -> Response:
+        """Answer `/tokenize`: the token ids of a prompt, or of a conversation."""
+        self.check(call.model)
+        if call.prompt is not None and call.messages is None:
+            (prompt,) = await self.prompts.read([call.prompt])
+        elif call.messages is not None and call.prompt is None:
+            messages = ChatCall(messages=call.messages).conversation()
+            prompt = await self.prompts.read_chat(messages)
+        else:
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        ids = prompt.prompt_token_ids
+        return Json({"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids})
+
+    async def detokenize(self, call: DetokenizeCall) -> Response:
+        """Answer `/detokenize`: the text of token ids."""
+        self.check(call.model)
+        return Json({"prompt": await self.prompts.decode(call.tokens)})
+
+    async def health(self) -> Response:
+        """Answer `/health`: 200, or 503 if new requests are refused."""
+        if self.open.is_draining:
+            return Json({"status": "draining"}, 503)
+        if not self.engine.is_alive:
+            return Json({"status": "the engine failed"}, 503)
+        return Json({"status": "ok"})
+
+    async def scrape(self) -> Response:
+        """Answer `/metrics`."""
+        alive = self.engine.is_alive
+        stats = await self.engine.call(lambda engine: engine.stats()) if alive else None
+        return Response(self.metrics.page(stats), media_type=CONTENT_TYPE_LATEST)
+
+    async def models(self, model: str | None = None) -> Response:
+        """Answer `/v1/models`, and `/v1/models/{model}`."""
+        self.check(model)
+        card: dict[str, Any] = {
+            "id": self.model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "llm-ladder",
+            "max_model_len": self.max_model_len,
+        }
+        return Json({"object": "list", "data": [card]} if model is None else card)
+
+    def check(self, model: str | None) -> None:
+        """Raise an error if a call names another model, or if there is no engine."""
+        if model is not None and model != self.model:
+            raise ApiError(
+                404, f"the model {model!r} does not exist; this server has {self.model!r}",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        if not self.engine.is_alive:
+            raise self.engine.dead()
+
+
+def num_choices(params: SamplingParams) -> int:
+    """Return the number of outputs for each prompt."""
+    return getattr(params, "n", 1)
+
+
+def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
+    """Return the server for an engine. From its start on, only its engine thread calls the engine.
+
+    When the server stops, it closes the engine. `app.state.api` is the `Api`.
+    """
+    api = Api(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        api.engine.start()
+        yield
+        await api.engine.stop()
+        api.prompts.stop()
+
+    app = FastAPI(
+        title="LLM Ladder", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.state.api = api
+    add_handlers(app)
+    app.add_middleware(Guard, settings=settings)
+
+    @app.post("/v1/completions")
+    async def completions(call: CompletionCall, request: Request) -> Response:
+        return await api.complete(call, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(call: ChatCall, request: Request) -> Response:
+        return await api.chat(call, request)
+
+    @app.post("/tokenize")
+    async def tokenize(call: TokenizeCall) -> Response:
+        return await api.tokenize(call)
+
+    @app.post("/detokenize")
+    async def detokenize(call: DetokenizeCall) -> Response:
+        return await api.detokenize(call)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return await api.models()
+
+    @app.get("/v1/models/{model:path}")
+    async def model_card(model: str) -> Response:
+        return await api.models(model)
+
+    app.get("/health")(api.health)
+    app.get("/metrics")(api.scrape)
+    return app

@@ -1,0 +1,66 @@
+"""`serve m5`: a milestone as a server with OpenAI's HTTP interface.
+
+All fields of `EngineConfig` and `ServerSettings` are options. SERVING.md follows a request through
+the server. Exit status: 2 for wrong settings or missing packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+
+from common import EngineConfig, OfflineEngine
+
+from ..chain import ROOT, milestones
+from ..course.console import wide_console
+from ..course.record import RecordError, find_milestone
+from ..extras import missing
+from .options import add_options, from_options
+from .settings import ServerSettings
+
+EXAMPLE = "python -m milestones serve m5 --port 8000 --max-num-seqs 32"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m milestones serve`."""
+    parser.add_argument("milestone", help=f"one of {', '.join(milestones(ROOT))}, or m5 for short")
+    add_options(parser, EngineConfig)
+    add_options(parser, ServerSettings)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Load the engine, and serve it until a signal arrives."""
+    console = wide_console()
+    if line := missing("serve"):
+        console.print(line, style="red")
+        return 2
+    try:
+        milestone = find_milestone(args.milestone)
+        settings = from_options(ServerSettings, args)
+        build: Callable[[EngineConfig], OfflineEngine]
+        build = importlib.import_module(milestone).LLMEngine
+        engine = build(from_options(EngineConfig, args))
+    except (RecordError, ValueError, RuntimeError) as error:
+        console.print(str(error), style="red")
+        return 2
+    return run(milestone, engine, settings, console)
+
+
+def run(milestone: str, engine: OfflineEngine, settings: ServerSettings, console: Console) -> int:
+    """Serve until a signal arrives. Print the URL when the server accepts connections."""
+    from .run import Server  # it needs the extra
+
+    def ready(address: str) -> None:
+        model = settings.served_model_name or engine.loaded.name
+        console.print(f"{milestone} serves {model} at {address}/v1 (Ctrl-C drains and stops)")
+        sys.stdout.flush()
+
+    try:
+        Server(engine, settings, ready).run()
+    except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
+        return int(ended.code or 0)
+    return 0

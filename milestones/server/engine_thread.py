@@ -1,0 +1,197 @@
+"""`EngineThread`: the one thread that calls an engine.
+
+    event loop      call(f)                                outputs of a box
+                      |                                          ^
+                      v                                          |
+                   commands                               newest outputs, by request
+                      |                                          ^
+    engine thread     +--> f(engine) --> engine.step() ----------+      again and again
+
+The engine has no lock: only this thread calls it, and commands run between two steps. A step never
+waits for a client. Its outputs replace older ones that the event loop has not taken, so memory does
+not grow either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from common import EngineDeadError, OfflineEngine, RequestOutput, SamplingParams, TokensPrompt
+
+from .output_box import OutputBox
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Command = tuple[Callable[[OfflineEngine], Any], "Future[Any]"]
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A request for the engine. Its id is used once: no other client can know or repeat it.
+
+    arrival_time: when the API call arrived, in seconds of `time.perf_counter`.
+    """
+
+    request_id: str
+    prompt: TokensPrompt
+    params: SamplingParams
+    arrival_time: float
+
+
+class Observer(Protocol):
+    """What the metrics are told, in the engine's thread."""
+
+    def added(self, request: EngineRequest) -> None: ...
+    def stepped(self, outputs: Sequence[RequestOutput]) -> None: ...
+
+
+class EngineThread:
+    """Steps an engine while it has work, and runs commands between two steps."""
+
+    def __init__(self, engine: OfflineEngine, observer: Observer) -> None:
+        self.failure: BaseException | None = None  # the exception that ended a step
+        self._engine = engine
+        self._observer = observer
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
+        self._boxes: dict[str, OutputBox] = {}  # by request; only the event loop uses it
+        self._lock = threading.Lock()  # guards `_newest`
+        self._newest: dict[str, RequestOutput] = {}  # not yet delivered to their boxes
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the engine can still answer requests."""
+        return self.failure is None and self._thread.is_alive()
+
+    def dead(self) -> EngineDeadError:
+        """Return the error for calls that the engine can no longer answer."""
+        reason = "it was stopped" if self.failure is None else repr(self.failure)
+        return EngineDeadError(f"the engine answers no more requests: {reason}")
+
+    def start(self) -> None:
+        """Start the thread. The running event loop is the one that gets the outputs."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Close the engine and end the thread, after the step that is running."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    async def call(self, function: Callable[[OfflineEngine], T]) -> T:
+        """Run `function(engine)` between two steps, and return or raise what it does."""
+        future: Future[T] = Future()
+        self._commands.put((function, future))
+        return await asyncio.wrap_future(future)
+
+    async def open(self, requests: Sequence[EngineRequest]) -> OutputBox:
+        """Add requests, all or none, and return the box of their outputs.
+
+        Raises `ValueError` if the engine refuses one. The caller closes the box in any case.
+        """
+        box = OutputBox(request.request_id for request in requests)
+        self._boxes |= dict.fromkeys(box.unfinished, box)
+
+        def add(engine: OfflineEngine) -> None:
+            for request in requests:
+                engine.add_request(request.prompt, request.params, request.request_id)
+                self._observer.added(request)
+
+        try:
+            await self.call(add)
+        except BaseException:  # refused, or the client is gone
+            self.close(box)
+            raise
+        return box
+
+    def close(self, box: OutputBox) -> None:
+        """Abort the requests of a box that have not finished.
+
+        Commands run in order, so the requests have been added when they are aborted.
+        """
+        ids = list(box.unfinished)
+        for request_id in ids:
+            self._boxes.pop(request_id, None)
+        if ids:
+            self._commands.put((lambda engine: [engine.abort_request(i) for i in ids], Future()))
+        box.unfinished.clear()
+
+    def fail_all(self, error: Exception) -> None:
+        """End all open API calls with this error."""
+        for box in set(self._boxes.values()):
+            box.fail(error)
+
+    def _run(self) -> None:
+        try:
+            while self._run_commands():
+                if self.failure is None:
+                    self._step()
+        finally:
+            self._engine.close()
+
+    def _run_commands(self) -> bool:
+        """Run the commands that wait. Without work for a step, wait for one. False: stop."""
+        due = self._commands.qsize()  # later ones wait: a flood of commands must not stop the steps
+        while due > 0 or not self._has_work():
+            command = self._commands.get()
+            due -= 1
+            if command is None:
+                return False
+            self._execute(*command)
+        return True
+
+    def _has_work(self) -> bool:
+        try:
+            return self.failure is None and self._engine.has_unfinished_requests()
+        except BaseException as error:
+            self._fail(error)
+            return False
+
+    def _execute(self, function: Callable[[OfflineEngine], Any], future: Future[Any]) -> None:
+        if not future.set_running_or_notify_cancel():  # its task was cancelled
+            return
+        try:
+            if self.failure is not None:
+                raise self.dead()
+            future.set_result(function(self._engine))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+            self._observer.stepped(outputs)
+        except BaseException as error:
+            self._fail(error)
+            return
+        with self._lock:
+            is_first = not self._newest
+            self._newest.update((output.request_id, output) for output in outputs)
+        if is_first and outputs:  # otherwise, a delivery is due already
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _fail(self, error: BaseException) -> None:
+        """Make no more steps: the state of the engine is unknown. All open API calls end."""
+        logger.error("the engine failed; the server answers no more requests", exc_info=error)
+        self.failure = error
+        self._loop.call_soon_threadsafe(self.fail_all, self.dead())
+
+    def _deliver(self) -> None:
+        """Move the newest outputs to their boxes. Requests of clients that are gone have none."""
+        with self._lock:
+            newest, self._newest = self._newest, {}
+        for request_id, output in newest.items():
+            box = self._boxes.get(request_id)
+            if box is None:
+                continue
+            box.put(output)
+            if output.finished:
+                del self._boxes[request_id]

@@ -1,0 +1,159 @@
+"""`Generation`: one API call from its prompts to its answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from common import EngineDeadError, RequestOutput, SamplingParams, TokensPrompt
+
+from .deltas import Choice, Delta
+from .engine_thread import EngineRequest, EngineThread
+from .errors import ApiError, Json, api_error
+from .formats import Body, Format, usage
+from .output_box import OutputBox
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499  # no client reads it; the log shows it
+T = TypeVar("T")
+
+
+class Generation:
+    """The engine requests of one API call, and their answer.
+
+    Choice i * n + j is output j of prompt i. The stack holds what the call must give back: its
+    place among the open requests, and its box. It is closed when the answer ends, in any way.
+    """
+
+    def __init__(self, engine: EngineThread, form: Format, num_choices: int) -> None:
+        self.engine = engine
+        self.form = form
+        self.num_choices = num_choices  # of each prompt
+        self.resources = ExitStack()
+        self.ids: list[str] = []
+        self.newest: dict[str, RequestOutput] = {}
+
+    async def admit(
+        self, prompts: Sequence[TokensPrompt], params: SamplingParams, arrival_time: float
+    ) -> None:
+        """Queue the prompts in the engine. Raises what the engine raises for a bad one."""
+        self.ids = [f"{self.form.call_id}-{i}" for i in range(len(prompts))]
+        box = await self.engine.open(
+            [EngineRequest(i, p, params, arrival_time) for i, p in zip(self.ids, prompts)]
+        )
+        self.resources.callback(self.engine.close, box)
+        self.box: OutputBox = box
+
+    async def whole(self, request: Request) -> Response:
+        """Return the answer when it is complete. If the client goes away, abort."""
+        with self.resources:
+            if not await unless_gone(request, self._finish):
+                return Response(status_code=CLIENT_GONE)
+            outputs = [self.newest[request_id] for request_id in self.ids]
+            deltas: dict[int, Delta] = {}
+            for output in outputs:
+                for choice, completion in self._choices(output):
+                    delta = Choice(choice).advance(completion)
+                    assert delta is not None, "a finished output has a finish reason"
+                    deltas[choice] = delta
+            return Json(self.form.whole([deltas[i] for i in sorted(deltas)], usage(outputs)))
+
+    def stream(self, with_usage: bool) -> Response:
+        """Return the answer as server-sent events."""
+        return EventStream(self._events(with_usage), self.resources)
+
+    async def _finish(self) -> bool:
+        async for outputs in self.box.outputs():
+            self._keep(outputs)
+        return True
+
+    async def _events(self, with_usage: bool) -> AsyncIterator[str]:
+        """Yield events. An error is the last event: its status line has been sent long ago."""
+        extra: Body = {"usage": None} if with_usage else {}
+        choices = [Choice(i) for i in range(len(self.ids) * self.num_choices)]
+        try:
+            for choice in choices:
+                if (chunk := self.form.first_chunk(choice.index)) is not None:
+                    yield event({**chunk, **extra})
+            async for outputs in self.box.outputs():
+                self._keep(outputs)
+                for output in outputs:
+                    for index, completion in self._choices(output):
+                        if (delta := choices[index].advance(completion)) is not None:
+                            yield event({**self.form.chunk(index, delta), **extra})
+            if with_usage:
+                yield event(self.form.usage_chunk(usage([self.newest[i] for i in self.ids])))
+            yield "data: [DONE]\n\n"
+        except (ApiError, EngineDeadError) as error:
+            yield event(api_error(error).body())
+        except Exception:
+            logger.exception("a stream failed")
+            yield event(ApiError(500, "the server failed").body())
+
+    def _keep(self, outputs: Sequence[RequestOutput]) -> None:
+        """Keep the newest outputs. Raises `ApiError` if one of them failed."""
+        for output in outputs:
+            self.newest[output.request_id] = output
+            for completion in output.outputs:
+                if completion.finish_reason in ("error", "abort"):
+                    reason = completion.error or "the server aborted this request"
+                    raise ApiError(500, f"the request could not be computed: {reason}")
+
+    def _choices(self, output: RequestOutput) -> list[tuple[int, Any]]:
+        """Return the outputs of a prompt, each with the index of its choice."""
+        first = self.ids.index(output.request_id) * self.num_choices
+        return [(first + getattr(c, "index", 0), c) for c in output.outputs]
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. If the client goes away, Starlette cancels the stream.
+
+    The stack is closed at the end in any case, also if the stream was cancelled before its start.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], resources: ExitStack) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-cache"})
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._resources:
+            await super().__call__(scope, receive, send)
+
+
+def event(body: Body) -> str:
+    """Return a server-sent event. ASCII only: all line breaks of a text are escaped."""
+    return f"data: {json.dumps(body, allow_nan=False, separators=(',', ':'))}\n\n"
+
+
+async def unless_gone(request: Request, function: Callable[[], Awaitable[T]]) -> T | None:
+    """Return the result of `function()`; None as soon as the client has closed the connection."""
+    work = asyncio.ensure_future(function())
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def now() -> float:
+    """Return the time in the clock of the engine's metrics."""
+    return time.perf_counter()

@@ -1,0 +1,95 @@
+"""Run the server under uvicorn. SIGTERM and Ctrl-C drain it; a second one stops the process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from socket import socket
+from types import FrameType
+
+import uvicorn
+
+from common import OfflineEngine
+
+from .app import Api, create_app
+from .errors import ApiError
+from .settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE = 120  # seconds: longer than the connection pools of clients keep idle connections
+POLL = 0.05  # seconds
+CLOSING = 5  # seconds for the last bytes of answers
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with a signal handler that drains before uvicorn stops.
+
+    While it drains, new API calls and `/health` get status 503, and open requests go on. uvicorn
+    itself would close the port first, and clients could not tell this from a crash.
+    """
+
+    def __init__(
+        self,
+        engine: OfflineEngine,
+        settings: ServerSettings,
+        on_ready: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """Make a server. `on_ready` is called with its URL when it accepts connections."""
+        app = create_app(engine, settings)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                lifespan="on",
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=CLOSING,
+                limit_concurrency=settings.max_connections,
+                backlog=settings.max_connections,
+                server_header=False,
+            )
+        )
+        self.api: Api = app.state.api
+        self.settings = settings
+        self.on_ready = on_ready
+        self.draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Start, and keep the event loop for the signal handler."""
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready(self.address)
+
+    @property
+    def address(self) -> str:
+        """Return the URL of the server after its start."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain after the first signal. After a second one, end the process immediately."""
+        if self.api.open.is_draining:
+            os._exit(128 + sig)
+        self.api.open.is_draining = True
+        self.loop.call_soon_threadsafe(self._start_draining)
+
+    def _start_draining(self) -> None:
+        self.draining = self.loop.create_task(self.drain())
+
+    async def drain(self) -> None:
+        """Wait for the open requests. At the deadline, end them with an error. Then stop."""
+        self.api.open.is_draining = True
+        deadline = time.monotonic() + self.settings.drain_timeout
+        logger.warning("draining: %d requests are open", self.api.open.count)
+        while self.api.open.count and time.monotonic() < deadline:
+            await asyncio.sleep(POLL)
+        self.api.engine.fail_all(
+            ApiError(503, "the server has shut down before the end of this answer")
+        )
+        self.should_exit = True

@@ -1,0 +1,50 @@
+"""Tests with the mark `extra("serve")` need the packages of that extra.
+
+Without the packages, the tests are deselected, and the summary says how many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from milestones.extras import missing
+
+COUNTED = "tests without their extra"
+
+
+class Extras:
+    """A plugin of pytest. With xdist, the workers tell the controller what they deselected."""
+
+    def __init__(self) -> None:
+        self.deselected: dict[str, int] = {}  # tests by extra
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        named = {mark.args[0] for item in items for mark in item.iter_markers("extra")}
+        absent = {name for name in named if missing(name)}
+        dropped = [item for item in items if needed(item) & absent]
+        for item in dropped:
+            for name in needed(item) & absent:
+                self.deselected[name] = self.deselected.get(name, 0) + 1
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+            items[:] = [item for item in items if not needed(item) & absent]
+        if hasattr(config, "workeroutput"):
+            config.workeroutput[COUNTED] = self.deselected
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self.deselected |= getattr(node, "workeroutput", {}).get(COUNTED, {})
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for name, count in self.deselected.items():
+            terminalreporter.write_line(f"{count} tests deselected: {missing(name)}")
+
+
+def needed(item: pytest.Item) -> set[str]:
+    """Return the extras that a test needs."""
+    return {mark.args[0] for mark in item.iter_markers("extra")}

@@ -44,8 +44,8 @@ from .gradebook import Grade, Sheet
 from .grader import Grader
 from .limits import Limits
 from .sandbox import require_isolation
-from .submission import Submission
-from .upload import Uploads, place_of
+from .submission import Course, Submission
+from .upload import Upload, Uploads, place_of
 
 EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grades
               python -m milestones grade submissions.zip --milestone m3 --out grades --resume
@@ -138,10 +138,20 @@ class Batch:
             with ForkServer(scratch, bare=args.bare, namespaces=args.namespaces) as fork_server:
                 grader = Grader(fork_server, course, limits, scratch, out_of_sight)
                 grader.set_papers(args.root)
-                taken = [submission.take(upload, course) for upload in found]
-                self._grade(grader, [s for s in taken if not self._resumed(s, milestone)])
+                self._grade(grader, [*self._to_grade(found, course)])
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _to_grade(self, found: list[Upload], course: Course) -> Iterator[Submission]:
+        """Yield the submissions that have no grade yet."""
+        for upload in found:
+            try:
+                student = submission.take(upload, course)
+            except Exception as error:  # it costs no other submission its grade
+                self.failed[upload.name] = f"cannot be read: {type(error).__name__}: {error}"
+                continue
+            if not self._resumed(student, course.milestone):
+                yield student
 
     def _resumed(self, student: Submission, milestone: str) -> bool:
         if not (self.args.resume and self.args.out):
@@ -153,7 +163,7 @@ class Batch:
 
     def _grade(self, grader: Grader, students: list[Submission]) -> None:
         """Grade in parallel. Save each grade at once, and show how far it is."""
-        total = len(self.grades) + len(students)
+        total = len(self.grades) + len(self.failed) + len(students)
         pool = ThreadPoolExecutor(max(1, self.args.jobs))
         todo: dict[Future[Sheet], Submission] = {}
         try:

@@ -33,6 +33,7 @@ def main() -> int:
     if "--bare" not in sys.argv:  # for tests that need no torch
         preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exams that end need no waitpid
+    alive, parent = os.pipe()  # `alive` ends with this process
     jobs.sendall(b"r")
     while True:
         message, fds, _, _ = socket.recv_fds(jobs, 4096, 1)
@@ -41,12 +42,13 @@ def main() -> int:
         child = os.fork()
         if not child:
             jobs.close()
-            _exam(Path(os.fsdecode(message)), fds[0])
+            os.close(parent)
+            _exam(Path(os.fsdecode(message)), fds[0], alive)
         os.close(fds[0])
         jobs.sendall(b"a")
 
 
-def _exam(job: Path, events: int) -> None:
+def _exam(job: Path, events: int, alive: int) -> None:
     """Read the job, isolate this process, and run the exam. Does not return."""
     status = 70
     try:
@@ -59,7 +61,8 @@ def _exam(job: Path, events: int) -> None:
                 data = data[os.write(events, data) :]
 
         emit({"event": "process", "pid": os.getpid()})
-        end_with_parent()
+        end_with_parent(alive)
+        os.close(alive)
         order = json.loads(job.read_text(encoding="utf-8"))
         tree = Path(order["tree"])
         limits = Limits(**order["limits"])

@@ -25,7 +25,7 @@ from .answers import LONGEST_TEXT, readable
 
 OPTIONS = (
     "-p", "no:cacheprovider", "-p", "no:junitxml", "-q", "--tb=short", "-o", "addopts=",
-    "-p", "no:faulthandler",
+    "-p", "no:faulthandler", "--capture=no",  # what a test prints needs no space on a disk
 )  # fmt: skip
 QUESTIONS = "tests.questions"  # the module of each tree with the questions of its exercises
 OUT_OF_TIME = "still running at its time limit: an endless loop?"

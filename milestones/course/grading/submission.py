@@ -20,7 +20,7 @@ from pathlib import Path
 from .. import record
 from ..exercise import Exercise
 from ..release.student_tree import student_files
-from .upload import Upload, place_of, readable
+from .upload import NOT_LOOKED_AT, Upload, places_of, readable
 
 LARGEST = 1 << 20  # bytes of a file
 MOST_ADDED = 50  # files
@@ -112,9 +112,10 @@ def complete(course: Course, root: Path, template: Path, target: Path) -> Path:
 def take(upload: Upload, course: Course) -> Submission:
     """Read the files of a submission. A link is refused: it could point to a solution."""
     submission = Submission(upload.name)
-    place = place_of(upload.folder, course.milestone, course.names)
+    places = [] if upload.problem else places_of(upload.folder, course.milestone, course.names)
+    place, absent = next(iter(places), None), upload.problem or "the file is not there"
     for file in course.skeleton:
-        data = _read(place, file.partition("/")[2]) if place else "the file is not there"
+        data = _read(place, file.partition("/")[2]) if place else absent
         if isinstance(data, bytes):
             submission.files[file] = data
         else:
@@ -124,6 +125,10 @@ def take(upload: Upload, course: Course) -> Submission:
         if place != expected:
             where = readable(str(place.relative_to(upload.folder)))
             submission.notes.append(f"the files were found in {where}, not in {course.milestone}")
+        submission.notes += [
+            f"other files are in {readable(str(other.relative_to(upload.folder)))}: not graded"
+            for other in places[1:]
+        ]
         _take_added(place, course, submission)
         submission.notes += _ignored(place, course)
     return submission
@@ -140,21 +145,24 @@ def lay_out(submission: Submission, template: Path, target: Path) -> Path:
 
 def _take_added(place: Path, course: Course, submission: Submission) -> None:
     """Take the Python files that the student has added to the milestone."""
-    paths = place.rglob("*.py") if place.name == course.milestone else place.glob("*.py")
+    files = [path.relative_to(place) for path in place.rglob("*.py")]
     added = [
-        path.relative_to(place).as_posix()
-        for path in sorted(paths)
-        if not re.search(r"(^|/)(\.|__pycache__)", path.relative_to(place).as_posix())
+        file.as_posix()
+        for file in sorted(files, key=lambda file: (len(file.parts), file))
+        if not any(NOT_LOOKED_AT.match(folder) for folder in file.parts[:-1])
+        and not file.name.startswith(".")
+        and f"{course.milestone}/{file.as_posix()}" not in course.released
     ]
-    added = [file for file in added if f"{course.milestone}/{file}" not in course.released]
-    for file in added[:MOST_ADDED]:
-        data = _read(place, file)
+    for name in added[:MOST_ADDED]:
+        data = _read(place, name)
         if isinstance(data, bytes):
-            submission.files[f"{course.milestone}/{file}"] = data
+            submission.files[f"{course.milestone}/{name}"] = data
         submission.notes.append(
-            f"{readable(file)} was added by the student"
+            f"{readable(name)} was added by the student"
             + ("" if isinstance(data, bytes) else f", and not used: {data}")
         )
+    if more := len(added) - MOST_ADDED:
+        submission.notes += [f"{more} more files were added, and not used"] if more > 0 else []
 
 
 def _ignored(place: Path, course: Course) -> list[str]:

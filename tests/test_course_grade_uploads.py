@@ -76,6 +76,18 @@ def test_no_student_of_a_download_vanishes(uploads: Uploads, tmp_path: Path) -> 
     assert "dora_1_shelf.py" in "".join(uploads.strays)
 
 
+def test_an_old_zip_file_beside_the_work_is_not_the_work(uploads: Uploads, tmp_path: Path) -> None:
+    old = zipped(tmp_path / "old.zip", {SOURCE: ""})
+    files: dict[str, Content] = {
+        "shelf.py": SHELF,
+        "old.zip": old,
+        "notes/a.txt": "",
+        "b/a.txt": "",
+    }
+    (upload,) = uploads.find([zipped(tmp_path / "anna.zip", files)])
+    assert upload.name == "anna" and (upload.folder / "shelf.py").read_text() == SHELF
+
+
 def test_of_several_zip_files_none_is_chosen(uploads: Uploads, tmp_path: Path) -> None:
     for name in ("m2.zip", "m2 (1).zip"):
         zipped(tmp_path / "given/anna" / name, {SOURCE: SHELF})

@@ -104,8 +104,8 @@ class ForkServer:
         order = {"tests": tests, "exercise": exercise, "seeds": seeds, "trusted": True}
         for event in self._events(tree, order, Limits(), SECONDS_OF_REFERENCE):
             words = str(event.get("words") or event.get("reason") or words)
-            if event["event"] == "collected" and event["status"] == 0:
-                nodes = [str(node) for node in event["nodes"]]
+            if event["event"] == "collected" and event.get("status", 0) == 0:
+                nodes = [str(node) for node in event.get("nodes", ())]
             elif event["event"] == "answer":
                 seed, pairs, error = json.loads(event["text"])
                 right[seed] = pairs

@@ -114,16 +114,7 @@ class _Collector:
 def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
     """Collect the tests of the reference, and let the reference answer the questions."""
     enter(tree)
-    collector = _Collector()
-    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
-    with tempfile.TemporaryFile() as said:
-        for stream in (1, 2):
-            os.dup2(said.fileno(), stream)
-        status = int(pytest.main([*arguments, *order["tests"]], plugins=[collector]))
-        sys.stdout.flush()
-        said.seek(0)
-        words = said.read().decode(errors="replace")[-SHOWN:]
-    emit({"event": "collected", "status": status, "nodes": collector.nodes, "words": words})
+    emit({"event": "collected", **(_collected(tree, order["tests"]) if order["tests"] else {})})
     if order["exercise"] is None:
         return
     asks = importlib.import_module(QUESTIONS).QUESTIONS
@@ -132,6 +123,20 @@ def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
     ask = asks[order["exercise"]]
     for seed in order["seeds"]:
         emit({"event": "answer", "text": json.dumps(answered(ask, seed, tree))})
+
+
+def _collected(tree: Path, tests: list[str]) -> dict[str, Any]:
+    """Return the node ids of tests, and pytest's status and words."""
+    collector = _Collector()
+    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
+    with tempfile.TemporaryFile() as said:
+        for stream in (1, 2):
+            os.dup2(said.fileno(), stream)
+        status = int(pytest.main([*arguments, *tests], plugins=[collector]))
+        sys.stdout.flush()
+        said.seek(0)
+        words = said.read().decode(errors="replace")[-SHOWN:]
+    return {"status": status, "nodes": collector.nodes, "words": words}
 
 
 if __name__ == "__main__":

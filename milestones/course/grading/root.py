@@ -73,7 +73,7 @@ def _copy(tree: Path, root: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     _tmpfs(target, TREE, "1777")
     shutil.copytree(tree, target, dirs_exist_ok=True)
-    for path in target.rglob("*"):
+    for path in (target, *target.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
 
 

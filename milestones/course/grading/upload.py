@@ -67,12 +67,13 @@ class Uploads:
             raise ValueError("\n".join(["there is no submission", *self.strays]))
         return _with_names(found)
 
-    def _upload(self, path: Path, name: str = "") -> Upload:
-        """Return the upload in a folder or in a zip file."""
+    def _upload(self, path: Path, name: str = "", *, inner: bool = True) -> Upload:
+        """Return the upload in a folder or in a zip file, or in the only zip file inside it."""
         name = name or readable(path.name if path.is_dir() else path.name.removesuffix(".zip"))
         around = readable(path.absolute().parent.name)
         try:
-            folder = self._inside(path if path.is_dir() else self._unzipped(path))
+            folder = path if path.is_dir() else self._unzipped(path)
+            folder = self._inside(folder) if inner else folder
         except UNREADABLE as error:
             problem = f"{readable(path.name)} cannot be read: {error}"
             return Upload(name, path, escaped(problem), around)
@@ -84,10 +85,12 @@ class Uploads:
         A student may also hand in a zip file with folders. So their names are those of students
         only if the zip file is `alone`, and otherwise begin with the name of the zip file.
         """
-        upload = self._upload(path)
-        students = [] if upload.problem else self._students(upload.folder)
-        if not students:
+        upload = self._upload(path, inner=False)
+        if upload.problem:
             return [upload]
+        students = self._students(upload.folder)
+        if not students:
+            return [replace(self._upload(upload.folder, upload.name), around=upload.around)]
         if alone:
             return [self._upload(student) for student in students]
         if len(students) == 1:
@@ -100,13 +103,13 @@ class Uploads:
         inner = _entries(folder)
         while len(inner) == 1 and inner[0].is_dir() and inner[0].name != self.milestone:
             inner = _entries(inner[0])  # all is in one folder
-        if any(path.name == self.milestone for path in inner):
+        if any(path.name in (self.milestone, *self.files) for path in inner):
             return []
         work = [path for path in inner if self._is_work(path)]
         if not work or (len(work) == 1 and not _is_zip(work[0])):
             return []
-        folders = [p for p in inner if p.is_dir() and not NOT_LOOKED_AT.match(p.name)]
-        students = [path for path in inner if path in work or path in folders]
+        others = [p for p in inner if p.is_dir() and not NOT_LOOKED_AT.match(p.name)]
+        students = [p for p in inner if p in work or (len(work) > 1 and p in others)]
         self.strays += [
             f"{readable(path.name)} is neither a folder nor a zip file"
             for path in inner

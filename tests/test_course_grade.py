@@ -129,6 +129,13 @@ def test_a_hang_is_found_once_and_shows_where(exam: Hostile) -> None:
     assert "in put" in mark.answers.wrong
 
 
+def test_what_answers_nothing_is_not_tested(exam: Hostile) -> None:
+    """It has no points, and each of its tests might take as long as the questions."""
+    (mark,) = exam.sheets["deaf"].marks
+    assert [result.outcome for result in mark.results] == ["error", "error"]
+    assert "answering the first question does not end, at m2_mini" in exam.failures("deaf")
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from milestones.course.grading import command as grade
 from milestones.course.grading import submission
+from milestones.course.grading.submission import Course, Submission
 from milestones.course.grading.upload import Upload, Uploads
 from tests.mini_course import SHELF
-from tests.submissions import SOURCE, hand_in, make_course
+from tests.submissions import SOURCE, arguments, hand_in, make_course
 
 Content = str | bytes | Path
 
@@ -132,6 +134,16 @@ def test_what_is_no_file_is_not_opened(kind: str, uploads: Uploads, tmp_path: Pa
     assert not taken.files and SOURCE in taken.refused
 
 
+def test_a_folder_with_the_name_of_a_file_is_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "anna" / SOURCE / "inside.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
+    taken = submission.take(Upload("anna", tmp_path / "anna"), course)
+    assert taken.refused[SOURCE] == "this is not a regular file"
+    submission.lay_out(taken, course.template, tmp_path / "tree")
+
+
 @pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb: 100 points", "a\u202eb", "a\x9bb"])
 def test_a_name_writes_nothing_else_on_a_screen(
     name: str, uploads: Uploads, tmp_path: Path
@@ -177,3 +189,23 @@ def test_two_versions_in_one_upload_are_told(tmp_path: Path) -> None:
     course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
     taken = submission.take(Upload("anna", folder), course)
     assert "work/m2_mini" in " ".join(taken.notes)
+
+
+def test_a_folder_that_cannot_be_read_costs_one_grade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tree of folders can be so deep that no walk comes to its end."""
+    take = submission.take
+
+    def limited(upload: Upload, course: Course) -> Submission:
+        if upload.name == "anna":
+            raise RecursionError("too deep")
+        return take(upload, course)
+
+    monkeypatch.setattr(submission, "take", limited)
+    folders = [hand_in(tmp_path / name, SHELF) for name in ("anna", "bob")]
+    course = make_course(tmp_path / "course")
+    assert grade.main(arguments(course, *map(str, folders))) == 3
+    said = capsys.readouterr()
+    assert "anna: cannot be read: RecursionError: too deep" in said.out
+    assert "[2/2] bob: 10 points" in said.err

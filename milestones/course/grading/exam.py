@@ -69,7 +69,7 @@ class Examiner:
                 return
 
     def _ask(self, exercise: str) -> bool:
-        """Emit what is answered. Return False if not even the code could be imported in time."""
+        """Emit what is answered. Return False if nothing was answered in time."""
         seconds = self.exam.limits.seconds * QUESTIONS_TAKE
 
         def work(says: int, log: int) -> None:
@@ -80,10 +80,11 @@ class Examiner:
         for line in heard.lines[1:MOST_LINES]:
             self.emit({"event": "answer", "text": line.decode(errors="replace")})
         self.emit({"event": "asked", "how": heard.how, "place": place})
-        if heard.lines or heard.how != "timeout":
+        if heard.how != "timeout" or len(heard.lines) > 1:
             return True
-        reason = f"importing the code does not end{f', at {place}' if place else ''}"
-        self.emit({"event": "stopped", "reason": reason, "import": True})
+        what = "answering the first question" if heard.lines else "importing the code"
+        reason = f"{what} does not end{f', at {place}' if place else ''}"
+        self.emit({"event": "stopped", "reason": reason, "import": not heard.lines})
         return False
 
     def _examine(self, test: str) -> Result:

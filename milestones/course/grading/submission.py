@@ -15,7 +15,7 @@ import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .. import record
 from ..exercise import Exercise
@@ -146,12 +146,13 @@ def lay_out(submission: Submission, template: Path, target: Path) -> Path:
 def _take_added(place: Path, course: Course, submission: Submission) -> None:
     """Take the Python files that the student has added to the milestone."""
     files = [path.relative_to(place) for path in place.rglob("*.py")]
+    milestone, released = PurePosixPath(course.milestone), course.released.keys()
     added = [
         file.as_posix()
         for file in sorted(files, key=lambda file: (len(file.parts), file))
         if not any(NOT_LOOKED_AT.match(folder) for folder in file.parts[:-1])
         and not file.name.startswith(".")
-        and f"{course.milestone}/{file.as_posix()}" not in course.released
+        and not {str(path) for path in (milestone / file, *(milestone / file).parents)} & released
     ]
     for name in added[:MOST_ADDED]:
         data = _read(place, name)

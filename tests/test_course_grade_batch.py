@@ -18,7 +18,7 @@ from milestones.course.grading import command as grade
 from milestones.course.grading import grade_files, sandbox, upload
 from milestones.course.grading.grader import Grader
 from tests.mini_course import SHELF
-from tests.submissions import SOURCE, arguments, hand_in, make_course, skeleton_of
+from tests.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,8 @@ USES_HELPER = SHELF.replace("import math", "import math\nfrom . import helper\nh
 class Many:
     """Grades uploads of all kinds, and what was left in the folder by mistake."""
 
-    def __init__(self, course: Path, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        course = make_course(folder / "course")
         self.out = folder / "out"
         skeleton = skeleton_of(course)
         given = folder / "given"
@@ -95,8 +96,8 @@ class Many:
 
 
 @pytest.fixture(scope="module")
-def many(course: Path, tmp_path_factory: pytest.TempPathFactory) -> Many:
-    return Many(course, tmp_path_factory.mktemp("many"))
+def many(tmp_path_factory: pytest.TempPathFactory) -> Many:
+    return once(tmp_path_factory, "many", Many)
 
 
 def test_honest_submissions_get_all_points(many: Many) -> None:

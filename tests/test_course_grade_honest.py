@@ -9,7 +9,7 @@ import pytest
 from milestones.course.grading import command as grade
 from milestones.course.grading.gradebook import Sheet
 from tests.mini_course import SHELF
-from tests.submissions import SOURCE, arguments, hand_in, make_course
+from tests.submissions import SOURCE, arguments, hand_in, make_course, once
 
 HEAD = '"""A shelf with room for a few."""\n\nfrom __future__ import annotations\n'
 assert SHELF.startswith(HEAD)
@@ -106,15 +106,19 @@ HONEST: dict[str, str | bytes] = {
 }
 
 
-@pytest.fixture(scope="module")
-def sheets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sheet]:
-    folder = tmp_path_factory.mktemp("honest")
+def graded(folder: Path) -> dict[str, Sheet]:
+    """Grade all of them."""
     course = make_course(folder / "course")
     folders = [hand_in(folder / "given" / name, text) for name, text in HONEST.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "de_DE.ISO-8859-1")  # the instructor's machine, not the student's
         found = grade.grade(arguments(course, *map(str, folders), "--jobs", "2"))
     return {sheet.name: sheet for sheet in found}
+
+
+@pytest.fixture(scope="module")
+def sheets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sheet]:
+    return once(tmp_path_factory, "honest", graded)
 
 
 @pytest.mark.parametrize("name", HONEST)

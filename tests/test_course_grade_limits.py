@@ -21,7 +21,7 @@ from milestones.course.grading.client import ForkServer, Outcome
 from milestones.course.grading.limits import Limits
 from tests import hostile_kernel
 from tests.mini_course import SHELF
-from tests.submissions import arguments, hand_in, make_course, skeleton_of
+from tests.submissions import arguments, hand_in, make_course, once, skeleton_of
 
 HONEST = "zoe_of_another_group"
 NAMES = [name.lower() for name in vars(hostile_kernel) if name.isupper() and name != "RULES"]
@@ -53,7 +53,7 @@ class Exam:
 
 @pytest.fixture(scope="module")
 def exam(tmp_path_factory: pytest.TempPathFactory) -> Exam:
-    return Exam(tmp_path_factory.mktemp("exam"))
+    return once(tmp_path_factory, "limits", Exam)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -114,6 +114,7 @@ class _Collector:
 def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
     """Collect the tests of the reference, and let the reference answer the questions."""
     enter(tree)
+    sys.dont_write_bytecode = False  # `submission.keep_compiled` copies it for each submission
     emit({"event": "collected", **(_collected(tree, order["tests"]) if order["tests"] else {})})
     if order["exercise"] is None:
         return

@@ -109,6 +109,17 @@ def complete(course: Course, root: Path, template: Path, target: Path) -> Path:
     return target
 
 
+def keep_compiled(course: Course, tree: Path) -> None:
+    """Copy what Python compiled in the tree of the reference to the templates, so that not each
+    test of each submission compiles it again. In the milestone, it is the solution."""
+    for folder in tree.rglob("__pycache__"):
+        inside = folder.relative_to(tree)
+        if inside.parts[0] != course.milestone:
+            for template in (course.template, course.template_hidden):
+                if template is not None:
+                    shutil.copytree(folder, template / inside, dirs_exist_ok=True)
+
+
 def take(upload: Upload, course: Course) -> Submission:
     """Read the files of a submission. A link is refused: it could point to a solution."""
     submission = Submission(upload.name)

@@ -28,7 +28,7 @@ THREAD = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread, Event
 POOL = ThreadPoolExecutor(4)
-Thread(target=Event().wait).start()  # nobody ends it
+Thread(target=Event().wait).start()  # it never ends
 """
 LOGS = """
 import logging

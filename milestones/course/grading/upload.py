@@ -53,7 +53,8 @@ class Uploads:
 
     def find(self, paths: Iterable[Path]) -> list[Upload]:
         """Return the uploads. Raises `ValueError` if a path is missing, or there is no upload."""
-        paths, found = [*paths], []
+        paths = [*paths]
+        found: list[Upload] = []
         for path in paths:
             if path.is_dir():
                 found.append(self._upload(path.resolve()))

@@ -29,7 +29,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Made
     with FileLock(root / f"{name}.lock"):
         made = root / f"{name}.pickle"
         if not made.exists():
-            (root / name).mkdir()
+            (root / name).mkdir(exist_ok=True)
             made.write_bytes(pickle.dumps(make(root / name)))
         result: Made = pickle.loads(made.read_bytes())
         return result

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from filelock import FileLock
 
 from milestones.course.grading import command as grade
 from milestones.course.release.student_tree import student_files
@@ -11,6 +18,21 @@ from tests import mini_course
 
 SECONDS = "10"  # the limit of a test; one that does not hang takes a fraction of a second
 SOURCE = "m2_mini/shelf.py"
+Made = TypeVar("Made")
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Made]) -> Made:
+    """Return what `make` returns for a new folder. All workers of pytest-xdist share it: the tests
+    of a module may be in several workers, and to grade takes long."""
+    root = factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with FileLock(root / f"{name}.lock"):
+        made = root / f"{name}.pickle"
+        if not made.exists():
+            (root / name).mkdir(exist_ok=True)
+            made.write_bytes(pickle.dumps(make(root / name)))
+        result: Made = pickle.loads(made.read_bytes())
+        return result
 
 
 def make_course(root: Path) -> Path:

@@ -54,10 +54,16 @@ SOURCE = "m2_mini/shelf.py"
 Say = Callable[..., tuple[int, str]]
 
 
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory: pytest.TempPathFactory) -> break_it.Patches:
+    tree = tmp_path_factory.mktemp("patches") / "tree"
+    return break_it.Patches(ROOT, tree, mini_course.shared_runner())
+
+
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_a_mistake_does_what_the_record_says(exercise: Exercise) -> None:
+def test_a_mistake_does_what_the_record_says(exercise: Exercise, patches: break_it.Patches) -> None:
     """All tests that fail are listed, and so is what happens to the answers of an engine."""
-    effect = break_it.of_patch(exercise, ROOT, mini_course.shared_runner())
+    effect = patches.effect(exercise)
     assert effect.right and not any(result["error"] for result in effect.right.values())
     assert effect.run.error is None
     assert (effect.red, effect.answers) == (exercise.red, exercise.answers), exercise.id

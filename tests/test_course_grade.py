@@ -12,19 +12,9 @@ from milestones.course.grading import command as grade
 from milestones.course.grading import grader
 from tests import hostile
 from tests.mini_course import SHELF
-from tests.submissions import arguments, hand_in, make_course, skeleton_of
+from tests.submissions import arguments, hand_in, make_course, once, skeleton_of
 
 HONEST = "zoe"
-
-
-@pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_course(tmp_path_factory.mktemp("course"))
-
-
-@pytest.fixture(scope="module")
-def skeleton(course: Path) -> str:
-    return skeleton_of(course)
 
 
 class Listener(threading.Thread):
@@ -48,7 +38,9 @@ class Listener(threading.Thread):
 class Hostile:
     """Grades all hostile submissions and an honest one, side by side."""
 
-    def __init__(self, course: Path, skeleton: str, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path) -> None:
+        course = make_course(folder / "course")
+        skeleton = skeleton_of(course)
         self.outside = folder / "outside"
         self.outside.mkdir()
         self.outside.chmod(0o777)
@@ -68,6 +60,7 @@ class Hostile:
             hand_in(folder / name.lower(), data) for name, data in hostile.encoded(skeleton).items()
         ]
         folders.append(hand_in(folder / HONEST, SHELF))
+        words = ["--jobs", "2", "--seconds", "6"]
         with pytest.MonkeyPatch.context() as patch:  # some seeds fill a shelf, and some do not
             patch.setattr(grader, "draw_seeds", lambda: tuple(range(12)))
             sheets = grade.grade(arguments(course, *map(str, folders), *words))
@@ -87,8 +80,8 @@ def snapshot(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.fixture(scope="module")
-def exam(course: Path, skeleton: str, tmp_path_factory: pytest.TempPathFactory) -> Hostile:
-    return Hostile(course, skeleton, tmp_path_factory.mktemp("hostile"), "--jobs", "2")
+def exam(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+    return once(tmp_path_factory, "hostile", Hostile)
 
 
 # A submission that is right in part earns a part. The others earn nothing.
@@ -127,6 +120,13 @@ def test_a_hang_is_found_once_and_shows_where(exam: Hostile) -> None:
     assert "m2_mini/shelf.py" in (second.failure.where or ""), "the student's own line"
     assert 0 < mark.answers.right < mark.answers.asked
     assert "in put" in mark.answers.wrong
+
+
+def test_what_answers_nothing_is_not_tested(exam: Hostile) -> None:
+    """It has no points, and each of its tests might take as long as the questions."""
+    (mark,) = exam.sheets["deaf"].marks
+    assert [result.outcome for result in mark.results] == ["error", "error"]
+    assert "answering the first question does not end, at m2_mini" in exam.failures("deaf")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from milestones.course.grading import command as grade
 from milestones.course.grading import grade_files, sandbox, upload
 from milestones.course.grading.grader import Grader
 from tests.mini_course import SHELF
-from tests.submissions import SOURCE, arguments, hand_in, make_course, skeleton_of
+from tests.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,8 @@ USES_HELPER = SHELF.replace("import math", "import math\nfrom . import helper\nh
 class Many:
     """Grades uploads of all kinds, and what was left in the folder by mistake."""
 
-    def __init__(self, course: Path, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        course = make_course(folder / "course")
         self.out = folder / "out"
         skeleton = skeleton_of(course)
         given = folder / "given"
@@ -95,8 +96,8 @@ class Many:
 
 
 @pytest.fixture(scope="module")
-def many(course: Path, tmp_path_factory: pytest.TempPathFactory) -> Many:
-    return Many(course, tmp_path_factory.mktemp("many"))
+def many(tmp_path_factory: pytest.TempPathFactory) -> Many:
+    return once(tmp_path_factory, "many", Many)
 
 
 def test_honest_submissions_get_all_points(many: Many) -> None:
@@ -157,8 +158,8 @@ def test_downloads_of_all_submissions(course: Path, tmp_path: Path) -> None:
     assert grade.main(arguments(course, *words)) == 0
     assert {row["submission"]: row["m2.1"] for row in rows(out)} == dict.fromkeys(
         [
-            "anna_1_2_m2", "bob_3_4_m2", "Cy_5_assignsubmission_file_",
-            "Di_6_assignsubmission_file_", "submission_7", "submission_8", "one",
+            "canvas-anna_1_2_m2", "canvas-bob_3_4_m2", "moodle-Cy_5_assignsubmission_file_",
+            "moodle-Di_6_assignsubmission_file_", "scope-submission_7", "scope-submission_8", "one",
         ],
         "10.0",
     )  # fmt: skip
@@ -172,8 +173,8 @@ def test_a_zip_file_that_is_too_large_is_not_unpacked(
     sound = zipped(tmp_path / "sound.zip", {SOURCE: SHELF[:50], "../../evil.py": ""})
     (tmp_path / "scratch").mkdir()
     uploads = upload.Uploads("m2_mini", ["shelf.py"], tmp_path / "scratch")
-    assert [one.name for one in uploads.find([bomb, sound])] == ["sound"]
-    assert "too large" in uploads.strays[0]
+    bad, good = uploads.find([bomb, sound])
+    assert "too large" in bad.problem and not good.problem
     assert not [
         p for p in tmp_path.parent.rglob("evil.py") if tmp_path / "scratch" not in p.parents
     ]

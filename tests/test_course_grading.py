@@ -14,11 +14,13 @@ import pytest
 from milestones.course.grading import command as grade
 from milestones.course.grading import grader, submission
 from milestones.course.grading.answers import Questions, compare
+from milestones.course.grading.client import ForkServer
 from milestones.course.grading.exam import Heard, result_from
+from milestones.course.grading.limits import Limits
 from milestones.course.grading.upload import Upload
 from milestones.course.testing.results import Result
 from tests.mini_course import SHELF
-from tests.submissions import SOURCE, arguments, hand_in, make_course, skeleton_of
+from tests.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
 
 HALF_RIGHT = """
 def put(self, item):
@@ -52,15 +54,12 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_course(tmp_path_factory.mktemp("course"))
 
 
-@pytest.fixture(scope="module")
-def skeleton(course: Path) -> str:
-    return skeleton_of(course)
-
-
 class Few:
     """Grades four submissions with a hidden test."""
 
-    def __init__(self, course: Path, skeleton: str, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        course = make_course(folder / "course")
+        skeleton = skeleton_of(course)
         self.out = folder / "out"
         (folder / "hidden").mkdir()
         (folder / "hidden/test_m2_1_more.py").write_text(HIDDEN)
@@ -84,8 +83,8 @@ class Few:
 
 
 @pytest.fixture(scope="module")
-def few(course: Path, skeleton: str, tmp_path_factory: pytest.TempPathFactory) -> Few:
-    return Few(course, skeleton, tmp_path_factory.mktemp("few"))
+def few(tmp_path_factory: pytest.TempPathFactory) -> Few:
+    return once(tmp_path_factory, "few", Few)
 
 
 def test_results_are_what_gradescope_reads(few: Few) -> None:
@@ -162,6 +161,18 @@ def test_no_solution_is_in_the_tree(course: Path, tmp_path: Path) -> None:
     texts = [p.read_text() for p in (tmp_path / "template").rglob("*") if p.is_file()]
     assert not [text for text in texts if "the secret of put" in text]
     assert not (tmp_path / "template/m3_mini").exists(), "a higher milestone has the solutions too"
+
+
+def test_what_is_compiled_has_no_solution(course: Path, tmp_path: Path) -> None:
+    """The reference compiles the tests for all submissions. Its own code stays out."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/test_m2_1_more.py").write_text(HIDDEN)
+    prepared = submission.prepare("m2_mini", course, tmp_path, tmp_path / "hidden")
+    with ForkServer(tmp_path, bare=True) as server:
+        grader.Grader(server, prepared, Limits(), tmp_path, []).set_papers(course)
+    compiled = {path.name.partition(".")[0] for path in prepared.template.rglob("*.pyc")}
+    assert {"questions", "test_m2_1"} <= compiled
+    assert not {"shelf", "test_m2_1_more"} & compiled
 
 
 @pytest.mark.parametrize(

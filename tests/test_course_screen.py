@@ -64,6 +64,19 @@ def test_a_crash_is_shown_with_its_test() -> None:
     assert "no test was started" in words and "test_it ended its process" in words
 
 
+def test_a_hang_behind_another_failure_is_told() -> None:
+    """The first failure does not say which test does not end, and where."""
+    hang = result("timeout", Failure("timeout", where="m2_mini/shelf.py:7 in put"))
+    words = shown(result("failed", Failure("AssertionError")), hang, result("failed"))
+    assert "fail too: test_it does not end, at m2_mini/shelf.py:7 in put test_it" in words
+
+
+def test_the_parameters_of_a_test_are_shown() -> None:
+    failed = result("failed", Failure("AssertionError"))
+    words = shown(failed, Result("test_shelf.py::test_it[waiting]", "failed", failure=None))
+    assert "fail too: test_it[waiting]" in words
+
+
 TEST = """
 def test_it(shelf, items):
     got = shelf.take()

@@ -53,7 +53,10 @@ def compare(questions: Questions, texts: list[str], ended: str) -> Answers:
         except (ValueError, TypeError, OverflowError, RecursionError):
             continue  # graded code said this, and not the process that asks it
     for seed in questions.seeds:
-        fault = _fault(questions.right[seed], *given.get(seed, given.get(-1, ([], ended))))
+        try:
+            fault = _fault(questions.right[seed], *given.get(seed, given.get(-1, ([], ended))))
+        except RecursionError:  # as deep as JSON can be read, and too deep to be written
+            fault = "the answer is nested too deeply"
         answers.right += not fault
         answers.wrong = answers.wrong or readable(fault)
     return answers
@@ -73,10 +76,12 @@ def _fault(right: list[list[Any]], pairs: Any, error: Any) -> str:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Return whether two values of JSON are equal. Floats may differ by rounding."""
-    if isinstance(expected, float) and type(got) in (int, float):
+    """Return whether two values of JSON are equal, as `==` of Python compares them: a number may
+    have another type, so that 3.0 and True are 3 and 1. Floats may differ by rounding."""
+    both_numbers = isinstance(expected, (int, float)) and isinstance(got, (int, float))
+    if isinstance(expected, float) and both_numbers:
         return _close(expected, got)
-    if type(expected) is not type(got):
+    if type(expected) is not type(got) and not both_numbers:
         return False
     if isinstance(expected, list):
         return len(expected) == len(got) and all(map(same, expected, got))
@@ -97,7 +102,20 @@ def readable(text: str) -> str:
     """Return a text of graded code that is not too long and can be written to a file."""
     half = LONGEST_TEXT // 2
     text = text if len(text) <= LONGEST_TEXT else f"{text[:half]} ... {text[-half:]}"
-    return text.encode(errors="backslashreplace").decode()
+    return escaped(text, kept="\n\t")
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """Return a text in which a character that cannot be printed is an escape sequence.
+
+    Otherwise, graded code could write on the screen of the person who runs the grader.
+    """
+    signs = (c if c.isprintable() or c in kept else _escape(c) for c in text)
+    return "".join(signs)
+
+
+def _escape(sign: str) -> str:
+    return sign.encode("unicode_escape").decode()
 
 
 def _shown(value: Any) -> str:

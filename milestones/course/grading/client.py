@@ -23,6 +23,7 @@ from ..testing.results import Failure, Result, result_of
 from ..testing.runner import ENVIRONMENT, ONE_THREAD
 from .answers import Answers, Questions, compare
 from .limits import Limits
+from .root import is_in_kept
 from .sandbox import new_user
 
 GRACE = 30.0  # seconds for an exam in addition to those of its tests
@@ -58,8 +59,10 @@ class ForkServer:
         environment |= {
             "USER": "student", "HF_HUB_OFFLINE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "CC": "none",  # otherwise each exam would compile the kernels in C in its own home
-            "PYTHONHASHSEED": "0", "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
+            "PYTHONUTF8": "1", "PYTHONHASHSEED": "0",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
         }  # fmt: skip
+        self.running: int | None = None
         self.said: Any = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
         self.process = subprocess.Popen(
             [sys.executable, "-m", __package__ + ".fork_server", *(["--bare"] if bare else [])],
@@ -68,6 +71,8 @@ class ForkServer:
         )  # fmt: skip
         theirs.close()
         self.socket = ours
+        # Threads wait for `stopped`, which ends when `running` is closed.
+        self.stopped, self.running = os.pipe()
         self._expect(b"r")
 
     def __enter__(self) -> ForkServer:
@@ -80,11 +85,15 @@ class ForkServer:
         self.stop()
         self.socket.close()
         self.said.close()
+        os.close(self.stopped)
 
     def stop(self) -> None:
-        """End the process. The kernel then ends the exams that still run."""
+        """End the process and all exams. A thread that waits for an exam waits no longer."""
         self.process.kill()
         self.process.wait()
+        if self.running is not None:
+            os.close(self.running)
+            self.running = None
 
     def collect(
         self, tree: Path, tests: Iterable[str], exercise: str | None, seeds: tuple[int, ...]
@@ -95,8 +104,8 @@ class ForkServer:
         order = {"tests": tests, "exercise": exercise, "seeds": seeds, "trusted": True}
         for event in self._events(tree, order, Limits(), SECONDS_OF_REFERENCE):
             words = str(event.get("words") or event.get("reason") or words)
-            if event["event"] == "collected" and event["status"] == 0:
-                nodes = [str(node) for node in event["nodes"]]
+            if event["event"] == "collected" and event.get("status", 0) == 0:
+                nodes = [str(node) for node in event.get("nodes", ())]
             elif event["event"] == "answer":
                 seed, pairs, error = json.loads(event["text"])
                 right[seed] = pairs
@@ -116,7 +125,7 @@ class ForkServer:
         questions = questions or Questions()
         order = {
             "tests": tests, "exercise": exercise, "seeds": questions.seeds, "trusted": False,
-            "hidden": [str(path) for path in hidden], "user": new_user(),
+            "hidden": [str(path) for path in hidden if is_in_kept(path)], "user": new_user(),
             "namespaces": self.namespaces,
         }  # fmt: skip
         seconds, stopped, finished = GRACE + (len(tests) + 3) * (limits.seconds + 2), "", False
@@ -161,7 +170,10 @@ class ForkServer:
         writer.close()
         pid, deadline, data, ended = None, time.monotonic() + seconds, b"", False
         try:
-            while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                if reader not in select.select([reader, self.stopped], [], [], left)[0]:
+                    return
                 part = reader.recv(1 << 16)
                 ended = not part
                 if ended:

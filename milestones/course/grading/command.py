@@ -25,36 +25,31 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from .. import record
 from ..console import wide_console
 from ..delta import ROOT
 from . import grade_files, gradebook, submission
+from .answers import escaped
 from .client import ForkServer, GraderError
 from .gradebook import Grade, Sheet
 from .grader import Grader
 from .limits import Limits
 from .sandbox import require_isolation
-from .submission import Submission
-from .upload import Uploads, place_of
+from .signals import InterruptedBySignal, signals_raise
+from .submission import Course, Submission
+from .upload import Upload, Uploads, place_of
 
 EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grades
               python -m milestones grade submissions.zip --milestone m3 --out grades --resume
               python -m milestones grade submissions/anna --milestone m3 --hidden hidden/
               python -m milestones grade . --milestone m3     # the reference: full points"""
-
-
-class InterruptedBySignal(KeyboardInterrupt):
-    """A signal has asked the grader to end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,10 +133,21 @@ class Batch:
             with ForkServer(scratch, bare=args.bare, namespaces=args.namespaces) as fork_server:
                 grader = Grader(fork_server, course, limits, scratch, out_of_sight)
                 grader.set_papers(args.root)
-                taken = [submission.take(upload, course) for upload in found]
-                self._grade(grader, [s for s in taken if not self._resumed(s, milestone)])
+                self._grade(grader, [*self._to_grade(found, course)])
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _to_grade(self, found: list[Upload], course: Course) -> Iterator[Submission]:
+        """Yield the submissions that have no grade yet."""
+        for upload in found:
+            try:
+                student = submission.take(upload, course)
+            except Exception as error:  # it costs no other submission its grade
+                why = escaped(f"cannot be read: {type(error).__name__}: {error}")
+                self.failed[upload.name] = why
+                continue
+            if not self._resumed(student, course.milestone):
+                yield student
 
     def _resumed(self, student: Submission, milestone: str) -> bool:
         if not (self.args.resume and self.args.out):
@@ -153,7 +159,7 @@ class Batch:
 
     def _grade(self, grader: Grader, students: list[Submission]) -> None:
         """Grade in parallel. Save each grade at once, and show how far it is."""
-        total = len(self.grades) + len(students)
+        total = len(self.grades) + len(self.failed) + len(students)
         pool = ThreadPoolExecutor(max(1, self.args.jobs))
         todo: dict[Future[Sheet], Submission] = {}
         try:
@@ -179,7 +185,8 @@ class Batch:
                 self.save_table()
             said = f"{sheet.points:g} points, {sheet.seconds:.0f} s"
         except Exception as error:
-            said = self.failed[name] = f"the grader failed: {type(error).__name__}: {error}"
+            said = escaped(f"the grader failed: {type(error).__name__}: {error}")
+            self.failed[name] = said
         number = len(self.grades.keys() | self.failed.keys())
         sys.stderr.write(f"[{number}/{total}] {name}: {said}\n")
 
@@ -219,23 +226,6 @@ def grade(args: argparse.Namespace) -> list[Sheet]:
     batch = Batch(args)
     batch.run()
     return [batch.sheets[name] for name in sorted(batch.sheets)]
-
-
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """Raise `InterruptedBySignal` in this thread for Ctrl-C and SIGTERM."""
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        raise InterruptedBySignal(number)
-
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _details(sheets: Iterable[Sheet]) -> Iterator[str]:

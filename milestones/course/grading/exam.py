@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,19 +22,19 @@ from ..testing.results import Failure, Outcome, Result
 from . import limits as limits_of
 from .answers import readable
 from .graded_process import NOT_GRADED, answer, sit
+from .hearing import LARGEST, LOG, Heard, Pipe, hear
 from .limits import Limits
-from .sandbox import Isolation, give_up_rights, kill_all
+from .sandbox import Isolation, give_up_rights
+from .system_calls import forbid_hidden_memory
 
-LARGEST = 1 << 20  # bytes that a process may say
+MOST_LINES = 100  # that are passed on: an exercise has fewer questions
 QUESTIONS_TAKE = 2  # times the limit of a test
-PAUSE = 0.02  # seconds between two checks of a process
-STALL = 0.5  # a longer pause than this is the machine's fault, and not the process's
-LOG = 1 << 18  # bytes of output that are kept
 SHOWN = 4000  # characters of output that a result has
 Emit = Callable[[dict[str, Any]], None]
 Work = Callable[[int, int], None]  # a descriptor for what it says, and one for its output
 OUTCOMES = get_args(Outcome)
 TEXTS = {field.name for field in fields(Failure)} - {"unwritten"}
+EXERCISE = re.compile(r"m\d{1,3}\.\d{1,3}")
 FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
 
@@ -49,15 +47,6 @@ class Exam:
     limits: Limits
     exercise: str | None = None
     seeds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What a process said, how it ended, and the end of its output."""
-
-    lines: list[bytes]
-    how: str
-    log: str
 
 
 class Examiner:
@@ -80,7 +69,7 @@ class Examiner:
                 return
 
     def _ask(self, exercise: str) -> bool:
-        """Emit what is answered. Return False if not even the code could be imported in time."""
+        """Emit what is answered. Return False if nothing was answered in time."""
         seconds = self.exam.limits.seconds * QUESTIONS_TAKE
 
         def work(says: int, log: int) -> None:
@@ -88,13 +77,14 @@ class Examiner:
 
         heard = self._hear(work, seconds)
         place = place_of(heard.log, self.exam.tree)
-        for line in heard.lines[1:]:
+        for line in heard.lines[1:MOST_LINES]:
             self.emit({"event": "answer", "text": line.decode(errors="replace")})
         self.emit({"event": "asked", "how": heard.how, "place": place})
-        if heard.lines or heard.how != "timeout":
+        if heard.how != "timeout" or len(heard.lines) > 1:
             return True
-        reason = f"importing the code does not end{f', at {place}' if place else ''}"
-        self.emit({"event": "stopped", "reason": reason, "import": True})
+        what = "answering the first question" if heard.lines else "importing the code"
+        reason = f"{what} does not end{f', at {place}' if place else ''}"
+        self.emit({"event": "stopped", "reason": reason, "import": not heard.lines})
         return False
 
     def _examine(self, test: str) -> Result:
@@ -109,18 +99,13 @@ class Examiner:
 
     def _hear(self, work: Work, seconds: float) -> Heard:
         """Run graded code in a new process, until it ends or is ended."""
-        reader, writer = os.pipe()
-        with tempfile.TemporaryFile() as log:
-            child = os.fork()
-            if not child:
-                os.close(reader)
-                self._be_examined(work, writer, log.fileno())
-            os.close(writer)
-            said, how = self._wait(child, reader, seconds)
-            os.close(reader)
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - LOG))
-            return Heard(said.splitlines(), how, log.read().decode(errors="replace"))
+        says, log = Pipe(slice(LARGEST)), Pipe(slice(-LOG, None))
+        child = os.fork()
+        if not child:
+            self._be_examined(work, says.writer, log.writer)
+        os.close(says.writer)
+        os.close(log.writer)
+        return hear(child, says, log, seconds, self.exam.limits, self.isolation)
 
     def _be_examined(self, work: Work, says: int, log: int) -> None:
         """Run graded code in the child. It reaches the examiner only by what it says."""
@@ -131,7 +116,7 @@ class Examiner:
             limits_of.apply(self.exam.limits, own_processes=self.isolation.counted)
             give_up_rights(self.isolation.user)
             if self.isolation.memory:
-                limits_of.forbid_hidden_memory()
+                forbid_hidden_memory()
             kept = sorted({says, log})
             for low, high in zip([3, *(fd + 1 for fd in kept)], [*kept, 65536], strict=True):
                 os.closerange(low, high)
@@ -139,31 +124,6 @@ class Examiner:
             work(says, log)
         finally:
             os._exit(70)
-
-    def _wait(self, child: int, reader: int, seconds: float) -> tuple[bytes, str]:
-        """Return what the child said, and how it ended. All its processes are killed."""
-        os.set_blocking(reader, False)
-        deadline = time.monotonic() + seconds
-        heard, how, looked = b"", "", time.monotonic()
-        while not how:
-            select.select([reader], [], [], PAUSE)
-            now = time.monotonic()
-            if now - looked > STALL:  # the machine was stopped: the process gets this time back
-                deadline += now - looked
-            looked = now
-            heard += _available(reader)
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                how = _ending(status)
-            elif now > deadline:
-                how = "timeout"
-            elif len(heard) > LARGEST:
-                how = "it said too much"
-            elif self.isolation.processes and limits_of.memory_of_all() > self.exam.limits.memory:
-                how = "memory"
-        kill_all(self.isolation, child)
-        _reap()
-        return heard + _available(reader), how
 
 
 def result_from(test: str, heard: Heard, tree: Path) -> Result:
@@ -204,8 +164,10 @@ def _claimed(test: str, data: dict[str, Any]) -> Result:
             for name, value in failure.items()
             if value is not None and name in TEXTS
         }
-        failure = Failure(**{"kind": "", **texts}, unwritten=tuple(map(str, failure["unwritten"])))
-    return Result(test, outcome, title=readable(str(data["title"])), failure=failure)
+        unwritten = [name for name in map(str, failure["unwritten"]) if EXERCISE.fullmatch(name)]
+        failure = Failure(**{"kind": "", **texts}, unwritten=tuple(unwritten[:1]))
+    title = readable(str(data["title"])).partition("\n")[0]
+    return Result(test, outcome, title=title, failure=failure)
 
 
 def place_of(log: str, tree: Path) -> str | None:
@@ -217,30 +179,3 @@ def place_of(log: str, tree: Path) -> str | None:
             if inside.parts[0] not in NOT_GRADED:
                 return f"{inside}:{frame['line']} in {frame['name']}"
     return None
-
-
-def _ending(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
-
-
-def _available(reader: int) -> bytes:
-    data = b""
-    while len(data) <= LARGEST:
-        try:
-            part = os.read(reader, 1 << 16)
-        except BlockingIOError:
-            break
-        if not part:
-            break
-        data += part
-    return data
-
-
-def _reap() -> None:
-    """Wait for all children. They have been killed."""
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return

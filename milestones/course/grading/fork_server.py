@@ -33,6 +33,7 @@ def main() -> int:
     if "--bare" not in sys.argv:  # for tests that need no torch
         preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exams that end need no waitpid
+    alive, parent = os.pipe()  # `alive` ends with this process
     jobs.sendall(b"r")
     while True:
         message, fds, _, _ = socket.recv_fds(jobs, 4096, 1)
@@ -41,12 +42,13 @@ def main() -> int:
         child = os.fork()
         if not child:
             jobs.close()
-            _exam(Path(os.fsdecode(message)), fds[0])
+            os.close(parent)
+            _exam(Path(os.fsdecode(message)), fds[0], alive)
         os.close(fds[0])
         jobs.sendall(b"a")
 
 
-def _exam(job: Path, events: int) -> None:
+def _exam(job: Path, events: int, alive: int) -> None:
     """Read the job, isolate this process, and run the exam. Does not return."""
     status = 70
     try:
@@ -59,7 +61,8 @@ def _exam(job: Path, events: int) -> None:
                 data = data[os.write(events, data) :]
 
         emit({"event": "process", "pid": os.getpid()})
-        end_with_parent()
+        end_with_parent(alive)
+        os.close(alive)
         order = json.loads(job.read_text(encoding="utf-8"))
         tree = Path(order["tree"])
         limits = Limits(**order["limits"])
@@ -111,16 +114,8 @@ class _Collector:
 def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
     """Collect the tests of the reference, and let the reference answer the questions."""
     enter(tree)
-    collector = _Collector()
-    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
-    with tempfile.TemporaryFile() as said:
-        for stream in (1, 2):
-            os.dup2(said.fileno(), stream)
-        status = int(pytest.main([*arguments, *order["tests"]], plugins=[collector]))
-        sys.stdout.flush()
-        said.seek(0)
-        words = said.read().decode(errors="replace")[-SHOWN:]
-    emit({"event": "collected", "status": status, "nodes": collector.nodes, "words": words})
+    sys.dont_write_bytecode = False  # `submission.keep_compiled` copies it for each submission
+    emit({"event": "collected", **(_collected(tree, order["tests"]) if order["tests"] else {})})
     if order["exercise"] is None:
         return
     asks = importlib.import_module(QUESTIONS).QUESTIONS
@@ -129,6 +124,20 @@ def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
     ask = asks[order["exercise"]]
     for seed in order["seeds"]:
         emit({"event": "answer", "text": json.dumps(answered(ask, seed, tree))})
+
+
+def _collected(tree: Path, tests: list[str]) -> dict[str, Any]:
+    """Return the node ids of tests, and pytest's status and words."""
+    collector = _Collector()
+    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
+    with tempfile.TemporaryFile() as said:
+        for stream in (1, 2):
+            os.dup2(said.fileno(), stream)
+        status = int(pytest.main([*arguments, *tests], plugins=[collector]))
+        sys.stdout.flush()
+        said.seek(0)
+        words = said.read().decode(errors="replace")[-SHOWN:]
+    return {"status": status, "nodes": collector.nodes, "words": words}
 
 
 if __name__ == "__main__":

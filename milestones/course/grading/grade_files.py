@@ -27,7 +27,7 @@ def table(grades: dict[str, Grade]) -> Table:
     result.add_column(f"total /{sum(test['max_score'] for test in tests)}", justify="right")
     for name, grade in grades.items():
         cells = [_cell(test) for test in grade["tests"]]
-        result.add_row(name, *cells, Text(f"{grade['score']:g}", "bold"))
+        result.add_row(Text(name), *cells, Text(f"{grade['score']:g}", "bold"))
     return result
 
 

@@ -121,7 +121,7 @@ def words(mark: Mark) -> list[str]:
         "questions with random numbers were answered rightly. The lower share counts."
     ]
     if answers.wrong:
-        lines.append(f"the first wrong answer: {answers.wrong}")
+        lines.append("    ".join(f"the first wrong answer: {answers.wrong}".splitlines(True)))
     for result in mark.results:
         name = result.node.partition("::")[2] or result.node
         if is_hidden(result):

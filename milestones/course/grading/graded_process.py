@@ -6,6 +6,7 @@ nothing by itself. An answer counts if it is right, and the right answers are no
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -25,7 +26,7 @@ from .answers import LONGEST_TEXT, readable
 
 OPTIONS = (
     "-p", "no:cacheprovider", "-p", "no:junitxml", "-q", "--tb=short", "-o", "addopts=",
-    "-p", "no:faulthandler",
+    "-p", "no:faulthandler", "--capture=no",  # what a test prints needs no space on a disk
 )  # fmt: skip
 QUESTIONS = "tests.questions"  # the module of each tree with the questions of its exercises
 OUT_OF_TIME = "still running at its time limit: an endless loop?"
@@ -115,7 +116,8 @@ def sit(test: str, tree: Path, says: int, log: int, seconds: float) -> NoReturn:
     except BaseException as error:
         ended = f"{type(error).__name__}: {error}"
     results = [event["result"] for event in events if event["event"] == "result"]
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # a student may have closed or replaced it
+        sys.stdout.flush()
     _say(says, {"results": shortened(results), "ended": ended[:LONGEST_TEXT]})
     os._exit(0)
 

@@ -55,6 +55,7 @@ class Grader:
             if files := course.hidden.get(exercise.id):
                 hidden, _ = collect(with_hidden, files, None, ())
             self.papers[exercise.id] = Paper(tuple(tests), tuple(hidden), questions)
+        submission.keep_compiled(course, tree)
         shutil.rmtree(place)
 
     def sheet(self, student: Submission) -> Sheet:

@@ -1,4 +1,4 @@
-"""Make a root for a process in a mount namespace: the system, Python, one tree and a `/tmp`."""
+"""Make a root for a process in a mount namespace: the system, Python, a tree and a `/tmp`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 4096, 16384, 1 << 18, 1 << 21
 MNT_DETACH = 2
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")  # not zero: mapped, it is memory without a limit
+TREE = 64 << 20  # bytes of a graded tree, with what graded code writes into it
+MOST_FILES = 20_000  # in /tmp: an empty file takes no space, but memory of the kernel
 SETTINGS = ("passwd", "group", "ld.so.cache", "localtime", "nsswitch.conf")
 MACHINE = ("cpuinfo", "meminfo")
 
@@ -43,7 +45,7 @@ def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
             shutil.copyfile(Path("/etc", name), root / "etc" / name)
     _proc(root)
     (root / "tmp/home").mkdir()
-    _bind(tree, root)
+    _copy(tree, root)
     os.chdir(root)
     if libc().pivot_root(b".", b"."):
         raise OSError(ctypes.get_errno(), "pivot_root")
@@ -62,6 +64,22 @@ def _kept() -> list[Path]:
         if path.is_symlink() or not any(other in path.parents for other in kept):
             kept.append(path)
     return kept
+
+
+def _copy(tree: Path, root: Path) -> None:
+    """Copy the graded tree. Students leave code that writes a log or a trace next to the sources;
+    what is written is gone with the exam."""
+    target = root / tree.relative_to("/")
+    target.mkdir(parents=True, exist_ok=True)
+    _tmpfs(target, TREE, "1777")
+    shutil.copytree(tree, target, dirs_exist_ok=True)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+def is_in_kept(path: Path) -> bool:
+    """Return whether a path is in a folder that graded code sees, so that it must be hidden."""
+    return any(folder == path or folder in path.parents for folder in _kept())
 
 
 def _bind(path: Path, root: Path, *, writable: bool = False) -> None:
@@ -94,7 +112,8 @@ def _proc(root: Path) -> None:
 
 
 def _tmpfs(path: Path, size: int, mode: str) -> None:
-    _mount("tmpfs", str(path), "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode={mode}")
+    options = f"size={size},nr_inodes={MOST_FILES},mode={mode}"
+    _mount("tmpfs", str(path), "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def _mount(

@@ -1,10 +1,11 @@
 """Isolate a process and its children from the machine, as far as the kernel allows it.
 
 On Linux with namespaces (as root, or where users may create them): the process has no network and
-sees only its own processes. Of the files it sees only the system, Python and the graded tree, all
-read-only, and a `/tmp` that is removed when the process ends. All its children die with it. As
-root without namespaces, the graded code runs as another user, or not at all. On other systems only
-the limits on time, memory, files and processes remain. `Isolation` says which parts are in effect.
+sees only its own processes. Of the files it sees only the system and Python, read-only, a copy of
+the graded tree, and a `/tmp`; the last two are removed when the process ends. All its children die
+with it. As root without namespaces, the graded code runs as another user, or not at all. On other
+systems only the limits on time, memory, files and processes remain. `Isolation` says which parts
+are in effect.
 
 bubblewrap makes the same namespaces, but for a program that it starts. Here the namespaces are
 made by a fork of a process that has imported torch already, which saves ten seconds for each exam.
@@ -16,13 +17,14 @@ import ctypes
 import os
 import re
 import secrets
+import select
 import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .limits import can_forbid_hidden_memory
 from .root import change_root, libc
+from .system_calls import can_forbid_hidden_memory
 
 LINUX = sys.platform == "linux"
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
@@ -130,10 +132,15 @@ def _require_other_user(tree: Path) -> None:
         )
 
 
-def end_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends."""
+def end_with_parent(alive: int | None = None) -> None:
+    """Let the kernel kill this process when its parent ends, or end at once if it has ended.
+
+    `alive` is the reading end of a pipe that only the parent can write to.
+    """
     if LINUX:
         libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if alive is not None and select.select([alive], [], [], 0)[0]:
+        os._exit(1)
 
 
 def give_up_rights(user: int | None) -> None:
@@ -212,9 +219,12 @@ def _unshare_as_user() -> None:
 
 def _become_first() -> None:
     """Fork. The child is the first process of the new namespace; when it ends, all others end."""
+    alive, parent = os.pipe()
     child = os.fork()
     if child:
         status = os.waitpid(child, 0)[1]
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    end_with_parent()
+    os.close(parent)
+    end_with_parent(alive)
+    os.close(alive)
     libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # graded code must not read this process's memory

@@ -15,13 +15,13 @@ import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ... import chain
 from .. import record
 from ..exercise import Exercise
 from ..release.student_tree import student_files
-from .upload import Upload, place_of, readable
+from .upload import NOT_LOOKED_AT, Upload, places_of, readable
 
 LARGEST = 1 << 20  # bytes of a file
 MOST_ADDED = 50  # files
@@ -115,16 +115,24 @@ def complete(course: Course, root: Path, template: Path, target: Path) -> Path:
     return target
 
 
+def keep_compiled(course: Course, tree: Path) -> None:
+    """Copy what Python compiled in the tree of the reference to the templates, so that not each
+    test of each submission compiles it again. In the milestone, it is the solution."""
+    for folder in tree.rglob("__pycache__"):
+        inside = folder.relative_to(tree)
+        if inside.parts[0] != course.milestone:
+            for template in (course.template, course.template_hidden):
+                if template is not None:
+                    shutil.copytree(folder, template / inside, dirs_exist_ok=True)
+
+
 def take(upload: Upload, course: Course) -> Submission:
     """Read the files of a submission. A link is refused: it could point to a solution."""
     submission = Submission(upload.name)
-    place = place_of(upload.folder, course.milestone, course.names)
+    places = [] if upload.problem else places_of(upload.folder, course.milestone, course.names)
+    place, absent = next(iter(places), None), upload.problem or "the file is not there"
     for file in course.skeleton:
-        data = (
-            _read(place, file.removeprefix(f"{course.folder}/"))
-            if place
-            else "the file is not there"
-        )
+        data = _read(place, file.removeprefix(f"{course.folder}/")) if place else absent
         if isinstance(data, bytes):
             submission.files[file] = data
         else:
@@ -134,6 +142,10 @@ def take(upload: Upload, course: Course) -> Submission:
         if place != expected:
             where = readable(str(place.relative_to(upload.folder)))
             submission.notes.append(f"the files were found in {where}, not in {course.folder}")
+        submission.notes += [
+            f"other files are in {readable(str(other.relative_to(upload.folder)))}: not graded"
+            for other in places[1:]
+        ]
         _take_added(place, course, submission)
         submission.notes += _ignored(place, course)
     return submission
@@ -150,21 +162,25 @@ def lay_out(submission: Submission, template: Path, target: Path) -> Path:
 
 def _take_added(place: Path, course: Course, submission: Submission) -> None:
     """Take the Python files that the student has added to the milestone."""
-    paths = place.rglob("*.py") if place.name == course.milestone else place.glob("*.py")
+    files = [path.relative_to(place) for path in place.rglob("*.py")]
+    folder, released = PurePosixPath(course.folder), course.released.keys()
     added = [
-        path.relative_to(place).as_posix()
-        for path in sorted(paths)
-        if not re.search(r"(^|/)(\.|__pycache__)", path.relative_to(place).as_posix())
+        file.as_posix()
+        for file in sorted(files, key=lambda file: (len(file.parts), file))
+        if not any(NOT_LOOKED_AT.match(folder) for folder in file.parts[:-1])
+        and not file.name.startswith(".")
+        and not {str(path) for path in (folder / file, *(folder / file).parents)} & released
     ]
-    added = [file for file in added if f"{course.folder}/{file}" not in course.released]
-    for file in added[:MOST_ADDED]:
-        data = _read(place, file)
+    for name in added[:MOST_ADDED]:
+        data = _read(place, name)
         if isinstance(data, bytes):
-            submission.files[f"{course.folder}/{file}"] = data
+            submission.files[f"{course.folder}/{name}"] = data
         submission.notes.append(
-            f"{readable(file)} was added by the student"
+            f"{readable(name)} was added by the student"
             + ("" if isinstance(data, bytes) else f", and not used: {data}")
         )
+    if more := len(added) - MOST_ADDED:
+        submission.notes += [f"{more} more files were added, and not used"] if more > 0 else []
 
 
 def _ignored(place: Path, course: Course) -> list[str]:

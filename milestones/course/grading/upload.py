@@ -11,14 +11,18 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...chain import is_elective
+from .answers import escaped
 
 DEEPEST = 5  # folders around the files
 LARGEST_ZIP = 200 << 20  # bytes of all files of a zip file
 MOST_FILES = 20_000  # in a zip file
+MOST_LEVELS = 40  # of folders in a zip file
+LONGEST_NAME = 150  # bytes
+OURS = {"grades.csv"}  # in the folder of the grades
 NOT_LOOKED_AT = re.compile(r"\.|__MACOSX|__pycache__|(common|tests|milestones|slides|m\d_\w+)$")
 UNREADABLE = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError)
 NO_UPLOAD = re.compile(r"\.|__MACOSX|submission_metadata\.")
@@ -26,10 +30,16 @@ NO_UPLOAD = re.compile(r"\.|__MACOSX|submission_metadata\.")
 
 @dataclass(frozen=True)
 class Upload:
-    """What one student has handed in: a folder, with the name that its grade gets."""
+    """What one student has handed in: a folder, with the name that its grade gets.
+
+    `problem` is the reason why there is nothing to grade. `around`: the name of the folder in
+    which the instructor has it.
+    """
 
     name: str
     folder: Path
+    problem: str = ""
+    around: str = ""
 
 
 class Uploads:
@@ -44,61 +54,85 @@ class Uploads:
 
     def find(self, paths: Iterable[Path]) -> list[Upload]:
         """Return the uploads. Raises `ValueError` if a path is missing, or there is no upload."""
+        paths = [*paths]
         found: list[Upload] = []
         for path in paths:
-            try:
-                if path.is_dir() or zipfile.is_zipfile(path):
-                    found += self._of_path(path)
-                elif os.path.lexists(path):
-                    self.strays.append(f"{readable(path.name)} is neither a folder nor a zip file")
-                else:
-                    raise ValueError(f"{readable(str(path))}: there is no such folder")
-            except UNREADABLE as error:
-                self.strays.append(f"{readable(path.name)} cannot be read: {error}")
+            if path.is_dir():
+                found.append(self._upload(path.resolve()))
+            elif _is_zip(path.resolve()):
+                found += self._of_zip(path, alone=len(paths) == 1)
+            elif os.path.lexists(path):
+                self.strays.append(f"{readable(path.name)} is neither a folder nor a zip file")
+            else:
+                raise ValueError(f"{readable(str(path))}: there is no such folder")
         if not found:
             raise ValueError("\n".join(["there is no submission", *self.strays]))
         return _with_names(found)
 
-    def _of_path(self, path: Path) -> list[Upload]:
-        """Return the upload of a path, or several if it is a zip file of many students."""
-        if path.is_dir():
-            path = path.resolve()
-            return [Upload(readable(path.name), self._inside(path))]
-        folder = self._unzipped(path)
-        students = self._students(folder)
+    def _upload(self, path: Path, name: str = "", *, inner: bool = True) -> Upload:
+        """Return the upload in a folder or in a zip file, or in the only zip file inside it."""
+        name = name or readable(path.name if path.is_dir() else path.name.removesuffix(".zip"))
+        around = readable(path.absolute().parent.name)
+        try:
+            folder = path if path.is_dir() else self._unzipped(path)
+            folder = self._inside(folder) if inner else folder
+        except UNREADABLE as error:
+            problem = f"{readable(path.name)} cannot be read: {error}"
+            return Upload(name, path, escaped(problem), around)
+        return Upload(name, folder, around=around)
+
+    def _of_zip(self, path: Path, *, alone: bool) -> list[Upload]:
+        """Return the upload of a zip file, or several if it is a download of many students.
+
+        A student may also hand in a zip file with folders. So their names are those of students
+        only if the zip file is `alone`, and otherwise begin with the name of the zip file.
+        """
+        upload = self._upload(path, inner=False)
+        if upload.problem:
+            return [upload]
+        students = self._students(upload.folder)
         if not students:
-            return [Upload(readable(path.stem), self._inside(folder))]
-        return [
-            Upload(
-                readable(student.name.removesuffix(".zip")),
-                self._inside(student if student.is_dir() else self._unzipped(student)),
-            )
-            for student in students
-        ]
+            return [replace(self._upload(upload.folder, upload.name), around=upload.around)]
+        if alone:
+            return [self._upload(student) for student in students]
+        if len(students) == 1:
+            return [self._upload(students[0], upload.name)]
+        uploads = [self._upload(student) for student in students]
+        return [replace(one, name=f"{upload.name}-{one.name}") for one in uploads]
 
     def _students(self, folder: Path) -> list[Path]:
         """Return a folder or a zip file for each student, or nothing if there is one student."""
         inner = _entries(folder)
         while len(inner) == 1 and inner[0].is_dir() and inner[0].name != self.milestone:
             inner = _entries(inner[0])  # all is in one folder
-        if any(path.name == self.milestone for path in inner):
+        if any(path.name in (self.milestone, *self.files) for path in inner):
             return []
-        students = [path for path in inner if self._is_work(path)]
-        only_zips = all(map(zipfile.is_zipfile, students))
-        return students if len(students) > 1 or only_zips else []
+        work = [path for path in inner if self._is_work(path)]
+        if not work or (len(work) == 1 and not _is_zip(work[0])):
+            return []
+        others = [p for p in inner if p.is_dir() and not NOT_LOOKED_AT.match(p.name)]
+        students = [p for p in inner if p in work or (len(work) > 1 and p in others)]
+        self.strays += [
+            f"{readable(path.name)} is neither a folder nor a zip file"
+            for path in inner
+            if path not in students
+        ]
+        return students
 
     def _is_work(self, path: Path) -> bool:
         if not path.is_dir():
-            return zipfile.is_zipfile(path)
-        zips = any(map(zipfile.is_zipfile, path.glob("*.zip")))
+            return _is_zip(path)
+        zips = any(map(_is_zip, path.glob("*.zip")))
         return not NOT_LOOKED_AT.match(path.name) and (zips or self._place(path) is not None)
 
     def _inside(self, folder: Path) -> Path:
         """Return the folder, or what is in the only zip file of a folder without other work."""
-        zips = [path for path in folder.glob("*.zip") if zipfile.is_zipfile(path)]
-        if len(zips) == 1 and self._place(folder) is None:
-            return self._unzipped(zips[0])
-        return folder
+        zips = [path for path in folder.glob("*.zip") if _is_zip(path)]
+        if not zips or self._place(folder) is not None:
+            return folder
+        if len(zips) > 1:
+            raise OSError(f"it has {len(zips)} zip files, and one must be chosen")
+        return self._unzipped(zips[0])
 
     def _place(self, folder: Path) -> Path | None:
         return place_of(folder, self.milestone, self.files)
@@ -113,8 +147,15 @@ class Uploads:
             size = sum(member.file_size for member in members)
             if len(members) > MOST_FILES or size > LARGEST_ZIP:
                 raise zipfile.BadZipFile(f"it has {len(members)} files of {size} bytes: too large")
+            if any(member.filename.count("/") > MOST_LEVELS for member in members):
+                raise zipfile.BadZipFile("its folders are nested too deeply")
             archive.extractall(target)  # removes "..", and makes no links
         return target
+
+
+def _is_zip(path: Path) -> bool:
+    """Return whether a path is a zip file. A link could lead to the work of another student."""
+    return path.is_file() and not path.is_symlink() and zipfile.is_zipfile(path)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -127,14 +168,19 @@ def place_of(folder: Path, milestone: str, files: Iterable[str]) -> Path | None:
     It is the folder with the milestone's name that is least deep, even if folders are around it.
     Without one, it is the folder in which most of `files` (names without a folder) are.
     """
+    return next(iter(places_of(folder, milestone, files)), None)
+
+
+def places_of(folder: Path, milestone: str, files: Iterable[str]) -> list[Path]:
+    """Return the place of the files, and then the others that it was preferred to."""
     folders = [folder, *_below(folder, milestone)]
     named = [place for place in folders if place.name == milestone]
     named = [place for place in named if any(place.glob("*.py"))] or named
     if named:
-        return named[0]
+        return named
     count = {place: sum((place / file).is_file() for file in files) for place in folders}
-    best = max(folders, key=lambda place: count[place])
-    return best if count[best] else None
+    most = max(count.values())
+    return [place for place in folders if count[place] == most] if most else []
 
 
 def _below(folder: Path, milestone: str) -> list[Path]:
@@ -163,19 +209,29 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def readable(name: str) -> str:
     """Return a name of a file as text that can be printed and written, also if it is not UTF-8."""
-    return os.fsencode(name).decode(errors="backslashreplace")
+    return escaped(os.fsencode(name).decode(errors="backslashreplace"))
 
 
 def _with_names(found: list[Upload]) -> list[Upload]:
-    """Return uploads with different names: equal names get that of the folder around them."""
-    names = [upload.name for upload in found]
+    """Return uploads with different names, each of which can be the name of a folder.
+
+    Equal names get that of the folder around them, and then a number.
+    """
+    names = [_name(upload.name) for upload in found]
+    keys = [name.casefold() for name in names]
+    taken: set[str] = set()
     result: list[Upload] = []
-    for upload in found:
-        name = upload.name
-        if names.count(name) > 1:
-            name = f"{readable(upload.folder.parent.name)}-{name}"
-        result.append(Upload(name, upload.folder))
-    names = [upload.name for upload in result]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two submissions have the same name: {', '.join(sorted(names))}")
+    for upload, name, key in zip(found, names, keys, strict=True):
+        name = name if keys.count(key) == 1 else _name(f"{upload.around}-{name}")
+        choice, number = name, 2
+        while choice.casefold() in taken:
+            choice, number = f"{name}-{number}", number + 1
+        taken.add(choice.casefold())
+        result.append(replace(upload, name=choice))
     return result
+
+
+def _name(name: str) -> str:
+    """Return a name that is not too long, and none that the grader uses itself."""
+    name = name.encode()[:LONGEST_NAME].decode(errors="ignore")
+    return f"submission-{name}" if not name.strip(". ") or name.casefold() in OURS else name

@@ -75,16 +75,33 @@ def patch_of(exercise: Exercise, root: Path) -> Path:
 
 def of_patch(exercise: Exercise, root: Path, runner: Runner) -> Effect:
     """Apply the patch to a copy of the tree. Return the effect."""
-    mutants = importlib.import_module("..maintain.mutants", __package__)  # not in students' trees
-    [mutant] = (m for m in mutants.choose(None, exercise.id, root) if m.name == exercise.mistake)
     with tempfile.TemporaryDirectory(prefix="ladder-break-") as folder:
-        tree = mutants.copy(root, Path(folder).resolve() / "tree")
-        right = texts(exercise, tree, runner)
-        with mutants.applied(mutant, tree) as refusal:
+        return Patches(root, Path(folder).resolve() / "tree", runner).effect(exercise)
+
+
+class Patches:
+    """Tries patches in a copy of a tree, one after the other."""
+
+    def __init__(self, root: Path, tree: Path, runner: Runner) -> None:
+        # Not in students' trees.
+        self.mutants = importlib.import_module("..maintain.mutants", __package__)
+        self.root = root
+        self.tree = self.mutants.copy(root, tree)
+        self.runner = runner
+        self.right: dict[str, dict[str, Any]] = {}  # the answers of each milestone's engine
+
+    def effect(self, exercise: Exercise) -> Effect:
+        """Return what the mistake of an exercise does."""
+        name = exercise.milestone
+        if name not in self.right:
+            self.right[name] = texts(exercise, self.tree, self.runner)
+        found = self.mutants.choose(None, exercise.id, self.root)
+        [mutant] = (mutant for mutant in found if mutant.name == exercise.mistake)
+        with self.mutants.applied(mutant, self.tree) as refusal:
             if refusal is not None:
                 raise BreakError(f"{mutant.path.name} does not apply: {refusal}")
-            run = runner.run(tree, exercise.tests, seconds=SECONDS)
-            return Effect(run, right, texts(exercise, tree, runner))
+            run = self.runner.run(self.tree, exercise.tests, seconds=SECONDS)
+            return Effect(run, self.right[name], texts(exercise, self.tree, self.runner))
 
 
 def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) -> Effect:

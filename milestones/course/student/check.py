@@ -57,12 +57,13 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
                 return check_once(exercises, args, root, server, console)
             return watch(exercises, args, root, server, console)
     except (RecordError, RunnerError) as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
 
 
 def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
     """Return the exercises to check. Without a target: those of the student's own milestone."""
+    target = target and target.lower()  # M3.2
     if target is not None and "." in target:
         return (find(target, root),)
     milestone = own_milestone(root) if target is None else find_milestone(target, root)

@@ -42,7 +42,7 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
     assert first is not None
     console.print(failure_in_words(stopped, first))
     for line in rest_in_words(stopped.run):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     if trace and first.failure:
         console.print()
         console.print(first.failure.trace, highlight=False, markup=False)
@@ -97,9 +97,18 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
 
 
 def rest_in_words(run: Run) -> list[str]:
-    """Return the names of the other tests that failed, and how many tests were not run."""
-    names = [r.node.rpartition("::")[2] for r in run.failures[1:] if not r.unwritten]
-    lines = ["\nThese tests fail too:", *(f"  {name}" for name in names)] if names else []
+    """Return the names of the other tests that failed, and how many tests were not run.
+
+    A test that does not end has a reason of its own, which the first failure may not explain.
+    """
+    lines = []
+    for result in run.failures[1:]:
+        if not result.unwritten:
+            where = result.failure and result.failure.where
+            how = f" {OUTCOMES[result.outcome]}" if result.outcome in OUTCOMES else ""
+            how += f", at {where}" if how and where else ""
+            lines.append(f"  {result.node.rpartition('::')[2]}{how}")
+    lines = ["\nThese tests fail too:", *lines] if lines else []
     if run.not_run:
         count = len(run.not_run)
         many = "1 test was" if count == 1 else f"{count} tests were"

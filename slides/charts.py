@@ -132,7 +132,11 @@ def growth(name: str = "m1_growth") -> str:
     run: dict[str, Any] = data(name)
     top = 100.0 * -(-max(run["recompute_ms"]) // 100)
     axes = Axes(
-        [0, *run["contexts"]][-4:], [0, top / 2, top], "tokens of context", "ms for the next token"
+        [0, *run["contexts"]][-4:],
+        [0, top / 2, top],
+        "tokens of context",
+        "ms for the next token",
+        390,
     )
     axes.curve(run["contexts"], run["recompute_ms"], "hot", "recompute")
     axes.curve(run["contexts"], run["cached_ms"], "cached", "with the cache")

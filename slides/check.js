@@ -32,9 +32,12 @@
       for (const line of pre.querySelectorAll(".line"))
         if (line.scrollWidth > line.clientWidth + 1) say(`a line is too wide: "${words(line)}"`);
     }
+    const body = frame.querySelector(".body");
+    if (body.scrollHeight > body.clientHeight + 1)
+      say(`the text is ${body.scrollHeight - body.clientHeight} px too high`);
     for (const drawing of frame.querySelectorAll("svg[role=img]")) {
       const shown = drawing.getBoundingClientRect(), view = drawing.viewBox.baseVal;
-      const zoom = shown.width / view.width / scale;
+      const zoom = Math.min(shown.width / view.width, shown.height / view.height) / scale;
       for (const node of drawing.querySelectorAll("text")) {
         inside(node, "a label");
         const size = parseFloat(node.getAttribute("font-size")) * zoom;

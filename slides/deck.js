@@ -10,7 +10,7 @@ if (answers) document.documentElement.dataset.answers = answers;
 const stage = document.createElement("div");
 stage.className = "reveal stage";
 document.body.append(stage);
-const grown = [1.4, 1.35, 1.3, 1.25, 1.2, 1.15, 1.1, 1.05];
+const grown = [1.3, 1.25, 1.2, 1.15, 1.1, 1.05];
 for (const slide of document.querySelectorAll(".slide:not(.title):not(.morph)")) {
   const copy = slide.cloneNode(true), body = copy.querySelector(".body");
   stage.replaceChildren(copy);

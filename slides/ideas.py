@@ -166,7 +166,7 @@ def futures(name: str = "m5_futures") -> str:
         held = {str(-t): a for t, a in zip(shown["before"], shown["after"], strict=True) if t < 0}
         parts.append(text(0, top + 33, f"forward {shown['forward']}", "strong", 24))
         for row, (before, after) in enumerate(zip(shown["before"], shown["after"], strict=True)):
-            middle = top + 26 + 60 * row
+            middle = top + 26 + 52 * row
             is_future = before < 0
             parts += _token(
                 150,
@@ -189,16 +189,16 @@ def futures(name: str = "m5_futures") -> str:
                 parts.append(line(310, middle, 792, middle, "back"))
             parts += _token(800, middle, words[str(after)], "output", "on")
         for row, (index, token) in enumerate(shown["stored"].items()):
-            middle = top + 26 + 60 * row
+            middle = top + 26 + 52 * row
             parts += _token(
                 1010, middle, f"[{index}]  {words[str(token)].strip()}", "frame", "strong"
             )
-        y += 60 * len(shown["before"]) + (40 if number + 1 < len(run["forwards"]) else 0)
-    return picture(WIDTH, y + 44, parts, "Placeholders and the tokens that replace them")
+        y += 52 * len(shown["before"]) + (24 if number + 1 < len(run["forwards"]) else 0)
+    return picture(WIDTH, y + 36, parts, "Placeholders and the tokens that replace them")
 
 
 def _token(x: float, middle: float, word: str, kind: str, ink: str) -> list[str]:
     return [
-        rect(x, middle - 24, 150, 46, kind, 6),
+        rect(x, middle - 22, 150, 42, kind, 6),
         text(x + 75, middle + 7, word.strip(), f"{ink} strong", 22, "middle"),
     ]

@@ -140,7 +140,7 @@ def _tree(
             elif parent:
                 parts.append(line(x - 28, top + 26, x, top + 26, "rule"))
             end = _node(key, node, x, top, marked, parts)
-            top = max(top + 80, branch(int(key), end + 28, top))
+            top = max(top + 77, branch(int(key), end + 28, top))
         return top
 
     return branch(0, left, y)

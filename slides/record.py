@@ -89,7 +89,10 @@ def _step(names: list[str], frame: Frame, state: State) -> Json:
         "retracted": [names[i] for i in frame.retracted],
         "waiting": [names[i] for i in state.waiting],
         "said": {names[i]: r["text"] for i, r in frame.requests.items() if r.get("text")},
-        "requests": {names[i]: dict(r) for i, r in state.requests.items()},
+        "requests": {
+            names[i]: {key: value for key, value in r.items() if key != "node"}
+            for i, r in state.requests.items()
+        },
         "pages": {page: owner[who] for page, who in sorted(state.pages.items())},
         "nodes": {number: dict(node) for number, node in state.nodes.items()},
         "stats": dict(state.stats),

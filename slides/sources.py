@@ -7,6 +7,7 @@ commands below the symbol, one per line. The build fails if the code lacks the t
     cut: first .. last   replace these lines by an ellipsis (`cut: line` for one line)
     drop: first .. last  leave these lines out
     from: line           begin at this line
+    bare: line           leave out the comment at the end of this line
     mark: first .. last  highlight these lines and dim the others
 """
 
@@ -92,6 +93,9 @@ def _apply(place: str, code: list[Line], verb: str, what: str) -> list[Line]:
     if verb == "mark":
         for line in code[begin : end + 1]:
             line.kind = "mark"
+        return code
+    if verb == "bare":
+        code[begin].text = code[begin].text.partition("  #")[0]
         return code
     if verb == "from":
         return [Line(_indent(code[begin].text) + ELLIPSIS), *code[begin:]] if begin else code

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from milestones.chain import at_least
-from milestones.course.maintain import figures, figures_lanes, figures_ladder, ladder_runs
+from milestones.course.maintain import figures, figures_ladder, figures_lanes, ladder_runs
 from milestones.course.maintain.runs import load
 from tests.conftest import MILESTONES, ROOT
 

@@ -306,7 +306,7 @@ def test_the_ratio_of_m3_falls_as_its_deck_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("milestone", "mutant", "test", "says"),
+    ("name", "mutant", "test", "says"),
     [
         ("m1_single", "positions_start_at_zero", "tests/test_i1_one_answer.py",
          "I1: token 1 is 209, not 81"),
@@ -316,14 +316,14 @@ def test_the_ratio_of_m3_falls_as_its_deck_says() -> None:
     ],
 )  # fmt: skip
 def test_the_mistake_of_a_deck_gives_its_message(
-    milestone: str, mutant: str, test: str, says: str, tmp_path: Any
+    name: str, mutant: str, test: str, says: str, tmp_path: Any
 ) -> None:
     """A deck quotes the message of a test that a mistake turns red."""
-    assert says in text_of(milestone)
-    (found,) = (m for m in record.mutants(milestone, ROOT) if m.name == mutant)
+    assert says in text_of(name)
+    (found,) = (m for m in record.mutants(name, ROOT) if m.name == mutant)
     tree = mutants.copy(ROOT, tmp_path / "tree")
     with Runner() as runner, mutants.applied(found, tree) as refusal:
         assert refusal is None
-        run = runner.run(tree, [test], seconds=60, options=[f"--milestone={milestone}"])
+        run = runner.run(tree, [test], seconds=60, options=[f"--milestone={name}"])
     messages = [result.failure.message for result in run.results if result.failure]
     assert any(says in message for message in messages), messages[:5]

@@ -136,7 +136,7 @@ def growth(name: str = "m1_growth") -> str:
         [0, top / 2, top],
         "tokens of context",
         "ms for the next token",
-        390,
+        370,
     )
     axes.curve(run["contexts"], run["recompute_ms"], "hot", "recompute")
     axes.curve(run["contexts"], run["cached_ms"], "cached", "with the cache")

@@ -23,7 +23,7 @@ def steps(name: str, first: str = "1", last: str = "", who: str = "", low: str =
     run = data(name)
     numbers = range(int(first), int(last or len(forwards_of(run))) + 1)
     names = [name for name in run["prompts"] if name in (who or name)]
-    left, top, height = 70, 34, 78 if low else 106
+    left, top, height = 70, 34, 72 if low else 106
     width = min(200, (WIDTH - left) / len(numbers))
     bottom = top + len(names) * height
     overlaps = run["milestone"] == "m5_overlap"

@@ -18,7 +18,7 @@ def forwards_of(run: Json) -> list[dict[str, int]]:
 def steps(name: str, first: str = "1", last: str = "", who: str = "", low: str = "") -> str:
     """Draw a column for each step and a row for each request: tokens computed, token sampled.
 
-    who: draw only these requests. low: a lower picture, without the reasons of ends and the sums.
+    `who`: draw only these requests. `low`: without sums and reasons of ends.
     """
     run = data(name)
     numbers = range(int(first), int(last or len(forwards_of(run))) + 1)

@@ -51,24 +51,22 @@ def one_after_the_other(_: pytest.MonkeyPatch) -> None:
         assert names(scheduler.waiting) == "B"
 
 
-def only_what_is_new(_: pytest.MonkeyPatch) -> None:
+def only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.exercises.test_m1_3 import make_engine
 
     for use_cache, expected in ((True, [5, 1, 1, 1, 1, 1]), (False, [5, 6, 7, 8, 9, 10])):
         engine = make_engine(use_cache)
         seen: list[int] = []
-        attention = engine.loaded.model.model.layers[0].self_attn
-        forward = attention.forward
+        model = engine.loaded.model
+        forward = model.forward
 
         def watched(*args: Any, forward: Any = forward, seen: Any = seen, **kwargs: Any) -> Any:
             seen.append(int(kwargs["position_ids"][0, -1]) + 1)
             return forward(*args, **kwargs)
 
-        attention.forward = watched
-        try:
-            assert fed(engine, [1, 2, 3, 4, 5], 6) == expected
-        finally:
-            attention.forward = forward
+        monkeypatch.setattr(model, "forward", watched)
+        assert fed(engine, [1, 2, 3, 4, 5], 6) == expected
+        monkeypatch.undo()
         assert seen[-1] == 10  # the query of the last position sees the keys of all before it
 
 

@@ -3,8 +3,8 @@
     m5_overlap/lanes.svg      host and forward, serial and overlapped, of the run that slides show
     m5_overlap/timelines.svg  four runs for an exercise; three of them have a mistake
 
-`--record` runs the four engines again first and writes `results/timelines.json`. Forwards are
-emulated: they sleep.
+`--record` runs the four engines again first and writes `results/timelines.json`. Their forwards are
+emulated: they sleep, and compute nothing, so that a busy machine hardly changes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from common import EngineConfig, SamplingParams
 from common.tracing.data import Span
@@ -136,6 +139,10 @@ def _run(mistake: Callable[[Any], None]) -> Json:
     params = SamplingParams(max_tokens=WARM_UP + STEPS, temperature=0, ignore_eos=True)
     engine: Any = importlib.import_module("m5_overlap").LLMEngine(config)
     mistake(engine)
+    model = engine.loaded.model
+    model.forward = lambda **inputs: SimpleNamespace(
+        logits=torch.zeros(1, len(inputs["logits_to_keep"]), model.config.vocab_size)
+    )
     with engine, Trace(engine) as trace:
         for i in range(16):
             engine.add_request([i + 1, 2, 3], params)

@@ -41,7 +41,7 @@ def engine_of(milestone: str, loaded: LoadedModel, **config: Any) -> Any:
 
 
 def same_memory(_name: str, loaded: LoadedModel | None = None) -> Json:
-    """Return the owners of the same memory on m2 and on m3, in the step in which m3 runs the most."""
+    """Return the owners of the same memory on m2 and m3, in the step in which m3 runs the most."""
     loaded = loaded or load_model(EngineConfig(model=TINY))
     pages = _states("m3_paged", loaded, mixed_lengths(), PAGED)
     rows = _states("m2_continuous", loaded, mixed_lengths(), ROWS)

@@ -72,6 +72,7 @@ def publish(built: dict[Path, Deck]) -> int:
         for path, deck in built.items():
             wrong += [f"{path.name}: {problem}" for problem in problems(browser, path)]
             print_pdf(browser, path, deck)
+            print_pdf(browser, path, deck, answers=False)
     for problem in wrong:
         say(problem)
     say(f"{len(wrong)} problems" if wrong else f"all slides fit; HTML and PDF are in {OUTPUT}")
@@ -90,15 +91,18 @@ def problems(browser: Browser, path: Path) -> list[str]:
     return found
 
 
-def print_pdf(browser: Browser, path: Path, deck: Deck) -> Path:
-    """Print a deck as a PDF. Raises `BuildError` if it does not have one page per slide."""
-    browser.open(f"{path.as_uri()}?print-pdf&theme=light")
+def print_pdf(browser: Browser, path: Path, deck: Deck, answers: bool = True) -> Path:
+    """Print a deck as a PDF. Raises `BuildError` if it does not have one page per slide.
+
+    answers: without them it is for students, and its name ends in `-questions`.
+    """
+    browser.open(f"{path.as_uri()}?print-pdf&theme=light&answers={'yes' if answers else 'no'}")
     browser.evaluate(
         "new Promise(done => { const look = () => document.querySelectorAll('.pdf-page').length"
         " >= Reveal.getTotalSlides() ? setTimeout(() => done(1), 200) : setTimeout(look, 50);"
         " look(); })"
     )
-    target = path.with_suffix(".pdf")
+    target = path.with_name(path.stem + ("" if answers else "-questions") + ".pdf")
     browser.pdf(target)
     pages = len(re.findall(rb"/Type\s*/Page\b", target.read_bytes()))
     if pages != len(deck.slides):

@@ -76,7 +76,7 @@ def gantt(body: str, height: str = "40") -> str:
             parts.append(rect(x, y + 3, width - 2, step - 8, kind, 3))
             ink = "on strong" if kind in ("output", "computed", "cached") else "light strong"
             parts.append(
-                text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 19, "middle")
+                text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 20, "middle")
             )
         y += step
     return picture(WIDTH, y, parts, " ".join(body.split()))
@@ -132,7 +132,11 @@ def growth(name: str = "m1_growth") -> str:
     run: dict[str, Any] = data(name)
     top = 100.0 * -(-max(run["recompute_ms"]) // 100)
     axes = Axes(
-        [0, *run["contexts"]][-4:], [0, top / 2, top], "tokens of context", "ms for the next token"
+        [0, *run["contexts"]][-4:],
+        [0, top / 2, top],
+        "tokens of context",
+        "ms for the next token",
+        370,
     )
     axes.curve(run["contexts"], run["recompute_ms"], "hot", "recompute")
     axes.curve(run["contexts"], run["cached_ms"], "cached", "with the cache")
@@ -142,8 +146,9 @@ def growth(name: str = "m1_growth") -> str:
 def roofline(name: str = "linears") -> str:
     """Draw the milliseconds of all linear layers by rows, with the two roofs of the machine."""
     run: dict[str, Any] = data(name)
-    rows, floor = run["rows"], run["weights_gb"] / run["gb_per_second"] * 1000
-    slope = run["gflop_per_row"] / run["gflop_per_second"] * 1000
+    machine: dict[str, Any] = data("ladder")["roofline"]  # measured without the model
+    rows, floor = run["rows"], run["weights_gb"] / machine["bytes_per_second"] * 1e12
+    slope = run["gflop_per_row"] / machine["flops_per_second"] * 1e12
     step = 25 if max(run["ms"]) <= 100 else 50
     ticks = [float(step * i) for i in range(math.ceil(max(run["ms"]) / step) + 1)]
     axes = Axes([0, 8, 16, 32, 48], ticks, "rows in one forward", "ms")
@@ -170,11 +175,11 @@ def lanes(name: str, loop: str) -> str:
         parts.append(rect(x, top["forward"], width - 1, 58, "forward", 2))
         parts.append(
             text(
-                x + width / 2, top["forward"] + 37, f"{span['step']}", "light strong", 20, "middle"
+                x + width / 2, top["forward"] + 36, f"{span['step']}", "light strong", 20, "middle"
             )
         )
     parts.append(line(110, 160, WIDTH, 160))
     step = 10 if end < 70 else 20
     for ms in range(0, int(end) + 1, step):
-        parts.append(text(110 + ms * scale, 182, f"{ms} ms", "soft", 16, "middle"))
-    return picture(WIDTH, 190, parts, f"Host and forward lanes, {loop}: busy {run['busy']:.1%}")
+        parts.append(text(110 + ms * scale, 186, f"{ms} ms", "soft", 20, "middle"))
+    return picture(WIDTH, 194, parts, f"Host and forward lanes, {loop}: busy {run['busy']:.1%}")

@@ -26,20 +26,27 @@
     inside(slide.querySelector("header"), "the title");
     for (const pre of frame.querySelectorAll("pre")) {
       const size = parseFloat(getComputedStyle(pre.querySelector("code")).fontSize);
-      if (size < 18) say(`code of ${size} px is too small to read from the back row`);
+      if (size < 20) say(`code of ${size} px is too small to read from the back row`);
       if (pre.scrollWidth > pre.clientWidth + 1)
         say(`code is ${pre.scrollWidth - pre.clientWidth} px too wide: "${words(pre)}"`);
       for (const line of pre.querySelectorAll(".line"))
         if (line.scrollWidth > line.clientWidth + 1) say(`a line is too wide: "${words(line)}"`);
     }
+    const body = frame.querySelector(".body");
+    if (body.scrollHeight > body.clientHeight + 1)
+      say(`the text is ${body.scrollHeight - body.clientHeight} px too high`);
     for (const drawing of frame.querySelectorAll("svg[role=img]")) {
       const shown = drawing.getBoundingClientRect(), view = drawing.viewBox.baseVal;
-      const zoom = shown.width / view.width / scale;
+      const zoom = Math.min(shown.width / view.width, shown.height / view.height) / scale;
       for (const node of drawing.querySelectorAll("text")) {
         inside(node, "a label");
         const size = parseFloat(node.getAttribute("font-size")) * zoom;
-        if (size < 13) say(`a label of ${size.toFixed(1)} px is too small: "${words(node)}"`);
+        if (size < 19.5) say(`a label of ${size.toFixed(1)} px is too small: "${words(node)}"`);
       }
+    }
+    for (const node of frame.querySelectorAll("p, li, td, th, code, small, figcaption, .where")) {
+      const size = parseFloat(getComputedStyle(node).fontSize);
+      if (size < 20) say(`text of ${size} px is too small: "${words(node)}"`);
     }
     const drawn = [...frame.querySelectorAll(".body > *, .body > .part > *, .columns > div > *")];
     for (const [i, a] of drawn.entries())

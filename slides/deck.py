@@ -32,7 +32,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from . import charts, diagrams, figures, memory
+from . import charts, diagrams, figures, ideas, ideas_memory, memory
 from .facts import filled
 from .sources import ROOT, BuildError, Line, as_html, difference, font_size, trimmed
 from .stops import Walk
@@ -42,8 +42,11 @@ MINUTES = (35, 55)
 
 FIGURES: dict[str, Callable[..., str]] = {
     "steps": figures.steps, "words": figures.words, "rows": memory.rows, "pages": memory.pages,
-    "pool": memory.pool, "tree": memory.tree, "growth": charts.growth,
-    "roofline": charts.roofline, "lanes": charts.lanes,
+    "tree": memory.tree, "growth": charts.growth,
+    "roofline": charts.roofline, "lanes": charts.lanes, "triangle": ideas.triangle,
+    "streaming": ideas.streaming, "tiles": ideas.tiles, "futures": ideas.futures,
+    "same-memory": ideas_memory.same_memory, "translation": ideas_memory.translation,
+    "split": ideas_memory.split, "shared": ideas_memory.shared,
 }  # fmt: skip
 
 
@@ -181,7 +184,7 @@ class Reader:
         if kind == "boxes":
             return diagrams.boxes(body, **options)
         plain, size = body.replace("&", "&amp;").replace("<", "&lt;"), font_size(body.splitlines())
-        return f'<pre class="plain"><code style="font-size: {size}px">{plain}</code></pre>'
+        return f'<pre class="plain"><code style="--size: {size}">{plain}</code></pre>'
 
     def _code(self, lines: list[Line], place: str, title: str) -> str:
         self.code_lines += sum(line.kind != "del" for line in lines)

@@ -66,21 +66,21 @@ def _call(start: float, end: float, y: float, words: str, is_return: bool) -> li
                     ],
                     "arrow",
                 ),
-                text(start - 44, y + 9, words, "", 19, "end"),
+                text(start - 44, y + 9, words, "", 20, "end"),
             ]
         loop = path(
             [(start, y - 8), (start + 34, y - 8), (start + 34, y + 12), (start + 4, y + 12)],
             "arrow",
         )
-        return [loop, text(start + 44, y + 9, words, "", 19)]
+        return [loop, text(start + 44, y + 9, words, "", 20)]
     inset = 4 if end > start else -4
     kind = "back" if is_return else "arrow"
     middle = (start + end) / 2
-    width = text_width(words, 19) + 10
+    width = text_width(words, 20) + 10
     return [
         line(start, y + 8, end - inset, y + 8, kind),
         rect(middle - width / 2, y - 15, width, 20, "ground", 0),
-        text(middle, y, words, "soft" if is_return else "", 19, "middle"),
+        text(middle, y, words, "soft" if is_return else "", 20, "middle"),
     ]
 
 

@@ -15,39 +15,34 @@ def forwards_of(run: Json) -> list[dict[str, int]]:
     return [batch for step in run["steps"] for batch in step["batches"] if batch]
 
 
-def steps(name: str, first: str = "1", last: str = "", who: str = "") -> str:
+def steps(name: str, first: str = "1", last: str = "", who: str = "", low: str = "") -> str:
     """Draw a column for each step and a row for each request: tokens computed, token sampled.
 
-    `who`: draw only these requests.
+    `who`: draw only these requests. `low`: without sums and reasons of ends.
     """
     run = data(name)
     numbers = range(int(first), int(last or len(forwards_of(run))) + 1)
     names = [name for name in run["prompts"] if name in (who or name)]
-    left, top, height = 66, 34, 104
+    left, top, height = 70, 34, 72 if low else 106
     width = min(200, (WIDTH - left) / len(numbers))
+    bottom = top + len(names) * height
     overlaps = run["milestone"] == "m5_overlap"
-    parts = [text(0, 22, "forward" if overlaps else "step", "soft", 18)]
+    parts = [text(0, 22, "forward" if overlaps else "step", "soft", 20)]
     for column, number in enumerate(numbers):
         x = left + column * width
         batch = forwards_of(run)[number - 1]
-        parts.append(text(x + width / 2, 22, str(number), "soft", 18, "middle"))
+        parts.append(text(x + width / 2, 22, str(number), "soft", 20, "middle"))
         for row, request in enumerate(names):
             y = top + row * height
-            parts += _cell(run, number, request, batch, x + 3, y + 3, width - 6, height - 10)
-        parts.append(
-            text(
-                x + width / 2,
-                top + len(names) * height + 20,
-                f"{_computed(run, batch)}",
-                "strong",
-                20,
-                "middle",
-            )
-        )
+            parts += _cell(run, number, request, batch, x + 3, y + 3, width - 6, bool(low))
+        if not low:
+            count = f"{_computed(run, batch)}"
+            parts.append(text(x + width / 2, bottom + 20, count, "strong", 20, "middle"))
     parts += [chip(22, top + row * height + 27, n, NUMBER[n], 38) for row, n in enumerate(names)]
-    parts.append(text(0, top + len(names) * height + 20, "tokens", "soft", 18))
+    if not low:
+        parts.append(text(0, bottom + 20, "tokens", "soft", 20))
     right = left + len(numbers) * width
-    return picture(right, top + len(names) * height + 30, parts, f"The steps of {name}")
+    return picture(right, bottom + (2 if low else 30), parts, f"The steps of {name}")
 
 
 def _computed(run: Json, batch: dict[str, int]) -> int:
@@ -56,7 +51,7 @@ def _computed(run: Json, batch: dict[str, int]) -> int:
 
 
 def _cell(
-    run: Json, number: int, who: str, batch: dict[str, int], x: float, y: float, w: float, h: float
+    run: Json, number: int, who: str, batch: dict[str, int], x: float, y: float, w: float, low: bool
 ) -> list[str]:
     before = run["steps"][number - 2]["requests"][who] if number > 1 else {"state": "waiting"}
     after = run["steps"][number - 1]
@@ -67,12 +62,12 @@ def _cell(
         word, kind = ("stalls", "stall") if before["state"] == "decode" else ("waits", "idle")
         if who in after["retracted"] and state == "waiting":
             word, kind = "retracted", "stall"
-        size = min(17, 0.9 * w / text_width(word, 1))
+        size = 20
         return [rect(x, y, w, 44, kind), text(x + w / 2, y + 28, word, "soft", size, "middle")]
     if before["state"] in ("stop", "length"):
         return [
             rect(x, y, w, 44, "stall"),
-            text(x + w / 2, y + 29, "dropped", "hot-ink", min(17, w / 4.2), "middle"),
+            text(x + w / 2, y + 29, "dropped", "hot-ink", 20, "middle"),
         ]
     count = batch[who]
     kind = "output" if count == 1 and before["state"] == "decode" else "computed"
@@ -82,20 +77,21 @@ def _cell(
     if share < w:
         parts.append(rect(x + share, y, w - share, 44, "padding"))
     parts.append(text(x + share / 2, y + 30, str(count), "on strong", 22, "middle"))
-    return [*parts, *_said(after, who, x, y, w)]
+    return [*parts, *_said(after, who, x, y, w, low)]
 
 
-def _said(after: Json, who: str, x: float, y: float, w: float) -> list[str]:
+def _said(after: Json, who: str, x: float, y: float, w: float, low: bool) -> list[str]:
     """Draw the sampled token below its box: "stop" if it ended the text and is no part of it."""
     state = after["requests"][who]["state"]
     said = after["said"].get(who, "")
     ended = state in ("stop", "length")
     words = said.strip() if said else ("stop" if ended else "no token")
     kind = "output-ink strong" if said else "soft"
-    size = min(21.0, w / max(1, text_width(words, 1)))
+    size = max(20.0, min(22.0, w / max(1, text_width(words, 1))))
     parts = [text(x + w / 2, y + 67, words, kind, size, "middle")]
-    if ended:
-        parts.append(text(x + w / 2, y + 87, f"ends: {state}", "soft", min(17, w / 5), "middle"))
+    if ended and not low:
+        reason = f"ends: {state}" if w > 125 else state
+        parts.append(text(x + w / 2, y + 90, reason, "soft", 20, "middle"))
     return parts
 
 
@@ -113,6 +109,6 @@ def words(name: str) -> str:
                 text(x + width / 2 - 2, y + 28, shown, "on", 20, "middle"),
             ]
             x += width
-        parts.append(text(x + 8, y + 28, f"{len(tokens)} tokens", "soft", 18))
+        parts.append(text(x + 8, y + 28, f"{len(tokens)} tokens", "soft", 20))
         y += 56
     return picture(WIDTH, y, parts, "The three prompts, token by token")

@@ -20,10 +20,10 @@ def rows(name: str, *numbers: str) -> str:
         owners = {r["row"]: (w, r) for w, r in after["requests"].items() if _runs(r)}
         used = sum(r["computed"] for _, r in owners.values())
         words_ = f"after step {number}: {used} of {len(owners) * length} reserved slots written"
-        parts.append(text(0, y + 18, words_, "", 19))
+        parts.append(text(0, y + 18, words_, "", 20))
         for row in range(count):
             top = y + 28 + row * 32
-            parts.append(text(0, top + 20, f"row {row}", "soft", 17))
+            parts.append(text(0, top + 20, f"row {row}", "soft", 20))
             who, request = owners.get(row, ("", {"computed": 0}))
             for slot in range(length):
                 x = 98 + slot * size
@@ -31,7 +31,7 @@ def rows(name: str, *numbers: str) -> str:
                 style = hue(NUMBER[who]) if kind == "chip" else ""
                 parts.append(rect(x, top, size - 3, 26, kind, 3, style))
             if who:
-                parts.append(chip(78, top + 13, who, NUMBER[who], 26))
+                parts.append(chip(78, top + 13, who, NUMBER[who], 28))
         y += 44 + 32 * count
     return picture(98 + length * size, y, parts, f"Rows of the KV cache in {name}")
 
@@ -45,76 +45,35 @@ def pages(name: str, *numbers: str) -> str:
     run = data(name)
     total, parts, y, size = run["config"]["num_pages"] + 1, list[str](), 26.0, 48.0
     size = min(size, (WIDTH - 130) / total)
-    parts += [text(130 + (p + 0.5) * size, 18, str(p), "soft", 15, "middle") for p in range(total)]
+    parts += [text(130 + (p + 0.5) * size, 18, str(p), "soft", 20, "middle") for p in range(total)]
     for number in map(int, numbers):
         after = run["steps"][number - 1]
         held = {page for table in after["tables"].values() for page in table}
-        parts.append(text(0, y + 27, f"after {number}", "", 19))
+        parts.append(text(0, y + 27, f"after {number}", "", 22))
         for page in range(total):
             x, who = 130 + page * size, after["pages"].get(str(page))
             box = (x + 2, y + 2, size - 4, 36.0)
             if page == 0:
                 parts += [
                     rect(*box, "padding"),
-                    text(x + size / 2, y + 26, "#", "soft", 18, "middle"),
+                    text(x + size / 2, y + 26, "#", "soft", 20, "middle"),
                 ]
             elif who == "tree":
                 kind = "locked" if page in held else "cached"
                 mark = "".join(sorted(w for w, t in after["tables"].items() if page in t))
                 parts += [
                     rect(*box, kind),
-                    text(x + size / 2, y + 26, mark, f"{kind}-ink strong", 18, "middle"),
+                    text(x + size / 2, y + 26, mark, f"{kind}-ink strong", 20, "middle"),
                 ]
             elif who is None:
                 parts.append(rect(*box, "idle"))
             else:
                 parts += [
                     rect(*box, "chip", 4, hue(NUMBER[who])),
-                    text(x + size / 2, y + 26, who, "chip-ink strong", 18, "middle"),
+                    text(x + size / 2, y + 26, who, "chip-ink strong", 20, "middle"),
                 ]
         y += 46
     return picture(130 + total * size, y + 4, parts, f"Pages in {name}")
-
-
-def pool(name: str, number: str) -> str:
-    """Draw the page table after a step, with the tokens in each page."""
-    run = data(name)
-    after, page_size = run["steps"][int(number) - 1], run["config"]["page_size"]
-    parts, y = list[str](), 0.0
-    for who, table in after["tables"].items():
-        said = "".join(s["said"].get(who, "") for s in run["steps"][: int(number)])
-        tokens = [*run["prompts"][who], *(" " + w for w in said.replace(",", " ,").split())]
-        computed = after["requests"][who]["computed"]
-        parts.append(chip(18, y + 44, who, NUMBER[who], 34))
-        x, width = 50.0, min(158.0, (WIDTH - 50) / max(len(t) for t in after["tables"].values()))
-        for index, page in enumerate(table):
-            parts += [
-                rect(x, y, width - 8, 84, "frame", 6),
-                text(x + 10, y + 23, f"page {page}", "soft", 17),
-            ]
-            for offset in range(page_size):
-                position = index * page_size + offset
-                w = (width - 20) / page_size
-                slot = x + 6 + offset * w
-                written = position < computed
-                parts.append(
-                    rect(
-                        slot,
-                        y + 32,
-                        w - 2,
-                        44,
-                        "chip" if written else "padding",
-                        4,
-                        hue(NUMBER[who]),
-                    )
-                )
-                if written:
-                    word = tokens[position].strip() or "␣"
-                    size = min(18, (w + 2) / text_width(word, 1))
-                    parts.append(text(slot + w / 2 - 1, y + 59, word, "chip-ink", size, "middle"))
-            x += width
-        y += 102
-    return picture(WIDTH, y, parts, f"Page table and pages after step {number} of {name}")
 
 
 def tree(name: str, number: str) -> str:
@@ -127,7 +86,7 @@ def tree(name: str, number: str) -> str:
     parts: list[str] = []
     bottom = _branch(nodes, children, 0, 92, 0, parts)
     height = max(bottom, 84)
-    parts.append(rect(0, 20, 64, 44, "frame", 6) + text(32, 48, "root", "soft", 18, "middle"))
+    parts.append(rect(0, 20, 64, 44, "frame", 6) + text(32, 48, "root", "soft", 20, "middle"))
     return picture(WIDTH, height, parts, f"Radix tree after step {number} of {name}")
 
 
@@ -152,8 +111,8 @@ def _branch(
         parts += [
             rect(x, y + 6, width, 72, kind, 6),
             text(x + 12, y + 34, node["text"].strip(), f"{kind}-ink strong", size),
-            text(x + 12, y + 62, "pages " + " ".join(map(str, node["pages"])), f"{kind}-ink", 19),
-            text(x + width - 12, y + 62, f"locks {node['locks']}", f"{kind}-ink", 19, "end"),
+            text(x + 12, y + 62, "pages " + " ".join(map(str, node["pages"])), f"{kind}-ink", 20),
+            text(x + width - 12, y + 62, f"locks {node['locks']}", f"{kind}-ink", 20, "end"),
         ]
         y = max(y + 92, _branch(nodes, children, int(key), x + width + 28, y, parts))
     return y

@@ -24,6 +24,7 @@ from common.tracing.data import Frame, Span, State, TraceData
 from common.tracing.trace import Trace
 
 from .freshness import ROOT, fingerprint, sources_of
+from .record_ideas import IDEAS, PAGED, ROWS, mixed_lengths
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
 DATA = ROOT / "slides" / "data"
@@ -34,7 +35,7 @@ Json = dict[str, Any]
 def record(name: str) -> None:
     """Make one file of `slides/data/`: run the engines and write the result."""
     milestones, make = RUNS[name]
-    sources = sources_of(*milestones)
+    sources = sources_of(*milestones) + ["slides/record_ideas.py"] * (name in IDEAS)
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1, ensure_ascii=False)
@@ -88,7 +89,10 @@ def _step(names: list[str], frame: Frame, state: State) -> Json:
         "retracted": [names[i] for i in frame.retracted],
         "waiting": [names[i] for i in state.waiting],
         "said": {names[i]: r["text"] for i, r in frame.requests.items() if r.get("text")},
-        "requests": {names[i]: dict(r) for i, r in state.requests.items()},
+        "requests": {
+            names[i]: {key: value for key, value in r.items() if key != "node"}
+            for i, r in state.requests.items()
+        },
         "pages": {page: owner[who] for page, who in sorted(state.pages.items())},
         "nodes": {number: dict(node) for number, node in state.nodes.items()},
         "stats": dict(state.stats),
@@ -111,7 +115,10 @@ def growth(_name: str) -> Json:
 
 
 def linears(_name: str) -> Json:
-    """Measure the milliseconds of all linear layers of the embedded model by rows."""
+    """Measure the milliseconds of all linear layers of the embedded model by rows.
+
+    The roofs beside them are those of `ladder.json`: measured without the model.
+    """
     model = load_model(EngineConfig(), plain=True).model
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     packing = choose(max(layers, key=lambda layer: layer.weight.numel()))
@@ -132,15 +139,12 @@ def linears(_name: str) -> Json:
     rows = [1, 4, 8, 16, 32, 48]
     with torch.inference_mode():
         ms = [round(milliseconds(n), 1) for n in rows]
-        many = milliseconds(512)
     return {
         "machine": machine(),
         "rows": rows,
         "ms": ms,
         "weights_gb": numbers * 4 / 1e9,
-        "gb_per_second": numbers * 4 / 1e6 / ms[0],
         "gflop_per_row": 2 * numbers / 1e9,
-        "gflop_per_second": 512 * 2 * numbers / 1e6 / many,
     }
 
 
@@ -162,13 +166,10 @@ def counters(milestone: str, workload: Workload, **config: Any) -> Json:
 
 def memory(_name: str) -> Json:
     """Run 24 requests of mixed length on m2 and m3, in KV memory for four rows of 320 tokens."""
-    prompts = [[1 + (i * 7 + j) % 250 for j in range(20 + 9 * (i % 7))] for i in range(24)]
-    workload = Workload(prompts, [12 + 11 * (i % 5) for i in range(24)], ignore_eos=True)
-    paged: Json = {"max_num_seqs": 32, "page_size": 4, "num_pages": 320}
     return {
         "memory_tokens": 4 * 320,
-        "m2_continuous": counters("m2_continuous", workload, max_num_seqs=4, max_model_len=320),
-        "m3_paged": counters("m3_paged", workload, max_model_len=320, **paged),
+        "m2_continuous": counters("m2_continuous", mixed_lengths(), **ROWS),
+        "m3_paged": counters("m3_paged", mixed_lengths(), **PAGED),
     }
 
 
@@ -236,4 +237,5 @@ RUNS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
     "m3_memory": (("m2_continuous", "m3_paged"), memory),
     "m4_reuse": (("m3_paged", "m4_radix"), reuse),
     "m5_lanes": (("m5_overlap",), lanes),
+    **IDEAS,
 }

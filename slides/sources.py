@@ -7,6 +7,7 @@ commands below the symbol, one per line. The build fails if the code lacks the t
     cut: first .. last   replace these lines by an ellipsis (`cut: line` for one line)
     drop: first .. last  leave these lines out
     from: line           begin at this line
+    bare: line           leave out the comment at the end of this line
     mark: first .. last  highlight these lines and dim the others
 """
 
@@ -93,6 +94,9 @@ def _apply(place: str, code: list[Line], verb: str, what: str) -> list[Line]:
         for line in code[begin : end + 1]:
             line.kind = "mark"
         return code
+    if verb == "bare":
+        code[begin].text = code[begin].text.partition("  #")[0]
+        return code
     if verb == "from":
         return [Line(_indent(code[begin].text) + ELLIPSIS), *code[begin:]] if begin else code
     if verb in ("cut", "drop"):
@@ -147,14 +151,14 @@ def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
         parts.append(f'<span class="line {line.kind}"{name}>{signs}{row or " "}</span>')
     size = font_size([line.text for line in code])
     title = f"<figcaption>{caption}</figcaption>" if caption else ""
-    inner = f'<pre><code style="font-size: {size}px">{"".join(parts)}</code></pre>'
+    inner = f'<pre><code style="--size: {size}">{"".join(parts)}</code></pre>'
     return f'<figure class="code">{title}{inner}</figure>'
 
 
-def font_size(lines: list[str], width: float = 1090, height: float = 400) -> int:
-    """Return the largest size, from 18 to 24 pixels, at which the code fits beside some text."""
+def font_size(lines: list[str], width: float = 1090, height: float = 430) -> int:
+    """Return the largest size, from 20 to 24 pixels, at which the code fits beside some text."""
     widest = max(map(len, lines))
-    return int(max(18, min(24, width / (0.602 * widest), height / (1.34 * len(lines)))))
+    return int(max(20, min(24, width / (0.602 * widest), height / (1.34 * len(lines)))))
 
 
 def _is_diff(code: list[Line]) -> bool:

@@ -17,6 +17,9 @@ GAPS = r"With (\d+) requests, that gap is (\d+) µs .*?in this milestone it is (
 TOKENS = r"computes (\d+) prompt tokens, and it has computed (\d+) of them before"
 
 
+BUSY = r"busy ([\d.]+)% of steady decode\. In the serial loop it is busy (\d+)%"
+
+
 def handout(milestone: str) -> str:
     return (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
 
@@ -53,6 +56,13 @@ def test_the_gaps_of_m5_1_are_those_of_the_table() -> None:
     size, below, here = numbers(GAPS, text)
     [row] = [row for row in table(text, "| running |") if row["running"] == size]
     assert (below, here) == (row["m4 gap"], row["m5 gap"])
+
+
+def test_the_lanes_of_m5_are_those_of_the_slides() -> None:
+    """One experiment has one number everywhere: the handout reads the run of the slides."""
+    run = json.loads((ROOT / "slides/data/m5_lanes.json").read_text(encoding="utf-8"))
+    overlapped, serial = (100 * run[loop]["busy"] for loop in ("overlapped", "serial"))
+    assert numbers(BUSY, handout("m5_overlap")) == [f"{overlapped:.1f}", f"{serial:.0f}"]
 
 
 def test_the_tokens_of_m4_1_are_those_of_the_table() -> None:

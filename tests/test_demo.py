@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import io
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from common import EngineConfig, EngineStats, load_model
+from common import EngineConfig, EngineStats, TokensPrompt, load_model
 from common.displays import comparison
+from common.displays.dashboard import Dashboard
 from common.displays.workload import Workload, WorkloadResult
+from common.tracing.data import TraceData
 from milestones.chain import load, package
-from tests.conftest import MILESTONES, ROOT
+from tests.conftest import MILESTONES, ROOT, build_engine
+from tests.oracle import greedy
 
 DemoHere = Callable[..., tuple[str | int | None, str, str]]
 
@@ -190,3 +197,45 @@ def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> 
     assert len(loop.result.forward_seconds) >= 6 and min(loop.result.forward_seconds) > 0.0009
     with pytest.raises(AssertionError, match="I1: the replay gave"):
         recording.check(workload, WorkloadResult([[1]] * 5, 1.0, []))
+
+
+@pytest.mark.since("m2_continuous")
+def test_the_screen_fits_a_terminal(milestone: str) -> None:
+    """All requests of the demo and all panels fit 100 columns and 40 lines, in every step."""
+    demo = importlib.import_module(f"{milestone}.demo.panels")
+    config: dict[str, Any] = {"max_num_seqs": 6, "page_size": 8, "num_pages": 256}
+    engine: Any = build_engine(milestone, **config)
+    with Console(width=100, height=40, file=io.StringIO()) as console:
+        panels = demo.Panels(engine, console)
+        if milestone == MILESTONES[-1]:
+            lanes = importlib.import_module(f"{milestone}.demo.lanes")
+            panels = lanes.LivePanels(engine, TraceData({}, 0.0), console)
+        dashboard = Dashboard(engine, "requests", console, panels, True, panels.num_lines)
+        for number in range(12):
+            prompt = [*range(1, 90), 100 + number]
+            engine.add_request(prompt, greedy(6, ignore_eos=True), f"r{number}")
+            dashboard.add(f"r{number}", f"question {number}")
+        states = set()
+        while engine.has_unfinished_requests():
+            dashboard.step()
+            lines = console.render_lines(dashboard.render(), console.options)
+            assert len(lines) <= 40, f"{len(lines)} lines"
+            states |= {entry.state for entry in dashboard.entries.values() if entry.row is not None}
+    assert states == {"running"}, "a request with memory runs"
+    engine.close()
+
+
+@pytest.mark.before("m2_continuous")
+def test_a_race_gives_both_sides_the_same_time(milestone: str) -> None:
+    race = importlib.import_module(f"{milestone}.demo.race")
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    engine_class = importlib.import_module(milestone).LLMEngine
+    engines = [engine_class(EngineConfig(model="tiny-llama"), loaded, use_cache=c) for c in (1, 0)]
+    runners = [race.Runner(name, engine) for name, engine in zip("ab", engines, strict=True)]
+    out = io.StringIO()
+    console = Console(width=100, file=out)
+    prompt = TokensPrompt(prompt_token_ids=[1, 2, 3, 4, 5])
+    race.race(runners, prompt, greedy(6, ignore_eos=True), console, check=True)
+    assert [runner.computed for runner in runners] == [10, 45]
+    assert runners[0].final.outputs[0].token_ids == runners[1].final.outputs[0].token_ids
+    assert "a: 10 tokens computed" in out.getvalue() and "b: 45 tokens" in out.getvalue()

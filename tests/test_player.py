@@ -6,6 +6,7 @@ Chromium these tests are skipped. With LADDER_BROWSER=1 in the environment they 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from common.tracing.chrome import chrome_trace
 from common.tracing.data import State, TraceData
 from common.tracing.player import TEMPLATE, player_html
 from common.tracing.trace import Trace
@@ -107,9 +109,44 @@ def test_a_step_is_shown_as_it_was(tmp_path: Path) -> None:
     owners = re.findall(r'title="page \d+: ([^"]*)"', made)
     for number, info in enumerate(trace.requests):
         assert owners.count(info.request_id) == list(state.pages.values()).count(number)
+    shared = {number for number, request in state.requests.items() if request.get("node")}
+    readers = [owner for owner in owners if owner.startswith("tree, in use: ")]
+    names = {name for owner in readers for name in owner.partition(": ")[2].split(", ")}
+    assert names == {f"r{number}" for number in shared}
     tree = sum(owner == "tree" for owner in state.pages.values())
     assert sum(owner.startswith("tree") for owner in owners) == tree
     assert made[made.index('id="nodes"') :].count('class="node ') == len(state.nodes)
+
+
+def test_a_step_with_two_launches_keeps_both(tmp_path: Path) -> None:
+    """The first call of `step` launches two steps. A request may be in both of them."""
+    trace = trace_of(MILESTONES[-1])
+    first, second = trace.frames[1].batches
+    (both,) = [number for number in first if number in second][:1]
+    made = dom(tmp_path, player_html(trace), "#step=1")
+    said = text_of(made, "says")
+    assert " tokens in 2 forwards computed: " in said
+    assert f"{first[both]}, then {second[both]} of r{both}" in said or second[both] == 1
+    tokens = [
+        event["args"]["tokens"]
+        for event in chrome_trace(trace)["traceEvents"]
+        if event["name"] == "schedule" and event["args"]["step"] == 1
+    ]
+    names = [{f"r{number}": count for number, count in batch.items()} for batch in (first, second)]
+    assert tokens == names
+
+
+def test_siblings_of_the_tree_are_told_apart(tmp_path: Path) -> None:
+    """Two branches that begin with the same words are shown from the word that differs."""
+    trace = trace_of(MILESTONES[-1])
+    nodes = {
+        1: {"parent": 0, "locks": 0, "hits": 1, "pages": [1], "text": "You are a kind tutor"},
+        2: {"parent": 0, "locks": 0, "hits": 1, "pages": [2], "text": "You are a kind judge"},
+    }
+    frame = dataclasses.replace(trace.frames[0], nodes=nodes)
+    made = dom(tmp_path, player_html(dataclasses.replace(trace, frames=[frame])))
+    assert "… tutor" in made and "… judge" in made
+    assert 'title="You are a kind tutor"' in made and text_of(made, "error") == ""
 
 
 def test_a_hash_beyond_the_end(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from milestones.course.diff.lesson import lesson
-from slides import build, charts, facts, record, sources, workloads
+from slides import build, charts, facts, record, record_ideas, sources, workloads
 from slides.browser import MISSING, Browser, find
 from slides.deck import Deck, Reader, exists
 from slides.page import page
@@ -101,6 +101,13 @@ def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.Monke
         path, deck = next(iter(built.items()))
         build.print_pdf(browser, path, deck)
         assert "Welcome" in speaker_view(browser, path)
+        for answers in ("yes", "no"):
+            browser.open(f"{path.as_uri()}?print-pdf&answers={answers}")
+            visible = browser.evaluate(
+                "[...document.querySelectorAll('.predict .answer')].map(answer =>"
+                " getComputedStyle(answer).visibility)"
+            )
+            assert visible and set(visible) == {{"yes": "visible", "no": "hidden"}[answers]}
         # The check can fail: it finds a text that leaves its slide, and code that is too small.
         browser.open(path.as_uri())
         browser.evaluate(
@@ -199,6 +206,15 @@ def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> 
     name = {"memory": "m3_memory", "reuse": "m4_reuse"}[make.__name__]
     shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
     again = json.loads(json.dumps(make(name)))
+    assert again == {key: shown[key] for key in again}
+
+
+@pytest.mark.parametrize("name", record_ideas.IDEAS)
+def test_the_central_pictures_show_what_the_engines_do(name: str) -> None:
+    """Another run gives the same states and placeholders, and the same scores up to rounding."""
+    shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
+    again = json.loads(json.dumps(record_ideas.IDEAS[name][1](name)))
+    assert again.pop("scores", None) == pytest.approx(shown.pop("scores", None), abs=0.011)
     assert again == {key: shown[key] for key in again}
 
 

@@ -74,6 +74,10 @@ def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> Non
         own = [page for page in kv_cache.pages_of(request) if page not in cached]
         number = int(request.request_id[1:])
         assert sorted(own) == sorted(p for p, owner in state.pages.items() if owner == number)
+        held = state.requests[number].get("node")
+        assert (held is None) == (tree is None or kv_cache.last_nodes[request.row] is tree.root)
+        if held is not None:
+            assert state.nodes[held]["pages"] == kv_cache.last_nodes[request.row].pages
     assert len(state.nodes) == len(nodes)
     gone = [n for frame in trace.data.frames for n, change in frame.nodes.items() if not change]
     assert gone or tree is None or engine.has_unfinished_requests(), "nothing was evicted"

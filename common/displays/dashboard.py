@@ -144,6 +144,8 @@ class Dashboard:
         for request_id, entry in self.entries.items():
             request = requests.get(request_id)
             entry.row = request.row if request else None
+            if entry.row is not None and entry.state == "waiting":
+                entry.state = "running"  # it has memory, but no token yet
             if request is not None and entry.row is None and entry.state == "running":
                 entry.state = "waiting"
                 self._line(f"{request_id} is retracted: it waits to be computed again")

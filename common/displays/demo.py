@@ -92,7 +92,8 @@ def _build(
     build: Callable[[EngineConfig], Engine], config: EngineConfig, console: Console
 ) -> Engine:
     try:
-        return build(config)
+        with console.status(f"loading {config.model} …"):
+            return build(config)
     except EmbeddedModelMissingError as missing:
         console.print(f"{missing}\nThe demo uses a tiny random model instead: its text is noise.")
         return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))

@@ -8,6 +8,7 @@ requests     r0       | waiting | prefill | decode     |     one lane for each r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,14 +53,16 @@ def _names(data: TraceData) -> Iterator[Event]:
 def _lanes(data: TraceData) -> Iterator[Event]:
     batches = {frame.step: frame.batches for frame in data.frames}
     ids = [request.request_id for request in data.requests]
+    seen: Counter[tuple[str, int]] = Counter()  # a step may have two schedules and two forwards
     for lane, spans in ((CPU, data.spans), (FORWARD, data.forwards)):
         for span in spans:
             args: dict[str, Any] = {"step": span.step}
             if span.name in ("schedule", "forward"):
+                of_step = batches.get(span.step, [])
+                own = of_step[seen[span.name, span.step] :][:1]
+                seen[span.name, span.step] += 1
                 args["tokens"] = {
-                    ids[number]: tokens
-                    for batch in batches.get(span.step, [])
-                    for number, tokens in batch.items()
+                    ids[number]: tokens for batch in own for number, tokens in batch.items()
                 }
             yield _span(data, span.name, ENGINE, lane, span.start, span.end, args)
 

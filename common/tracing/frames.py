@@ -65,11 +65,11 @@ class Observer:
             frame.waiting = waiting
         stats = asdict(self.engine.stats())
         frame.stats = changed(self._before.stats, stats)
-        frame.requests = self._requests()
         if hasattr(self.kv_cache, "table"):
             frame.pages = self._pages()
         if self.radix_cache is not None:
             frame.nodes = self._tree()
+        frame.requests = self._requests()
         self._before.apply(frame)
         return frame
 
@@ -89,6 +89,7 @@ class Observer:
                     "tokens": request.num_tokens,
                     "computed": request.num_computed_tokens,
                     "cached": request.num_cached_tokens or 0,
+                    "node": self._node_of(request),
                 },
             )
             if text := request.text.visible[len(before["text"]) :]:
@@ -99,6 +100,12 @@ class Observer:
                 self._row_owners[request.row] = number
             self._note_times(request, self.requests[number])
         return changes
+
+    def _node_of(self, request: Request) -> int | None:
+        """Return the tree node that ends the prefix that a request holds. None: it holds none."""
+        if self.radix_cache is None or request.row is None:
+            return None
+        return self._nodes.get(self.kv_cache.last_nodes[request.row])
 
     def _note_times(self, request: Request, info: RequestInfo) -> None:
         info.first_token = request.first_token_time

@@ -15,6 +15,7 @@ from .panels import Panels
 PAGE_SIZE = 4  # tokens
 ROWS_BELOW = 4  # requests that the milestone below holds in the same memory
 MAX_MODEL_LEN = 320
+LIVE_PAGES = 128  # so few that a request is retracted; the comparison has more
 FIGURES: dict[str, Figure] = {
     "requests in flight at once": lambda r: str(r.most_running),
     "padding tokens computed": counter("padding_tokens"),
@@ -29,13 +30,15 @@ def main() -> None:
     console = make_console(args)
     config = EngineConfig(
         model=args.model, device=args.device, max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=32, page_size=PAGE_SIZE, num_pages=ROWS_BELOW * MAX_MODEL_LEN // PAGE_SIZE,
+        max_num_seqs=32, page_size=PAGE_SIZE, num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:
         arrivals = Arrivals(questions(args.requests), burst=6, every=3)
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)
-        paged = workload_of(engine, prompts, args)
+        live = workload_of(engine, prompts, args)
+    pages = ROWS_BELOW * MAX_MODEL_LEN // PAGE_SIZE
+    paged = replace(live, config={**live.config, "num_pages": pages})
     rows = replace(paged, config={**paged.config, "max_num_seqs": ROWS_BELOW})
     results = run_milestones({"m2_continuous": rows, "m3_paged": paged}, console)
     title = f"all requests at once, in a KV memory of {ROWS_BELOW * MAX_MODEL_LEN} tokens"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from string import ascii_lowercase
+from string import ascii_uppercase
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from common import Request
 from common.displays.dashboard import bar
 
 from .. import LLMEngine
@@ -26,12 +27,16 @@ class Panels:
     def __init__(self, engine: LLMEngine, console: Console) -> None:
         self.engine = engine
         self.console = console
-        self.tree_lines = max(4, console.height // 3)
+        self.tree_lines = max(4, console.height // 5)
+        self.num_evicted = 0
+        self._count_evictions()
 
     @property
     def num_lines(self) -> int:
         """Return the number of screen lines that the panels take."""
-        return self.tree_lines + self.engine.config.max_num_seqs + 9
+        cells = self.engine.scheduler.kv_cache.allocator.num_pages + 1
+        pages = -(-cells // max(1, self.console.width - 4))
+        return self.tree_lines + self.engine.config.max_num_seqs + pages + 7
 
     def __call__(self) -> Iterable[RenderableType]:
         """Return what each request found in the cache, the tree, and the owner of each page."""
@@ -43,7 +48,7 @@ class Panels:
                 request.num_output_tokens, "+", "cyan",
             )  # fmt: skip
             shares = [(count / BAR_TOKENS, mark, style) for count, mark, style in parts]
-            name = f"{self._letter(request.row)} {request.request_id}"
+            name = f"{self._letter(request)} {request.request_id}"
             table.add_row(name, bar(shares, self.console.width - 12))
         title = "tokens: = cached # computed + generated"
         yield Panel(table, title=title, title_align="left")
@@ -53,7 +58,7 @@ class Panels:
         reused, computed = stats.cached_prompt_tokens, stats.prefill_tokens
         yield Text(
             f"{reused} prompt tokens reused, {computed} computed: hit rate "
-            f"{reused / max(1, reused + computed):.0%}"
+            f"{reused / max(1, reused + computed):.0%} · {self.num_evicted} pages evicted"
         )
 
     def _tree(self) -> Tree:
@@ -82,15 +87,30 @@ class Panels:
         kv_cache = self.engine.scheduler.kv_cache
         cells = [("·", "dim")] * (kv_cache.allocator.num_pages + 1)
         cells[PADDING_PAGE] = ("#", "dim")
+        owners = {request.row: request for request in self.engine.scheduler.running}
         for row, pages in enumerate(kv_cache.table.rows):
             for page in pages:
-                cells[page] = (self._letter(row), "yellow")
+                cells[page] = (self._letter(owners.get(row)), "yellow")
         for node in kv_cache.radix_cache.nodes():
             for page in node.pages:
                 cells[page] = ("=", "bold cyan") if node.lock_count else ("-", "green")
-        title = "pages: a b … requests, = tree in use, - cached, · free, # padding"
+        title = "pages: A B … requests, = tree in use, - cached, · free, # padding"
         return Panel(Text.assemble(*cells), title=title, title_align="left")
 
-    def _letter(self, row: int | None) -> str:
-        """Return the letter of the row that a request runs in."""
-        return " " if row is None else ascii_lowercase[row % 26]
+    def _letter(self, request: Request | None) -> str:
+        """Return the letter of a request, as in the player: A is r0. None: it has ended."""
+        if request is None:
+            return "x"
+        return ascii_uppercase[int(request.request_id[1:]) % 26]
+
+    def _count_evictions(self) -> None:
+        """Count the pages that the tree gives up from now on."""
+        radix_cache = self.engine.scheduler.kv_cache.radix_cache
+        evict = radix_cache.evict
+
+        def counted(num_pages: int) -> list[int]:
+            pages = evict(num_pages)
+            self.num_evicted += len(pages)
+            return pages
+
+        vars(radix_cache)["evict"] = counted

@@ -13,7 +13,7 @@ from milestones.soak.answers import uniform
 
 
 def adjusted(
-    logits: Sequence[float],
+    logits: Sequence[float] | np.ndarray,
     prompt: Sequence[int],
     output: Sequence[int],
     params: SamplingParams,

@@ -42,7 +42,7 @@ def kept_by_sorting(logits: torch.Tensor, params: SamplingParams) -> list[int]:
     order = order[: params.top_k or None]
     total = sum(weight[token] for token in order)
     share = min(math.ceil(total * params.top_p), total) if params.top_p < 1 else math.inf
-    before, kept = 0, []
+    before, kept = 0, list[int]()
     for token in order:
         if kept and before >= share:
             break

@@ -141,7 +141,7 @@ def _run(mistake: Callable[[Any], None]) -> Json:
     mistake(engine)
     model = engine.loaded.model
     model.forward = lambda **inputs: SimpleNamespace(
-        logits=torch.zeros(1, len(inputs["logits_to_keep"]), model.config.vocab_size)
+        logits=torch.zeros(1, _rows(inputs), model.config.vocab_size)
     )
     with engine, Trace(engine) as trace:
         for i in range(16):
@@ -159,6 +159,12 @@ def _run(mistake: Callable[[Any], None]) -> Json:
         "host": [_row(s, start) for s in host if s.name in ("launch", "process", "wait")],
         "busy": round(sum(s.end - s.start for s in window) / (end - start), 4),
     }
+
+
+def _rows(inputs: Json) -> int:
+    """Return the number of rows of logits that a forward is asked for. 0 stands for all."""
+    kept = inputs["logits_to_keep"]
+    return inputs["input_ids"].shape[1] if isinstance(kept, int) else len(kept)
 
 
 def _row(span: Span, origin: float) -> Json:

@@ -168,6 +168,6 @@ def test_a_failed_step_leaves_nothing_behind(make_engine: EngineFactory) -> None
         if len(forwards) == 4:
             raise RuntimeError("a failure after the layers")
 
-    with loaded.model.model.norm.register_forward_pre_hook(fail):  # type: ignore[attr-defined]
+    with loaded.model.model.norm.register_forward_pre_hook(fail):
         assert answers(engine) == expected
     assert len(forwards) > 4

@@ -111,7 +111,11 @@ INLINE void line_of(Format f, const Group *g, int64_t i, vec *weights)
         if (f.bits == 8)
             quantum = load_bytes(g->quanta + i * PANEL + at);
         else
-            quantum = load_bytes(g->quanta + i / 2 * PANEL + at) >> 4 * (i % 2) & 15;
+            quantum = load_bytes(g->quanta + i / 2 * PANEL + at);
+        if (f.bits < 8 && i % 2)
+            quantum >>= 4;
+        else if (f.bits < 8)
+            quantum &= 15;
         if (f.bits == 5)
             quantum |= lanes_of(rest + i * PANEL / 8, half) & 16;
         if (f.bits == 6)

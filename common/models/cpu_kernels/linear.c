@@ -74,7 +74,7 @@ INLINE void multiply_stored(
         for (int64_t byte = 0; byte < group_bytes(f); byte += 64)
             __builtin_prefetch(g.quanta + AHEAD + byte);
         int64_t count = f.bits < 16 ? f.inputs : smaller(f.inputs, in - first);
-#pragma GCC unroll 8
+#pragma GCC unroll 32 /* i is then a constant, and so is the place of its bits */
         for (int64_t i = 0; i < count; i++) {
             vec weights[2];
             line_of(f, &g, i, weights);
@@ -97,6 +97,7 @@ INLINE void unpack_as(
     for (int64_t start = 0; start < count; start += f.inputs) {
         Group g = group_of(f, panel, (first + start) / f.inputs);
         int64_t inputs = f.bits < 16 ? f.inputs : smaller(f.inputs, count - start);
+#pragma GCC unroll 32
         for (int64_t i = 0; i < inputs; i++, to += PANEL) {
             vec weights[2];
             line_of(f, &g, i, weights);

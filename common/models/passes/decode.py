@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,10 +37,10 @@ def join_decodes(model: PreTrainedModel) -> int:
     if not layers or not usual or len({layer.parts.heads for layer in layers}) != 1:
         return 0
     if not isinstance(layers[0], _SkippedLayer):
-        steps = DecodeSteps(layers)
+        steps, mixin = DecodeSteps(layers), cast("type[Any]", _SkippedLayer)
         for layer in layers:
             layer.__dict__["steps"] = steps
-            layer.__class__ = subclass(_SkippedLayer, type(layer))
+            layer.__class__ = subclass(mixin, type(layer))
     return len(layers)
 
 

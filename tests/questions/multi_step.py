@@ -27,7 +27,6 @@ def plans(chance: Random) -> Asked:
         scheduler.add_request(request_of("late", [*range(50, 50 + late[0])], late[1]))
         about += f" late {late}"
     steps = plan(scheduler)
-    scheduler.in_flight.retreat()
     pages = [len(scheduler.kv_cache.pages_of(request)) for request in scheduler.running]
     tokens = [len(request.token_ids) for request in scheduler.running]
     yield f"{about} {lengths}", [steps, pages, tokens, len(scheduler.in_flight.batches)]

@@ -139,8 +139,8 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
 
 def lines_of(milestone: str, root: Path) -> dict[str, list[str]]:
     """Return the lines of each Python file of an engine, without its demo."""
-    found = sources(milestone, root).items()
-    found = {name: path for name, path in found if not name.startswith("demo/")}
+    files = sources(milestone, root)
+    found = {name: path for name, path in files.items() if not name.startswith("demo/")}
     return {name: path.read_text("utf-8").splitlines() for name, path in found.items()}
 
 

@@ -47,7 +47,7 @@ def by_text(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
     }
     for (name, text), size in product(texts.items(), map(int, sizes)):
         prompts = [loaded.tokenizer.encode(text.replace("{i}", f"{i}")) for i in range(size)]
-        workload = Workload(prompts, [64] * size, True, {"model": model, "max_num_seqs": 16})
+        workload = Workload(prompts, [48] * size, True, {"model": model, "max_num_seqs": 16})
         plain = measured(lower, workload, loaded=loaded)
         config = EngineConfig(device="cpu", **workload.config)
         with load(milestone).LLMEngine(config, loaded) as engine:
@@ -77,6 +77,6 @@ ELECTIVES = {
             "text", "requests", "steps, m5", "steps", "drafted", "accepted", "tokens/s, m5",
             "tokens/s", "ratio",
         ),
-        by_text, EMBEDDED_MODEL, (1, 4, 16),
+        by_text, EMBEDDED_MODEL, (1, 16),
     ),
 }  # fmt: skip

@@ -19,7 +19,9 @@ MOST_REQUESTS = 8  # with more, a step computes so many tokens that drafts make 
 class Drafting:
     """Asks the drafter, and reserves the memory of what may be accepted."""
 
-    def __init__(self, config: EngineConfig, kv_cache: KVCacheManager, drafter: Drafter) -> None:
+    def __init__(
+        self, config: EngineConfig, kv_cache: KVCacheManager, drafter: Drafter | None
+    ) -> None:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_cache = kv_cache
         self.drafter = drafter
@@ -28,10 +30,11 @@ class Drafting:
 
     def is_active(self, running: list[Request]) -> bool:
         """Return whether the requests of the next step may verify drafts."""
-        return len(running) <= MOST_REQUESTS
+        return self.drafter is not None and len(running) <= MOST_REQUESTS
 
     def extend(self, batch: ScheduleBatch, num_decodes: int) -> None:
         """Add drafts to the decodes of a batch, which are its first `num_decodes` requests."""
+        assert self.drafter is not None, "is_active() comes first"
         for request in batch.requests[:num_decodes]:
             most = min(NUM_DRAFTS, self._room(request))
             most = min(most, self.max_num_batched_tokens - batch.num_tokens)

@@ -29,7 +29,10 @@ from .schedule_batch import ScheduleBatch
 class Scheduler:
     """Owns the waiting queue and the running list. A live request is in exactly one of them."""
 
-    def __init__(self, config: EngineConfig, num_pages: int, drafter: Drafter) -> None:
+    def __init__(
+        self, config: EngineConfig, num_pages: int, drafter: Drafter | None = None
+    ) -> None:
+        """drafter: None for steps without drafts, as in m5."""
         self.max_num_batched_tokens = config.max_num_batched_tokens
         # A decode step computes a token of each running request, so the token budget bounds them.
         self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)

@@ -377,9 +377,9 @@ def test_a_sum_and_its_norm_in_one_kernel(dtype: torch.dtype, size: int) -> None
     residual = residual[:, :, :size]  # a view with rows of another stride
     expected = residual + x
     total, normed = triton_kernels.add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
-    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    assert total is x and torch.allclose(total, expected, **tolerance)
-    torch.testing.assert_close(normed, norm(expected), **tolerance)
+    rounding = TOLERANCE[dtype]
+    assert total is x and torch.allclose(total, expected, atol=rounding, rtol=rounding)
+    torch.testing.assert_close(normed, norm(expected), atol=rounding, rtol=rounding)
     if dtype == torch.float16:  # the interpreter rounds bfloat16 differently
         assert torch.equal(total, expected), "the kernel rounds differently from the model"
     with pytest.raises(AssertionError, match="memory of x"):
@@ -426,7 +426,9 @@ def test_layers_with_fused_kernels_compute_what_they_did(
 ) -> None:
     """The layers of a GPU, on interpreted kernels; with a cache, too."""
     monkeypatch.setattr(layer_module, "CompiledParts", TritonParts)
-    model, plain = unchanged(architecture).to(dtype), unchanged(architecture).to(dtype)
+    model: Any = unchanged(architecture)
+    plain: Any = unchanged(architecture)
+    model, plain = model.to(dtype), plain.to(dtype)
     assert apply_passes(model, "merge,layer")["layer"] == 2
     assert all(type(layer.parts) is TritonParts for layer in joined_layers(model))
     tokens = torch.arange(14).view(2, 7)

@@ -107,7 +107,8 @@ def _join(layer: Any, forwards: Forwards) -> bool:
     x = 0.05 * probe(2, 5, qkv.linear.in_features, like=qkv.linear.weight)
     angle = probe(2, 5, layer.self_attn.head_dim // 2, like=x).repeat(1, 1, 2)
     given = {"position_embeddings": (angle.cos(), angle.sin())}
-    kinds: tuple[Any, ...] = (CompiledParts, TorchParts) if x.is_cpu else (TritonParts,)
+    kinds: list[type[CompiledParts | TorchParts]]
+    kinds = [CompiledParts, TorchParts] if x.is_cpu else [TritonParts]
     for kind in kinds:
         try:  # a layer may have other arguments or other parts than Llama's
             theirs = layer(x, **given)

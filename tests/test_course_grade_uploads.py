@@ -98,7 +98,7 @@ def test_of_several_zip_files_none_is_chosen(uploads: Uploads, tmp_path: Path) -
 
 
 def test_a_student_cannot_hand_in_for_others(uploads: Uploads, tmp_path: Path) -> None:
-    """The folders of a zip file beside others do not decide alone whose grade it is."""
+    """Beside other paths, the name of a folder in a zip file is not the name of a grade."""
     anna = zipped(tmp_path / "anna.zip", {f"bob/{SOURCE}": "", f"carl/{SOURCE}": SHELF})
     bob = zipped(tmp_path / "bob.zip", {SOURCE: SHELF})
     found = {upload.name: upload.folder for upload in uploads.find([anna, bob])}

@@ -172,7 +172,8 @@ class ForkServer:
         try:
             while True:
                 left = max(0.0, deadline - time.monotonic())
-                if reader not in select.select([reader, self.stopped], [], [], left)[0]:
+                ready = select.select([reader.fileno(), self.stopped], [], [], left)[0]
+                if reader.fileno() not in ready:
                     return
                 part = reader.recv(1 << 16)
                 ended = not part

@@ -25,8 +25,8 @@ def same_memory(name: str = "m3_map") -> str:
     for who, request in m2.items():
         top = 38 + request["row"] * 40
         parts.append(rect(0, top, WIDTH, 34, "padding", 3))
-        box = (0, top, request["computed"] * width, 34)
-        parts.append(rect(*box, "chip", 3, hue(int(who))))
+        written_width = request["computed"] * width
+        parts.append(rect(0, top, written_width, 34, "chip", 3, hue(int(who))))
     second = 38 + rows * 40 + 24
     parts += [
         text(0, second + 24, f"m3: {len(m3)} requests, pages of {size} slots", "strong", 24),

@@ -140,8 +140,14 @@ def an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
     m1_4.break_next_forward(engine, monkeypatch)
     engine.step()
     assert names(engine.scheduler.waiting) == "X Y"
-    batches, schedule = [], engine.scheduler.schedule
-    engine.scheduler.schedule = lambda: batches.append(schedule()) or batches[-1]
+    batches: list[Any] = []
+    schedule = engine.scheduler.schedule
+
+    def watched() -> Any:
+        batches.append(schedule())
+        return batches[-1]
+
+    engine.scheduler.schedule = watched
     for _step in range(3):
         engine.step()
     steps = [dict(scheduled(batch)) for batch in batches]

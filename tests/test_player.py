@@ -139,7 +139,7 @@ def test_a_step_with_two_launches_keeps_both(tmp_path: Path) -> None:
 def test_siblings_of_the_tree_are_told_apart(tmp_path: Path) -> None:
     """Two branches that begin with the same words are shown from the word that differs."""
     trace = trace_of(MILESTONES[-1])
-    nodes = {
+    nodes: dict[int, dict[str, Any] | None] = {
         1: {"parent": 0, "locks": 0, "hits": 1, "pages": [1], "text": "You are a kind tutor"},
         2: {"parent": 0, "locks": 0, "hits": 1, "pages": [2], "text": "You are a kind judge"},
     }

@@ -119,7 +119,7 @@ def policies(_: pytest.MonkeyPatch) -> None:
 def a_failed_work(_: pytest.MonkeyPatch) -> None:
     stream, seen = ThreadStream(), []
     stream.launch(lambda: seen.append(1))
-    stream.launch(lambda: 1 // 0)
+    stream.launch(lambda: seen.append(1 // 0))
     event = stream.launch(seen.clear)
     with pytest.raises(ZeroDivisionError):
         event.wait()

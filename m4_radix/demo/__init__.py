@@ -28,7 +28,7 @@ from .agents import conversations
 from .panels import Panels
 
 PAGE_SIZE = 8  # tokens
-LIVE_PAGES = 144  # so few that the tree evicts pages; the comparison has more
+LIVE_PAGES = 112  # so few that the tree evicts pages; the comparison has more
 FIGURES: dict[str, Figure] = {
     "prompt tokens computed": counter("prefill_tokens"),
     "prompt tokens reused": counter("cached_prompt_tokens"),

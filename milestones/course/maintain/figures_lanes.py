@@ -1,37 +1,23 @@
-"""Draw the pictures of m5 from recorded runs: `python -m milestones.course.maintain.figures_lanes`.
+"""Draw the picture of m5: `python -m milestones.course.maintain.figures_lanes`.
 
-    m5_overlap/lanes.svg      host and forward, serial and overlapped, of the run that slides show
-    m5_overlap/timelines.svg  four runs for an exercise; three of them have a mistake
-
-`--record` runs the four engines again first and writes `results/timelines.json`. Their forwards are
-emulated: they sleep, and compute nothing, so that a busy machine hardly changes them.
+`m5_overlap/lanes.svg` shows host and forward, serial and overlapped, of the run that the slides
+show. Its forwards are emulated: they sleep.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from types import SimpleNamespace
 from typing import Any
-
-import torch
-
-from common import EngineConfig, SamplingParams
-from common.tracing.data import Span
-from common.tracing.trace import Trace
 
 from ... import svg
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).resolve().parents[2]
 LANES = FOLDER.parent / "slides" / "data" / "m5_lanes.json"
-TIMELINES = FOLDER / "results" / "timelines.json"
 # The colours of Okabe and Ito, which people with any colour vision can distinguish.
 STYLE = """
 text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
@@ -43,38 +29,27 @@ text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .wait { stroke: #9198a1 } }
 """
 LEFT, WIDTH = 110, 900  # pixels: of the lanes
-NUM_STEPS, WARM_UP, STEPS = 4, 12, 30
-SLOW_SECONDS = 0.014  # longer than a forward
 
 
 def main() -> None:
-    """Write both pictures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--record", action="store_true", help="run the four engines again")
-    if parser.parse_args().record:
-        text = json.dumps(record(), indent=1)
-        TIMELINES.write_text(text + "\n", encoding="utf-8")
+    """Write the picture."""
     for name, text in pictures().items():
         (FOLDER / "m5_overlap" / name).write_text(text, encoding="utf-8")
 
 
 def pictures() -> dict[str, str]:
     """Return the text of each file."""
-    lanes, timelines = (json.loads(path.read_text(encoding="utf-8")) for path in (LANES, TIMELINES))
+    lanes = json.loads(LANES.read_text(encoding="utf-8"))
     named = {
         f"{loop}: gap {_gap(lanes[loop]):.2f} ms, the forward lane is busy "
         f"{lanes[loop]['busy']:.1%}": lanes[loop]
         for loop in ("serial", "overlapped")
     }
-    numbered = {f"timeline {n}": run for n, run in enumerate(timelines["runs"], 1)}
     note = (
-        "a tiny model, 16 decoding requests · emulated forwards of 10 ms: they sleep · {} · one "
-        "scale"
+        "a tiny model, 16 decoding requests · emulated forwards of 10 ms: they sleep · "
+        f"{lanes['machine']} · one scale"
     )
-    return {
-        "lanes.svg": draw(named, note.format(lanes["machine"])),
-        "timelines.svg": draw(numbered, note.format(timelines["machine"])),
-    }
+    return {"lanes.svg": draw(named, note)}
 
 
 def _gap(run: Json) -> float:
@@ -121,87 +96,6 @@ def _legend(y: float) -> Iterator[str]:
     for i, (kind, name) in enumerate(names.items()):
         yield svg.rect(LEFT + 170 * i, y - 11, 16, 12, kind)
         yield svg.text(LEFT + 22 + 170 * i, y, name, "note")
-
-
-def record() -> Json:
-    """Run the engine four times: the first, the third and the fourth with a mistake."""
-    from common.displays.demo import machine
-
-    mistakes = (slow_process, no_mistake, always_wait, hidden_wait)
-    return {"machine": machine(), "runs": [_run(mistake) for mistake in mistakes]}
-
-
-def _run(mistake: Callable[[Any], None]) -> Json:
-    config = EngineConfig(
-        model="tiny-llama", device="cpu", max_num_seqs=16, num_pages=320, seed=0,
-        emulated_forward_ms=10.0,
-    )  # fmt: skip
-    params = SamplingParams(max_tokens=WARM_UP + STEPS, temperature=0, ignore_eos=True)
-    engine: Any = importlib.import_module("m5_overlap").LLMEngine(config)
-    mistake(engine)
-    model = engine.loaded.model
-    model.forward = lambda **inputs: SimpleNamespace(
-        logits=torch.zeros(1, _rows(inputs), model.config.vocab_size)
-    )
-    with engine, Trace(engine) as trace:
-        for i in range(16):
-            engine.add_request([i + 1, 2, 3], params)
-        while engine.has_unfinished_requests():
-            engine.step()
-    forwards = trace.data.forwards[WARM_UP:-3]
-    windows = [forwards[i : i + NUM_STEPS] for i in range(len(forwards) - NUM_STEPS)]
-    window = min(windows, key=lambda window: window[-1].end - window[0].start)
-    start, end = window[0].start, window[-1].end
-    host = [s for s in trace.data.spans if s.end > start and s.start < end]
-    return {
-        "mistake": mistake.__name__,
-        "forward": [_row(s, start) for s in window],
-        "host": [_row(s, start) for s in host if s.name in ("launch", "process", "wait")],
-        "busy": round(sum(s.end - s.start for s in window) / (end - start), 4),
-    }
-
-
-def _rows(inputs: Json) -> int:
-    """Return the number of rows of logits that a forward is asked for. 0 stands for all."""
-    kept = inputs["logits_to_keep"]
-    return inputs["input_ids"].shape[1] if isinstance(kept, int) else len(kept)
-
-
-def _row(span: Span, origin: float) -> Json:
-    start, end = (round(1000 * (t - origin), 3) for t in (span.start, span.end))
-    return {"name": span.name, "start": start, "end": end, "step": span.step}
-
-
-def no_mistake(engine: Any) -> None:
-    """Change nothing."""
-
-
-def slow_process(engine: Any) -> None:
-    """Let the host take longer for its results than a forward takes."""
-    process = engine.process
-
-    def slow(*args: Any) -> Any:
-        time.sleep(SLOW_SECONDS)
-        return process(*args)
-
-    engine.process = slow
-
-
-def always_wait(engine: Any) -> None:
-    """Let the scheduler ask for the result of each step before it plans the next one."""
-    engine.scheduler.needs_result = lambda: True
-
-
-def hidden_wait(engine: Any) -> None:
-    """Wait for the device while a step is launched, as one `.item()` does."""
-    launch = engine.runner.launch
-
-    def waiting(*args: Any) -> Any:
-        result = launch(*args)
-        result.done.wait()
-        return result
-
-    engine.runner.launch = waiting
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def test_sampling_parameters_reach_the_engine(make_engine: EngineFactory, serve:
     sampling: dict[str, Any] = {
         "max_tokens": 12, "temperature": 0.9, "top_p": 0.8, "seed": 3, "stop": ["zz", "qq"],
     }  # fmt: skip
-    extra = {"top_k": 30, "min_p": 0.01, "ignore_eos": True, "stop_token_ids": [7]}
+    extra: dict[str, Any] = {"top_k": 30, "min_p": 0.01, "ignore_eos": True, "stop_token_ids": [7]}
     (expected,) = make_engine().generate("Hello", SamplingParams(**sampling, **extra))
     client = serve().client()
     for _ in range(2):

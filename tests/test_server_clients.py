@@ -122,7 +122,8 @@ def test_a_slow_reader_gets_the_whole_text_and_delays_no_one(
 
 def without_chunks(data: bytes) -> str:
     """Return the body of an answer with `Transfer-Encoding: chunked`."""
-    rest, parts = data.partition(b"\r\n\r\n")[2], []
+    rest = data.partition(b"\r\n\r\n")[2]
+    parts: list[bytes] = []
     while True:
         size, _, rest = rest.partition(b"\r\n")
         if int(size, 16) == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields, replace
+from typing import Any, cast
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_wrong_options_are_refused(wrong: str) -> None:
 @pytest.mark.parametrize("field", ["port", "max_body_bytes", "drain_timeout", "host"])
 def test_wrong_settings_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        ServerSettings(**{field: -1})
+        ServerSettings(**cast("dict[str, Any]", {field: -1}))
 
 
 def test_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
     title = f"{model} at {args.url}: TTFT <= {args.ttft:g} s, {args.itl:g} s per token"
     console.print(table(rows, title))
     for row in rows:
-        for error, count in row.errors.items():
-            console.print(f"{row.rate:g} requests/s: {count} failed: {error}")
+        for message, count in row.errors.items():
+            console.print(f"{row.rate:g} requests/s: {count} failed: {message}")
     if args.json:
         document = {"model": model, "rows": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

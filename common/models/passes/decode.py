@@ -37,10 +37,11 @@ def join_decodes(model: PreTrainedModel) -> int:
     if not layers or not usual or len({layer.parts.heads for layer in layers}) != 1:
         return 0
     if not isinstance(layers[0], _SkippedLayer):
-        steps, mixin = DecodeSteps(layers), cast("type[Any]", _SkippedLayer)
+        steps, mixin = DecodeSteps(layers), cast("Any", _SkippedLayer)
         for layer in layers:
             layer.__dict__["steps"] = steps
-            layer.__class__ = subclass(mixin, type(layer))
+            original: Any = type(layer)
+            layer.__class__ = subclass(mixin, original)
     return len(layers)
 
 

@@ -7,6 +7,7 @@ check the tensors, and must keep them alive.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,7 +134,9 @@ class Layers:
 
         Raises `ValueError` for layers and memory that do not fit together.
         """
-        self.first, self.kept = layers[0], (layers, memory)  # C has only their addresses
+        self.first, self.kept = layers[0], layers  # C has only their addresses
+        # The memory belongs to an engine, which may free it.
+        self.memory = [weakref.ref(x) for kept in memory for x in kept]
         found = [Memory.of(*kept) for kept in memory]
         shape = self.first.kv_heads, self.first.head_dim, self.first.head_dim
         if (
@@ -146,6 +149,11 @@ class Layers:
         self.page_size: int = found[0].page_size
         self.layers = (POINTER * len(layers))(*(layer.address for layer in layers))
         self.memories = (Memory * len(found))(*found)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the KV memory still exists."""
+        return all(memory() is not None for memory in self.memory)
 
 
 class BatchLayout(ctypes.Structure):

@@ -162,6 +162,7 @@ class Recorded:
         return (
             kwargs["paged"].ops is self.ops
             and kwargs.keys() == self.names
+            and self.layers.is_alive
             and _forward_of(layers[0], kwargs, x).attend is self.attend
             and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
         )

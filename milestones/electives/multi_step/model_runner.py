@@ -67,9 +67,9 @@ class ModelRunner:
         self.stream.wait_before_freeing(self)
         self.buffers = deque(StepBuffers(model.device) for _ in range(NUM_STEPS))
         self.inputs = InputBuilder(config, self.buffers)
+        self.future_map = FutureMap(num_rows(config), model.device)
         self._check_model(probe, layers, config)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
-        self.future_map = FutureMap(num_rows(config), model.device)
         self.graphs = self._decode_graphs(config)
 
     @torch.inference_mode()
@@ -90,7 +90,7 @@ class ModelRunner:
 
         @torch.inference_mode()
         def work() -> None:
-            inputs.input_ids = self.future_map.resolve(inputs.input_ids)
+            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
             logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
             output = sample(logits[: len(sampled)], metadata)
             self.future_map.store(futures, output.token_ids)
@@ -115,7 +115,7 @@ class ModelRunner:
         """Return the logits of the tokens at `logits_indices`, [N, V]."""
         with use_paged_attention(self.model):
             return self.model(
-                input_ids=inputs.input_ids,
+                input_ids=self.future_map.resolve(inputs.input_ids),
                 position_ids=inputs.position_ids,
                 use_cache=False,
                 logits_to_keep=inputs.logits_indices,
@@ -141,9 +141,10 @@ class ModelRunner:
                 zeros = np.zeros(size, np.int64)
                 table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
                 ones, rows = [1] * size, list(range(size))
-                with torch.inference_mode():
+                with torch.inference_mode(), self.stream.enqueuing():
                     graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                    torch.cuda.synchronize(self.model.device)
+                self.stream.synchronize()
+            graphs.num_replays = 0  # of steps: there was none yet
         return graphs
 
     @torch.inference_mode()

@@ -42,7 +42,7 @@ def answers(engine: Any) -> list[Any]:
 
 @pytest.fixture
 def calls(module_of: ModuleOf) -> Iterator[list[int]]:
-    """The layers whose attention function Python called, in order."""
+    """The numbers of the layers, in the order in which Python called their attention."""
     called: list[int] = []
     attention = module_of("attention")
     own = attention.paged_attention

@@ -107,7 +107,7 @@ def test_random_schedules_with_right_and_wrong_drafts(module_of: ModuleOf) -> No
     stats = [fuzz(module_of("engine"), seed).stats() for seed in range(1000)]
     assert sum(s.num_accepted_tokens for s in stats) > 1000
     assert sum(s.num_draft_tokens - s.num_accepted_tokens for s in stats) > 1000
-    assert sum(s.num_retractions for s in stats) > 20
+    assert sum(s.num_retractions for s in stats) > 5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
@@ -130,6 +130,16 @@ def test_drafts_change_no_token(make_engine: EngineFactory, temperature: float) 
         for ours, theirs in zip(found, expected, strict=True):
             assert [[*x] for x in ours.logprobs or []] == [[*x] for x in theirs.logprobs or []]
     assert engine.stats().num_draft_tokens == 0
+
+
+def test_penalties_count_no_draft(make_engine: EngineFactory) -> None:
+    """A request with penalties gets the tokens of m5, beside one that verifies drafts."""
+    params = [greedy(20, ignore_eos=True, repetition_penalty=1.5), greedy(20, ignore_eos=True)]
+    with build_engine("m5_overlap") as plain:
+        expected = [o.token_ids for o in outputs_of(plain, [PROMPT, PROMPT], params)]
+    engine = with_drafter(make_engine(), Given(expected[1]))
+    assert [o.token_ids for o in outputs_of(engine, [PROMPT, PROMPT], params)] == expected
+    assert engine.stats().num_accepted_tokens > 0
 
 
 def test_right_drafts_save_steps(make_engine: EngineFactory) -> None:

@@ -42,6 +42,8 @@ class Drafting:
             most = min(most, request.max_num_tokens - request.num_tokens - 1)
             if most <= 0 or request.num_output_tokens == 0:
                 continue
+            if request.params.is_adjusted:  # a penalty counts the tokens before it, not drafts
+                continue
             if drafts := self.drafter.propose(request, most):
                 num_tokens = request.num_computed_tokens + 1 + len(drafts)
                 self.kv_cache.allocate_slots(request, num_tokens)

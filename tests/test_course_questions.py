@@ -29,6 +29,7 @@ UNNOTICED = {
     "decode_copies_the_cache",  # m2
     "retracted_does_not_count",  # m3
     "resolve-by-a-mask", "the-thread-keeps-its-work",  # m5
+    "a-plan-into-a-retraction",  # multi_step
 }  # fmt: skip
 
 

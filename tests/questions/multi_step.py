@@ -46,6 +46,9 @@ def ends(chance: Random) -> Asked:
         batch = steps.batches[0]
         steps.advance(batch)
         steps.complete(batch)
+        for request in batch.sampled_requests:
+            if not request.is_finished:
+                request.token_ids.append(7)  # the token that the step computed
     yield f"{about}; completed", [a.row is None, len(steps.finished), b.num_computed_tokens]
 
 

@@ -91,17 +91,22 @@ def problems(browser: Browser, path: Path) -> list[str]:
     return found
 
 
-def print_pdf(browser: Browser, path: Path, deck: Deck, answers: bool = True) -> Path:
-    """Print a deck as a PDF. Raises `BuildError` if it does not have one page per slide.
-
-    answers: without them it is for students, and its name ends in `-questions`.
-    """
+def open_pages(browser: Browser, path: Path, answers: bool) -> None:
+    """Open a deck as the pages of a PDF, and wait until all of them are there."""
     browser.open(f"{path.as_uri()}?print-pdf&theme=light&answers={'yes' if answers else 'no'}")
     browser.evaluate(
         "new Promise(done => { const look = () => document.querySelectorAll('.pdf-page').length"
         " >= Reveal.getTotalSlides() ? setTimeout(() => done(1), 200) : setTimeout(look, 50);"
         " look(); })"
     )
+
+
+def print_pdf(browser: Browser, path: Path, deck: Deck, answers: bool = True) -> Path:
+    """Print a deck as a PDF. Raises `BuildError` if it does not have one page per slide.
+
+    answers: without them it is for students, and its name ends in `-questions`.
+    """
+    open_pages(browser, path, answers)
     target = path.with_name(path.stem + ("" if answers else "-questions") + ".pdf")
     browser.pdf(target)
     pages = len(re.findall(rb"/Type\s*/Page\b", target.read_bytes()))

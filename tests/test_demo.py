@@ -21,7 +21,7 @@ from common.displays import comparison
 from common.displays.dashboard import Dashboard
 from common.displays.workload import Workload, WorkloadResult
 from common.tracing.data import TraceData
-from milestones.chain import load, package
+from milestones.chain import at_least, load, package
 from tests.conftest import MILESTONES, ROOT, build_engine
 from tests.oracle import greedy
 
@@ -202,13 +202,13 @@ def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> 
 @pytest.mark.since("m2_continuous")
 def test_the_screen_fits_a_terminal(milestone: str) -> None:
     """All requests of the demo and all panels fit 100 columns and 40 lines, in every step."""
-    demo = importlib.import_module(f"{milestone}.demo.panels")
+    demo = load(milestone, "demo.panels")
     config: dict[str, Any] = {"max_num_seqs": 6, "page_size": 8, "num_pages": 256}
     engine: Any = build_engine(milestone, **config)
     with Console(width=100, height=40, file=io.StringIO()) as console:
         panels = demo.Panels(engine, console)
-        if milestone == MILESTONES[-1]:
-            lanes = importlib.import_module(f"{milestone}.demo.lanes")
+        if at_least(milestone, MILESTONES[-1]):
+            lanes = load(milestone, "demo.lanes")
             panels = lanes.LivePanels(engine, TraceData({}, 0.0), console)
         dashboard = Dashboard(engine, "requests", console, panels, True, panels.num_lines)
         for number in range(12):

@@ -109,7 +109,8 @@ class Scheduler:
 
         A plan ends when it has `num_steps` steps, when a prompt is not computed completely, or when
         something must be decided that needs a result. A request that reaches `max_tokens` leaves
-        the plan. That a request ends by a stop token is not known.
+        the plan. That a request ends by a stop token is not known. A penalty counts all tokens of
+        its request, but a placeholder stands only for the newest one: such a plan has one step.
         """
         if not self.in_flight.batches:
             return False
@@ -117,6 +118,7 @@ class Scheduler:
         requests = continuing(self.running)
         decodes = all(request.num_uncomputed_tokens == 1 for request in requests)
         is_full = len(self.in_flight.batches) == self.num_steps
+        is_full |= any(request.params.has_penalties for request in requests)
         return bool(requests) and decodes and not is_full and not self.needs_result()
 
     def schedule_again(self) -> ScheduleBatch:

@@ -217,7 +217,8 @@ def test_a_dropped_engine_waits_before_its_memory_is_freed(
         engine = engine_class(
             EngineConfig(model="tiny-llama", device="cpu"), shared_model("tiny-llama")
         )
-    engine.add_request([1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True))
+    for number in range(9):  # so many that no elective waits for a result before it plans
+        engine.add_request([1, 2, 3 + number], SamplingParams(max_tokens=9, ignore_eos=True))
     engine.step()
     assert engine.result_queue, "no step is in flight"
     memory = engine.runner.kv_pool.keys[0].untyped_storage()

@@ -9,6 +9,7 @@ import pytest
 from common import EngineConfig, Request
 from milestones.electives.multi_step.scheduler import Scheduler
 from tests.exercises.requests import request_of
+from tests.oracle import greedy
 
 PAGE_SIZE = 4
 
@@ -43,6 +44,14 @@ def test_a_plan_has_num_steps_steps() -> None:
     decoding(scheduler, request_of("a", [1, 2], 50), request_of("b", [3], 50))
     steps = plan(scheduler)
     assert steps == [["a", "b"]] * 8, f"eight steps of both requests, not {steps}"
+
+
+def test_a_plan_with_penalties_has_one_step() -> None:
+    """I2: a penalty counts all tokens, and a placeholder stands only for the newest one."""
+    scheduler, request = make_scheduler(), request_of("a", [1, 2], 50)
+    request.params = greedy(50, presence_penalty=1.0)
+    decoding(scheduler, request, request_of("b", [3], 50))
+    assert plan(scheduler) == [["a", "b"]]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])

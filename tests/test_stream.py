@@ -266,6 +266,7 @@ def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.before("multi_step")  # its plans end before memory is short
 def test_it_waits_for_the_result_when_memory_is_short(make_engine: EngineFactory) -> None:
     """Retraction waits for the results: a request loses no memory while its step runs."""
     engine: Any = make_engine(page_size=1, num_pages=24, max_num_seqs=4)

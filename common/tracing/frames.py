@@ -96,8 +96,6 @@ class Observer:
                 change["text"] = text
             if change:
                 changes[number] = change
-            if request.row is not None:
-                self._row_owners[request.row] = number
             self._note_times(request, self.requests[number])
         return changes
 
@@ -119,6 +117,8 @@ class Observer:
         A row begins with pages of the tree. For these pages the owner is the tree, not the request.
         A row may exist longer than its request, as long as a forward may still write to it.
         """
+        for request in self.scheduler.running:
+            self._row_owners[request.row] = self._numbers[request]
         owners: dict[int, PageOwner] = {}
         for row, pages in enumerate(self.kv_cache.table.rows):
             if pages:

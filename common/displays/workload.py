@@ -254,6 +254,7 @@ def serve(milestone: str) -> None:
     gc.collect()
     gc.freeze()
     sys.stdout.write(json.dumps(asdict(run(engine, workload))))
+    gc.unfreeze()  # or libraries report the frozen objects as leaks when the process ends
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def main(args: argparse.Namespace) -> int:
             console.print(f"unknown engine: {', '.join(unknown)}; there are {', '.join(known)}")
             return 2
         measured = [known[name] for name in engines]
-    loaded = load_model(EngineConfig(model=args.model), plain=True)
+    loaded = load_model(EngineConfig(model=args.model))
     floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
     vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
     failed: list[Contender] = []

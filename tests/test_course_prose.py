@@ -51,6 +51,17 @@ def test_the_table_of_host_times_is_of_the_recorded_run() -> None:
             assert row[column] == f"{run[what]:.0f}", f"{column}, {run['num_running']} running"
 
 
+def test_the_table_of_stored_weights_is_of_the_recorded_run() -> None:
+    """`bench --workload alone --workload batch --json milestones/results/stored.json` writes it."""
+    recorded = json.loads((HANDOUTS / "results/stored.json").read_text(encoding="utf-8"))["engines"]
+    rows = table((HANDOUTS / "SPEED.md").read_text(encoding="utf-8"), "| engine | alone | 16 at")
+    assert [row["engine"] for row in rows] == list(recorded)
+    for row in rows:
+        for column, workload in (("alone", "alone"), ("16 at once", "batch")):
+            measured = recorded[row["engine"]][workload]["tokens_per_second"]
+            assert row[column] == f"{measured:.1f}", f"{row['engine']}, {column}"
+
+
 def test_the_gaps_of_m5_1_are_those_of_the_table() -> None:
     text = handout("m5_overlap")
     size, below, here = numbers(GAPS, text)

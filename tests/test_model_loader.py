@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from common import EngineConfig, SamplingParams, load_model
 from common.models import converted, loader
 from common.models.converted import converted_folder, gguf_folder
+from common.models.cpu_kernels import kernels
 from common.models.embedded import EmbeddedModelMissingError, is_embedded
 from common.models.random_shapes import SHAPES
 from common.models.tiny import config_class
@@ -333,3 +337,35 @@ def test_where_a_gpu_has_no_bfloat16_it_is_float16(monkeypatch: pytest.MonkeyPat
         loader._resolve_dtype("bfloat16", t4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     assert loader._half_type(t4, "auto") == loader._resolve_dtype("bfloat16", t4) == torch.bfloat16
+
+
+RESIDENT = """
+import sys
+from common import EngineConfig, load_model
+
+def resident() -> int:
+    lines = open("/proc/self/smaps_rollup").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+load_model(EngineConfig(model="tiny-llama"))
+before = resident()
+loaded = load_model(EngineConfig(model=sys.argv[1]))
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(kernels() is None, reason="without our kernels, weights become float32")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc for its freed memory")
+def test_a_checkpoint_of_16_bits_takes_16_bits(tmp_path: Path) -> None:
+    """The float32 numbers from which its weights are packed do not stay in the process."""
+    config = plain_model("tiny-llama").model.config
+    large = type(config)(
+        **{**config.to_dict(), "hidden_size": 1024, "intermediate_size": 4096, "head_dim": None}
+    )
+    AutoModelForCausalLM.from_config(large, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    plain_model("tiny-llama").tokenizer.save_pretrained(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 1.5 * size, f"a file of {size} bytes took {done.stdout} bytes"

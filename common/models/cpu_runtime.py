@@ -48,6 +48,16 @@ def keep_freed_memory() -> None:
         mallopt(M_TOP_PAD, LARGEST_IN_HEAP)
 
 
+def release_freed_memory() -> None:
+    """Return the memory that malloc keeps to the system.
+
+    A model is read in float32 and then packed. Without this, the process would still have the
+    memory of both forms.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def in_huge_pages(memory: torch.Tensor) -> torch.Tensor:
     """Ask the system to use pages of 2 MB for the memory of a CPU tensor; return the same tensor.
 

@@ -13,7 +13,7 @@ from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from .checkpoint import load_checkpoint, load_stored
 from .converted import gguf_folder, quiet_transformers
 from .cpu_kernels import kernels
-from .cpu_runtime import keep_freed_memory
+from .cpu_runtime import keep_freed_memory, release_freed_memory
 from .embedded import embedded_gguf, is_embedded
 from .passes import apply_passes, parse_passes
 from .passes.pack import StoredProductError
@@ -123,6 +123,7 @@ def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str
         apply_passes(model, passes)
     if kept and next(with_stored(model), None) is not None:
         _require_numbers(model)
+        release_freed_memory()
     return LoadedModel(config.model, model, tokenizer)
 
 

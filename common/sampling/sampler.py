@@ -36,7 +36,8 @@ class SamplerOutput:
     token_ids: [B] int64. All ids are in the vocabulary, also in invalid rows: the next step may
         begin to compute these tokens before the host has read `is_valid`.
     is_valid: [B] bool. False if the logits contain NaN or inf, or only -inf. They are then not a
-        distribution, and the token has no meaning. Also False if `adjust` or `mask` leaves only -inf.
+        distribution, and the token has no meaning. Also False if `adjust` or the mask leaves only
+        -inf.
     logprobs, logprob_ids: [B, 1 + n] float32 and int64. The chosen token is first, then the n most
         likely tokens; n is the largest number that a row requests. None if no row requests any.
     num_logprobs: the number that each row requests; None for a row without log probabilities.

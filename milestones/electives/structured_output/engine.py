@@ -5,8 +5,8 @@
              process step N     grammars take the tokens; text, stop conditions, outputs
              sample step N+1    only if it has masks: they depend on the tokens of step N
 
-    host      | launch 2 | wait 1 | process 1, sample 2, launch 3 | wait 2 | process 2, sample 3 | ...
-    forward   | 1 ............... | 2 ......................... S | 3 ......................... S
+    host      | launch 2 | wait 1 | process 1, sample 2, launch 3 | wait 2 | process 2, ...
+    forward   | 1 ..............S | 2 ...............    S | 3 ..............
 
 Upholds I3 (a finished request is freed as soon as no step writes it) and I4 (a bad request is
 refused before the scheduler sees it).
@@ -41,7 +41,6 @@ from .model_runner import ModelRunner, StepResult
 from .schedule_batch import ScheduleBatch
 from .scheduler import Scheduler
 
-
 IDLE_WAIT = 0.01  # seconds that a step waits at most if there is nothing to compute
 NOT_INSTALLED = "llguidance is not installed; `python -m milestones extras grammar` installs it"
 
@@ -72,7 +71,7 @@ class LLMEngine(OfflineEngine):
         return request.request_id
 
     def compile_grammar(self, structured: StructuredOutputsParams) -> Future[Grammar]:
-        """Compile a grammar in the background, before a request needs it. Any thread may call it."""
+        """Compile a grammar before a request needs it. Any thread may call it."""
         return self.compiler.submit(structured)
 
     def step(self) -> list[RequestOutput]:

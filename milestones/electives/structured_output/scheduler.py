@@ -5,8 +5,8 @@ that is left, chunks of prompts. Upholds I5: the policy bounds how long a reques
 oldest running request makes progress in every step.
 
 The scheduler plans a step while the previous one is in flight. Planning knows lengths, and which
-requests reach `max_tokens`; it does not know token ids. A request with a grammar is planned like any
-other: only its sampling needs the tokens.
+requests reach `max_tokens`; it does not know token ids. A request with a grammar is
+planned like any other: only its sampling needs the tokens.
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ def test_a_hundred_schemas(make_engine: EngineFactory, temperature: float) -> No
     """Every output parses and validates, or `length` says that it was cut."""
     from jsonschema import Draft202012Validator
 
-    chance, engine = random.Random(int(temperature)), make_engine(max_num_seqs=8)
-    schemas = [schema(chance) for _ in range(100)]
+    chance, engine = random.Random(int(temperature)), make_engine(max_num_seqs=32)
+    schemas = [schema(chance, 2) for _ in range(100)]
     params = [
-        params_of(StructuredOutputsParams(json=s), 160, temperature=temperature, seed=i)
+        params_of(StructuredOutputsParams(json=s), 120, temperature=temperature, seed=i)
         for i, s in enumerate(schemas)
     ]
     found = answers(engine, params)
@@ -305,28 +305,30 @@ PATTERNS = ["(AB|ABC)*D", "[A-C]{2,5}(x|yz)?", "(Aa)+", '"[^"]*": [0-9]', "Ã©[ðŸ
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_bit_is_that_of_brute_force(module_of: ModuleOf, pattern: str) -> None:
-    """A token is allowed if and only if its bytes are, one by one, in a vocabulary of bytes."""
+    """A token is allowed if and only if its bytes are, one by one, in a vocabulary of bytes.
+
+    Where the grammar leaves only one next byte, the library chooses among the tokens that are right:
+    it allows those of the tokenizer's own encoding.
+    """
     compiler, single = library(module_of, 1200), library(module_of, 259)
     chance, tokenizer = random.Random(pattern), compiler.loaded.tokenizer
-    names = [tokenizer.convert_ids_to_tokens(i) for i in range(1200)]
     plain = [i for i in range(1200) if i not in tokenizer.all_special_ids]
-    for _ in range(10):
+    to_ids = single.loaded.tokenizer.convert_tokens_to_ids
+    letters_of = {i: to_ids(list(tokenizer.convert_ids_to_tokens(i))) for i in plain}
+    for _ in range(3):
         grammar, by_byte = compile_regex(compiler, pattern), compile_regex(single, pattern)
         for _ in range(12):
-            mask = allowed(compiler, grammar)
-            for token in plain:
-                copy = by_byte.fork()
-                letters = single.loaded.tokenizer.convert_tokens_to_ids(list(names[token]))
-                assert (token in mask) == all(map(copy.accept, letters)), names[token]
-            assert {t for t in plain if grammar.fork().accept(t)} == mask & set(plain)
-            options = sorted(mask & set(plain))
+            mask, is_forced = allowed(compiler, grammar), len(allowed(single, by_byte)) == 1
+            right = {token for token in plain if follows(by_byte, letters_of[token])}
+            assert {token for token in plain if grammar.fork().accept(token)} == right
+            found = mask & set(plain)
+            assert found == right or (is_forced and found and found < right), sorted(found ^ right)
+            options = sorted(found)
             if not options:
                 break
             token = chance.choice(options)
             assert grammar.accept(token)
-            assert all(map(by_byte.accept, single.loaded.tokenizer.convert_tokens_to_ids(
-                list(names[token])
-            )))  # fmt: skip
+            assert all(map(by_byte.accept, letters_of[token]))
 
 
 def test_half_a_character_leads_into_the_range(module_of: ModuleOf) -> None:

@@ -52,6 +52,8 @@ class Schedule:
             max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
             enable_overlap=chance.random() < 0.8,
         )  # fmt: skip
+        if chance.random() < 0.5:
+            self.engine.scheduler.admission.new_token_ratio = 0.0  # requests join too early
         self.compiler = with_fakes(self.engine, at_once=False)
         self.expected: dict[str, list[int]] = {}
         self.finals: dict[str, Any] = {}

@@ -57,7 +57,7 @@ class MatcherGrammar:
         return self.matcher.try_consume_tokens([token_id]) == 1
 
     def fill(self, bits: np.ndarray) -> None:
-        bits[:] = np.frombuffer(self.matcher.compute_bitmask(), np.int32)
+        bits[:] = np.frombuffer(self.matcher.compute_bitmask(), np.int32)[: len(bits)]
         words = bits.view(np.uint32)
         for word, bit in (divmod(token_id, WORD) for token_id in self.end_token_ids):
             words[word] &= ~np.uint32(1 << bit)

@@ -77,11 +77,20 @@ def test_masks_reach_their_own_rows(late: bool, overlap: bool) -> None:
 def test_masks_are_for_the_requests_that_are_sampled() -> None:
     """I2: a chunk of a prompt is in the step, too, and it gets no token."""
     engine = made(max_num_batched_tokens=6)
+    sample, wrong = engine.runner.sample, list[str]()
+
+    def checked(result: Any, rows: Any, bits: Any) -> None:
+        if max(rows.tolist(), default=0) >= len(result.places):
+            wrong.append(f"row {max(rows.tolist())} of {len(result.places)}")
+        sample(result, rows, bits)
+
+    engine.runner.sample = checked
     add(engine, "a", 1, 12)
     engine.step()
     add(engine, "long", 2, 2, [token % 50 for token in range(30)])
     engine.add_request([9], greedy(6, ignore_eos=True), "plain")
     tokens = tokens_of(engine)
+    assert wrong == [], f"I2: a mask for a request that gets no token: {wrong}"
     assert tokens["a"] == expected_under(PROMPT, 20, 1, 12), "I2: a mask is in the wrong row"
     assert tokens["long"] == expected_under([token % 50 for token in range(30)], 20, 2, 2)
     assert tokens["plain"] == expected_output([9], 6, [], "")

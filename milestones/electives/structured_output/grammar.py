@@ -14,9 +14,13 @@ from common import LoadedModel, StructuredOutputsParams
 from .bitmask import WORD
 
 # Bounds of the work for one grammar. The defaults of the library allow for seconds.
-LIMITS = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "verbose_errors": False,
+}
 # No optional whitespace: a model that prefers a newline would write nothing else.
-SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+SEPARATORS: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 class Grammar(Protocol):
@@ -105,8 +109,8 @@ class GrammarLibrary:
     def _make_tokenizer(self) -> Any:
         from llguidance.hf import from_tokenizer
 
-        ends = sorted(self.loaded.eos_token_ids)
-        return from_tokenizer(self.loaded.tokenizer, self.loaded.vocab_size, ends)
+        tokenizer: Any = self.loaded.tokenizer
+        return from_tokenizer(tokenizer, self.loaded.vocab_size, sorted(self.loaded.eos_token_ids))
 
 
 def _grammar_text(structured: StructuredOutputsParams) -> str:

@@ -51,8 +51,8 @@ class GrammarCompiler:
         return future
 
     def close(self) -> None:
-        """Compile no more. A grammar that is being compiled is not waited for."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        """Compile no more, and wait for the grammars that are being compiled."""
+        self.threads.shutdown(wait=True, cancel_futures=True)
 
 
 class GrammarManager:

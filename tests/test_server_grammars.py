@@ -13,8 +13,10 @@ from tests.conftest import EngineFactory
 from tests.serving import MODEL, Serve, serve_fixture  # noqa: F401 (a fixture)
 
 pytestmark = [
-    pytest.mark.since("structured_output"), pytest.mark.extra("serve"), pytest.mark.extra("grammar"),
-]  # fmt: skip
+    pytest.mark.since("structured_output"),
+    pytest.mark.extra("serve"),
+    pytest.mark.extra("grammar"),
+]
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 SCHEMA = {

@@ -307,8 +307,8 @@ PATTERNS = ["(AB|ABC)*D", "[A-C]{2,5}(x|yz)?", "(Aa)+", '"[^"]*": [0-9]', "Ã©[ðŸ
 def test_every_bit_is_that_of_brute_force(module_of: ModuleOf, pattern: str) -> None:
     """A token is allowed if and only if its bytes are, one by one, in a vocabulary of bytes.
 
-    Where the grammar leaves only one next byte, the library chooses among the tokens that are right:
-    it allows those of the tokenizer's own encoding.
+    Where the grammar leaves only one next byte, the library chooses among the tokens that are
+    right: it allows those of the tokenizer's own encoding.
     """
     compiler, single = library(module_of, 1200), library(module_of, 259)
     chance, tokenizer = random.Random(pattern), compiler.loaded.tokenizer

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 
 from common import (
     EngineConfig,
@@ -55,11 +56,12 @@ class LLMEngine(OfflineEngine):
     ) -> None:
         super().__init__(config, loaded)
         self.runner = ModelRunner(self.loaded.model, self.config)
-        library = GrammarLibrary(self.loaded)
-        self.compiler = GrammarCompiler(library)
+        self.compiler = GrammarCompiler(GrammarLibrary(self.loaded))
         grammars = GrammarManager(self.compiler, num_words(self.loaded.vocab_size))
         self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages, grammars)
-        self.input_processor.no_structured_outputs = None if library.is_installed else NOT_INSTALLED
+        self.input_processor.no_structured_outputs = (
+            None if find_spec("llguidance") else NOT_INSTALLED
+        )
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
     def add_request(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,11 +13,7 @@ from common import LoadedModel, StructuredOutputsParams
 from .bitmask import WORD
 
 # Bounds of the work for one grammar. The defaults of the library allow for seconds.
-LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 200_000,
-    "step_lexer_fuel": 50_000,
-    "verbose_errors": False,
-}
+LIMITS: Any = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
 # No optional whitespace: a model that prefers a newline would write nothing else.
 SEPARATORS: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
@@ -50,7 +45,7 @@ class MatcherGrammar:
     @property
     def error(self) -> str:
         text: str = self.matcher.get_error() if self.matcher.is_error() else ""
-        return " ".join(text.removesuffix("<non-verbose/>\n").replace("<non-verbose/>", "").split())
+        return " ".join(text.replace("<non-verbose/>", "").split())
 
     def fork(self) -> MatcherGrammar:
         return MatcherGrammar(self.matcher.deep_copy(), self.end_token_ids)
@@ -76,10 +71,6 @@ class GrammarLibrary:
         self.loaded = loaded
         self.lock = threading.Lock()
         self.tokenizer: Any = None  # of llguidance; it takes half a second to make
-
-    @property
-    def is_installed(self) -> bool:
-        return find_spec("llguidance") is not None
 
     def __call__(self, structured: StructuredOutputsParams) -> Grammar:
         """Return a grammar at its beginning. Raises `ValueError` if it cannot be compiled."""

@@ -5,8 +5,7 @@ that is left, chunks of prompts. Upholds I5: the policy bounds how long a reques
 oldest running request makes progress in every step.
 
 The scheduler plans a step while the previous one is in flight. Planning knows lengths, and which
-requests reach `max_tokens`; it does not know token ids. A request with a grammar is
-planned like any other: only its sampling needs the tokens.
+requests reach `max_tokens`; it does not know token ids.
 """
 
 from __future__ import annotations
@@ -116,8 +115,7 @@ class Scheduler:
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are three reasons. (A fourth one is for measurements: grammars without delayed
-        sampling.) A request that finishes in this step may free enough pages to avoid
+        There are three reasons. A request that finishes in this step may free enough pages to avoid
         a retraction. The cause of a failure is searched. Or a waiting request needs a prefix that
         the step in flight computes.
         """
@@ -125,9 +123,7 @@ class Scheduler:
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        if not self.delays_sampling and any(
-            request in self.grammars.grammars for request in moving
-        ):
+        if not self.delays_sampling and self.grammars.grammars:
             return True
         return is_short or self.isolation.is_active or self._is_computing_a_shared_prefix()
 
@@ -136,10 +132,8 @@ class Scheduler:
 
         This is so if the newest token of a request with a grammar is a placeholder.
         """
-        sampled = [
-            request for request in batch.sampled_requests if request in self.grammars.grammars
-        ]
-        return any(request.token_ids[-1] < 0 for request in sampled)
+        masked = [r for r in batch.sampled_requests if r in self.grammars.grammars]
+        return any(request.token_ids[-1] < 0 for request in masked)
 
     def update_after_step(self, batch: ScheduleBatch) -> None:
         """Complete a computed batch, and count its tokens.

@@ -23,8 +23,8 @@ from common.tracing.data import TraceData  # noqa: E402
 from ....extras import missing  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..grammar_manager import GrammarManager  # noqa: E402
-from .gaps import LOOPS, measure  # noqa: E402
-from .lanes import LivePanels  # noqa: E402
+from .gaps import LOOPS, measure, traced  # noqa: E402
+from .lanes import Lanes, LivePanels  # noqa: E402
 from .questions import Question, questions  # noqa: E402
 
 ARRIVE_EVERY = 2  # steps
@@ -138,3 +138,6 @@ def compare(loaded: LoadedModel, args: Namespace, console: Console) -> None:
         rate = f"{gaps.tokens_per_second:.0f} tokens/s"
         table.add_row(name, f"{gaps.median_ms:.2f} ms", rate, f"{ratio:.2f}")
     console.print(table)
+    for loop in loops[:3]:
+        trace = traced(loaded, loop, args.requests, FORWARD_MS)
+        console.print(Lanes(trace, console).panel(loop.name))

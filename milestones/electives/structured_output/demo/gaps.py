@@ -11,7 +11,9 @@ from itertools import pairwise
 from statistics import median
 
 from common import EngineConfig, LoadedModel, SamplingParams, StructuredOutputsParams
+from common.tracing.data import TraceData
 from common.tracing.forwards import StreamForwards
+from common.tracing.trace import Trace
 
 from .. import LLMEngine
 
@@ -70,6 +72,15 @@ def measure(
     for engine in engines.values():
         engine.close()
     return found
+
+
+def traced(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float) -> TraceData:
+    """Return the trace of a few steps of one loop."""
+    with _open(loaded, loop, num_requests, forward_ms) as engine:
+        _run(engine, loop, num_requests, 4, Gaps())
+        with Trace(engine) as trace:
+            _run(engine, loop, num_requests, 10, Gaps())
+        return trace.data
 
 
 def _open(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float) -> LLMEngine:

@@ -69,7 +69,7 @@ def by_grammar(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
     gaps = load(milestone, "demo.gaps")
     loaded = load_model(EngineConfig(model=model, device="cpu"))
     for size in map(int, sizes):
-        found = gaps.measure(loaded, gaps.LOOPS, num_requests=size, max_tokens=24, forward_ms=60.0)
+        found = gaps.measure(loaded, gaps.LOOPS, num_requests=size, max_tokens=24, forward_ms=10.0)
         for name, of_loop in found.items():
             rate = of_loop.tokens_per_second
             ratio = rate / found[gaps.LOOPS[0].name].tokens_per_second

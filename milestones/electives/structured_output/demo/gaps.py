@@ -1,7 +1,8 @@
 """The gap between two forwards, with and without grammars, and with and without delayed sampling.
 
-A forward takes at least `forward_ms`: the forward thread sleeps for the rest, as if another
-processor computed it. The work of the host, masks included, is real.
+On a CPU, forwards are emulated: the forward thread sleeps for `forward_ms`, as if another processor
+computed, and the logits are always the same. The work of the host is real, and so are the masks and
+the sampling, over the vocabulary of the model.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+import torch
+from transformers import PreTrainedModel
+
 from common import EngineConfig, LoadedModel, SamplingParams, StructuredOutputsParams
 from common.tracing.data import TraceData
 from common.tracing.forwards import StreamForwards
 from common.tracing.trace import Trace
 
 from .. import LLMEngine
+from ..model_input import ModelInput
+from ..model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,22 @@ LOOPS = (
     Loop("grammars, each step waits", True, delays_sampling=False),
     Loop("grammars, serial loop", True, overlaps=False),
 )
+
+
+class SleepingRunner(ModelRunner):
+    """A runner with forwards that compute nothing. The stream sleeps in their place."""
+
+    def __init__(self, model: PreTrainedModel, config: EngineConfig, vocab_size: int) -> None:
+        self.logits: torch.Tensor | None = None  # the check of the model takes real forwards
+        super().__init__(model, config)
+        chance = torch.Generator().manual_seed(0)
+        self.logits = torch.randn(1, vocab_size, generator=chance)
+
+    def forward(self, inputs: ModelInput) -> torch.Tensor:
+        """Return logits [N, V]."""
+        if self.logits is None:
+            return super().forward(inputs)
+        return self.logits.repeat(len(inputs.logits_indices), 1)
 
 
 @dataclass
@@ -91,6 +113,8 @@ def _open(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float)
         emulated_forward_ms=0.0 if on_gpu else forward_ms,
     )  # fmt: skip
     engine = LLMEngine(config, loaded)
+    if not on_gpu:
+        engine.runner = SleepingRunner(loaded.model, engine.config, loaded.vocab_size)
     engine.scheduler.delays_sampling = loop.delays_sampling
     return engine
 

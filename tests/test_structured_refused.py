@@ -7,9 +7,9 @@ import pytest
 from common import SamplingParams, StructuredOutputsParams
 from tests.conftest import EngineFactory
 
-pytestmark = [pytest.mark.before("structured_output"), pytest.mark.electives]
 
-
+@pytest.mark.electives
+@pytest.mark.before("structured_output")
 @pytest.mark.parametrize("n", [1, 2])
 def test_structured_outputs_are_refused_by_name(make_engine: EngineFactory, n: int) -> None:
     engine = make_engine()

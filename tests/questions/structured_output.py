@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from tests.exercises.requests import request_of
 from tests.exercises.test_structured_output_1 import added, make_manager, taken
 from tests.exercises.test_structured_output_2 import add, made
+from tests.fake_grammars import END, allowed_tokens
 from tests.oracle import drain, greedy
 
 Asked = Iterator[tuple[str, Any]]
@@ -19,7 +21,7 @@ def queues(chance: Random) -> Asked:
         found, about = list[Any](), list[str]()
         for number in range(chance.randint(2, 8)):
             manager.timeout = chance.choice([0.0, 1000.0, 1000.0])
-            added(manager, f"r{number}", number)
+            added(manager, f"r{number}", chance.randrange(3))
             about.append(f"add with timeout {manager.timeout}")
             while compiler.pending and chance.random() < 0.4:
                 place, is_bad = chance.randrange(len(compiler.pending)), chance.random() < 0.3
@@ -27,12 +29,34 @@ def queues(chance: Random) -> Asked:
                 about.append(f"end compilation {place}, {'bad' if is_bad else 'good'}")
             if chance.random() < 0.5:
                 about.append("take")
-                names = [request.request_id for request in manager.queue]
-                found.append([taken(manager), names])
+                found.append([taken(manager), [r.request_id for r in manager.queue]])
+                found.append([begin(manager, request) for request in manager.grammars])
         yield ", ".join(about), found
 
 
+def begin(manager: Any, request: Any) -> list[Any]:
+    """Let a request take its first token, if it has not. Return its name, and what it has taken."""
+    grammar = manager.grammars[request]
+    before = list(grammar.accepted)
+    if not before:
+        grammar.accept(allowed_tokens(grammar.salt, [], grammar.length)[0])
+    return [request.request_id, before, list(grammar.accepted)]
+
+
+def reasons(chance: Random) -> Asked:
+    """Ask which tokens a request must not take."""
+    manager, compiler = make_manager()
+    request, plain = added(manager, "a", chance.randrange(5)), request_of("plain", [1])
+    compiler.finish()
+    taken(manager)
+    tokens = [chance.choice([None, *range(END), *range(END + 1, 50)]) for _ in range(30)]
+    found = [manager.accept(request, token) is None for token in tokens]
+    others = [manager.accept(plain, token) for token in tokens]
+    yield f"accept {tokens}", [found, others, manager.accept(plain, None)]
+
+
 def runs(chance: Random) -> Asked:
+    yield from reasons(chance)
     for _ in range(6):
         budget = chance.choice([2, 5, 64])
         engine = made(late=chance.random() < 0.5, max_num_batched_tokens=budget)

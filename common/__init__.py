@@ -9,6 +9,7 @@ from .models.support import UnsupportedModelError
 from .outputs import CompletionOutput, EngineStats, FinishReason, RequestMetrics, RequestOutput
 from .request import Request
 from .sampling.params import SamplingParams
+from .sampling.structured import StructuredOutputsParams
 from .text.input_processor import Message, Prompt, TokensPrompt
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TokensPrompt",
     "UnsupportedModelError",
     "load_model",

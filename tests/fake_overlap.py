@@ -40,6 +40,7 @@ class HashResult:
 
     tokens: list[int]
     event: HandEvent | None = None
+    is_delayed: bool = False  # the step is not sampled yet: see `fake_grammars`
 
     def wait(self) -> list[tuple[int, None]]:
         assert self.event is not None
@@ -127,8 +128,14 @@ class HashRunner:
         return page * self.page_size + position % self.page_size
 
 
-def hash_engine(module: ModuleType, stream: LateStream, num_pages: int, **config: Any) -> Any:
-    """Return an `LLMEngine` of an `engine` module, on a `HashRunner`, audited after every step."""
+def hash_engine(
+    module: ModuleType,
+    stream: LateStream,
+    num_pages: int,
+    runner_class: type[HashRunner] = HashRunner,
+    **config: Any,
+) -> Any:
+    """Return an `LLMEngine` of an `engine` module, on a fake runner, audited after every step."""
     engine_class: Any = module.LLMEngine
 
     class HashEngine(engine_class):
@@ -150,7 +157,7 @@ def hash_engine(module: ModuleType, stream: LateStream, num_pages: int, **config
             self.runner.stream.launch(lambda: self.runner.forget(pages))
 
     settings = EngineConfig(model="hash-model", num_pages=num_pages, max_model_len=200, **config)
-    runner = HashRunner(num_pages, settings.page_size, stream)
+    runner = runner_class(num_pages, settings.page_size, stream)
     build = module.ModelRunner
     vars(module)["ModelRunner"] = lambda *_: runner
     try:

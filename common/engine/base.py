@@ -157,9 +157,13 @@ class EngineBase(ABC):
             self.output_processor.fail(request, "its forward failed", error)
         return self.output_processor.drain()
 
+    def queued_requests(self) -> list[Request]:
+        """Return the requests in all queues of the scheduler."""
+        return [*self.scheduler.waiting, *self.scheduler.running]
+
     def check_requests(self) -> None:
         """Raise `AssertionError` if a request is lost, held twice, or can never move again."""
-        queued = [*self.scheduler.waiting, *self.scheduler.running]
+        queued = self.queued_requests()
         live = list(self.output_processor.requests.values())
         assert len(queued) == len(live) and set(queued) == set(live), (
             f"I3: each live request must be queued exactly once: queued {queued}, live {live}"

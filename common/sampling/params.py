@@ -20,6 +20,7 @@ from ..validation import (
     require_text,
     shown,
 )
+from .structured import StructuredOutputsParams
 
 # Each limit bounds the time by which one request can delay the others.
 MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes about 10 ms, once
@@ -72,6 +73,10 @@ class SamplingParams:
         and of the chosen token. They are those of the model, before any of the changes above. None:
         report no log probabilities.
     skip_special_tokens: leave special tokens out of the text.
+    structured_outputs: a JSON schema, a regular expression or choices for the whole output. After
+        the penalties, all tokens are excluded that the grammar does not allow next. An output that
+        `max_tokens` or a stop string ends early is not complete. None: any text. Engines that
+        cannot do it refuse the request.
     """
 
     max_tokens: int = 16
@@ -91,6 +96,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = field(default=None, hash=False)
     min_tokens: int = 0
     n: int = 1
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         require_int("max_tokens", self.max_tokens, low=1)
@@ -115,6 +121,20 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        if self.structured_outputs is not None:
+            self._check_structured_outputs()
+
+    def _check_structured_outputs(self) -> None:
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise ValueError(
+                "structured_outputs must be StructuredOutputsParams, got "
+                f"{shown(self.structured_outputs)}"
+            )
+        if self.ignore_eos:
+            raise ValueError(
+                "structured_outputs needs ignore_eos=False: after the end of the grammar, only a "
+                "token that ends the output is allowed"
+            )
 
     @cached_property
     def is_greedy(self) -> bool:

@@ -36,7 +36,8 @@ class SamplerOutput:
     token_ids: [B] int64. All ids are in the vocabulary, also in invalid rows: the next step may
         begin to compute these tokens before the host has read `is_valid`.
     is_valid: [B] bool. False if the logits contain NaN or inf, or only -inf. They are then not a
-        distribution, and the token has no meaning. Also False if `adjust` leaves only -inf.
+        distribution, and the token has no meaning. Also False if `adjust` or the mask leaves only
+        -inf.
     logprobs, logprob_ids: [B, 1 + n] float32 and int64. The chosen token is first, then the n most
         likely tokens; n is the largest number that a row requests. None if no row requests any.
     num_logprobs: the number that each row requests; None for a row without log probabilities.
@@ -109,6 +110,9 @@ class SamplingMetadata:
     draws: DrawParams | None  # None if all rows are greedy
     num_logprobs: list[int | None]
     adjustments: Adjustments | None = None  # None if no row has a bias, a penalty or `min_tokens`
+    # Takes the adjusted logits [B, V], and returns them with -inf for the tokens that no grammar
+    # allows. None if no row has a grammar.
+    mask: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @classmethod
     def from_requests(
@@ -156,6 +160,9 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
     token_ids, is_valid = most_likely(logits)
     if metadata.adjustments is not None:
         logits = adjust(logits, metadata.adjustments)
+    if metadata.mask is not None:
+        logits = metadata.mask(logits)
+    if logits is not model_logits:
         token_ids, is_left = most_likely(logits)
         is_valid = is_valid & is_left
     if (draws := metadata.draws) is not None:

@@ -25,6 +25,7 @@ LONGEST_ID = 1000  # characters of a request id
 # Text of up to so many characters is always tokenized, which takes about 50 ms. An error message
 # can then say how many tokens the text has.
 TOKENIZED_CHARACTERS = 2**16
+NO_STRUCTURED_OUTPUTS = "this engine has no grammars; the elective structured_output has them"
 
 
 class TokensPrompt(NamedTuple):
@@ -51,6 +52,8 @@ class InputProcessor:
         self.max_model_len = config.max_model_len
         self.is_in_use = is_in_use
         self.closed = False
+        # Why requests with `structured_outputs` are refused; None where an engine has them.
+        self.no_structured_outputs: str | None = NO_STRUCTURED_OUTPUTS
         self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
 
@@ -197,6 +200,8 @@ class InputProcessor:
             raise ValueError(
                 f"logit_bias holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
             )
+        if params.structured_outputs is not None and self.no_structured_outputs is not None:
+            raise ValueError(f"structured_outputs: {self.no_structured_outputs}")
         return params
 
     def _end_token_ids(self, params: SamplingParams) -> np.ndarray | None:

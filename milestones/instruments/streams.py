@@ -40,7 +40,7 @@ class LateStream:
         self.failure: BaseException | None = None
         self.num_waits = 0
 
-    def launch(self, work: Work) -> HandEvent:
+    def launch(self, work: Work, is_forward: bool = True) -> HandEvent:
         event = HandEvent(self)
         self.pending.append((work, event))
         return event
@@ -74,8 +74,8 @@ class LateStream:
 class EarlyStream(LateStream):
     """Runs work as soon as it is launched."""
 
-    def launch(self, work: Work) -> HandEvent:
-        event = super().launch(work)
+    def launch(self, work: Work, is_forward: bool = True) -> HandEvent:
+        event = super().launch(work, is_forward)
         self.run_until(event)
         return event
 

@@ -5,6 +5,7 @@
     app.py             the routes; what they share is an Api
     limits.py          before a route: API key, size of the body; open requests
     protocol.py        the bodies of requests; everything that is not supported is refused by name
+    grammars.py        schemas and regular expressions, compiled before a request is queued
     prompts.py         text and messages to token ids, in a thread of its own
     generation.py      one API call: admit, follow, answer whole or as a stream
     formats.py         the bodies of answers; deltas.py, tokens.py: what a stream adds

@@ -17,6 +17,7 @@ from .engine_thread import EngineThread
 from .errors import ApiError, Json, add_handlers
 from .formats import ChatFormat, CompletionFormat, Format
 from .generation import Generation, now
+from .grammars import Grammars
 from .limits import Guard, OpenRequests
 from .metrics import Metrics
 from .prompts import PromptReader
@@ -38,6 +39,7 @@ class Api:
         self.engine = EngineThread(engine, self.metrics)
         self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens)
         self.tokens = TokenBytes(engine.loaded.tokenizer)
+        self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
         self.created = int(time.time())
 
@@ -82,6 +84,8 @@ class Api:
         arrival_time, count = now(), num_choices(params)
         with ExitStack() as resources:
             resources.enter_context(self.open.place_for(num_prompts * count))
+            if params.structured_outputs is not None:
+                await self.grammars.check(params.structured_outputs, call.model_extra or {})
             form, prompts = await prepare()
             generation = Generation(self.engine, form, count)
             await generation.admit(prompts, params, arrival_time)

@@ -16,10 +16,14 @@ from common import SamplingParams
 from common.validation import require_list, shown
 
 from .errors import ApiError
+from .grammars import NAMES as GRAMMARS
+from .grammars import read_grammar
 
 # Fields of `SamplingParams` that a body may have, with the same names. The two APIs ask for log
 # probabilities and for the length in different ways.
-SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "max_tokens"}
+SAMPLING = {field.name for field in fields(SamplingParams)} - {
+    "logprobs", "max_tokens", "structured_outputs",
+}  # fmt: skip
 # Values of other names that change nothing. `user` never changes an answer.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -33,7 +37,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -67,11 +70,14 @@ class Call(BaseModel):
         own: the parameters that the two APIs write differently; None: not given.
         """
         values = {name: value for name, value in own.items() if value is not None}
-        for name, value in (self.model_extra or {}).items():
+        given = self.model_extra or {}
+        if (grammar := read_grammar(given)) is not None:
+            values["structured_outputs"] = grammar
+        for name, value in given.items():
             if name in SAMPLING:
                 if value is not None:
                     values[name] = READERS.get(name, _as_it_is)(value)
-            elif name not in NEUTRAL or not _is_neutral(name, value):
+            elif name not in GRAMMARS and (name not in NEUTRAL or not _is_neutral(name, value)):
                 raise refused(name, value)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream=true", param="stream_options")

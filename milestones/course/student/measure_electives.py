@@ -64,6 +64,18 @@ def by_text(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
         )  # fmt: skip
 
 
+def by_grammar(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """structured_output: the gap between forwards, with grammars and without, in four loops."""
+    gaps = load(milestone, "demo.gaps")
+    loaded = load_model(EngineConfig(model=model, device="cpu"))
+    for size in map(int, sizes):
+        found = gaps.measure(loaded, gaps.LOOPS, num_requests=size, max_tokens=24, forward_ms=10.0)
+        for name, of_loop in found.items():
+            rate = of_loop.tokens_per_second
+            ratio = rate / found[gaps.LOOPS[0].name].tokens_per_second
+            yield f"{size}", name, f"{of_loop.median_ms:.2f}", f"{rate:.0f}", f"{ratio:.2f}"
+
+
 ELECTIVES = {
     "multi_step": Measurement(
         (
@@ -71,6 +83,9 @@ ELECTIVES = {
             "ITL p50, ms", "tokens/s",
         ),
         by_plan, TINY, (1, 2, 4, 8),
+    ),
+    "structured_output": Measurement(
+        ("requests", "loop", "gap, ms", "tokens/s", "ratio"), by_grammar, EMBEDDED_MODEL, (1, 8),
     ),
     "speculative": Measurement(
         (

@@ -1,0 +1,119 @@
+"""`Grammar`: which tokens may come next. llguidance compiles it, and computes the masks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+
+from common import LoadedModel, StructuredOutputsParams
+
+from .bitmask import WORD
+
+# Bounds of the work for one grammar. The defaults of the library allow for seconds.
+LIMITS: Any = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
+# No optional whitespace: a model that prefers a newline would write nothing else.
+SEPARATORS: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+
+
+class Grammar(Protocol):
+    """The place of one request in a grammar."""
+
+    @property
+    def error(self) -> str:
+        """Return why the grammar cannot go on; an empty text if it can."""
+
+    def fork(self) -> Grammar:
+        """Return a copy with a state of its own."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token. If it is not allowed, return False, and change nothing."""
+
+    def fill(self, bits: np.ndarray) -> None:
+        """Set the bits of the tokens that are allowed next, and clear all others, [W] int32."""
+
+
+class MatcherGrammar:
+    """A grammar of llguidance. End tokens are allowed exactly where the grammar may end."""
+
+    def __init__(self, matcher: Any, end_token_ids: frozenset[int]) -> None:
+        self.matcher = matcher
+        self.end_token_ids = end_token_ids
+
+    @property
+    def error(self) -> str:
+        text: str = self.matcher.get_error() if self.matcher.is_error() else ""
+        return " ".join(text.replace("<non-verbose/>", "").split())
+
+    def fork(self) -> MatcherGrammar:
+        return MatcherGrammar(self.matcher.deep_copy(), self.end_token_ids)
+
+    def accept(self, token_id: int) -> bool:
+        if token_id in self.end_token_ids:
+            return bool(self.matcher.is_accepting())
+        return self.matcher.try_consume_tokens([token_id]) == 1
+
+    def fill(self, bits: np.ndarray) -> None:
+        bits[:] = np.frombuffer(self.matcher.compute_bitmask(), np.int32)[: len(bits)]
+        words = bits.view(np.uint32)
+        for word, bit in (divmod(token_id, WORD) for token_id in self.end_token_ids):
+            words[word] &= ~np.uint32(1 << bit)
+            if self.matcher.is_accepting():
+                words[word] |= np.uint32(1 << bit)
+
+
+class GrammarLibrary:
+    """Compiles grammars for the vocabulary of a model. Several threads may call it."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self.lock = threading.Lock()
+        self.tokenizer: Any = None  # of llguidance; it takes half a second to make
+
+    def __call__(self, structured: StructuredOutputsParams) -> Grammar:
+        """Return a grammar at its beginning. Raises `ValueError` if it cannot be compiled."""
+        import llguidance  # the extra `grammar`
+
+        with self.lock:
+            if self.tokenizer is None:
+                self.tokenizer = self._make_tokenizer()
+        limits = llguidance.LLParserLimits(**LIMITS)
+        text = _grammar_text(structured)
+        matcher = llguidance.LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
+        grammar = MatcherGrammar(matcher, self.loaded.eos_token_ids)
+        if error := grammar.error or self._try_first_token(grammar.fork()):
+            raise ValueError(f"structured_outputs cannot be compiled: {error[:300]}")
+        return grammar
+
+    def _try_first_token(self, grammar: MatcherGrammar) -> str:
+        """Return what fails at the first token. The library does most of its work only there."""
+        bits = np.zeros(-(-self.tokenizer.vocab_size // WORD), np.int32)
+        grammar.fill(bits)
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        if len(allowed) == 0:
+            return grammar.error or "no token of the vocabulary is allowed at its beginning"
+        grammar.accept(int(allowed[0]))
+        return grammar.error
+
+    def _make_tokenizer(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        tokenizer: Any = self.loaded.tokenizer
+        return from_tokenizer(tokenizer, self.loaded.vocab_size, sorted(self.loaded.eos_token_ids))
+
+
+def _grammar_text(structured: StructuredOutputsParams) -> str:
+    """Return a grammar in a language of llguidance."""
+    from llguidance import LLMatcher
+
+    if structured.regex is not None:
+        return str(LLMatcher.grammar_from_regex(structured.regex))
+    if structured.choice is not None:
+        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice)
+        return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
+    schema = json.loads(str(structured.json))
+    if "x-guidance" in schema:
+        raise ValueError("structured_outputs: json must not have the keyword 'x-guidance'")
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=SEPARATORS))

@@ -1,0 +1,136 @@
+"""`GrammarManager`: requests that wait for a grammar, and the place of each request in its grammar.
+
+    add_request --> queue --compiled--> the waiting queue of m5 --> running
+                      |
+                      +--bad, or too late--> ends with an error
+
+No tensors. Compiling may take seconds, so threads of its own do it. Other requests, and requests
+that arrive later, do not wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import numpy as np
+
+from common import Request, StructuredOutputsParams
+
+from .grammar import Grammar
+
+Compile = Callable[[StructuredOutputsParams], Grammar]
+TIMEOUT = 30.0  # seconds that a request waits for its grammar
+NUM_THREADS = 2
+NUM_CACHED = 256  # grammars
+
+
+class GrammarCompiler:
+    """Compiles on threads, and keeps the newest grammars. Any thread may call it.
+
+    All requests with the same parameters share one compiled grammar, also while it is compiled.
+    """
+
+    def __init__(self, compile_grammar: Compile) -> None:
+        self.compile = compile_grammar
+        self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self.lock = threading.Lock()
+        self.cache: dict[StructuredOutputsParams, Future[Grammar]] = {}  # least recently used first
+
+    def submit(self, structured: StructuredOutputsParams) -> Future[Grammar]:
+        """Return the grammar at its beginning, or the promise of it."""
+        with self.lock:
+            future = self.cache.pop(structured, None)
+            if future is None:
+                future = self.threads.submit(self.compile, structured)
+            self.cache[structured] = future
+            if len(self.cache) > NUM_CACHED:
+                del self.cache[next(iter(self.cache))]
+        return future
+
+    def close(self) -> None:
+        """Compile no more, and wait for the grammars that are being compiled."""
+        self.threads.shutdown(wait=True, cancel_futures=True)
+
+
+class GrammarManager:
+    """Holds a request in `queue` until it is compiled, and its grammar in `grammars` from then on.
+
+    I3: a request that has ended is in neither of them.
+    """
+
+    def __init__(self, compiler: GrammarCompiler | None = None, num_words: int = 0) -> None:
+        """compiler: None for an engine without grammars. num_words: of a bitmask, W."""
+        self.compiler = compiler
+        self.num_words = num_words
+        self.timeout = TIMEOUT
+        self.queue: dict[Request, tuple[Future[Grammar], float]] = {}  # with the deadline
+        self.grammars: dict[Request, Grammar] = {}
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request until its grammar is compiled."""
+        structured = request.params.structured_outputs
+        assert structured is not None and self.compiler is not None, "nothing to compile"
+        future = self.compiler.submit(structured)
+        self.queue[request] = (future, time.monotonic() + self.timeout)
+
+    def take_compiled(self) -> list[tuple[Request, str | None]]:
+        """Remove from the queue all requests that need not wait any longer. Do not block.
+
+        Returns each with None if its grammar is compiled, and otherwise with the reason why it
+        ends: its grammar is bad, or was not compiled in time. The oldest request comes first.
+        Each request gets a copy of the compiled grammar, because requests move independently.
+        """
+        taken: list[tuple[Request, str | None]] = []
+        for request, (future, deadline) in list(self.queue.items()):
+            reason = None
+            if future.done():
+                error = future.exception()
+                if error is None:
+                    self.grammars[request] = future.result().fork()
+                else:
+                    reason = str(error)
+            elif time.monotonic() >= deadline:
+                reason = f"structured_outputs were not compiled within {self.timeout:g} s"
+            else:
+                continue
+            del self.queue[request]
+            taken.append((request, reason))
+        return taken
+
+    def wait(self, seconds: float) -> None:
+        """Block until a grammar of the queue is compiled, and no longer than `seconds`."""
+        wait([future for future, _ in self.queue.values()], seconds, FIRST_COMPLETED)
+
+    def accept(self, request: Request, token_id: int | None) -> str | None:
+        """Take the next token of a request into its grammar. Return why it cannot be taken."""
+        grammar = self.grammars.get(request)
+        if grammar is None:
+            return None
+        if token_id is None:
+            return grammar.error or (
+                "no token can be chosen: the logits are not finite, or the grammar allows only "
+                "tokens that min_tokens excludes"
+            )
+        assert token_id >= 0, "I2: a grammar never sees a placeholder"
+        if grammar.accept(token_id):
+            return None
+        return grammar.error or f"the grammar does not allow the sampled token {token_id}"
+
+    def masks(self, requests: Sequence[Request]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that have a grammar, [n], and their bits, [n, W] int32.
+
+        A row is an index in `requests`. Requests that have ended have no grammar any more.
+        """
+        rows = [row for row, request in enumerate(requests) if request in self.grammars]
+        bits = np.zeros((len(rows), self.num_words), np.int32)
+        for place, row in enumerate(rows):
+            self.grammars[requests[row]].fill(bits[place])
+        return np.array(rows, np.int64), bits
+
+    def remove(self, request: Request) -> bool:
+        """Forget a request. Return whether it was still waiting for its grammar."""
+        self.grammars.pop(request, None)
+        return self.queue.pop(request, None) is not None

@@ -246,8 +246,7 @@ def serve(milestone: str) -> None:
     """Read a workload, run it, and write the result: the process that `run_milestone` starts."""
     workload = Workload(**json.load(sys.stdin))
     engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
-    # The first forwards of a process and the first use of its memory are slow. The prefix cache of
-    # the warm-up would keep that memory, so it is emptied.
+    # First forwards, and the first use of memory, are slow. A prefix cache would keep that memory.
     run(engine, workload.warm_up())
     engine.reset_prefix_cache()
     # A full collection takes 0.2 s, and it would search the modules of the model for garbage.

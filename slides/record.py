@@ -27,6 +27,7 @@ from .record_electives import LESSONS
 from .record_ideas import IDEAS, PAGED, ROWS, mixed_lengths
 from .record_lanes import lanes, plan_lanes
 from .record_mistakes import MISTAKES
+from .run_pages import RUN_PAGES
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
 DATA = ROOT / "slides" / "data"
@@ -66,6 +67,20 @@ def example(name: str, loaded: LoadedModel | None = None, milestone: str | None 
     }
     steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.data), tables, strict=True)]
     return {"milestone": milestone, "config": config, "prompts": words, "steps": steps}
+
+
+def run_page(name: str, loaded: LoadedModel | None = None) -> Json:
+    """Run a worked example, and return its trace for the player."""
+    milestone, config = config_of(name.removeprefix("run_"))
+    loaded = loaded or load_model(EngineConfig())
+    engine = load(milestone).LLMEngine(EngineConfig(**config), loaded)
+    with engine, Trace(engine) as trace:
+        trace.data.meta["machine"] = machine()
+        for request_id, params in params_of(name.removeprefix("run_")).items():
+            engine.add_request(PROMPTS[request_id], params, request_id)
+        while engine.has_unfinished_requests():
+            engine.step()
+    return {"trace": trace.data.as_json()}
 
 
 def plan_example(_name: str, loaded: LoadedModel | None = None) -> Json:
@@ -210,6 +225,7 @@ RUNS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
     "multi_step_example": (("multi_step",), plan_example),
     "multi_step_lanes": (("m5_overlap", "multi_step"), plan_lanes),
     **IDEAS,
+    **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
     **LESSONS,
     **MISTAKES,
 }  # fmt: skip

@@ -47,7 +47,8 @@ def m4_mistake(_name: str) -> Json:
         "on_m3": {**M4_SCENE, "prompts": [first, last], "engine": "m3_paged"},
     }
     size = M4_SCENE["config"]["page_size"]
-    return {"prompts": M4_PROMPTS, "page_size": size, **right_and_wrong("m4_radix", M4_MUTANT, scenes)}
+    told = right_and_wrong("m4_radix", M4_MUTANT, scenes)
+    return {"prompts": M4_PROMPTS, "page_size": size, **told}
 
 
 def speculative_mistake(_name: str) -> Json:

@@ -33,7 +33,10 @@ def main() -> None:
             texts.append(output.outputs[0].text)
         pages.append(pages_of(engine))
     words = [engine.loaded.tokenizer.decode([t]) for t in engine.loaded.tokenizer(prompt).input_ids]
-    made = {"text": " ".join(texts[-1].split()), "pages": pages, "prompt": words}
+    made = {
+        "text": " ".join(texts[-1].split()), "first": texts[0].strip(), "pages": pages,
+        "prompt": words,
+    }  # fmt: skip
     sys.stdout.write(json.dumps(made))
 
 

@@ -46,25 +46,28 @@ def _word(x: float, y: float, pitch: float, word: str, kind: str, ink: str) -> l
     ]
 
 
-def two_rows(name: str = "m4_mistake", scene: str = "after_a") -> str:
-    """Draw the pages of a request after its first step: with the words of its prompt, and with the
-    words that stand in the pages of the row that a mistake makes.
+def two_rows(name: str = "m4_mistake", scene: str = "after_reset") -> str:
+    """Draw the pages of a request after its first step, with the words that it writes to them: on
+    the right engine, and with a mistake. A page that occurs again is written again.
     """
     run = data(name)
     size, words = run["page_size"], run["right"][scene]["prompt"]
-    right, wrong = (run[kind][scene]["pages"][0] for kind in ("right", "wrong"))
-    said = {p: "".join(words[n * size : (n + 1) * size]).strip() for n, p in enumerate(right)}
-    pitch, parts = (WIDTH - 150) / len(right), list[str]()
-    for y, title, row in ((0.0, "right", right), (130.0, "the mistake", wrong)):
+    rows = {"right": run["right"], "the mistake": run["wrong"]}
+    parts, y = list[str](), 0.0
+    for title, found in rows.items():
+        row = found[scene]["pages"][0]
+        pitch = (WIDTH - 150) / len(row)
         parts.append(text(0, y + 28, title, "strong", 22))
         parts.append(text(0, y + 76, "page", "soft", 20))
         for place, page in enumerate(row):
-            other = page != right[place]
+            lost = page in row[place + 1 :]
             x = 150 + place * pitch
-            shown = said[page]
-            fits = max(14.0, min(20.0, (pitch - 10) / text_width(shown, 1)))
-            parts.append(rect(x, y, pitch - 6, BOX, "stall" if other else "cached"))
-            ink = "hot-ink" if other else "cached-ink"
+            shown = "".join(words[place * size : (place + 1) * size]).strip()
+            fits = max(20.0, min(22.0, (pitch - 10) / text_width(shown, 1)))
+            parts.append(rect(x, y, pitch - 6, BOX, "stall" if lost else "output"))
+            ink = "hot-ink" if lost else "on"
             parts.append(text(x + pitch / 2 - 3, y + 28, shown, ink, fits, "middle"))
-            parts.append(text(x + pitch / 2 - 3, y + 76, f"{page}", "strong", 22, "middle"))
+            strong = "hot-ink" if row.count(page) > 1 else "strong"
+            parts.append(text(x + pitch / 2 - 3, y + 76, f"{page}", strong, 22, "middle"))
+        y += 130
     return picture(WIDTH, 214, parts, f"The pages of a request in {name}, right and wrong")

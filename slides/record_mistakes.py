@@ -38,13 +38,12 @@ SPECULATIVE_SCENE: Json = {
 
 
 def m4_mistake(_name: str) -> Json:
-    """Run B alone, after A, after A with an empty tree, and on m3: with the mistake and without."""
+    """Run B alone, after A, and after A with an empty tree, with the mistake and without."""
     first, last = M4_PROMPTS.values()
     scenes = {
         "alone": {**M4_SCENE, "prompts": [last]},
         "after_a": {**M4_SCENE, "prompts": [first, last]},
         "after_reset": {**M4_SCENE, "prompts": [first, last], "reset": True},
-        "on_m3": {**M4_SCENE, "prompts": [first, last], "engine": "m3_paged"},
     }
     size = M4_SCENE["config"]["page_size"]
     told = right_and_wrong("m4_radix", M4_MUTANT, scenes)
@@ -62,18 +61,18 @@ def right_and_wrong(engine: str, name: str, scenes: dict[str, Json]) -> Json:
     (mutant,) = (m for m in exercises.mutants(engine, ROOT) if m.name == name)
     with tempfile.TemporaryDirectory(prefix="ladder-slides-") as folder:
         tree = mutants.copy(ROOT, Path(folder).resolve() / "tree")
-        right = {scene: played(told, tree) for scene, told in scenes.items()}
+        right = played(scenes, tree)
         with mutants.applied(mutant, tree) as refusal:
             assert refusal is None, f"{mutant.path.name} does not apply: {refusal}"
-            wrong = {scene: played(told, tree) for scene, told in scenes.items()}
+            wrong = played(scenes, tree)
     return {"mutant": name, "right": right, "wrong": wrong}
 
 
-def played(scene: Json, tree: Path) -> Json:
-    """Run a scene in a tree, in a process of its own. Return what it printed."""
+def played(scenes: dict[str, Json], tree: Path) -> Json:
+    """Run scenes in a tree, in a process of its own. Return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", SCENE.read_text(encoding="utf-8")], cwd=tree,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, input=json.dumps(scene),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, input=json.dumps(scenes),
         capture_output=True, text=True, timeout=SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -82,6 +81,6 @@ def played(scene: Json, tree: Path) -> Json:
 
 
 MISTAKES: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
-    "m4_mistake": (("m3_paged", "m4_radix"), m4_mistake),
+    "m4_mistake": (("m4_radix",), m4_mistake),
     "speculative_mistake": (("speculative",), speculative_mistake),
 }

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -58,8 +59,9 @@ def test_each_fault_is_recorded_once() -> None:
 
 def test_without_a_fault_no_forward_waits() -> None:
     assert max(gaps("none")) < 1 and min(covered("none", "wait")) > 0.5
-    assert all(FORWARD <= length < 1.2 * FORWARD for length in lengths("none"))
-    assert RUNS["none"]["busy"] > 0.95 > max(RUNS[f]["busy"] for f in RUNS if f != "none")
+    assert all(FORWARD <= length < 1.4 * FORWARD for length in lengths("none"))
+    idle = ("serial", "sync", "text", "retractions")
+    assert RUNS["none"]["busy"] > 0.95 > max(RUNS[fault]["busy"] for fault in idle)
 
 
 def test_the_serial_loop_waits_during_the_whole_forward() -> None:
@@ -75,12 +77,12 @@ def test_a_launch_with_a_sync_is_as_long_as_a_usual_forward() -> None:
 
 
 def test_without_a_graph_the_forward_is_as_long_as_its_launch() -> None:
-    assert min(covered("graph", "launch")) > 0.9 and longest("graph", "wait") < 1
+    assert mean(covered("graph", "launch")) > 0.9 and longest("graph", "wait") < 1
     assert min(lengths("graph")) > 1.3 * FORWARD
 
 
 def test_slow_text_is_longer_than_a_forward() -> None:
-    assert longest("text", "process") > 1.3 * FORWARD and longest("text", "wait") < 1
+    assert longest("text", "process") > 1.3 * FORWARD and mean(covered("text", "wait")) < 0.1
     assert max(lengths("text")) < 1.2 * FORWARD and max(gaps("text")) > 1
 
 
@@ -89,10 +91,9 @@ def test_retracted_requests_compute_their_prompts_again() -> None:
     assert sum(count > RECORDED["num_requests"] for count in tokens) >= 2
     assert RUNS["retractions"]["retractions"] > 10
     assert all(RUNS[fault]["retractions"] == 0 for fault in RUNS if fault != "retractions")
-    longer = [n > 16 for n in tokens]
-    assert [length > 1.1 * FORWARD for length in lengths("retractions")] == longer
-    waits = covered("retractions", "wait")
-    assert sum(waits) / len(waits) > 0.5 and max(gaps("retractions")) > 0.5
+    largest = max(range(len(tokens)), key=lambda n: tokens[n])
+    assert lengths("retractions")[largest] == max(lengths("retractions"))
+    assert mean(covered("retractions", "wait")) > 0.5 and max(gaps("retractions")) > 1
 
 
 def test_another_run_retracts_as_often() -> None:

@@ -76,8 +76,9 @@ def emulated(vocab_size: int) -> Callable[..., Any]:
     def forward(**inputs: Any) -> Any:
         tokens = inputs["input_ids"].shape[1]
         kept = inputs["logits_to_keep"]
+        rows = tokens if isinstance(kept, int) else len(kept)  # 0: all of them
         time.sleep((FORWARD_MS + TOKEN_MS * max(0, tokens - NUM_REQUESTS)) / 1000)
-        return SimpleNamespace(logits=torch.zeros(1, len(kept), vocab_size))
+        return SimpleNamespace(logits=torch.zeros(1, rows, vocab_size))
 
     return forward
 

@@ -48,13 +48,13 @@ FAULTS = {
     ),
     "text": (
         "the text of a step takes longer than its forward",
-        "The longest spans of the host are results that it processes. A forward ends long before "
-        "the host launches the next one, and the host never waits.",
+        "The longest spans of the host are results that it processes. Again and again, a forward "
+        "ends long before the host launches the next one, and the host hardly ever waits.",
     ),
     "retractions": (
         "requests are retracted, and computed again",
-        "Some forwards compute many more tokens than there are requests, although no request "
-        "arrives. They are longer. Memory is short, so the host waits for results.",
+        "Some forwards compute many more tokens than the others, although no request arrives, and "
+        "they are longer. Memory is short, so the host often needs a result before it launches.",
     ),
 }
 

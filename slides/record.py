@@ -38,8 +38,8 @@ Json = dict[str, Any]
 def record(name: str) -> None:
     """Make one file of `slides/data/`: run the engines and write the result."""
     milestones, make = RUNS[name]
-    recorder = next((file for file, runs in RECORDERS.items() if name in runs), None)
-    sources = sources_of(*milestones) + [recorder] * (recorder is not None)
+    recorders = [file for file, runs in RECORDERS.items() if name in runs]
+    sources = sources_of(*milestones) + recorders
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1, ensure_ascii=False)

@@ -46,7 +46,7 @@ def drafts(_name: str, loaded: LoadedModel | None = None) -> Json:
     steps: list[Json] = []
 
     def words(tokens: list[int]) -> list[str]:
-        return [loaded.tokenizer.decode([token]) for token in tokens]
+        return [loaded.tokenizer.decode([token]) for token in tokens]  # type: ignore[misc]
 
     with load("speculative").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
         verify = engine.verify

@@ -215,7 +215,7 @@ def reuse(_name: str) -> Json:
     }
 
 
-RUNS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
+RUNS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
     **{name: ((milestone,), example) for name, (milestone, _) in EXAMPLES.items()},
     "linears": ((), linears),
     "m1_growth": (("m1_single",), growth),

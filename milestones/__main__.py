@@ -31,6 +31,7 @@ COMMANDS = {
         "course.student.break_it",
         "make the mistake of a Break it, and see which tests and answers change",
     ),
+    "lanes": ("course.student.lanes", "diagnose the timelines of m5 from their lanes"),
     "measure": ("course.student.measure", "measure what a milestone is about, in one table"),
     "reset": ("course.student.reset", "put an exercise back to its starting state"),
     "doctor": ("course.student.doctor", "check this machine: packages, model, disk space, kernels"),

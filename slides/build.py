@@ -3,6 +3,8 @@
 A build fails and names the slide if a symbol or a recorded number no longer exists, if the data of
 a figure is stale, if a link is dead, if text or code does not fit its slide, or if the browser's
 console reports an error.
+
+A build also writes the recorded runs of `run_pages.py` as pages of the player.
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from common.tracing.player import page_of
+
 from .browser import MISSING, Browser, find, install
 from .deck import Deck, Reader
+from .facts import data
 from .page import HERE, page
+from .run_pages import RUN_PAGES
 from .sources import BuildError
 
 DECKS = HERE / "decks"
@@ -58,7 +64,16 @@ def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
             f"{target.name}: {len(deck.slides)} slides, "
             f"{deck.minutes:g} minutes, {deck.code_lines} lines of code"
         )
+    write_runs()
     return built
+
+
+def write_runs() -> None:
+    """Write the recorded runs as pages, and the handouts link to their steps (`#step=4`)."""
+    for name in RUN_PAGES:
+        text = page_of(data(f"run_{name}")["trace"])
+        (OUTPUT / f"run_{name}.html").write_text(text, encoding="utf-8")
+    say(f"{len(RUN_PAGES)} recorded runs for the player, to which the handouts link")
 
 
 def publish(built: dict[Path, Deck]) -> int:

@@ -1,7 +1,7 @@
 """Read a deck from Markdown into slides.
 
-    ---                        the front matter: title and about, a line under the title
-    title: Continuous batching
+    ---                        the front matter: title and about, a line under the title; and
+    title: Continuous batching     minutes, for a deck that is no lecture of 45: `minutes: 24-40`
     ---
     # A slide's title {.predict}      classes in braces
     Text. {{ladder.engines.m2_continuous.batch.tokens_per_second | .0f}} tokens/s.
@@ -15,10 +15,11 @@
     ---                        the next slide
 
 These blocks stand between three backticks: `code PLACE` and `diff BELOW ABOVE`, with trimming
-commands (`sources.py`); `figure NAME ...` (`figures.py`, `memory.py`, `charts.py`); `sequence` and
-`boxes` (`diagrams.py`); `stops BELOW ABOVE`, the stops of a lesson (`stops.py`); `gantt`, spans of
-time in rows (`charts.py`); `keys`, the meaning of the colours, with one `class: words` per line
-(`charts.py`). Any other block is shown unchanged.
+commands, and `mutant ENGINE NAME`, a mistake of the course (`sources.py`); `figure NAME ...`
+(`figures.py`, `memory.py`, `charts.py`); `sequence` and `boxes` (`diagrams.py`); `stops BELOW
+ABOVE`, the stops of a lesson (`stops.py`); `gantt`, spans of time in rows (`charts.py`); `keys`,
+the meaning of the colours, with one `class: words` per line (`charts.py`). Any other block is
+shown unchanged.
 """
 
 from __future__ import annotations
@@ -32,13 +33,22 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from . import charts, diagrams, figures, ideas, ideas_memory, memory
+from . import charts, diagrams, figures, ideas, ideas_electives, ideas_memory, memory
 from .facts import filled
-from .sources import ROOT, BuildError, Line, as_html, difference, font_size, trimmed
+from .sources import (
+    ROOT,
+    BuildError,
+    Line,
+    as_html,
+    difference,
+    font_size,
+    mutant_lines,
+    trimmed,
+)
 from .stops import Walk
 
 MAX_CODE_LINES = 60
-MINUTES = (35, 55)
+MINUTES = "35-55"  # of a deck that does not say how long it takes
 
 FIGURES: dict[str, Callable[..., str]] = {
     "steps": figures.steps, "words": figures.words, "rows": memory.rows, "pages": memory.pages,
@@ -46,7 +56,8 @@ FIGURES: dict[str, Callable[..., str]] = {
     "roofline": charts.roofline, "lanes": charts.lanes, "triangle": ideas.triangle,
     "streaming": ideas.streaming, "tiles": ideas.tiles, "futures": ideas.futures,
     "same-memory": ideas_memory.same_memory, "translation": ideas_memory.translation,
-    "split": ideas_memory.split, "shared": ideas_memory.shared,
+    "split": ideas_memory.split, "shared": ideas_memory.shared, "drafts": ideas_electives.drafts,
+    "two-rows": ideas_electives.two_rows,
 }  # fmt: skip
 
 
@@ -115,10 +126,11 @@ class Reader:
                 f"{self.path.name} shows {self.code_lines} lines of code, more than "
                 f"{MAX_CODE_LINES}: show only the code that matters"
             )
-        if not MINUTES[0] <= deck.minutes <= MINUTES[1]:
+        least, most = map(int, facts.get("minutes", MINUTES).split("-"))
+        if not least <= deck.minutes <= most:
             raise BuildError(
                 f"{self.path.name} takes {deck.minutes:g} minutes by its notes: the sum must be "
-                f"{MINUTES[0]} to {MINUTES[1]}"
+                f"{least} to {most}"
             )
         return deck
 
@@ -171,6 +183,8 @@ class Reader:
         if kind == "stops":
             self.walk = Walk(*places)
             return self.walk.table()
+        if kind == "mutant":
+            return as_html(mutant_lines(*places), f"the mistake, in {places[0]}")
         if kind == "figure" and places[0] == "bars":
             return charts.bars(body, **options)
         if kind == "figure":

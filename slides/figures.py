@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from milestones.chain import at_least
+
 from .facts import data
 from .svg import NUMBER, WIDTH, chip, picture, rect, text, text_width
 
@@ -26,7 +28,7 @@ def steps(name: str, first: str = "1", last: str = "", who: str = "", low: str =
     left, top, height = 70, 34, 72 if low else 106
     width = min(200, (WIDTH - left) / len(numbers))
     bottom = top + len(names) * height
-    overlaps = run["milestone"] == "m5_overlap"
+    overlaps = at_least(run["milestone"], "m5_overlap")
     parts = [text(0, 22, "forward" if overlaps else "step", "soft", 20)]
     for column, number in enumerate(numbers):
         x = left + column * width

@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from milestones.chain import sources
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # The files that decide the steps of a run. Speed and the computation of attention do not matter.
@@ -22,9 +24,14 @@ RECORDER = ("slides/workloads.py",)
 
 
 def sources_of(*milestones: str) -> list[str]:
-    """Return the files that a recorded run of these milestones depends on, relative to the root."""
-    paths = [f"{milestone}/{name}" for milestone in milestones for name in DECIDING]
-    return [*(path for path in paths if (ROOT / path).exists()), *RECORDER]
+    """Return the files that recorded runs of these engines depend on, relative to the root.
+
+    An elective has its own version of some files, and takes the others from the milestone below.
+    """
+    files = [sources(milestone, ROOT) for milestone in milestones]
+    paths = [have[name].relative_to(ROOT).as_posix() for have in files for name in DECIDING
+             if name in have]  # fmt: skip
+    return [*dict.fromkeys(paths), *RECORDER]
 
 
 def fingerprint(paths: Iterable[str]) -> str:

@@ -7,24 +7,27 @@ of m5, the growth of m1) name the machine on which they were measured.
 
 from __future__ import annotations
 
-import importlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from common import EngineConfig, LoadedModel, SamplingParams, load_model
-from common.displays.demo import chats, machine
+from common import EngineConfig, LoadedModel, load_model
+from common.displays.demo import machine
 from common.displays.workload import Workload, WorkloadResult, run
 from common.models.passes.pack import choose
-from common.tracing.data import Frame, Span, State, TraceData
+from common.tracing.data import Frame, State, TraceData
 from common.tracing.trace import Trace
+from milestones.chain import load
 
 from .freshness import ROOT, fingerprint, sources_of
+from .record_electives import LESSONS
 from .record_ideas import IDEAS, PAGED, ROWS, mixed_lengths
+from .record_lanes import lanes, plan_lanes
+from .record_mistakes import MISTAKES
+from .run_pages import RUN_PAGES
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
 DATA = ROOT / "slides" / "data"
@@ -35,18 +38,20 @@ Json = dict[str, Any]
 def record(name: str) -> None:
     """Make one file of `slides/data/`: run the engines and write the result."""
     milestones, make = RUNS[name]
-    sources = sources_of(*milestones) + ["slides/record_ideas.py"] * (name in IDEAS)
+    recorders = [file for file, runs in RECORDERS.items() if name in runs]
+    sources = sources_of(*milestones) + recorders
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
     DATA.mkdir(exist_ok=True)
     text = json.dumps(made, indent=1, ensure_ascii=False)
     (DATA / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def example(name: str, loaded: LoadedModel | None = None) -> Json:
-    """Run a worked example on its milestone and return every step."""
-    milestone, config = config_of(name)
+def example(name: str, loaded: LoadedModel | None = None, milestone: str | None = None) -> Json:
+    """Run a worked example on its milestone, or on another engine. Return every step."""
+    own, config = config_of(name)
+    milestone = milestone or own
     loaded = loaded or load_model(EngineConfig())
-    engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**config), loaded)
+    engine = load(milestone).LLMEngine(EngineConfig(**config), loaded)
     with engine, Trace(engine) as trace:
         for request_id, params in params_of(name).items():
             engine.add_request(PROMPTS[request_id], params, request_id)
@@ -62,6 +67,25 @@ def example(name: str, loaded: LoadedModel | None = None) -> Json:
     }
     steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.data), tables, strict=True)]
     return {"milestone": milestone, "config": config, "prompts": words, "steps": steps}
+
+
+def run_page(name: str, loaded: LoadedModel | None = None) -> Json:
+    """Run a worked example, and return its trace for the player."""
+    milestone, config = config_of(name.removeprefix("run_"))
+    loaded = loaded or load_model(EngineConfig())
+    engine = load(milestone).LLMEngine(EngineConfig(**config), loaded)
+    with engine, Trace(engine) as trace:
+        trace.data.meta["machine"] = machine()
+        for request_id, params in params_of(name.removeprefix("run_")).items():
+            engine.add_request(PROMPTS[request_id], params, request_id)
+        while engine.has_unfinished_requests():
+            engine.step()
+    return {"trace": trace.data.as_json()}
+
+
+def plan_example(_name: str, loaded: LoadedModel | None = None) -> Json:
+    """Run the worked example of m5 on multi_step."""
+    return example("m5_example", loaded, "multi_step")
 
 
 def _tables(engine: Any) -> dict[str, list[int]]:
@@ -151,8 +175,7 @@ def linears(_name: str) -> Json:
 def counters(milestone: str, workload: Workload, **config: Any) -> Json:
     """Return the counters of a milestone after a workload. They do not depend on the machine."""
     loaded = load_model(EngineConfig(model=TINY))
-    engine_class = importlib.import_module(milestone).LLMEngine
-    engine = engine_class(EngineConfig(model=TINY, **config), loaded)
+    engine = load(milestone).LLMEngine(EngineConfig(model=TINY, **config), loaded)
     with engine:
         result: WorkloadResult = run(engine, workload)
     return {
@@ -192,50 +215,22 @@ def reuse(_name: str) -> Json:
     }
 
 
-def lanes(_name: str) -> Json:
-    """Record the lanes of steady decode in both loops, with emulated forwards of 10 ms."""
-    loaded = load_model(EngineConfig(model=TINY))
-    made: Json = {"machine": machine(), "emulated_forward_ms": 10.0}
-    for loop, overlap in (("serial", False), ("overlapped", True)):
-        config = EngineConfig(
-            model=TINY, emulated_forward_ms=10.0, enable_overlap=overlap, max_num_seqs=16
-        )
-        with importlib.import_module("m5_overlap").LLMEngine(config, loaded) as engine:
-            with Trace(engine) as trace:
-                params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-                engine.generate(chats(16), params)
-            made[loop] = _lanes(trace.data)
-    return made
-
-
-def _lanes(trace: TraceData, count: int = 5) -> Json:
-    """Return the spans of five consecutive decode steps, in milliseconds since their first forward.
-
-    These are the five steps that took the least time, so that other work of the machine does not
-    disturb the figure.
-    """
-    windows = [trace.forwards[i : i + count] for i in range(4, len(trace.forwards) - count)]
-    forwards = min(windows, key=lambda window: window[-1].end - window[0].start)
-    start, end = forwards[0].start, forwards[-1].end
-    kinds = ("launch", "wait", "process", "schedule")
-
-    def rows(spans: list[Span]) -> list[Json]:
-        return [
-            {**asdict(s), "start": 1000 * (s.start - start), "end": 1000 * (s.end - start)}
-            for s in spans
-        ]
-
-    host = [s for s in trace.spans if s.name in kinds and s.end > start and s.start < end]
-    busy = sum(s.end - s.start for s in forwards) / (end - start)
-    return {"forward": rows(forwards), "host": rows(host), "busy": round(busy, 4)}
-
-
-RUNS: dict[str, tuple[tuple[str, ...], Callable[[str], Json]]] = {
+RUNS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
     **{name: ((milestone,), example) for name, (milestone, _) in EXAMPLES.items()},
     "linears": ((), linears),
     "m1_growth": (("m1_single",), growth),
     "m3_memory": (("m2_continuous", "m3_paged"), memory),
     "m4_reuse": (("m3_paged", "m4_radix"), reuse),
     "m5_lanes": (("m5_overlap",), lanes),
+    "multi_step_example": (("multi_step",), plan_example),
+    "multi_step_lanes": (("m5_overlap", "multi_step"), plan_lanes),
     **IDEAS,
+    **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
+    **LESSONS,
+    **MISTAKES,
+}  # fmt: skip
+RECORDERS = {
+    "slides/record_ideas.py": IDEAS,
+    "slides/record_electives.py": LESSONS,
+    "slides/record_mistakes.py": MISTAKES,
 }

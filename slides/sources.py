@@ -23,6 +23,8 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from milestones.chain import course_place
+
 ROOT = Path(__file__).resolve().parent.parent
 ELLIPSIS = "…"
 
@@ -130,6 +132,22 @@ def difference(below: str, above: str, commands: str = "") -> list[Line]:
         verb, _, what = order.partition(":")
         result = _apply(above, result, verb.strip(), what.strip())
     return result
+
+
+def mutant_lines(engine: str, name: str) -> list[Line]:
+    """Return the changed lines of a mutant of the course, and those around them."""
+    path = ROOT / course_place(engine) / "mutants" / f"{name}.patch"
+    if not path.exists():
+        raise BuildError(f"{engine} has no mutant {name}")
+    _, _, hunk = path.read_text(encoding="utf-8").partition("\n@@ ")
+    rows = hunk.splitlines()[1:]
+    margin = min(_margin(row[1:]) for row in rows if row[1:].strip())
+    kinds = {"-": "del", "+": "add"}
+    return [Line(row[1 + margin :], kinds.get(row[:1], "same")) for row in rows]
+
+
+def _margin(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:

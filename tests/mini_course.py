@@ -210,6 +210,27 @@ def make(root: Path) -> Path:
     return root
 
 
+def make_elective(root: Path) -> Path:
+    """Write the course with one elective, `extra`, that has the first exercise. Return `root`."""
+    make(root)
+    record = RECORD.partition('\n[[exercise]]\nid = "m2.2"')[0].replace("m2.1", "extra.1")
+    record = record.replace("test_m2_1", "test_extra_1")
+    effect = 'red = ["test_a_full_shelf_refuses"]\nanswers = "right"\n'
+    folder = "milestones/electives/extra"
+    handout = "# Extra\n\n## extra.1: Put it there\n\n**Break it.** Let one more in.\n"
+    for name, text in {
+        f"{folder}/__init__.py": '"""An elective."""\n',
+        f"{folder}/shelf.py": SHELF,
+        f"{folder}/exercises.toml": record + effect,
+        f"{folder}/README.md": handout,
+        "tests/exercises/test_extra_1.py": TEST_1.replace("m2_mini", "milestones.electives.extra"),
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
 @functools.cache
 def shared_runner() -> Runner:
     """Return the one server that all tests of the course share: importing torch takes seconds."""

@@ -13,7 +13,7 @@ import pytest
 from common import Request
 from m5_overlap import engine as m5_engine
 from m5_overlap.in_flight import StepsInFlight
-from milestones.chain import is_elective
+from milestones.chain import place
 from milestones.course import record
 from milestones.course.exercise import Exercise
 from milestones.course.release import command as release
@@ -26,9 +26,7 @@ from tests.conftest import ROOT
 from tests.fake_overlap import HashRunner
 from tests.test_overlap import fuzz
 
-EXERCISES = [
-    e for name in record.recorded(ROOT) if not is_elective(name) for e in record.load(name)
-]
+EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
 SECTION = """
 
 **Predict.** How many fit?
@@ -171,6 +169,29 @@ def test_a_student_makes_the_mistake_and_gets_the_file_back(
     assert "This is what the handout's mistake does." in said
     assert (tree / SOURCE).read_text() == mini_course.SHELF
     assert (tree / ".ladder/m2.1.mistake/shelf.py").read_text() == mistake
+
+
+def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command watches the elective's files, and puts them back."""
+    root = mini_course.make_elective(tmp_path / "course")
+    source = root / place("extra") / "shelf.py"
+    watched = []
+
+    def saved(folders: list[Path]) -> Iterator[None]:
+        watched.extend(folders)
+        yield
+        source.write_text(mini_course.SHELF.replace(">= ROOM", "> ROOM"))
+        yield
+
+    monkeypatch.setattr(break_it, "changes", saved)
+    args = argparse.Namespace(exercise="extra.1")
+    status = break_it.main(args, root=root, runner=mini_course.shared_runner())
+    said = capsys.readouterr().out
+    assert "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
+    assert (status, watched) == (0, [source.parent])
+    assert source.read_text() == mini_course.SHELF
 
 
 def test_another_mistake_is_told_apart(

@@ -1,7 +1,7 @@
 """The predictions of the handouts are true: each answer is run. m1 to m3.
 
 An entry has the words of the answer, and a function that runs what they say. `upper_claims.py` has
-those of m4 and m5.
+those of m4 and m5, and `elective_claims.py` those of the electives.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from m2_continuous.kv_pool import KVPool
 from m3_paged.triton_ops import split_size
 from milestones.course import record
 from milestones.course.student.handout import part
-from tests import upper_claims
-from tests.conftest import MILESTONES, ROOT, build_engine
+from tests import elective_claims, upper_claims
+from tests.conftest import ROOT, build_engine
 from tests.exercises import test_m1_1 as m1_1
 from tests.exercises import test_m1_4 as m1_4
 from tests.exercises import test_m2_1 as m2_1
@@ -276,12 +276,13 @@ CLAIMS: dict[str, Claim] = {
     "m3.6": (["= 12 programs", "6 + 3 = 9", "3 query heads of one KV head"],
              programs_of_a_decode),
     **upper_claims.CLAIMS,
+    **elective_claims.CLAIMS,
 }  # fmt: skip
-EXERCISES = {e.id: e for name in MILESTONES for e in record.load(name)}
+EXERCISES = {e.id: e for name in record.recorded(ROOT) for e in record.load(name)}
 
 
 def test_every_prediction_is_run() -> None:
-    """Each prediction of a milestone's handout has a claim here."""
+    """Each prediction of a handout has a claim here."""
     assert CLAIMS.keys() == EXERCISES.keys()
 
 

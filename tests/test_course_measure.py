@@ -36,6 +36,18 @@ def test_the_tokens_that_m1_feeds_are_those_of_the_handout() -> None:
     assert "18.5 on average for n = 16, and 482.5 for n = 480" in " ".join(text.split())
 
 
+def test_the_steps_of_speculative_are_those_of_the_handout() -> None:
+    """The counters of one request are the same on every machine. Sixteen requests never draft."""
+    chosen = MEASUREMENTS["speculative"]
+    columns = chosen.columns[:6]
+    shown = [tuple(row.values()) for row in table(handout("speculative"), "| text | requests |")]
+    found = [row[:6] for row in chosen.rows("speculative", chosen.model, (1,))]
+    assert found == [row for row in shown if row[1] == "1"]
+    assert tuple(table(handout("speculative"), "| text | requests |")[0]) == columns
+    sixteen = [row[:6] for row in rows("speculative", 16)]
+    assert sixteen == [row for row in shown if row[1] == "16"]
+
+
 @pytest.mark.parametrize(("name", "size"), [("m2_continuous", 2), ("m5_overlap", 1)])
 def test_times_are_measured(name: str, size: float) -> None:
     [row] = rows(name, size)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
+from statistics import mean
 
 import pytest
 
@@ -14,9 +16,11 @@ from tests.conftest import ROOT
 
 HANDOUTS = ROOT / "milestones"
 GAPS = r"With (\d+) requests, that gap is (\d+) µs .*?in this milestone it is (\d+) µs"
+NUM_REQUESTS = 32  # of the table of multi_step
 TOKENS = r"computes (\d+) prompt tokens, and it has computed (\d+) of them before"
 
 
+MEAN_GAPS = r"two forwards is ([\d.]+) ms in the serial loop and ([\d.]+) ms in the overlapped one"
 BUSY = r"busy ([\d.]+)% of steady decode\. In the serial loop it is busy (\d+)%"
 
 
@@ -74,6 +78,33 @@ def test_the_lanes_of_m5_are_those_of_the_slides() -> None:
     run = json.loads((ROOT / "slides/data/m5_lanes.json").read_text(encoding="utf-8"))
     overlapped, serial = (100 * run[loop]["busy"] for loop in ("overlapped", "serial"))
     assert numbers(BUSY, handout("m5_overlap")) == [f"{overlapped:.1f}", f"{serial:.0f}"]
+    gaps = [mean(_gaps(run[loop]["forward"])) for loop in ("serial", "overlapped")]
+    assert numbers(MEAN_GAPS, handout("m5_overlap")) == [f"{gap:.2f}" for gap in gaps]
+
+
+def _gaps(forwards: list[dict[str, float]]) -> list[float]:
+    """Return the milliseconds between each forward and the next one."""
+    return [after["start"] - before["end"] for before, after in pairwise(forwards)]
+
+
+def test_the_tables_of_multi_step_agree_with_their_prose() -> None:
+    """The shares of the table follow from its counts. The times of its prose are rounded ratios."""
+    text = " ".join(handout("multi_step").split())
+    shown = table(handout("multi_step"), "| steps per plan |")
+    rows = {row["steps per plan"]: row for row in shown}
+    for row in rows.values():
+        tokens, vain = int(row["tokens"]), int(row["in vain"])
+        assert row["share"] == f"{vain / (tokens + vain):.1%}"
+    below, longest = rows["m5, overlapped"], rows["8"]
+    assert "computes four times as many tokens in vain as m5" in text
+    assert round(int(longest["in vain"]) / int(below["in vain"])) == 4
+    assert "waits more than twice as long for its first token" in text
+    assert 2 < float(longest["TTFT p50, ms"]) / float(below["TTFT p50, ms"]) < 3
+    assert f"The measured share is {float(longest['share'][:-1]):.0f}%" in text
+    assert f"have {int(below['tokens']) / NUM_REQUESTS:.0f} tokens on average" in text
+    assert "3.5 in 27.5: 13%" in text and sum(range(8)) / 8 == 3.5
+    assert "m5 computes one, 4%" in text
+    assert (round(100 * 3.5 / 27.5), round(100 / 25)) == (13, 4)
 
 
 def test_the_tokens_of_m4_1_are_those_of_the_table() -> None:

@@ -200,12 +200,13 @@ def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> 
 
 
 @pytest.mark.since("m2_continuous")
-def test_the_screen_fits_a_terminal(milestone: str) -> None:
-    """All requests of the demo and all panels fit 100 columns and 40 lines, in every step."""
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_screen_fits_a_terminal(milestone: str, width: int) -> None:
+    """All requests of the demo and all panels fit 40 lines, in every step."""
     demo = load(milestone, "demo.panels")
     config: dict[str, Any] = {"max_num_seqs": 6, "page_size": 8, "num_pages": 256}
     engine: Any = build_engine(milestone, **config)
-    with Console(width=100, height=40, file=io.StringIO()) as console:
+    with Console(width=width, height=40, file=io.StringIO()) as console:
         panels = demo.Panels(engine, console)
         if at_least(milestone, MILESTONES[-1]):
             lanes = load(milestone, "demo.lanes")

@@ -17,8 +17,19 @@ from typing import Any
 
 import pytest
 
+from milestones.chain import electives
 from milestones.course.diff.lesson import lesson
-from slides import build, charts, facts, record, record_ideas, sources, workloads
+from slides import (
+    build,
+    charts,
+    facts,
+    record,
+    record_electives,
+    record_ideas,
+    record_mistakes,
+    sources,
+    workloads,
+)
 from slides.browser import MISSING, Browser, find
 from slides.deck import Deck, Reader, exists
 from slides.page import page
@@ -38,11 +49,24 @@ def decks() -> dict[str, Deck]:
 
 
 def test_a_deck_for_each_milestone(decks: dict[str, Deck]) -> None:
-    assert list(decks) == ["0_opening", *MILESTONES]
+    assert list(decks) == ["0_opening", *sorted([*MILESTONES, "electives"])]
     for deck in decks.values():
-        assert 20 <= len(deck.slides) <= 30, f"{deck.name} has {len(deck.slides)} slides"
+        if deck.name != "electives":
+            assert 20 <= len(deck.slides) <= 30, f"{deck.name} has {len(deck.slides)} slides"
         assert sum("predict" in slide.classes for slide in deck.slides) >= 2, deck.name
         assert any("trap" in slide.classes for slide in deck.slides), deck.name
+
+
+def test_each_elective_of_the_deck_has_a_few_slides(decks: dict[str, Deck]) -> None:
+    """A part begins with a slide of class `.title` that names the elective's package."""
+    parts: dict[str, int] = {}
+    for slide in decks["electives"].slides:
+        if "title" in slide.classes:
+            (name,) = (n for n in electives() if f"<code>{n}</code>" in slide.body + slide.title)
+            parts[name] = 0
+        parts[name] += 1
+    assert parts.keys() >= {"multi_step", "speculative"}
+    assert all(5 <= count <= 8 for count in parts.values()), parts
 
 
 @pytest.mark.parametrize(
@@ -191,13 +215,13 @@ def test_a_difference_shows_what_goes_before_what_comes() -> None:
     assert new == sources.code_of("m2_continuous/scheduler.py:Scheduler.schedule")
 
 
-@pytest.mark.parametrize("name", workloads.EXAMPLES)
+@pytest.mark.parametrize("name", [*workloads.EXAMPLES, "multi_step_example"])
 def test_the_worked_examples_are_what_the_engines_do(
     name: str, monkeypatch: pytest.MonkeyPatch, real_model: Any
 ) -> None:
     """Another run gives the recorded steps: batches, rows, pages, tree and text."""
     shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    again = json.loads(json.dumps(record.example(name, real_model)))
+    again = json.loads(json.dumps(record.RUNS[name][1](name, real_model)))
     assert again["steps"] == shown["steps"]
 
 
@@ -209,11 +233,13 @@ def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> 
     assert again == {key: shown[key] for key in again}
 
 
-@pytest.mark.parametrize("name", record_ideas.IDEAS)
+@pytest.mark.parametrize(
+    "name", [*record_ideas.IDEAS, *record_electives.LESSONS, *record_mistakes.MISTAKES]
+)
 def test_the_central_pictures_show_what_the_engines_do(name: str) -> None:
     """Another run gives the same states and placeholders, and the same scores up to rounding."""
     shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    again = json.loads(json.dumps(record_ideas.IDEAS[name][1](name)))
+    again = json.loads(json.dumps(record.RUNS[name][1](name)))
     assert again.pop("scores", None) == pytest.approx(shown.pop("scores", None), abs=0.011)
     assert again == {key: shown[key] for key in again}
 

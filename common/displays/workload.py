@@ -231,11 +231,9 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
     Raises `RuntimeError` with the end of its error output if it fails.
     """
     done = subprocess.run(
-        [sys.executable, "-m", *command],
-        input=json.dumps(asdict(workload)),
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-m", *command], input=json.dumps(asdict(workload)),
+        capture_output=True, text=True,
+    )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     sys.stderr.write(done.stderr)  # warnings: a model without CUDA graphs, for example

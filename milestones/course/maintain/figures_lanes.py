@@ -1,7 +1,9 @@
-"""Draw the picture of m5: `python -m milestones.course.maintain.figures_lanes`.
+"""Draw the pictures of m5 from recorded runs: `python -m milestones.course.maintain.figures_lanes`.
 
-`m5_overlap/lanes.svg` shows host and forward, serial and overlapped, of the run that the slides
-show. Its forwards are emulated: they sleep.
+    m5_overlap/lanes.svg      host and forward, serial and overlapped, of the run that slides show
+    m5_overlap/timelines.svg  the runs of an exercise, most of them with a fault (`timelines.py`)
+
+Their forwards are emulated: they sleep.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from ... import svg
 Json = dict[str, Any]
 FOLDER = Path(__file__).resolve().parents[2]
 LANES = FOLDER.parent / "slides" / "data" / "m5_lanes.json"
+TIMELINES = FOLDER / "m5_overlap" / "timelines.json"
 # The colours of Okabe and Ito, which people with any colour vision can distinguish.
 STYLE = """
 text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
@@ -32,24 +35,26 @@ LEFT, WIDTH = 110, 900  # pixels: of the lanes
 
 
 def main() -> None:
-    """Write the picture."""
+    """Write both pictures."""
     for name, text in pictures().items():
         (FOLDER / "m5_overlap" / name).write_text(text, encoding="utf-8")
 
 
 def pictures() -> dict[str, str]:
     """Return the text of each file."""
-    lanes = json.loads(LANES.read_text(encoding="utf-8"))
+    lanes, timelines = (json.loads(path.read_text(encoding="utf-8")) for path in (LANES, TIMELINES))
     named = {
         f"{loop}: gap {_gap(lanes[loop]):.2f} ms, the forward lane is busy "
         f"{lanes[loop]['busy']:.1%}": lanes[loop]
         for loop in ("serial", "overlapped")
     }
-    note = (
-        "a tiny model, 16 decoding requests · emulated forwards of 10 ms: they sleep · "
-        f"{lanes['machine']} · one scale"
-    )
-    return {"lanes.svg": draw(named, note)}
+    note = "a tiny model, 16 requests · emulated forwards of 10 ms: they sleep · {} · one scale"
+    numbered = {f"timeline {n}": run for n, run in enumerate(timelines["runs"], 1)}
+    by_tokens = f"a forward shows the tokens that it computes · {note}"
+    return {
+        "lanes.svg": draw(named, note.format(lanes["machine"])),
+        "timelines.svg": draw(numbered, by_tokens.format(timelines["machine"])),
+    }
 
 
 def _gap(run: Json) -> float:
@@ -67,7 +72,8 @@ def draw(runs: dict[str, Json], note: str) -> str:
         host = [s for s in run["host"] if s["name"] in ("launch", "process", "wait")]
         parts += _lane("host", y, [(s, s["name"], "") for s in host], end, scale)
         forwards = [
-            (s, "even" if n % 2 else "odd", str(s["step"])) for n, s in enumerate(run["forward"])
+            (s, "even" if n % 2 else "odd", str(s.get("tokens", s["step"])))
+            for n, s in enumerate(run["forward"])
         ]
         parts += _lane("forward", y + 28, forwards, end, scale)
         y += 92

@@ -28,7 +28,7 @@ STARTED = (
     "course/student/check.py", "course/student/hint.py", "course/student/list.py",
     "course/student/reset.py", "course/student/doctor.py", "course/diff/command.py",
     "course/student/predict.py", "course/student/break_it.py", "course/student/texts.py",
-    "course/student/measure.py", "demo.py",
+    "course/student/measure.py", "course/student/lanes.py", "demo.py",
     "bench/gpu_check.py", "bench/host_time.py",
     "course/testing/server.py", "course/student/kernel_probe.py",
 )  # fmt: skip

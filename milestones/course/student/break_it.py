@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from ...chain import course_place
+from ...chain import course_place, place
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find
@@ -109,12 +109,13 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
     if not runner.run(root, exercise.tests, seconds=SECONDS).passed:
         raise BreakError(f"{exercise.id} does not pass yet: python -m milestones check it first")
     right = texts(exercise, root, runner)
-    with put_back(root / exercise.milestone, root / FOLDER / f"{exercise.id}.mistake"):
+    folder = root / place(exercise.milestone)
+    with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.print(
             f"\nMake this mistake in {', '.join(exercise.sources)} now, and save the file. Your "
             "version comes back after the run, or with Ctrl-C.", soft_wrap=True,
         )  # fmt: skip
-        saved = changes([root / exercise.milestone])
+        saved = changes([folder])
         next(saved)
         try:
             next(saved)

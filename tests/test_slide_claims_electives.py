@@ -1,0 +1,128 @@
+"""What the deck of the electives and the case of m4 say about their recorded runs is true.
+
+`test_slides.py` runs the recorded runs again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from milestones.course import record
+from slides import facts
+from slides.figures import forwards_of
+from slides.record_mistakes import M4_MUTANT, SPECULATIVE_MUTANT
+from slides.sources import mutant_lines
+from tests.conftest import ROOT
+from tests.exercises import test_multi_step_1 as multi_step_1
+from tests.exercises import test_speculative_1 as speculative_1
+from tests.exercises.requests import request_of
+
+Json = dict[str, Any]
+Claims = list[tuple[str, Callable[[], Any]]]
+
+
+def data(name: str) -> Json:
+    found: Json = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+CASE, PLANS, M5, LANES, VAIN, DRAFTS, MISTAKE = (
+    data(name)
+    for name in (
+        "m4_mistake", "multi_step_example", "m5_example", "multi_step_lanes", "multi_step_vain",
+        "speculative_drafts", "speculative_mistake",
+    )
+)  # fmt: skip
+RIGHT, WRONG = CASE["right"], CASE["wrong"]
+ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
+TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A
+
+
+def dropped(run: Json) -> int:
+    """Return the tokens of B that are computed after the step in which its end is read."""
+    states = [step["requests"]["B"]["state"] for step in run["steps"]]
+    return sum("B" in batch for batch in forwards_of(run)[states.index("stop") + 1 :])
+
+
+def gaps(run: Json) -> list[float]:
+    return [b["start"] - a["end"] for a, b in pairwise(run["forward"])]
+
+
+def planned() -> list[list[str]]:
+    scheduler = multi_step_1.make_scheduler()
+    multi_step_1.decoding(scheduler, request_of("a", [1, 2], 4), request_of("b", [3], 6))
+    return multi_step_1.plan(scheduler)
+
+
+def in_vain(name: str) -> int:
+    return int(VAIN["runs"][name]["in_vain"])
+
+
+ELECTIVES: Claims = [
+    ("there is one gap for eight forwards", lambda: (
+        1 <= sum(gap > 0.5 for gap in gaps(LANES["multi_step"])) <= 2)),
+    ("In m5 there is none", lambda: max(gaps(LANES["m5_overlap"])) < 0.5),
+    ("Both pictures are recorded runs on one scale", lambda: (
+        len(LANES["m5_overlap"]["forward"]) == len(LANES["multi_step"]["forward"]))),
+    ("**Five steps and eight tokens.**", lambda: (
+        (len(planned()), sum(map(len, planned()))) == (5, 8))),
+    ("in which one token of B is dropped", lambda: dropped(M5) == 1),
+    ("Here it is as many as the plan has steps left", lambda: dropped(PLANS) > 1),
+    ("All engines return the same", lambda: (
+        len({run["tokens"] for run in VAIN["runs"].values()}) == 1)),
+    ("Where a plan of eight steps throws away four tokens, it throws away one", lambda: (
+        round(in_vain("plans_of_8") / in_vain("m5_overlap")) == 4)),
+    ("**9.** Both earlier places match", lambda: (
+        speculative_1.propose([1, 2, 8, 1, 2, 9, 1, 2], 4, (2,)) == [9, 1, 2])),
+    ("Every step appends at least one token", lambda: (
+        min(step["appended"] for step in DRAFTS["steps"]) >= 1)),
+    ("Up to the first difference, everything is right", lambda: all(
+        step["own"][: step["appended"] - 1] == step["drafts"][: step["appended"] - 1]
+        for step in DRAFTS["steps"])),
+    ("Three tests of the exercise find it", lambda: len(record.find("speculative.2").red) == 3),
+    ("Up to the first wrong draft they are equal", lambda: (
+        MISTAKE["right"]["text"]["text"][:12] == MISTAKE["wrong"]["text"]["text"][:12]
+        and MISTAKE["right"]["text"]["text"] != MISTAKE["wrong"]["text"]["text"])),
+    ("from a copy of the sources with this mistake", lambda: (
+        MISTAKE["mutant"] == SPECULATIVE_MUTANT)),
+]  # fmt: skip
+M4_CASE: Claims = [
+    ("# The case: B is wrong after a reset of the cache", lambda: (
+        [name for name in WRONG if WRONG[name]["text"] != RIGHT[name]["text"]] == ["after_reset"])),
+    ("right in the first two runs", lambda: (
+        WRONG["alone"]["text"] == WRONG["after_a"]["text"] == RIGHT["after_reset"]["text"])),
+    ("The pages 1 to 4 were on the free list **twice**", lambda: (
+        {page for page in ROWS[1] if ROWS[1].count(page) > 1} == {1, 2, 3, 4})),
+    ("page 1 first held the first two words", lambda: ROWS[1][0] == 1 in ROWS[1][1:]),
+    ("The second half of the prompt has overwritten", lambda: (
+        len(set(ROWS[0])) == len(ROWS[0]) and ROWS[1][:4] == ROWS[1][5:9])),
+    ("Here it owns pages of its parent", lambda: (
+        {*TREES[1][0]} <= {*TREES[1][1]} and not {*TREES[0][0]} & {*TREES[0][1]})),
+    ("although B reads wrong pages", lambda: (
+        WRONG["after_a"]["pages"][0] != RIGHT["after_a"]["pages"][0])),
+    ("from a copy of the sources with one wrong line", lambda: (
+        [line.kind for line in mutant_lines("m4_radix", M4_MUTANT)].count("add") == 1)),
+    ("`test_of_a_longer_prefix_the_tree_takes_the_rest`", lambda: (
+        killer("m4_radix", M4_MUTANT) == "test_of_a_longer_prefix_the_tree_takes_the_rest")),
+]  # fmt: skip
+CLAIMS = {"electives": ELECTIVES, "m4_radix": M4_CASE}
+
+
+def killer(engine: str, name: str) -> str:
+    (mutant,) = (m for m in record.mutants(engine, ROOT) if m.name == name)
+    return mutant.killed_by.rpartition("::")[2]
+
+
+@pytest.mark.parametrize(
+    ("deck", "number"), [(deck, n) for deck, claims in CLAIMS.items() for n in range(len(claims))]
+)
+def test_what_a_deck_says_about_its_runs(deck: str, number: int) -> None:
+    words, holds = CLAIMS[deck][number]
+    text = (ROOT / "slides" / "decks" / f"{deck}.md").read_text(encoding="utf-8")
+    assert words in " ".join(text.split()), f"the deck no longer says {words!r}: change its claim"
+    assert holds(), f"{deck} says {words!r}, and that is not so"

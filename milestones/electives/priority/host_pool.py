@@ -1,0 +1,114 @@
+"""`HostPool`: pages of the KV cache in host memory, and the copies between it and the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+
+from .hi_radix_cache import Transfer
+from .kv_pool import KVPool, free_memory
+from .stream import CudaEvent, Event
+
+HOST_RATIO = 2  # host pages for each page of the device, if nothing else is asked for
+MOST_PAGES = 16  # of one copy: the device needs memory for them twice
+
+
+class HostPool:
+    """Host pages, [num_pages, values of a page]. Each row is a page of all layers, one by one.
+
+    On a GPU the memory is pinned, so that the host does not wait for copies.
+    """
+
+    def __init__(self, pool: KVPool, num_pages: int | None) -> None:
+        """num_pages: None for `HOST_RATIO` times the pages of `pool`, as far as memory allows."""
+        self.pool = pool
+        memory = self._memories()[0]
+        self.on_gpu = memory.device.type == "cuda"
+        page_values = sum(m.numel() // m.shape[1] for m in self._memories())
+        if num_pages is None:
+            affordable = free_memory(torch.device("cpu")) // (page_values * memory.itemsize)
+            num_pages = min(HOST_RATIO * pool.num_pages, affordable)
+        self.num_pages = num_pages
+        shape = (num_pages, page_values)
+        self.pages = torch.empty(shape, dtype=memory.dtype, pin_memory=self.on_gpu)
+
+    @torch.inference_mode()
+    def copy(self, transfers: Sequence[Transfer], before_loading: Callable[[], None]) -> None:
+        """Copy pages, in the order of the transfers.
+
+        before_loading: called before the first page of the device is written. The step in flight
+        may still read a page that is free by now.
+        """
+        for to_host, group in groupby(transfers, key=lambda transfer: transfer.to_host):
+            if not to_host:
+                before_loading()
+            part = list(group)
+            for start in range(0, len(part), MOST_PAGES):
+                (self._write if to_host else self._read)(part[start : start + MOST_PAGES])
+
+    def measure(self) -> tuple[float, float]:
+        """Return the seconds of a copy, and those of each page more. No page may be in use."""
+
+        def seconds(count: int) -> float:
+            started = time.perf_counter()
+            self.copy([Transfer(0, page, to_host=True) for page in range(count)], lambda: None)
+            if self.on_gpu:
+                torch.cuda.synchronize()
+            return time.perf_counter() - started
+
+        count = min(self.num_pages, MOST_PAGES)
+        if count < 2:
+            return 0.0, 0.0
+        one, many = (min(seconds(n) for _ in range(3)) for n in (1, count))
+        per_page = max(0.0, many - one) / (count - 1)
+        return max(0.0, one - per_page), per_page
+
+    def release(self) -> None:
+        """Free the memory. No copy may follow."""
+        self.pages = torch.empty(0)
+
+    def _write(self, transfers: Sequence[Transfer]) -> None:
+        """Gather pages into one tensor on the device, and copy its rows to the host."""
+        ids = self._ids([transfer.page for transfer in transfers])
+        parts = [m.index_select(1, ids).transpose(0, 1).flatten(1) for m in self._memories()]
+        for row, transfer in zip(torch.cat(parts, 1), transfers, strict=True):
+            self.pages[transfer.host_page].copy_(row, non_blocking=True)
+
+    def _read(self, transfers: Sequence[Transfer]) -> None:
+        """Copy rows from the host into one tensor on the device, and scatter it over the pages."""
+        newest = {transfer.page: transfer.host_page for transfer in transfers}
+        memories, ids = self._memories(), self._ids(list(newest))
+        shape = (len(newest), self.pages.shape[1])
+        rows = torch.empty(shape, dtype=self.pages.dtype, device=ids.device)
+        for row, host_page in zip(rows, newest.values(), strict=True):
+            row.copy_(self.pages[host_page], non_blocking=True)
+        sizes = [memory.numel() // memory.shape[1] for memory in memories]
+        for memory, part in zip(memories, rows.split(sizes, 1), strict=True):
+            of_pages = part.reshape(len(newest), memory.shape[0], *memory.shape[2:])
+            memory.index_copy_(1, ids, of_pages.transpose(0, 1))
+
+    def _memories(self) -> list[torch.Tensor]:
+        return [*self.pool.keys, *self.pool.values]
+
+    def _ids(self, pages: list[int]) -> torch.Tensor:
+        """Return page ids [N] on the device. The host does not wait."""
+        ids = torch.tensor(pages, pin_memory=self.on_gpu)
+        return ids.to(self.pool.keys[0].device, non_blocking=True)
+
+
+def wait_in_stream(event: Event | None, raising: bool = True) -> None:
+    """Let the work behind this call wait for an event: on CUDA the current stream, not the host.
+
+    raising: whether a failure of the work before the event is raised here.
+    """
+    if isinstance(event, CudaEvent):
+        torch.cuda.current_stream().wait_event(event.ended)
+    elif event is not None:
+        try:
+            event.wait()
+        except BaseException:
+            if raising:
+                raise

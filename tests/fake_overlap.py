@@ -66,8 +66,8 @@ class HashHostPool:
     num_pages: int
     pages: dict[int, list[int]] = field(default_factory=dict)
 
-    def measure(self) -> tuple[float, float]:
-        return 0.0, 0.0
+    def measure(self) -> float:
+        return 0.0
 
 
 class HashRunner:

@@ -107,7 +107,7 @@ def test_random_schedules_with_priorities(
     module = module_of("engine")
     first = SCHEDULES // 4 * (2 * STREAMS.index(forwards) + STREAMS.index(copies))
     engines = [fuzz(module, first + i, forwards, copies) for i in range(SCHEDULES // 4)]
-    assert sum(e.scheduler.preemption.num_preemptions for e in engines) > 100
+    assert sum(e.scheduler.retraction.num_preemptions for e in engines) > 100
     assert sum(cache_of(e).num_written for e in engines) > 500
     assert sum(cache_of(e).num_loaded for e in engines) > 100
     assert sum(e.stats().num_retractions for e in engines) > 100

@@ -1,9 +1,8 @@
 """Elective: priorities, preemption, and a KV cache that continues in host memory.
 
-A request carries a priority. A waiting request preempts running ones that are less urgent. Their
-pages stay in the prefix cache, and pages that the cache evicts are copied to host memory, where a
-later request finds them. Preemption by swap and by recomputation are from vLLM (Kwon et al., SOSP
-2023), the hierarchical cache from SGLang (HiCache).
+A waiting request preempts running ones that are less urgent. Pages that the prefix cache evicts are
+copied to host memory, where a later request finds them. Preemption by swap and recomputation is
+from vLLM (Kwon et al., SOSP 2023), the hierarchical cache from SGLang (HiCache).
 """
 
 from .. import path_below

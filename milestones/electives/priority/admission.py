@@ -67,16 +67,15 @@ class Admission:
         The running requests come first. Each is expected to need all of its prompt, and the share
         `new_token_ratio` of the tokens that it may still generate. The pages of a cached prefix
         cost nothing only if they are locked. Unlocked ones are counted as free pages already.
-
-        without: running requests that would make way for this one.
         """
         staying = [other for other in self.running if other not in without]
         if not staying:
             return True  # I5: a request that runs alone may use the whole pool
-        missing = self.expected_pages(request) - self.kv_cache.find_prefix(request).num_locked
-        missing += sum(self.expected_pages(r) - len(self.kv_cache.pages_of(r)) for r in staying)
-        freed = self.kv_cache.num_pages_freed(without, request) if without else 0
-        return missing <= self.kv_cache.num_free_pages + freed
+        missing = sum(self.expected_pages(r) - len(self.kv_cache.pages_of(r)) for r in staying)
+        with self.kv_cache.without(without) as num_own:
+            missing -= self.kv_cache.find_prefix(request).num_locked
+            missing += self.expected_pages(request)
+            return missing <= self.kv_cache.num_free_pages + num_own
 
     def waits_for_prefix(self, request: Request) -> bool:
         """Return whether a running request computes the next page of this request's prefix.

@@ -27,7 +27,6 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.config import LARGEST_COUNT
 from common.engine.call import ForwardError
 from common.sampling.sampler import SampledToken
 from common.validation import LARGEST_INT, require_int
@@ -43,23 +42,14 @@ class LLMEngine(OfflineEngine):
     scheduler: Scheduler
 
     def __init__(
-        self,
-        config: EngineConfig | None = None,
-        loaded: LoadedModel | None = None,
-        num_host_pages: int | None = None,
+        self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
     ) -> None:
-        """num_host_pages: KV pages in host memory. None: twice the pages of the pool, if possible.
-
-        Raises `ValueError` for a number that is not allowed.
-        """
         super().__init__(config, loaded)
-        require_int("num_host_pages", num_host_pages, low=0, high=LARGEST_COUNT, optional=True)
-        self.runner = ModelRunner(self.loaded.model, self.config, num_host_pages)
-        self.scheduler = Scheduler(
-            self.config, self.runner.kv_pool.num_pages, self.runner.host_pool.num_pages
-        )
+        self.runner = ModelRunner(self.loaded.model, self.config)
+        host_pool = self.runner.host_pool
+        self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages, host_pool.num_pages)
         self.costs = self.scheduler.kv_cache.radix_cache.costs
-        self.costs.copy_seconds, self.costs.page_seconds = self.runner.host_pool.measure()
+        self.costs.page_seconds = host_pool.measure()
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
     def add_request(
@@ -108,8 +98,7 @@ class LLMEngine(OfflineEngine):
             tokens = result.wait()
         self.scheduler.isolation.passed(batch.requests)
         if self.runner.stream.spans and not batch.is_decode:
-            begin, end = self.runner.stream.spans[-1]
-            self.costs.observe(batch.num_tokens, end - begin)
+            self.costs.observe(batch.num_tokens, *self.runner.stream.spans[-1])
         return tokens
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:

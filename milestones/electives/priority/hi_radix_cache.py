@@ -3,13 +3,10 @@
     tree        root ── a b c ── d e                     pages of the pool
     copies      a b c d e   a b c x y z                  pages of the host pool
 
-Each page of the host pool has a key: a hash of all tokens up to the end of the page. Before pages
-leave the tree, their whole prefix is copied to the host, so a copy never lacks the pages before it.
-A request that matches `a b c` in the tree finds `x y z` by their keys, and copies them back.
-
-The class lists the copies as transfers, in an order in which they are right one after the other.
-The copy stream keeps this order. SGLang's class has the same name, and keeps the numbers of host
-pages in the nodes of the tree. vLLM's offloading connector finds them by hashes, as here.
+Each copy has a key: a hash of all tokens up to the end of its page. Before a page leaves the tree,
+its whole prefix is copied to the host. A request that matches `a b c` in the tree finds `x y z` by
+their keys, and copies them back. The copy stream runs the transfers in the order of their list.
+SGLang's class has the same name. It keeps host pages in the nodes; vLLM finds them by hashes.
 """
 
 from __future__ import annotations
@@ -18,10 +15,12 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from .costs import SwapCosts
 from .radix_cache import RadixCache, TreeNode
+
+NEWEST_SHARE = 0.2  # of the newest step in the average of `token_seconds`
 
 
 class Transfer(NamedTuple):
@@ -30,6 +29,30 @@ class Transfer(NamedTuple):
     page: int  # in the pool of the device
     host_page: int
     to_host: bool
+
+
+@dataclass
+class SwapCosts:
+    """Predicts whether a page comes back faster from the host than by recomputation.
+
+    page_seconds: to copy a page, measured when the engine starts. token_seconds: to compute a
+    token, an average over the steps that computed prompts. None before the first: pages are copied.
+    """
+
+    page_size: int
+    page_seconds: float = 0.0
+    token_seconds: float | None = None
+
+    def is_copy_cheaper(self, num_copies: int) -> bool:
+        """Return whether a page is copied so many times in less time than its tokens take."""
+        known = self.token_seconds
+        return known is None or num_copies * self.page_seconds < self.page_size * known
+
+    def observe(self, num_tokens: int, begin: float, end: float) -> None:
+        """Note the times of a step that computed so many tokens, most of them of prompts."""
+        newest = (end - begin) / num_tokens
+        known = self.token_seconds or newest
+        self.token_seconds = known + NEWEST_SHARE * (newest - known)
 
 
 class HiRadixCache(RadixCache):
@@ -45,18 +68,16 @@ class HiRadixCache(RadixCache):
         self.num_written = self.num_loaded = 0  # pages
 
     def back_up(self, node: TreeNode) -> None:
-        """Copy a prefix to the host, as far as it has no copy, if that is worth its time.
+        """Copy the pages of a prefix that have no copy to the host, if that is worth its time.
 
-        If the host pool is full, other copies are dropped, least recently used first. If only this
-        prefix is left in it, the rest of the prefix gets no copy.
+        A full host pool drops copies of other prefixes, least recently used first. If it has none,
+        the rest of this prefix gets no copy.
         """
         tokens = [token for part in node.path() for token in part.tokens]
         pages = dict(zip(page_keys(tokens, self.page_size), node.prefix_pages(), strict=True))
         missing = [key for key in pages if key not in self.copies]
         self._touch(pages)
-        if not missing or not self.costs.is_copy_cheaper(len(missing), num_copies=2):
-            return
-        for key in missing:
+        for key in missing if self.costs.is_copy_cheaper(num_copies=2) else []:
             if not self.free_host_pages:
                 if not self.copies or next(iter(self.copies)) in pages:
                     break
@@ -69,14 +90,13 @@ class HiRadixCache(RadixCache):
     def take_copies(self, token_ids: Sequence[int], start: int, most: int) -> dict[bytes, int]:
         """Take the copies of up to `most` pages behind the first `start` pages of `token_ids`.
 
-        The result is empty if computing them is faster. The caller frees memory of the device,
-        which may drop other copies, and then calls `load`.
+        Return none if computing them is faster. They cannot be dropped until the caller has found
+        pages of the device, and calls `load`.
         """
         keys = page_keys(token_ids, self.page_size)[start:][:most]
         found = next((i for i, key in enumerate(keys) if key not in self.copies), len(keys))
-        if found and self.costs.is_copy_cheaper(found, num_copies=1):
-            return {key: self.copies.pop(key) for key in keys[:found]}
-        return {}
+        found = found if self.costs.is_copy_cheaper(num_copies=1) else 0
+        return {key: self.copies.pop(key) for key in keys[:found]}
 
     def load(self, copies: dict[bytes, int], pages: Sequence[int]) -> None:
         """Copy the host pages that `take_copies` returned to pages of the device."""

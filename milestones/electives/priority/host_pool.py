@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from itertools import groupby
 
 import torch
@@ -12,7 +13,7 @@ from .hi_radix_cache import Transfer
 from .kv_pool import KVPool, free_memory
 from .stream import CudaEvent, Event
 
-HOST_RATIO = 2  # host pages for each page of the device, if nothing else is asked for
+HOST_RATIO = 2  # host pages for each page of the device, if there is memory for them
 MOST_PAGES = 16  # of one copy: the device needs memory for them twice
 
 
@@ -22,25 +23,21 @@ class HostPool:
     On a GPU the memory is pinned, so that the host does not wait for copies.
     """
 
-    def __init__(self, pool: KVPool, num_pages: int | None) -> None:
-        """num_pages: None for `HOST_RATIO` times the pages of `pool`, as far as memory allows."""
+    def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         memory = self._memories()[0]
         self.on_gpu = memory.device.type == "cuda"
         page_values = sum(m.numel() // m.shape[1] for m in self._memories())
-        if num_pages is None:
-            affordable = free_memory(torch.device("cpu")) // (page_values * memory.itemsize)
-            num_pages = min(HOST_RATIO * pool.num_pages, affordable)
-        self.num_pages = num_pages
-        shape = (num_pages, page_values)
+        affordable = free_memory(torch.device("cpu")) // (page_values * memory.itemsize)
+        self.num_pages = min(HOST_RATIO * pool.num_pages, affordable)
+        shape = (self.num_pages, page_values)
         self.pages = torch.empty(shape, dtype=memory.dtype, pin_memory=self.on_gpu)
 
     @torch.inference_mode()
     def copy(self, transfers: Sequence[Transfer], before_loading: Callable[[], None]) -> None:
-        """Copy pages, in the order of the transfers.
+        """Copy pages in order. `before_loading` is called before pages of the device are written.
 
-        before_loading: called before the first page of the device is written. The step in flight
-        may still read a page that is free by now.
+        A step in flight may still read a page that is free by now.
         """
         for to_host, group in groupby(transfers, key=lambda transfer: transfer.to_host):
             if not to_host:
@@ -49,26 +46,15 @@ class HostPool:
             for start in range(0, len(part), MOST_PAGES):
                 (self._write if to_host else self._read)(part[start : start + MOST_PAGES])
 
-    def measure(self) -> tuple[float, float]:
-        """Return the seconds of a copy, and those of each page more. No page may be in use."""
-
-        def seconds(count: int) -> float:
+    def measure(self) -> float:
+        """Return the seconds that the copy of a page takes. No page may be in use."""
+        pages = range(min(self.num_pages, MOST_PAGES))
+        for _ in range(2):  # the first copy is slower
             started = time.perf_counter()
-            self.copy([Transfer(0, page, to_host=True) for page in range(count)], lambda: None)
+            self.copy([Transfer(0, page, to_host=True) for page in pages], lambda: None)
             if self.on_gpu:
                 torch.cuda.synchronize()
-            return time.perf_counter() - started
-
-        count = min(self.num_pages, MOST_PAGES)
-        if count < 2:
-            return 0.0, 0.0
-        one, many = (min(seconds(n) for _ in range(3)) for n in (1, count))
-        per_page = max(0.0, many - one) / (count - 1)
-        return max(0.0, one - per_page), per_page
-
-    def release(self) -> None:
-        """Free the memory. No copy may follow."""
-        self.pages = torch.empty(0)
+        return (time.perf_counter() - started) / max(1, len(pages))
 
     def _write(self, transfers: Sequence[Transfer]) -> None:
         """Gather pages into one tensor on the device, and copy its rows to the host."""
@@ -100,15 +86,12 @@ class HostPool:
 
 
 def wait_in_stream(event: Event | None, raising: bool = True) -> None:
-    """Let the work behind this call wait for an event: on CUDA the current stream, not the host.
+    """Let the current stream wait for an event. On CUDA, the host does not wait.
 
     raising: whether a failure of the work before the event is raised here.
     """
     if isinstance(event, CudaEvent):
         torch.cuda.current_stream().wait_event(event.ended)
     elif event is not None:
-        try:
+        with nullcontext() if raising else suppress(BaseException):
             event.wait()
-        except BaseException:
-            if raising:
-                raise

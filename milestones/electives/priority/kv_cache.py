@@ -13,13 +13,13 @@ request needs their memory.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from common import Request
 
 from .hi_radix_cache import HiRadixCache
-from .radix_cache import CachedPrefix, TreeNode
+from .radix_cache import CachedPrefix
 
 PADDING_PAGE = 0  # never allocated: positions that belong to no request are written there
 
@@ -79,13 +79,11 @@ class PageTable:
 class KVCacheManager:
     """I3: pages of rows, of the tree, free pages and the padding page partition the pool."""
 
-    def __init__(
-        self, num_rows: int, num_pages: int, page_size: int, num_host_pages: int = 0
-    ) -> None:
+    def __init__(self, num_rows: int, num_pages: int, page_size: int, host_pages: int = 0) -> None:
         self.page_size = page_size
         self.allocator = PageAllocator(num_pages)
         self.table = PageTable(num_rows)
-        self.radix_cache = HiRadixCache(page_size, num_host_pages)
+        self.radix_cache = HiRadixCache(page_size, host_pages)
         # The node that ends the cached prefix of each row. The row has locked it. Without a prefix
         # it is the root.
         self.last_nodes = [self.radix_cache.root] * num_rows
@@ -130,23 +128,16 @@ class KVCacheManager:
         pages = len(self.pages_of(request)) + self.num_free_pages
         return pages * self.page_size - request.num_computed_tokens
 
-    def num_pages_freed(self, victims: Sequence[Request], request: Request) -> int:
-        """Return how many pages become free for `request` if these running requests lose theirs.
-
-        Pages that other requests share do not become free, and `request` may share pages too.
-        """
-        locks, freed = Counter[TreeNode](), 0
-        for victim in victims:
-            assert victim.row is not None, f"I3: {victim} has no row"
-            locks.update(self.last_nodes[victim.row].path())
-            freed += len(self.pages_of(victim)) - self.last_nodes[victim.row].num_prefix_pages
-        prefix = self.find_prefix(request)
-        ends = dict.fromkeys(prefix.node.path(), prefix.num_pages)
-        for node, count in locks.items():
-            if node.lock_count == count:
-                start = node.num_prefix_pages - len(node.pages)
-                freed += len(node.pages) - max(0, min(len(node.pages), ends.get(node, 0) - start))
-        return freed
+    @contextmanager
+    def without(self, victims: Sequence[Request]) -> Iterator[int]:
+        """Unlock the prefixes of these requests in a context. Yield the number of other pages."""
+        nodes = [self.last_nodes[row] for row in (r.row for r in victims) if row is not None]
+        for node in nodes:
+            self.radix_cache.unlock(node)
+        held = sum(len(self.pages_of(victim)) for victim in victims)
+        yield held - sum(node.num_prefix_pages for node in nodes)
+        for node in nodes:
+            self.radix_cache.lock(node)
 
     def find_prefix(self, request: Request) -> CachedPrefix:
         """Return the part of a waiting request's tokens that is cached now."""
@@ -155,8 +146,7 @@ class KVCacheManager:
     def allocate(self, request: Request) -> None:
         """Give a free row to a request. The row begins with the longest cached prefix.
 
-        The prefix is locked as soon as it is found, so that it cannot be evicted in between. Pages
-        behind it that have copies on the host are loaded, as far as pages are free.
+        The prefix is locked as soon as it is found, so that it cannot be evicted in between.
         """
         assert self.has_free_row and request.row is None, f"I3: no row for {request}"
         row = request.row = self.free_rows.pop()
@@ -165,6 +155,7 @@ class KVCacheManager:
         self.last_nodes[row] = node
         self.table.append(row, node.prefix_pages())
         request.num_computed_tokens = node.num_prefix_pages * self.page_size
+        # The prefix may go on with copies on the host.
         copies = self.radix_cache.take_copies(
             self._cacheable_tokens(request), node.num_prefix_pages, self.num_free_pages
         )

@@ -59,13 +59,8 @@ class StepResult:
 class ModelRunner:
     """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
 
-    def __init__(
-        self, model: PreTrainedModel, config: EngineConfig, num_host_pages: int | None = None
-    ) -> None:
-        """Raises `UnsupportedModelError` for a model that would give wrong answers.
-
-        num_host_pages: see `HostPool`.
-        """
+    def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
+        """Raises `UnsupportedModelError` for a model that would give wrong answers."""
         assert config.max_model_len is not None
         probe, layers = start_probe(model, config.max_model_len)
         self.model = model
@@ -78,7 +73,7 @@ class ModelRunner:
         self._check_model(probe, layers, config)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
-        self.host_pool = HostPool(self.kv_pool, num_host_pages)
+        self.host_pool = HostPool(self.kv_pool)
         self.copy_stream = open_stream(model.device, 0.0)
         self.copy_stream.wait_before_freeing(self)
         self.copied: Event | None = None  # set after all copies that were started
@@ -134,7 +129,7 @@ class ModelRunner:
         self.copy_stream.close()
         self.graphs.steps.clear()
         self.kv_pool.release()
-        self.host_pool.release()
+        self.host_pool.pages = torch.empty(0)
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Return the logits of the tokens at `logits_indices`, [N, V]."""

@@ -6,14 +6,14 @@
     lof         longest output first
     random      a random order
 
-A more urgent request comes before all others, and the policy orders requests of equal priority.
 Only the order of age is fair by itself: with any other order, a request could wait for ever.
+More urgent requests come first; the policy orders requests of equal priority.
+
 Upholds I5 by a bound. Before a request is admitted, the scheduler admits at most the requests that
 waited when it arrived, and `MAX_OVERTAKING` more. After that the request is due. Due requests come
-before others of their priority, the oldest first. A retracted request is due at once.
-
-The same bound holds for all waits of a request together, also those after a preemption. When it is
-reached, the request has aged: it comes before all others, and nothing preempts it any more.
+before others of their priority, the oldest first. A retracted request is due at once. The same
+bound holds for all waits of a request together, also after preemptions. When it is reached, the
+request has aged: it comes before all others, and nothing preempts it any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import heapq
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from itertools import groupby
 
 from common import EngineConfig, Request
 
@@ -30,7 +29,7 @@ from .kv_cache import KVCacheManager
 from .radix_cache import TreeNode
 
 MAX_OVERTAKING = 32
-WINDOW = 128  # compare only the most urgent and oldest waiting requests: the others cost little
+WINDOW = 128  # compare only the first waiting requests, so that the cost of a step is bounded
 PREEMPTION_THRESHOLD = 0  # a request preempts others with a priority higher by more than this
 
 
@@ -50,8 +49,7 @@ class SchedulePolicy:
         self._random = random.Random(config.seed)
         self._num_admissions = 0
         self._due: dict[Request, int] = {}  # the number of admissions after which a request is due
-        self._aged: dict[Request, int] = {}  # the same for age, of requests that wait
-        self._patience: dict[Request, int] = {}  # admissions that may still overtake it; of others
+        self._aged: dict[Request, int] = {}  # ... and has aged; while it runs, how many are left
 
     def on_arrival(self, request: Request, num_waiting: int) -> None:
         """Note that a request starts to wait behind `num_waiting` others."""
@@ -61,28 +59,26 @@ class SchedulePolicy:
     def on_retraction(self, request: Request) -> None:
         """Note that a running request has lost its memory and waits again."""
         self._due[request] = self._num_admissions
-        self._aged[request] = self._num_admissions + self._patience.pop(request)
+        self._aged[request] += self._num_admissions
 
     def on_admission(self, request: Request) -> None:
         """Note that a waiting request runs now."""
-        self._patience[request] = self._aged.pop(request) - self._num_admissions
+        self._aged[request] -= self._num_admissions
         self._num_admissions += 1
         del self._due[request]
 
     def on_removal(self, request: Request) -> None:
         """Note that a request has finished or was aborted."""
-        for known in (self._due, self._aged, self._patience):
-            known.pop(request, None)
+        self._due.pop(request, None)
+        self._aged.pop(request)
 
     def is_due(self, request: Request) -> bool:
         """Return whether enough other requests have overtaken this one (I5)."""
         return self._due[request] <= self._num_admissions
 
     def has_aged(self, request: Request) -> bool:
-        """Return whether so many admissions overtook this request that priorities do not count."""
-        if request in self._patience:
-            return self._patience[request] <= 0
-        return self._aged[request] <= self._num_admissions
+        """Return whether so many others overtook a request that priorities do not count (I5)."""
+        return self._aged[request] <= (self._num_admissions if request in self._due else 0)
 
     def level(self, request: Request) -> tuple[bool, int]:
         """Return how urgent a request is; the lowest value comes first. Aged requests are equal."""
@@ -94,17 +90,14 @@ class SchedulePolicy:
         return difference > PREEMPTION_THRESHOLD and not self.has_aged(running)
 
     def order(self, waiting: Iterable[Request]) -> list[Request]:
-        """Return the most urgent waiting requests in the order in which they should join.
+        """Return the first waiting requests in the order in which they should join.
 
         waiting: in order of age.
         """
-        ordered: list[Request] = []
-        for _level, equals in groupby(heapq.nsmallest(WINDOW, waiting, self.level), self.level):
-            others: list[Request] = []
-            for request in equals:
-                (ordered if self.is_due(request) else others).append(request)
-            ordered += self._sort(others)
-        return ordered
+        oldest = heapq.nsmallest(WINDOW, waiting, self.level)
+        due = [request for request in oldest if self.is_due(request)]
+        rest = self._sort([request for request in oldest if not self.is_due(request)])
+        return sorted(due + rest, key=self.level)
 
     def _longest_prefix_first(self, requests: list[Request]) -> list[Request]:
         return sorted(requests, key=lambda r: -self.kv_cache.find_prefix(r).num_pages)

@@ -1,39 +1,24 @@
-"""`Preemption`: running requests that make way for a more urgent one. Plain Python data.
+"""`Preemption`: running requests make way for a more urgent one. Plain Python data.
 
-A preempted request loses its row, and its computed pages stay in the radix tree, unlocked. If
-nothing evicts them, it goes on where it was. If they are evicted, `HiRadixCache` copies them to the
-host (swap), or drops them where computing them again is faster (recompute).
+A preempted request loses its row. Its computed pages stay in the radix tree, unlocked. If nothing
+evicts them, it goes on where it was. Otherwise `HiRadixCache` copies them to the host (swap), or
+drops them where computing them again is faster (recompute).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from common import Request
 
-from .admission import Admission
-from .in_flight import StepsInFlight
-from .policy import SchedulePolicy
 from .retraction import Retraction
 from .schedule_batch import ScheduleBatch
 
 
-class Preemption:
-    """Finds the fewest less urgent requests that must wait so that a more urgent one can join."""
+class Preemption(Retraction):
+    """`Retraction` for want of memory, and preemption for a more urgent request."""
 
-    def __init__(
-        self,
-        admission: Admission,
-        retraction: Retraction,
-        policy: SchedulePolicy,
-        in_flight: StepsInFlight,
-    ) -> None:
-        self.admission = admission
-        self.retraction = retraction
-        self.running = retraction.running
-        self.policy = policy
-        self.in_flight = in_flight
-        self.num_preemptions = 0
+    num_preemptions = 0
 
     def make_way(self, request: Request, batch: ScheduleBatch) -> bool:
         """Return whether a request may join this step. Preempt others if it could not otherwise.
@@ -41,18 +26,17 @@ class Preemption:
         A request that a step in flight computes is not preempted: `Scheduler.needs_result` lets
         that step end first.
         """
-        if self.admission.may_join(request, batch.tokens_of()):
+        planned = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
+        if self.admission.may_join(request, planned):
             return True
-        if self.in_flight.batches:
-            return False
-        victims = self.victims(request, batch.tokens_of())
+        victims = [] if self.in_flight.batches else self.victims(request, planned)
         for victim in victims:
             batch.remove(victim)
-            self.retraction.send_back(victim)
+            self.send_back(victim)
         self.num_preemptions += len(victims)
         return bool(victims)
 
-    def victims(self, request: Request, planned: dict[Request, int]) -> list[Request]:
+    def victims(self, request: Request, planned: Mapping[Request, int]) -> list[Request]:
         """Return the requests to preempt for `request`; none if preempting all is not enough.
 
         planned: the tokens of each request that the step computes. The least urgent requests come
@@ -60,24 +44,21 @@ class Preemption:
         """
         chosen: list[Request] = []
         for candidate in reversed(self.running):
-            if not self.policy.may_preempt(request, candidate):
-                continue
-            chosen.append(candidate)
-            if self.admission.may_join(request, planned, chosen):
-                for spared in chosen[-2::-1]:
-                    rest = [victim for victim in chosen if victim is not spared]
-                    if self.admission.may_join(request, planned, rest):
-                        chosen = rest
-                return chosen
-        return []
+            if self.policy.may_preempt(request, candidate):
+                chosen.append(candidate)
+                if self.admission.may_join(request, planned, chosen):
+                    break
+        else:
+            return []
+        for spared in chosen[-2::-1]:
+            rest = [victim for victim in chosen if victim is not spared]
+            chosen = rest if self.admission.may_join(request, planned, rest) else chosen
+        return chosen
 
-    def is_needed(self, order: Sequence[Request], continuing: Sequence[Request]) -> bool:
-        """Return whether the first of these waiting requests would preempt others.
-
-        continuing: the requests that go on after the step in flight.
-        """
+    def is_needed(self, continuing: Sequence[Request]) -> bool:
+        """Return whether the next request to join would preempt some of the continuing ones."""
         planned = {request: request.num_uncomputed_tokens for request in continuing}
-        for request in order:
+        for request in self.policy.order(self.waiting):
             if not self.admission.waits_for_prefix(request):
                 is_stuck = not self.admission.may_join(request, planned)
                 return is_stuck and bool(self.victims(request, planned))

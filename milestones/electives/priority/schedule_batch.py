@@ -42,10 +42,6 @@ class ScheduleBatch:
         self.requests.append(request)
         self.num_scheduled_tokens.append(num_tokens)
 
-    def tokens_of(self) -> dict[Request, int]:
-        """Return the number of tokens of each request."""
-        return dict(zip(self.requests, self.num_scheduled_tokens, strict=True))
-
     def remove(self, request: Request) -> None:
         """Remove a request that was added before, if it is there."""
         if request in self.requests:

@@ -1,8 +1,8 @@
 """`Scheduler`: which requests a step computes, and how many tokens of each.
 
 Plain Python data, no tensors. A step computes one token of each decoding request and, in the room
-that is left, chunks of prompts. More urgent requests come first. Upholds I5: the policy bounds how
-long a request waits, and the first running request makes progress in every step.
+that is left, chunks of prompts. Upholds I5: the policy bounds how long a request waits, and the
+first running request makes progress in every step.
 
 The scheduler plans a step while the previous one is in flight. Planning knows lengths, and which
 requests reach `max_tokens`; it does not know token ids.
@@ -22,20 +22,17 @@ from .in_flight import StepsInFlight, continuing, num_rows
 from .kv_cache import KVCacheManager
 from .policy import PREEMPTION_THRESHOLD, SchedulePolicy
 from .preemption import Preemption
-from .retraction import Retraction
 from .schedule_batch import ScheduleBatch
 
 
 class Scheduler:
     """Owns the waiting queue and the running list. A live request is in exactly one of them."""
 
-    def __init__(self, config: EngineConfig, num_pages: int, num_host_pages: int = 0) -> None:
+    def __init__(self, config: EngineConfig, num_pages: int, host_pages: int = 0) -> None:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         # A decode step computes a token of each running request, so the token budget bounds them.
         self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.kv_cache = KVCacheManager(
-            num_rows(config), num_pages, config.page_size, num_host_pages
-        )
+        self.kv_cache = KVCacheManager(num_rows(config), num_pages, config.page_size, host_pages)
         self.policy = SchedulePolicy(config, self.kv_cache)
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # the most urgent first, of equals the oldest
@@ -45,7 +42,7 @@ class Scheduler:
         self.admission = Admission(
             config, self.max_num_running, self.kv_cache, self.running, self.policy
         )
-        self.retraction = Retraction(
+        self.retraction = Preemption(
             self.waiting,
             self.running,
             self.kv_cache,
@@ -53,9 +50,6 @@ class Scheduler:
             self.policy,
             self.counters,
             self.in_flight,
-        )
-        self.preemption = Preemption(
-            self.admission, self.retraction, self.policy, self.in_flight
         )
 
     def add_request(self, request: Request) -> None:
@@ -97,7 +91,7 @@ class Scheduler:
             for request in self.isolation.allowed(self.policy.order(self.waiting)):
                 if self.admission.waits_for_prefix(request):
                     continue
-                if not self.preemption.make_way(request, batch):
+                if not self.retraction.make_way(request, batch):
                     break
                 self._admit(request)
                 self._add_chunk(batch, request)
@@ -110,8 +104,8 @@ class Scheduler:
         """Return whether the next step must not be planned before the step in flight completes.
 
         There are four reasons. A request that finishes in this step may free enough pages to avoid
-        a retraction. The cause of a failure is searched. A waiting request needs a prefix that the
-        step in flight computes. Or it would preempt a request that the step in flight computes.
+        a retraction. The cause of a failure is searched. Or a waiting request needs a prefix that
+        the step in flight computes, or would preempt a request that it computes.
         """
         size = self.kv_cache.page_size
         moving = continuing(self.running)
@@ -119,9 +113,7 @@ class Scheduler:
         is_short = new_pages > self.kv_cache.num_free_pages
         if is_short or self.isolation.is_active or self._is_computing_a_shared_prefix():
             return True
-        return self._is_one_more_urgent() and self.preemption.is_needed(
-            self.policy.order(self.waiting), moving
-        )
+        return self._is_one_more_urgent() and self.retraction.is_needed(moving)
 
     def update_after_step(self, batch: ScheduleBatch) -> None:
         """Complete a computed batch, and count its tokens.
@@ -188,11 +180,9 @@ class Scheduler:
         self.in_flight.check_invariants(self.running)
 
     def _is_one_more_urgent(self) -> bool:
-        """Return whether a waiting request is more urgent than a running one."""
-        if not self.waiting or not self.running:
-            return False
-        least = max(request.priority for request in self.running) - PREEMPTION_THRESHOLD
-        return any(request.priority < least for request in self.waiting)
+        """Return whether a waiting request is so much more urgent than a running one."""
+        least = max((r.priority for r in self.running), default=0) - PREEMPTION_THRESHOLD
+        return bool(self.running) and any(r.priority < least for r in self.waiting)
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""

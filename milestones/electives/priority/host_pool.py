@@ -27,7 +27,7 @@ class HostPool:
         self.pool = pool
         memory = self._memories()[0]
         self.on_gpu = memory.device.type == "cuda"
-        page_values = sum(m.numel() // m.shape[1] for m in self._memories())
+        page_values = sum(m[:, 0].numel() for m in self._memories())
         affordable = free_memory(torch.device("cpu")) // (page_values * memory.itemsize)
         self.num_pages = min(HOST_RATIO * pool.num_pages, affordable)
         shape = (self.num_pages, page_values)
@@ -35,10 +35,7 @@ class HostPool:
 
     @torch.inference_mode()
     def copy(self, transfers: Sequence[Transfer], before_loading: Callable[[], None]) -> None:
-        """Copy pages in order. `before_loading` is called before pages of the device are written.
-
-        A step in flight may still read a page that is free by now.
-        """
+        """Copy pages in order. Call `before_loading` before pages of the device are written."""
         for to_host, group in groupby(transfers, key=lambda transfer: transfer.to_host):
             if not to_host:
                 before_loading()
@@ -58,30 +55,27 @@ class HostPool:
 
     def _write(self, transfers: Sequence[Transfer]) -> None:
         """Gather pages into one tensor on the device, and copy its rows to the host."""
-        ids = self._ids([transfer.page for transfer in transfers])
+        ids = self._page_ids(transfers)
         parts = [m.index_select(1, ids).transpose(0, 1).flatten(1) for m in self._memories()]
         for row, transfer in zip(torch.cat(parts, 1), transfers, strict=True):
             self.pages[transfer.host_page].copy_(row, non_blocking=True)
 
     def _read(self, transfers: Sequence[Transfer]) -> None:
         """Copy rows from the host into one tensor on the device, and scatter it over the pages."""
-        newest = {transfer.page: transfer.host_page for transfer in transfers}
-        memories, ids = self._memories(), self._ids(list(newest))
-        shape = (len(newest), self.pages.shape[1])
-        rows = torch.empty(shape, dtype=self.pages.dtype, device=ids.device)
-        for row, host_page in zip(rows, newest.values(), strict=True):
-            row.copy_(self.pages[host_page], non_blocking=True)
-        sizes = [memory.numel() // memory.shape[1] for memory in memories]
-        for memory, part in zip(memories, rows.split(sizes, 1), strict=True):
-            of_pages = part.reshape(len(newest), memory.shape[0], *memory.shape[2:])
-            memory.index_copy_(1, ids, of_pages.transpose(0, 1))
+        ids, memories, count = self._page_ids(transfers), self._memories(), len(transfers)
+        rows = self.pages.new_empty((count, self.pages.shape[1]), device=ids.device)
+        for row, transfer in zip(rows, transfers, strict=True):
+            row.copy_(self.pages[transfer.host_page], non_blocking=True)
+        parts = rows.split([memory[:, 0].numel() for memory in memories], 1)
+        for memory, part in zip(memories, parts, strict=True):
+            part = part.reshape(count, memory.shape[0], *memory.shape[2:])
+            memory.index_copy_(1, ids, part.transpose(0, 1))
 
     def _memories(self) -> list[torch.Tensor]:
         return [*self.pool.keys, *self.pool.values]
 
-    def _ids(self, pages: list[int]) -> torch.Tensor:
-        """Return page ids [N] on the device. The host does not wait."""
-        ids = torch.tensor(pages, pin_memory=self.on_gpu)
+    def _page_ids(self, transfers: Sequence[Transfer]) -> torch.Tensor:
+        ids = torch.tensor([transfer.page for transfer in transfers], pin_memory=self.on_gpu)
         return ids.to(self.pool.keys[0].device, non_blocking=True)
 
 

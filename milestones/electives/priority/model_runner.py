@@ -110,7 +110,10 @@ class ModelRunner:
         return result
 
     def copy_pages(self, transfers: list[Transfer]) -> None:
-        """Start to copy pages beside the step in flight. The steps launched later wait for it."""
+        """Start to copy pages beside the step in flight. The steps launched later wait for it.
+
+        A page of the device is written after that step: it may still read a page that is free now.
+        """
         if transfers:
             computed = self.computed
             self.copied = self.copy_stream.launch(

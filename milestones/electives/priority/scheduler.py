@@ -20,7 +20,7 @@ from common.outputs import StepCounters
 from .admission import Admission
 from .in_flight import StepsInFlight, continuing, num_rows
 from .kv_cache import KVCacheManager
-from .policy import PREEMPTION_THRESHOLD, SchedulePolicy
+from .policy import SchedulePolicy
 from .preemption import Preemption
 from .schedule_batch import ScheduleBatch
 
@@ -181,8 +181,8 @@ class Scheduler:
 
     def _is_one_more_urgent(self) -> bool:
         """Return whether a waiting request is so much more urgent than a running one."""
-        least = max((r.priority for r in self.running), default=0) - PREEMPTION_THRESHOLD
-        return bool(self.running) and any(r.priority < least for r in self.waiting)
+        last = self.running[-1:]
+        return any(self.policy.may_preempt(r, least) for least in last for r in self.waiting)
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""

@@ -7,7 +7,6 @@ the server. Exit status: 2 for wrong settings or missing packages.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable
 
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from common import EngineConfig, OfflineEngine
 
-from ..chain import ROOT, milestones
+from ..chain import ROOT, engines, load
 from ..course.console import wide_console
 from ..course.record import RecordError, find_milestone
 from ..extras import missing
@@ -27,7 +26,7 @@ EXAMPLE = "python -m milestones serve m5 --port 8000 --max-num-seqs 32"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones serve`."""
-    parser.add_argument("milestone", help=f"one of {', '.join(milestones(ROOT))}, or m5 for short")
+    parser.add_argument("milestone", help=f"one of {', '.join(engines(ROOT))}, or m5 for short")
     add_options(parser, EngineConfig)
     add_options(parser, ServerSettings)
 
@@ -42,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         milestone = find_milestone(args.milestone)
         settings = from_options(ServerSettings, args)
         build: Callable[[EngineConfig], OfflineEngine]
-        build = importlib.import_module(milestone).LLMEngine
+        build = load(milestone).LLMEngine
         engine = build(from_options(EngineConfig, args))
     except (RecordError, ValueError, RuntimeError) as error:
         console.print(str(error), style="red")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from milestones.chain import load
+from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.forced_retractions import force_retractions
@@ -363,3 +363,41 @@ def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> No
     urgent.priority = -1
     scheduler.add_request(urgent)
     assert scheduler.policy.order(scheduler.waiting)[0] is urgent
+
+
+def picture(module_of: ModuleOf) -> list[str]:
+    """Return the lines of the picture on the elective's page: a run with 12 pages of two tokens."""
+    engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4, enable_overlap=False)
+    launch, cells = engine.runner.launch, dict[tuple[str, int], str]()
+    rows = ("low", "urgent", "to host", "from host")
+    prompts = {"low": [1] * 12, "urgent": [2] * 18}
+    engine.add_request(prompts["low"], greedy(8, ignore_eos=True), "low", priority=1)
+    counted, column = (0, 0), 0
+
+    def noted(batch: Any, table: Any) -> Any:
+        for request, count in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            cells[request.request_id, column] = f"{count}"
+        return launch(batch, table)
+
+    engine.runner.launch = noted
+    while engine.has_unfinished_requests():
+        column += 1
+        if column == 3:
+            engine.add_request(prompts["urgent"], greedy(3, ignore_eos=True), "urgent", priority=0)
+        engine.step()
+        counts = cache_of(engine).num_written, cache_of(engine).num_loaded
+        for row, old, new in zip(rows[2:], counted, counts, strict=True):
+            cells[row, column] = f"{new - old}" if new > old else ""
+        counted = counts
+    lines = ["step      " + "".join(f"{i:4}" for i in range(1, column + 1))]
+    for row in rows:
+        live = [i for name, i in cells if name == row] or [0]
+        gaps = range(min(live), max(live)) if row in prompts else range(0)
+        shown = [cells.get((row, i), "." if i in gaps else "") for i in range(1, column + 1)]
+        lines.append(f"{row:10}" + "".join(f"{cell:>4}" for cell in shown).rstrip())
+    return [line.rstrip() for line in lines]
+
+
+def test_the_picture_of_the_page_is_that_of_a_run(module_of: ModuleOf) -> None:
+    page = (ROOT / course_place("priority") / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(picture(module_of)) in page

@@ -49,7 +49,8 @@ def victims(chance: Random) -> Asked:
     for number in range(10):
         size, priority = chance.randint(1, 13), chance.choice([0, 1, 5])
         request = add(scheduler, f"r{number}", [chance.randrange(4) for _ in range(size)], priority)
-        chosen = names(scheduler.retraction.victims(request, {})) if scheduler.running else []
+        is_stuck = not scheduler.admission.may_join(request, {})
+        chosen = names(scheduler.retraction.victims(request, {})) if is_stuck else []
         about += f", r{number} with {size} tokens and priority {priority}"
         yield about, [chosen, step(scheduler), state(scheduler)]
         for done in [r for r in scheduler.running if r.num_tokens >= r.max_num_tokens]:

@@ -1,4 +1,4 @@
-"""Urgent requests that preempt others, live, and beside m5: `python -m milestones demo priority`."""
+"""Urgent requests that preempt others, and the same requests on m5: `milestones demo priority`."""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ class LLMEngine(OfflineEngine):
         prompt: Prompt,
         params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
         priority: int = 0,
     ) -> str:
         """Queue a request. priority: a lower value is more urgent."""

@@ -44,10 +44,12 @@ class DemoEngine(LLMEngine):
         prompt: Prompt,
         params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
         priority: int = 0,
     ) -> str:
         number = int((request_id or "r0").lstrip("r"))
-        return super().add_request(prompt, params, request_id, 0 if number % EVERY == 0 else 1)
+        priority = -1 if number % EVERY == EVERY - 1 else priority
+        return super().add_request(prompt, params, request_id, priority=priority)
 
 
 def main() -> None:

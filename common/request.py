@@ -58,6 +58,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None  # why the request ended, if the finish reason is "error"
 
+        self.priority = 0  # a lower value is more urgent; only engines with priorities use it
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
         self.finished_time: float | None = None

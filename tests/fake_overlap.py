@@ -7,7 +7,7 @@ after the next step has been planned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -60,12 +60,27 @@ class Part:
     has_drafts: bool
 
 
+@dataclass
+class HashHostPool:
+    """The pages in host memory: the hashes of their slots."""
+
+    num_pages: int
+    pages: dict[int, list[int]] = field(default_factory=dict)
+
+    def measure(self) -> float:
+        return 0.0
+
+
 class HashRunner:
     """The part of a `ModelRunner` that the engine uses."""
 
     def __init__(self, num_pages: int, page_size: int, stream: LateStream) -> None:
         self.kv_pool = type("Pool", (), {"num_pages": num_pages})()
         self.graphs = type("Graphs", (), {"num_replays": 0})()
+        self.host_pool = HashHostPool(2 * num_pages)  # for an engine that has one
+        self.copy_stream = type(stream)()
+        self.copied: HandEvent | None = None
+        self.computed: HandEvent | None = None
         self.page_size = page_size
         self.stream = stream
         self.memory: dict[int, int] = {}
@@ -92,8 +107,21 @@ class HashRunner:
             outputs = 1 + len(drafts) if i in batch.sampled_indices else 0
             parts.append(Part(request.row + 1, pages, start, tokens, outputs, bool(drafts)))
         result = HashResult([])
-        result.event = self.stream.launch(lambda: self._compute(parts, result))
+        copied = self.copied
+
+        def work() -> None:
+            if copied is not None:
+                copied.wait()
+            self._compute(parts, result)
+
+        result.event = self.computed = self.stream.launch(work)
         return result
+
+    def copy_pages(self, transfers: list[Any]) -> None:
+        """Copy pages between the memory and the host, on a stream of its own."""
+        if transfers:
+            computed = self.computed
+            self.copied = self.copy_stream.launch(lambda: self._copy(transfers, computed))
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -106,6 +134,16 @@ class HashRunner:
         for page in pages:
             for slot in range(page * self.page_size, (page + 1) * self.page_size):
                 self.memory.pop(slot, None)
+
+    def _copy(self, transfers: list[Any], computed: HandEvent | None) -> None:
+        for page, host_page, to_host in transfers:
+            slots = range(page * self.page_size, (page + 1) * self.page_size)
+            if to_host:
+                self.host_pool.pages[host_page] = [self.memory[slot] for slot in slots]
+                continue
+            if computed is not None:
+                computed.wait()
+            self.memory.update(zip(slots, self.host_pool.pages[host_page], strict=True))
 
     def _compute(self, parts: list[Part], result: HashResult) -> None:
         for part in parts:
@@ -154,7 +192,7 @@ def hash_engine(
             self.check_invariants()
             pages = list(self.scheduler.kv_cache.allocator.free_pages)
             self.runner.free_pages = self.scheduler.kv_cache.allocator.free_pages
-            self.runner.stream.launch(lambda: self.runner.forget(pages))
+            self.runner.computed = self.runner.stream.launch(lambda: self.runner.forget(pages))
 
     settings = EngineConfig(model="hash-model", num_pages=num_pages, max_model_len=200, **config)
     runner = runner_class(num_pages, settings.page_size, stream)

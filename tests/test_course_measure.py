@@ -19,7 +19,7 @@ def rows(milestone: str, *sizes: float) -> list[measure.Row]:
     return list(chosen.rows(milestone, TINY, sizes or chosen.sizes))
 
 
-@pytest.mark.parametrize("name", ["m3_paged", "m4_radix"])
+@pytest.mark.parametrize("name", ["m3_paged", "m4_radix", "priority"])
 def test_the_counters_are_those_of_the_handout(name: str) -> None:
     columns = MEASUREMENTS[name.partition("_")[0]].columns
     shown = table(handout(name), f"| {columns[0]} | {columns[1]} |")

@@ -63,9 +63,10 @@ def test_random_schedules(module_of: ModuleOf) -> None:
     assert retractions > SCHEDULES, "too few retractions"
 
 
-def plant(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(module_of: ModuleOf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug that real engines have had, in the scheduler or the cache manager."""
-    scheduler, manager, retraction = module.Scheduler, module.KVCacheManager, module.Retraction
+    scheduler, manager = module_of("scheduler").Scheduler, module_of("kv_cache").KVCacheManager
+    retraction = module_of("retraction").Retraction
 
     def resumed_request_keeps_its_position(self: Any, request: Any) -> None:
         computed = request.num_computed_tokens
@@ -110,7 +111,7 @@ def test_planted_bugs_are_caught(
     module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
 ) -> None:
     """The fuzz can fail: it finds each of these bugs within 50 schedules."""
-    plant(module_of("scheduler"), bug, monkeypatch)
+    plant(module_of, bug, monkeypatch)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(50):
             fuzz(module_of("scheduler"), seed)

@@ -29,7 +29,10 @@ def audited_engine_class(milestone: str, mode: str) -> type[OfflineEngine]:
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             if hasattr(self.runner, "stream"):
-                self.runner.stream = STREAMS[mode]() if mode in STREAMS else self.runner.stream
+                if mode in STREAMS:
+                    self.runner.stream = STREAMS[mode]()
+                if mode in STREAMS and hasattr(self.runner, "copy_stream"):
+                    self.runner.copy_stream = STREAMS[mode]()
                 # Sizes with gaps that end below the largest batch: this covers padding and batches
                 # without a graph.
                 self.runner.graphs.sizes = [s for s in (2, 3, 5, 12) if self.runner.graphs.sizes]
@@ -66,7 +69,12 @@ def poison_free_pages(engine: OfflineEngine) -> None:
         for memory in memories:
             memory[:, pages] = torch.nan
 
-    runner.stream.launch(poison) if hasattr(runner, "stream") else poison()
+    if not hasattr(runner, "stream"):
+        poison()
+        return
+    done = runner.stream.launch(poison)
+    if hasattr(runner, "copy_stream"):  # a page is filled with NaN before it is loaded from host
+        runner.computed = done
 
 
 def assert_idle(engine: OfflineEngine) -> None:

@@ -137,6 +137,9 @@ class FakeStream:
     def wait_stream(self, other: FakeStream) -> None:
         self.cuda.record(self.name, "waits for", other.name)
 
+    def wait_event(self, event: FakeEvent) -> None:
+        self.cuda.record(self.name, "waits for event")
+
     def synchronize(self) -> None:
         self.cuda.refuse_while_capturing()
         self.cuda.record("synchronize", self.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from inspect import signature
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,6 +43,7 @@ class Api:
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
         self.created = int(time.time())
+        self.has_priorities = "priority" in signature(engine.add_request).parameters
 
     async def complete(self, call: CompletionCall, request: Request) -> Response:
         """Answer `/v1/completions`."""
@@ -82,13 +84,14 @@ class Api:
         What fails before the first token has its own status, also if a stream was requested.
         """
         arrival_time, count = now(), num_choices(params)
+        options = call.options(self.has_priorities)
         with ExitStack() as resources:
             resources.enter_context(self.open.place_for(num_prompts * count))
             if params.structured_outputs is not None:
                 await self.grammars.check(params.structured_outputs, call.model_extra or {})
             form, prompts = await prepare()
             generation = Generation(self.engine, form, count)
-            await generation.admit(prompts, params, arrival_time)
+            await generation.admit(prompts, params, arrival_time, options)
             resources.push(generation.resources)
             generation.resources = resources.pop_all()
         if call.stream:

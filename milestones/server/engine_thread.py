@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -37,13 +37,15 @@ Command = tuple[Callable[[OfflineEngine], Any], "Future[Any]"]
 class EngineRequest:
     """A request for the engine. Its id is used once: no other client can know or repeat it.
 
-    arrival_time: when the API call arrived, in seconds of `time.perf_counter`.
+    arrival_time: when the API call arrived, in seconds of `time.perf_counter`. options: more
+    arguments of `add_request`, for engines that have them.
     """
 
     request_id: str
     prompt: TokensPrompt
     params: SamplingParams
     arrival_time: float
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Observer(Protocol):
@@ -102,7 +104,9 @@ class EngineThread:
 
         def add(engine: OfflineEngine) -> None:
             for request in requests:
-                engine.add_request(request.prompt, request.params, request.request_id)
+                engine.add_request(
+                    request.prompt, request.params, request.request_id, **request.options
+                )
                 self._observer.added(request)
 
         try:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -44,12 +44,16 @@ class Generation:
         self.newest: dict[str, RequestOutput] = {}
 
     async def admit(
-        self, prompts: Sequence[TokensPrompt], params: SamplingParams, arrival_time: float
+        self,
+        prompts: Sequence[TokensPrompt],
+        params: SamplingParams,
+        arrival_time: float,
+        options: Mapping[str, Any],
     ) -> None:
         """Queue the prompts in the engine. Raises what the engine raises for a bad one."""
         self.ids = [f"{self.form.call_id}-{i}" for i in range(len(prompts))]
         box = await self.engine.open(
-            [EngineRequest(i, p, params, arrival_time) for i, p in zip(self.ids, prompts)]
+            [EngineRequest(i, p, params, arrival_time, options) for i, p in zip(self.ids, prompts)]
         )
         self.resources.callback(self.engine.close, box)
         self.box: OutputBox = box

@@ -40,6 +40,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
+    "priority": (0,),
 }
 INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 MOST_TOP_LOGPROBS = 20  # of a chat, as in OpenAI's API
@@ -63,6 +64,7 @@ class Call(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: Any = None
 
     def sampling_params(self, **own: Any) -> SamplingParams:
         """Return the sampling parameters. Raises `ValueError` or `ApiError` with the name.
@@ -82,6 +84,17 @@ class Call(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream=true", param="stream_options")
         return SamplingParams(**values)
+
+    def options(self, has_priorities: bool) -> dict[str, Any]:
+        """Return what `add_request` gets besides the parameters.
+
+        Raises `ApiError` for a priority if the engine has none.
+        """
+        if has_priorities and self.priority is not None:
+            return {"priority": self.priority}
+        if not _is_neutral("priority", self.priority):
+            raise refused("priority", self.priority)
+        return {}
 
     @property
     def with_usage(self) -> bool:

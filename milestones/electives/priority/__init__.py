@@ -1,0 +1,14 @@
+"""Elective: priorities, preemption, and a KV cache that continues in host memory.
+
+A waiting request preempts running ones that are less urgent. Pages that the prefix cache evicts are
+copied to host memory, where a later request finds them. Preemption by swap and recomputation is
+from vLLM (Kwon et al., SOSP 2023), the hierarchical cache from SGLang (HiCache).
+"""
+
+from .. import path_below
+
+__path__.append(path_below(__name__))
+
+from .engine import LLMEngine  # noqa: E402
+
+__all__ = ["LLMEngine"]

@@ -1,0 +1,62 @@
+"""The questions of priority: copies of random prefixes, and the victims of urgent requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from tests.exercises.test_priority_1 import PAGE_SIZE, make_cache
+from tests.exercises.test_priority_2 import add, make_scheduler, names, state, step
+
+Asked = Iterator[tuple[str, Any]]
+
+
+def copies(chance: Random) -> Asked:
+    """Insert, evict and load prefixes that begin alike. Ask for the copies after each call."""
+    num_host_pages = chance.randint(1, 9)
+    cache, page = make_cache(num_host_pages), 100
+    if chance.random() < 0.2:
+        cache.costs.page_seconds = chance.choice([0.8, 1.2, 2.5])
+    stems = [[chance.randrange(3) for _ in range(10)] for _ in range(3)]
+    for number in range(12):
+        tokens = chance.choice(stems)[: PAGE_SIZE * chance.randint(1, 5)]
+        about = f"{num_host_pages} host pages, call {number}, {tokens}"
+        if chance.random() < 0.5:
+            count = len(tokens) // PAGE_SIZE
+            cache.insert(tokens, list(range(page, page + count)))
+            page += count
+        elif chance.random() < 0.6:
+            cache.evict(chance.randint(0, cache.evictable_size))
+        else:
+            node = cache.match_prefix(tokens)
+            cache.lock(node)
+            sources = cache.take_copies(tokens, node.num_prefix_pages, chance.randint(0, 4))
+            cache.evict(chance.randint(0, cache.evictable_size))
+            cache.load(sources, list(range(page, page + len(sources))))
+            cache.unlock(node)
+            page += len(sources)
+        cache.check_host()
+        yield about, [[tuple(t) for t in cache.take_transfers()], [*cache.copies.values()]]
+    yield "counted", [cache.num_written, cache.num_loaded]
+
+
+def victims(chance: Random) -> Asked:
+    """Run requests of random sizes and priorities, and ask which of them run after each step."""
+    num_pages, num_seqs = chance.randint(8, 24), chance.randint(2, 5)
+    scheduler = make_scheduler(num_pages, max_num_seqs=num_seqs, max_num_batched_tokens=24)
+    about = f"{num_pages} pages, {num_seqs} rows"
+    for number in range(10):
+        size, priority = chance.randint(1, 13), chance.choice([0, 1, 5])
+        request = add(scheduler, f"r{number}", [chance.randrange(4) for _ in range(size)], priority)
+        is_stuck = not scheduler.admission.may_join(request, {})
+        chosen = names(scheduler.retraction.victims(request, {})) if is_stuck else []
+        about += f", r{number} with {size} tokens and priority {priority}"
+        yield about, [chosen, step(scheduler), state(scheduler)]
+        for done in [r for r in scheduler.running if r.num_tokens >= r.max_num_tokens]:
+            done.finish_reason = "length"
+            scheduler.finish_request(done)
+    yield "counted", scheduler.retraction.num_preemptions
+
+
+QUESTIONS = {"priority.1": copies, "priority.2": victims}

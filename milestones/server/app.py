@@ -18,6 +18,7 @@ from .errors import ApiError, Json, add_handlers
 from .formats import ChatFormat, CompletionFormat, Format
 from .generation import Generation, now
 from .limits import Guard, OpenRequests
+from .live.routes import Live, add_routes
 from .metrics import Metrics
 from .prompts import PromptReader
 from .protocol import Call, ChatCall, CompletionCall, DetokenizeCall, TokenizeCall
@@ -39,6 +40,7 @@ class Api:
         self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens)
         self.tokens = TokenBytes(engine.loaded.tokenizer)
         self.open = OpenRequests(settings.max_open_requests)
+        self.live = Live(self.engine, self.prompts, self.open)
         self.created = int(time.time())
 
     async def complete(self, call: CompletionCall, request: Request) -> Response:
@@ -163,6 +165,7 @@ def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
         api.engine.start()
         yield
         await api.engine.stop()
+        api.live.recorder.end()
         api.prompts.stop()
 
     app = FastAPI(
@@ -196,6 +199,8 @@ def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
     async def model_card(model: str) -> Response:
         return await api.models(model)
 
+    if settings.live_page:
+        add_routes(app, api.live)
     app.get("/health")(api.health)
     app.get("/metrics")(api.scrape)
     return app

@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ import pytest
 
 PATIENCE = 60.0  # seconds: a test fails after them
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions")
+# Chromium reads commands from file 3, and writes answers to file 4.
+STARTER = """
+import os, sys
+from fcntl import F_DUPFD, fcntl
+reads, writes = (fcntl(int(number), F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(reads, 3)
+os.dup2(writes, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_browser() -> str:
@@ -117,12 +127,11 @@ class Tab:
 def tab(folder: Path, url: str) -> Iterator[Tab]:
     """Open a page. The browser keeps its files and its downloads in the folder."""
     (reads, ours), (theirs, writes) = os.pipe(), os.pipe()
-    # Chromium reads commands from file 3, and writes answers to file 4.
-    shell = ["sh", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "sh"]
+    starter = [sys.executable, "-c", STARTER, str(reads), str(writes)]
     command = [find_browser(), *OPTIONS, f"--user-data-dir={folder / 'profile'}",
                "--remote-debugging-pipe", "about:blank"]  # fmt: skip
     process = subprocess.Popen(
-        [*shell, *command], pass_fds=(reads, writes), stderr=subprocess.DEVNULL
+        [*starter, *command], pass_fds=(reads, writes), stderr=subprocess.DEVNULL
     )
     os.close(reads)
     os.close(writes)

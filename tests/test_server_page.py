@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from common import OfflineEngine
 from milestones.chain import at_least
 from tests.browser import Tab, tab
 from tests.conftest import EngineFactory, shared_model
@@ -71,6 +71,17 @@ def wrappers(engine: Any) -> tuple[set[str], int]:
     return {*vars(engine), *vars(engine.scheduler), *vars(engine.output_processor)}, hooks
 
 
+def slow_steps(engine: Any, seconds: float) -> None:
+    """Let each step take longer, so that requests are still open when a test ends them."""
+    step = engine.step
+
+    def slow() -> Any:
+        time.sleep(seconds)
+        return step()
+
+    engine.step = slow
+
+
 def test_a_page_gets_steps_and_the_end_of_its_request(serve: Serve) -> None:
     run = serve()
     with watching(run) as page:
@@ -113,14 +124,13 @@ def test_a_page_that_is_closed_aborts_its_requests(
 ) -> None:
     """Chats and the crowd end. The requests of other clients go on."""
     engine = make_engine()
-    release = hold_steps(engine)
+    slow_steps(engine, 0.01)
     run = serve(engine)
     other = run.open(COMPLETE, call(stream=True))
     with watching(run) as page:
-        assert page.post("ask", **CHAT)[0] == 200
+        assert page.post("ask", **{**CHAT, "max_tokens": 400})[0] == 200
         assert page.post("crowd", rate=100, system="Be kind.", max_tokens=400)[0] == 200
         run.wait_until(lambda: run.api.open.count > 4)
-    release()
     run.wait_until(lambda: not run.api.live.pages)
     run.wait_until(lambda: run.api.open.count <= 1)
     text = b""
@@ -135,7 +145,7 @@ def test_a_page_that_is_closed_aborts_its_requests(
 @only_highest
 def test_stop_ends_one_request(make_engine: EngineFactory, serve: Serve) -> None:
     engine = make_engine()
-    release = hold_steps(engine)
+    slow_steps(engine, 0.1)
     run = serve(engine)
     with watching(run) as page:
         ids = [page.post("ask", **CHAT)[1]["id"] for _ in range(2)]
@@ -143,25 +153,22 @@ def test_stop_ends_one_request(make_engine: EngineFactory, serve: Serve) -> None
         (end,) = page.until("answers")[-1]["answers"]
         assert (end["id"], end["reason"]) == (ids[0], "abort")
         assert page.post("stop", id=ids[0])[1] == {"stopped": False}
-        release()
         (end,) = page.until("answers")[-1]["answers"]
         assert end["id"] == ids[1] and end["reason"] != "abort"
 
 
 @only_highest
-def test_a_slow_page_begins_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_page_begins_again(serve: Serve) -> None:
     """A page that missed a step gets the state of now. No step waits for it."""
-    monkeypatch.setattr("common.tracing.live.LiveTrace.__init__.__defaults__", (4,))
-    monkeypatch.setattr("milestones.server.live.page.INTERVAL", 0.3)
     run = serve()
     with watching(run) as page:
         run.post(COMPLETE, call(max_tokens=40, ignore_eos=True))
-        events = page.until("begin")
         newest = run.in_engine(lambda engine: run.api.live.recorder._trace._step)
-        assert events[-1]["begin"]["frames"][0]["step"] <= newest
+        run.api.live.pages[page.name]._step -= 1000  # steps that are no longer kept
+        frames = page.until("begin")[-1]["begin"]["frames"]
+        assert [frame["step"] for frame in frames] == [newest] and newest > 30
         assert page.post("again")[0] == 200
-        again = page.until("begin")[-1]["begin"]["frames"]
-        assert [frame["step"] for frame in again] == [newest]
+        assert page.until("begin")[-1]["begin"]["frames"][0]["step"] == newest
 
 
 @only_highest
@@ -405,12 +412,10 @@ def test_a_page_asks_for_the_key(serve: Serve, tmp_path: Path) -> None:
 
 
 @only_highest
-def test_a_page_connects_again(
-    make_engine: EngineFactory, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_connects_again(make_engine: EngineFactory, serve: Serve, tmp_path: Path) -> None:
     """A page that lost its server ends its chats with an error, and begins again."""
-    engine: OfflineEngine = make_engine()
-    release = hold_steps(engine)
+    engine = make_engine()
+    slow_steps(engine, 0.1)
     run = serve(engine)
     with opened(run, tmp_path) as page:
         page.evaluate("chats[0].ask('Hi')")
@@ -419,7 +424,7 @@ def test_a_page_connects_again(
         run.server.loop.call_soon_threadsafe(run.api.live.close_pages)
         page.wait_until(f"page !== '{first}' && {READY} && $('connection').textContent === 'live'")
         assert page.evaluate("chats[0].messages[1].failed") == "the connection was lost"
-        release()
+        set_slider(page, "max_tokens", 8)
         page.evaluate("chats[0].ask('Again')")
         page.wait_until("!chats[0].waiting && chats[0].messages.length === 4")
         assert page.evaluate("chats[0].messages[3].failed") is None

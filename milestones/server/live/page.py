@@ -76,8 +76,9 @@ class Page:
         """Let `rate` canned users per second arrive from now on. Earlier users go on."""
         if self._crowd is not None:
             self._crowd.cancel()
-        crowd = self._arrivals(rate, system, params)
-        self._crowd = asyncio.create_task(crowd) if rate else None
+        self._crowd = None
+        if rate:
+            self._crowd = asyncio.create_task(self._arrivals(rate, system, params))
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the events of the page: first the state of now, then the steps as they come."""

@@ -113,7 +113,7 @@ def add_routes(app: FastAPI, live: Live) -> None:
     @app.post("/live/ask")
     async def ask(call: AskCall) -> Response:
         messages = ChatCall(messages=call.messages).conversation()
-        return Json({"id": await live.page(call).ask(messages, call.params(), "chat-")})
+        return Json({"id": await live.page(call).ask(messages, call.params())})
 
     @app.post("/live/stop")
     async def stop(call: StopCall) -> Response:

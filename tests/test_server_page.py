@@ -288,7 +288,8 @@ def set_slider(page: Tab, name: str, value: float) -> None:
 
 def assert_fits(page: Tab) -> None:
     """Require that nothing is wider than the window, and that no error is shown."""
-    wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    root = "document.documentElement"
+    wide = page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
     assert wide <= 0, f"the page is {wide} pixels wider than the window"
     assert page.evaluate("$('error').textContent") == ""
     assert page.problems == []

@@ -27,7 +27,7 @@ class Chat {
       return made;
     };
     this.mark = h("span");
-    this.facts = h("span", { class: "facts" }, this.name);
+    this.facts = h("div", { class: "facts" });
     this.stopButton = button("stop", "Stop", () => this.stop());
     this.talk = h("div", { class: "talk", tabindex: 0, "aria-label": `Text of ${this.name}` });
     this.input = h("input", { type: "text", placeholder: "Ask something",
@@ -39,8 +39,8 @@ class Chat {
       if (text && !this.waiting) this.ask(text);
     });
     this.card = h("div", { class: "card", role: "group", "aria-label": this.name },
-      h("div", { class: "head" }, this.mark, this.facts, this.stopButton,
-        button("✕", "Close", () => this.close())), this.talk, form);
+      h("div", { class: "head" }, this.mark, h("span", {}, this.name), this.stopButton,
+        button("✕", "Close", () => this.close())), this.facts, this.talk, form);
     this.draw();
   }
   async ask(text) {
@@ -101,7 +101,7 @@ class Chat {
     const message = this.messages.findLast(({ id }) => id);
     const number = message && numberOf(message.id), now = state?.requests[number];
     if (!now) {
-      this.facts.textContent = this.name + (this.waiting ? " · sent" : "");
+      this.facts.textContent = this.waiting ? "sent" : "";
       this.mark.replaceChildren();
       delete this.card.dataset.request;
       return;
@@ -109,8 +109,8 @@ class Chat {
     const { num_prompt_tokens: prompt, arrival, first_token: first, request_id } = requests[number];
     this.card.dataset.request = number;
     this.mark.replaceChildren(chip(number));
-    const facts = [now.state, meta.has_tree ? `${now.cached ?? 0} of ${prompt} cached`
-                                            : `prompt ${prompt}`];
+    const facts = [now.state,
+                   meta.has_tree ? `${now.cached ?? 0} of ${prompt} cached` : `prompt ${prompt}`];
     if (first <= frames[indexOf(shown)].end) facts.push(`TTFT ${ms(first - arrival)}`);
     this.facts.textContent = facts.join(" · ");
     this.facts.title = `${this.name}, request ${request_id}: ${facts.join(" · ")}`;

@@ -414,7 +414,7 @@ def test_a_page_asks_for_the_key(serve: Serve, tmp_path: Path) -> None:
 
 @only_highest
 def test_a_page_connects_again(make_engine: EngineFactory, serve: Serve, tmp_path: Path) -> None:
-    """A page that lost its server ends its chats with an error, and begins again."""
+    """A page whose events have ended ends its chats, and begins again."""
     engine = make_engine()
     slow_steps(engine, 0.1)
     run = serve(engine)
@@ -424,7 +424,7 @@ def test_a_page_connects_again(make_engine: EngineFactory, serve: Serve, tmp_pat
         first = page.evaluate("page")
         run.server.loop.call_soon_threadsafe(run.api.live.close_pages)
         page.wait_until(f"page !== '{first}' && {READY} && $('connection').textContent === 'live'")
-        assert page.evaluate("chats[0].messages[1].failed") == "the connection was lost"
+        assert page.evaluate("chats[0].waiting") is None
         set_slider(page, "max_tokens", 8)
         page.evaluate("chats[0].ask('Again')")
         page.wait_until("!chats[0].waiting && chats[0].messages.length === 4")

@@ -414,7 +414,7 @@ def test_a_page_asks_for_the_key(serve: Serve, tmp_path: Path) -> None:
 
 @only_highest
 def test_a_page_connects_again(make_engine: EngineFactory, serve: Serve, tmp_path: Path) -> None:
-    """A page whose events have ended ends its chats, and begins again."""
+    """When its events end, a page ends its chats and begins again."""
     engine = make_engine()
     slow_steps(engine, 0.1)
     run = serve(engine)

@@ -7,7 +7,7 @@ const RATES = [0, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20];  // canned users per secon
 let page = null, apiKey = "";
 let held = [], numHeld = 0;  // parts that arrived while the picture is frozen
 let isStale = false;  // too many of them: after the pause, the page begins again
-const early = new Map();  // ends of answers whose ids have not arrived yet
+const early = new Map();  // ends of answers, if the ids have not arrived yet
 
 const headers = () => (apiKey ? { Authorization: `Bearer ${apiKey}` } : {});
 const sampling = () => Object.fromEntries(

@@ -138,6 +138,8 @@ class EngineThread:
             while self._run_commands():
                 if self.failure is None:
                     self._step()
+            if self._has_work():
+                self._step()  # it returns the outputs of requests that were aborted at the end
         finally:
             self._engine.close()
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 PINNED = HERE / "requirements.txt"
 CACHE = HERE / ".cache" / hashlib.sha256(PINNED.read_bytes()).hexdigest()[:12]
 FONTS = {("400", "normal"): "regular", ("600", "normal"): "semibold", ("400", "italic"): "italic"}
-PLAYER = ROOT / "common" / "tracing" / "player.html"
+PLAYER = ROOT / "common" / "tracing" / "player_page" / "style.css"
 
 # Colours that the player does not name: ink on coloured ground, and darker inks of light colours.
 INKS = {
@@ -52,7 +52,7 @@ def player_colours() -> dict[str, str]:
     """Return the colours of the player's two themes: they have the same meaning in the slides."""
     found = re.findall(r":root \{(.*?)\}", PLAYER.read_text(encoding="utf-8"), re.DOTALL)
     if len(found) != 2:
-        raise BuildError("player.html of common/tracing must have one set of colours per theme")
+        raise BuildError("style.css of the player must have one set of colours per theme")
     return dict(zip(("light", "dark"), (theme.strip() for theme in found), strict=True))
 
 

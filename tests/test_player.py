@@ -1,7 +1,6 @@
 """The player in a real browser, with the trace of a real run.
 
-Chromium opens the file without a window and prints the page that the script has made. Without
-Chromium these tests are skipped. With LADDER_BROWSER=1 in the environment they fail instead.
+Chromium opens the file without a window and prints the page that the script has made.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import html
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,25 +17,16 @@ import pytest
 
 from common.tracing.chrome import chrome_trace
 from common.tracing.data import State, TraceData
-from common.tracing.player import TEMPLATE, player_html
+from common.tracing.player import player_html, template
 from common.tracing.trace import Trace
 from milestones.chain import at_least
+from tests.browser import find_browser
 from tests.conftest import MILESTONES, build_engine
 from tests.oracle import drain, greedy
 
 COMMON = "You are </script><script>throw 1</script> <!-- a \u2028 tutor. "
 QUESTIONS = ["What is a page?", "What is a tree?", "Why?", "What is a \u2029 cache?"]
 CONFIG: dict[str, Any] = {"max_num_seqs": 2, "page_size": 4, "num_pages": 100}
-
-
-def find_browser() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if path := shutil.which(name):
-            return path
-    reason = "no Chromium on PATH; on Debian or Ubuntu: apt-get install chromium"
-    if os.environ.get("LADDER_BROWSER") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @functools.cache
@@ -196,11 +184,11 @@ def test_nothing_is_loaded_and_nothing_breaks_out() -> None:
     addresses = set(re.findall(r"\bhttps?://[^\"'\s]*", page))
     assert addresses == {"http://www.w3.org/2000/svg"}, "only the SVG namespace may be there"
     assert not re.search(r"\b(src|href)=|url\((?!#)|@import|\bfetch\(", page)
-    assert page.count("</script>") == TEMPLATE.read_text(encoding="utf-8").count("</script>") == 2
+    assert page.count("</script>") == template().count("</script>") == 2
     assert "\u2028" not in page and "\u2029" not in page
 
 
 @pytest.mark.parametrize("tag", ["button", "input", "select"])
 def test_what_can_be_used_has_a_name(tag: str) -> None:
-    for element in re.findall(rf"<{tag}\b[^>]*>", TEMPLATE.read_text(encoding="utf-8")):
+    for element in re.findall(rf"<{tag}\b[^>]*>", template()):
         assert "aria-label=" in element, element

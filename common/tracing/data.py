@@ -9,13 +9,13 @@ of `time.perf_counter`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 TREE = "tree"  # the owner of a page in the radix tree
 PageOwner = int | str | None  # a request's number, `TREE`, or None: the page is free
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TIMES = ("start", "end", "arrival", "first_token")
 
 
@@ -31,8 +31,12 @@ class Span:
 
 @dataclass(slots=True)
 class RequestInfo:
-    """The constant properties of a request, and the times of its events."""
+    """The constant properties of a request, and the times of its events.
 
+    number: names the request in frames. Requests have numbers in the order in which they appeared.
+    """
+
+    number: int
     request_id: str
     prompt: str  # only the last tokens
     num_prompt_tokens: int
@@ -137,21 +141,24 @@ class TraceData:
         Times are relative to the origin, in seconds, rounded to microseconds. Fields that are None
         or an empty dict are left out.
         """
+        return {"version": FORMAT_VERSION, "meta": self.meta, **self.rows()}
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the four lists of `as_json`. Dicts and lists inside them are not copied."""
         rows: dict[str, list[Any]] = {
             "requests": self.requests,
             "spans": self.spans,
             "forwards": self.forwards,
             "frames": self.frames,
         }
-        return {
-            "version": FORMAT_VERSION,
-            "meta": self.meta,
-            **{name: [self._compact(row) for row in these] for name, these in rows.items()},
-        }
+        return {name: [self._compact(row) for row in these] for name, these in rows.items()}
 
     def _compact(self, row: Any) -> dict[str, Any]:
-        fields = {name: value for name, value in asdict(row).items() if value not in (None, {})}
-        for name in TIMES:
-            if name in fields:
-                fields[name] = round(fields[name] - self.origin, 6)
+        fields = {}
+        for name in row.__slots__:
+            value = getattr(row, name)
+            if name in TIMES and value is not None:
+                value = round(value - self.origin, 6)
+            if value is not None and value != {}:
+                fields[name] = value
         return fields

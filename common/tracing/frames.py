@@ -27,9 +27,14 @@ class Observer:
         self.scheduler = engine.scheduler
         self.kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
         self.radix_cache: Any = getattr(self.kv_cache, "radix_cache", None)
-        self.requests: list[RequestInfo] = []
-        self._numbers: dict[Request, int] = {}  # only of live requests
+        self.requests: list[RequestInfo] = []  # all of them; a reader may empty the list
+        self.news: list[RequestInfo] = []  # those that were new or changed in the last frame
+        self.tree_changed = True  # since the last frame; `Trace` watches the tree's methods
+        self._infos: dict[Request, RequestInfo] = {}  # only of live requests
+        self._request_numbers = count()
+        self._moved: dict[int, RequestInfo] = {}  # new or changed since the last frame
         self._row_owners: dict[int, int] = {}  # the last request that ran in a row
+        self._rows: list[tuple[int | None, list[int]]] = []  # owner and pages, in the last frame
         self._nodes: dict[Any, int] = {}
         self._node_numbers = count(1)
         self._before = State()
@@ -38,46 +43,63 @@ class Observer:
 
     def add_request(self, request: Request) -> None:
         """Record a new request and give it the next number."""
-        self._numbers[request] = len(self.requests)
-        self.requests.append(
-            RequestInfo(
-                request_id=request.request_id,
-                prompt=self._text(request.token_ids[-PROMPT_TOKENS:]),
-                num_prompt_tokens=request.num_prompt_tokens,
-                max_num_tokens=request.max_num_tokens,
-                arrival=request.arrival_time,
-            )
+        info = RequestInfo(
+            number=next(self._request_numbers),
+            request_id=request.request_id,
+            prompt=self._text(request.token_ids[-PROMPT_TOKENS:]),
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_num_tokens=request.max_num_tokens,
+            arrival=request.arrival_time,
         )
+        self._infos[request] = self._moved[info.number] = info
+        self.requests.append(info)
 
     def batch(self, scheduled: Any) -> dict[int, int]:
         """Return the number of scheduled tokens of each request; empty if nothing was scheduled."""
         requests = getattr(scheduled, "requests", ())
         counts = getattr(scheduled, "num_scheduled_tokens", ())
-        return {self._numbers[r]: n for r, n in zip(requests, counts, strict=True)}
+        return {self.number(r): n for r, n in zip(requests, counts, strict=True)}
 
     def number(self, request: Request) -> int:
-        return self._numbers[request]
+        return self._infos[request].number
 
     def look(self, frame: Frame) -> Frame:
         """Fill in what has changed since the last call, and return the frame."""
-        waiting = [self._numbers[request] for request in self.scheduler.waiting]
+        waiting = [self.number(request) for request in self.scheduler.waiting]
         if waiting != self._before.waiting:
             frame.waiting = waiting
         stats = asdict(self.engine.stats())
         frame.stats = changed(self._before.stats, stats)
         if hasattr(self.kv_cache, "table"):
             frame.pages = self._pages()
-        if self.radix_cache is not None:
+        if self.radix_cache is not None and self.tree_changed:
             frame.nodes = self._tree()
         frame.requests = self._requests()
         self._before.apply(frame)
+        self.news, self._moved, self.tree_changed = list(self._moved.values()), {}, False
+        for info in self.news:
+            if info.end is not None:  # no later frame has this request
+                self._before.requests.pop(info.number, None)
         return frame
+
+    def snapshot(self, step: int, now: float) -> tuple[list[RequestInfo], Frame]:
+        """Return the live requests, and the state after the last frame as one frame."""
+        state = self._before
+        frame = Frame(
+            step, now, now,
+            waiting=list(state.waiting),
+            requests={number: dict(request) for number, request in state.requests.items()},
+            pages=dict(state.pages),
+            nodes={number: dict(node) for number, node in state.nodes.items()},
+            stats=dict(state.stats),
+        )  # fmt: skip
+        return list(self._infos.values()), frame
 
     def _requests(self) -> dict[int, dict[str, Any]]:
         running = set(self.scheduler.running)
         changes = {}
-        for request, number in list(self._numbers.items()):
-            before = self._before.requests.get(number, {"text": ""})
+        for request, info in list(self._infos.items()):
+            before = self._before.requests.get(info.number, {"text": ""})
             state = _state(request, running)
             if state == "waiting" == before.get("state"):
                 continue  # so that a long queue costs almost no time
@@ -95,8 +117,8 @@ class Observer:
             if text := request.text.visible[len(before["text"]) :]:
                 change["text"] = text
             if change:
-                changes[number] = change
-            self._note_times(request, self.requests[number])
+                changes[info.number] = change
+            self._note_times(request, info)
         return changes
 
     def _node_of(self, request: Request) -> int | None:
@@ -106,27 +128,39 @@ class Observer:
         return self._nodes.get(self.kv_cache.last_nodes[request.row])
 
     def _note_times(self, request: Request, info: RequestInfo) -> None:
-        info.first_token = request.first_token_time
+        if info.first_token is None and request.first_token_time is not None:
+            info.first_token = request.first_token_time
+            self._moved[info.number] = info
         if request.is_finished:
             info.end, info.finish_reason = request.finished_time, request.finish_reason
-            del self._numbers[request]
+            self._moved[info.number] = info
+            del self._infos[request]
 
     def _pages(self) -> dict[int, PageOwner]:
         """Return the pages with a new owner.
 
         A row begins with pages of the tree. For these pages the owner is the tree, not the request.
-        A row may exist longer than its request, as long as a forward may still write to it.
+        A row may exist longer than its request, as long as a forward may still write to it. If the
+        tree did not change, only the pages of rows that changed can have new owners.
         """
         for request in self.scheduler.running:
-            self._row_owners[request.row] = self._numbers[request]
-        owners: dict[int, PageOwner] = {}
-        for row, pages in enumerate(self.kv_cache.table.rows):
-            if pages:
-                owners.update(dict.fromkeys(pages, self._row_owners.get(row)))
-        if self.radix_cache is not None:
+            self._row_owners[request.row] = self.number(request)
+        table = enumerate(self.kv_cache.table.rows)
+        rows = [(self._row_owners.get(row), list(pages)) for row, pages in table]
+        old = self._rows or [(None, [])] * len(rows)
+        self._rows = rows
+        before = self._before.pages
+        if self.radix_cache is not None and self.tree_changed:
+            owners = owners_of(rows)
             for node in self.radix_cache.nodes():
                 owners.update(dict.fromkeys(node.pages, TREE))
-        before = self._before.pages
+        else:
+            moved = [row for row in range(len(rows)) if rows[row] != old[row]]
+            owners = owners_of([rows[row] for row in moved])
+            left = owners_of([old[row] for row in moved])
+            before = {page: before[page] for page in left | owners if page in before}
+            in_tree = [page for page, owner in before.items() if owner == TREE]
+            owners.update(dict.fromkeys(in_tree, TREE))
         changes = changed(before, owners)
         changes.update(dict.fromkeys(before.keys() - owners.keys()))
         return changes
@@ -152,6 +186,14 @@ class Observer:
 
     def _text(self, token_ids: list[int]) -> str:
         return str(self.engine.loaded.tokenizer.decode(token_ids))
+
+
+def owners_of(rows: list[tuple[int | None, list[int]]]) -> dict[int, PageOwner]:
+    """Return the owner of each page of some rows."""
+    owners: dict[int, PageOwner] = {}
+    for owner, pages in rows:
+        owners.update(dict.fromkeys(pages, owner))
+    return owners
 
 
 def changed(before: dict[Any, Any], now: dict[Any, Any]) -> dict[Any, Any]:

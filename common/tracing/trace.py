@@ -31,6 +31,7 @@ from .forwards import Forwards, HookedForwards, StreamForwards
 from .frames import Observer
 
 TIMED = ("launch", "run", "wait", "process")  # wrapped if the engine has them
+TREE_METHODS = ("match_prefix", "insert", "lock", "unlock", "evict")  # those that change the tree
 
 
 class Trace:
@@ -69,6 +70,10 @@ class Trace:
             for name in TIMED:
                 if hasattr(engine, name):
                     self._wrap(undo, engine, name, functools.partial(self._timed, name))
+            for name in TREE_METHODS:
+                if hasattr(self._observer.radix_cache, name):
+                    tree = self._observer.radix_cache
+                    self._wrap(undo, tree, name, self._around_tree_method)
             self._wrap(undo, engine, "step", self._around_step)
             self._undo = undo.pop_all()
         return self
@@ -133,6 +138,15 @@ class Trace:
             method(request)
 
         return retract
+
+    def _around_tree_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Note that the tree changed, so that frames of other steps need not look at it."""
+
+        def tree_method(*args: Any, **kwargs: Any) -> Any:
+            self._observer.tree_changed = True
+            return method(*args, **kwargs)
+
+        return tree_method
 
     def _around_undo(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Forget the batches in flight: the times of their forwards may never be reported."""

@@ -10,6 +10,7 @@
     generation.py      one API call: admit, follow, answer whole or as a stream
     formats.py         the bodies of answers; deltas.py, tokens.py: what a stream adds
     engine_thread.py   the one thread that calls the engine; output_box.py: what it hands over
+    live/              the page at `/`: chats, and the engine step by step
     errors.py          OpenAI's error format
     metrics.py         /metrics, with vLLM's names
 

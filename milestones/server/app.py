@@ -20,6 +20,7 @@ from .formats import ChatFormat, CompletionFormat, Format
 from .generation import Generation, now
 from .grammars import Grammars
 from .limits import Guard, OpenRequests
+from .live.routes import Live, add_routes
 from .metrics import Metrics
 from .prompts import PromptReader
 from .protocol import Call, ChatCall, CompletionCall, DetokenizeCall, TokenizeCall
@@ -42,6 +43,7 @@ class Api:
         self.tokens = TokenBytes(engine.loaded.tokenizer)
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
+        self.live = Live(self.engine, self.prompts, self.open)
         self.created = int(time.time())
         self.has_priorities = "priority" in signature(engine.add_request).parameters
 
@@ -170,6 +172,7 @@ def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
         api.engine.start()
         yield
         await api.engine.stop()
+        api.live.recorder.end()
         api.prompts.stop()
 
     app = FastAPI(
@@ -203,6 +206,8 @@ def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
     async def model_card(model: str) -> Response:
         return await api.models(model)
 
+    if settings.live_page:
+        add_routes(app, api.live)
     app.get("/health")(api.health)
     app.get("/metrics")(api.scrape)
     return app

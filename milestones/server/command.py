@@ -56,6 +56,8 @@ def run(milestone: str, engine: OfflineEngine, settings: ServerSettings, console
     def ready(address: str) -> None:
         model = settings.served_model_name or engine.loaded.name
         console.print(f"{milestone} serves {model} at {address}/v1 (Ctrl-C drains and stops)")
+        if settings.live_page:
+            console.print(f"chats, and the engine step by step: {address}/")
         sys.stdout.flush()
 
     try:

@@ -94,6 +94,10 @@ class EngineThread:
         self._commands.put((function, future))
         return await asyncio.wrap_future(future)
 
+    def post(self, function: Callable[[OfflineEngine], Any]) -> None:
+        """Run `function(engine)` between two steps, without waiting for it."""
+        self._commands.put((function, Future()))
+
     async def open(self, requests: Sequence[EngineRequest]) -> OutputBox:
         """Add requests, all or none, and return the box of their outputs.
 
@@ -125,7 +129,7 @@ class EngineThread:
         for request_id in ids:
             self._boxes.pop(request_id, None)
         if ids:
-            self._commands.put((lambda engine: [engine.abort_request(i) for i in ids], Future()))
+            self.post(lambda engine: [engine.abort_request(i) for i in ids])
         box.unfinished.clear()
 
     def fail_all(self, error: Exception) -> None:
@@ -138,6 +142,8 @@ class EngineThread:
             while self._run_commands():
                 if self.failure is None:
                     self._step()
+            if self._has_work():
+                self._step()  # it returns the outputs of requests that were aborted at the end
         finally:
             self._engine.close()
 

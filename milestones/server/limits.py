@@ -15,7 +15,7 @@ from .errors import ApiError, respond
 from .settings import ServerSettings
 
 API_KEY_VARIABLE = "LLM_LADDER_API_KEY"
-OPEN_PATHS = ("/health",)  # a load balancer has no key
+OPEN_PATHS = ("/health", "/")  # a load balancer has no key; the live page asks for it
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
 MOST_DISCARDED = 64 << 20  # bytes of a body that is too large
 LINGER = 2.0  # seconds

@@ -92,4 +92,5 @@ class Server(uvicorn.Server):
         self.api.engine.fail_all(
             ApiError(503, "the server has shut down before the end of this answer")
         )
+        self.api.live.close_pages()
         self.should_exit = True

@@ -23,6 +23,8 @@ class ServerSettings:
     max_connections: the maximum number of open connections. Further ones get status 503.
     body_timeout: the maximum number of seconds in which the body of a call must arrive.
     drain_timeout: after SIGTERM, open requests get this many seconds to finish.
+    live_page: serve the live page at `/`. It shows the prompts and answers of all clients to
+        everyone with the API key, or to everyone if there is no key.
     """
 
     host: str = "127.0.0.1"
@@ -35,6 +37,7 @@ class ServerSettings:
     max_connections: int = 2048
     body_timeout: float = 30.0
     drain_timeout: float = 30.0
+    live_page: bool = True
 
     def __post_init__(self) -> None:
         require_text("host", self.host)

@@ -1,0 +1,70 @@
+"""`Recorder`: one recording of the engine for all open pages. Without a page, nothing is recorded.
+
+    engine thread   step --> LiveTrace: the newest steps       join and leave: between two steps
+                                 ^
+    event loop                 pages
+
+Each page reads the steps that it does not have yet, at its own speed.
+"""
+
+from __future__ import annotations
+
+from common import OfflineEngine
+from common.displays.demo import machine
+from common.tracing.data import TraceData
+from common.tracing.live import LiveTrace
+
+from ..engine_thread import EngineThread
+
+
+class Recorder:
+    """Opens the trace when the first page joins, and closes it when the last one leaves."""
+
+    def __init__(self, engine: EngineThread) -> None:
+        self._engine = engine
+        self._pages: set[str] = set()  # only the engine's thread uses it
+        self._trace: LiveTrace | None = None
+
+    @property
+    def is_recording(self) -> bool:
+        return self._trace is not None
+
+    async def join(self, page: str) -> TraceData:
+        """Add a page, or let it begin again. Return the state of now, which `since` continues."""
+        try:
+            return await self._engine.call(lambda engine: self._join(engine, page))
+        except BaseException:  # the engine is dead, or the page is gone
+            self.leave(page)
+            raise
+
+    def leave(self, page: str) -> None:
+        """Remove a page."""
+        self._engine.post(lambda engine: self._leave(page))
+
+    def since(self, step: int) -> TraceData | None:
+        """Return the steps after `step`; None if a page that is so far behind must join again."""
+        trace = self._trace
+        return None if trace is None else trace.since(step)
+
+    def end(self) -> None:
+        """Close the trace in any case, after the end of the engine's thread."""
+        self._pages.clear()
+        self._close()
+
+    def _join(self, engine: OfflineEngine, page: str) -> TraceData:
+        if self._trace is None:
+            trace = LiveTrace(engine)
+            trace.data.meta["machine"] = machine()
+            self._trace = trace.__enter__()
+        self._pages.add(page)
+        return self._trace.snapshot()
+
+    def _leave(self, page: str) -> None:
+        self._pages.discard(page)
+        if not self._pages:
+            self._close()
+
+    def _close(self) -> None:
+        if self._trace is not None:
+            self._trace.__exit__(None, None, None)
+            self._trace = None

@@ -1,0 +1,131 @@
+"""The routes of the live page."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import HTMLResponse, Response
+
+from common import SamplingParams
+from common.validation import require_float
+
+from ..engine_thread import EngineThread
+from ..errors import ApiError, Json
+from ..generation import EventStream
+from ..limits import OpenRequests
+from ..prompts import PromptReader
+from ..protocol import ChatCall
+from .html import live_html
+from .page import Page, Shared
+from .recorder import Recorder
+
+MOST_USERS = 100.0  # per second
+
+
+class PageCall(BaseModel):
+    """A call of an open page."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    page: str
+
+
+class SamplingCall(PageCall):
+    """A call with the sampling parameters that the page has sliders for."""
+
+    temperature: Any = 1.0
+    top_p: Any = 1.0
+    max_tokens: Any = 64
+
+    def params(self) -> SamplingParams:
+        """Return the sampling parameters. Raises `ValueError` for a wrong one."""
+        return SamplingParams(
+            temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens
+        )
+
+
+class AskCall(SamplingCall):
+    """Ask a question in a chat. messages: the whole conversation."""
+
+    messages: list[dict[str, Any]]
+
+
+class StopCall(PageCall):
+    """Abort a request. id: as `/live/ask` returned it."""
+
+    id: str
+
+
+class CrowdCall(SamplingCall):
+    """Set the arrival rate of canned users. system: the system prompt of their conversations."""
+
+    rate: Any
+    system: str
+
+
+class Live:
+    """The open pages."""
+
+    def __init__(self, engine: EngineThread, prompts: PromptReader, open: OpenRequests) -> None:
+        self.recorder = Recorder(engine)
+        self.shared = Shared(engine, prompts, open, self.recorder, itertools.count(1))
+        self.pages: dict[str, Page] = {}
+
+    def open_page(self) -> Response:
+        """Answer with the events of a new page. The page is closed when the stream ends."""
+        page, resources = Page(self.shared), ExitStack()
+        self.pages[page.name] = page
+        resources.callback(self._close, page)
+        return EventStream(page.events(), resources)
+
+    def page(self, call: PageCall) -> Page:
+        """Return the page that a call is about."""
+        if call.page not in self.pages:
+            raise ApiError(404, f"the page {call.page[:80]!r} is not open", param="page")
+        return self.pages[call.page]
+
+    def close_pages(self) -> None:
+        """Abort the requests of all pages."""
+        for page in list(self.pages.values()):
+            page.close()
+
+    def _close(self, page: Page) -> None:
+        del self.pages[page.name]
+        page.close()
+
+
+def add_routes(app: FastAPI, live: Live) -> None:
+    """Add the page at `/`, and what it calls."""
+    html = live_html()
+
+    @app.get("/")
+    async def page() -> Response:
+        return HTMLResponse(html, headers={"Cache-Control": "no-cache"})
+
+    @app.get("/live")
+    async def events() -> Response:
+        return live.open_page()
+
+    @app.post("/live/ask")
+    async def ask(call: AskCall) -> Response:
+        messages = ChatCall(messages=call.messages).conversation()
+        return Json({"id": await live.page(call).ask(messages, call.params())})
+
+    @app.post("/live/stop")
+    async def stop(call: StopCall) -> Response:
+        return Json({"stopped": live.page(call).stop(call.id)})
+
+    @app.post("/live/crowd")
+    async def crowd(call: CrowdCall) -> Response:
+        require_float("rate", call.rate, low=0.0, high=MOST_USERS)
+        live.page(call).set_crowd(float(call.rate), call.system, call.params())
+        return Json({"rate": call.rate})
+
+    @app.post("/live/again")
+    async def again(call: PageCall) -> Response:
+        live.page(call).begins_again = True
+        return Json({"page": call.page})

@@ -15,7 +15,7 @@ from .panels import Panels
 PAGE_SIZE = 4  # tokens
 ROWS_BELOW = 4  # requests that the milestone below holds in the same memory
 MAX_MODEL_LEN = 320
-LIVE_PAGES = 112  # so few that a request is retracted; the comparison has more
+LIVE_PAGES = 68  # so few that a request is retracted; the comparison has more
 FIGURES: dict[str, Figure] = {
     "requests in flight at once": lambda r: str(r.most_running),
     "padding tokens computed": counter("padding_tokens"),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from milestones.chain import sources
 from tests.conftest import MILESTONES, ROOT
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -25,8 +26,10 @@ def is_path(span: str) -> bool:
 
 
 def path_of(span: str, milestone: str) -> Path:
-    """Return the path of `scheduler.py` in a milestone, or of `common/request.py` from the root."""
-    return ROOT / span if "/" in span else ROOT / milestone / span
+    """Return the path of `scheduler.py` in an engine, or of `common/request.py` from the root."""
+    if "/" in span:
+        return ROOT / span
+    return sources(milestone, ROOT).get(span, ROOT / milestone / span)
 
 
 @functools.cache

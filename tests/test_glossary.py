@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from milestones.chain import course_place
-from tests.conftest import MILESTONES, ROOT
+from tests.conftest import ENGINES, MILESTONES, ROOT
 from tests.documented_symbols import (
     defined,
     is_path,
@@ -19,8 +19,9 @@ from tests.documented_symbols import (
 )
 
 GLOSSARY = (ROOT / "milestones/GLOSSARY.md").read_text(encoding="utf-8")
+ELECTIVES = set(ENGINES) - set(MILESTONES)
 HEADER = ["ours", "meaning", "vLLM", "SGLang"]
-OURS = re.compile(r"`[\w.]+` in `[\w/]+\.py`(?: \((?P<since>from )?(?P<mark>m\d)\))?")
+OURS = re.compile(r"`[\w.]+` in `[\w/]+\.py`(?: \((?P<since>from )?(?P<mark>\w+)\))?")
 THEIRS = re.compile(
     r"(`[\w.]+`(?:, `[\w.]+`)* in `[\w/]+\.py`(?:, (?=`))?)+(?: \(v[\d.]+\)|[,:] .+)?"
 )
@@ -43,10 +44,12 @@ def rows() -> list[Row]:
     return [Row(*c) for c in cells if c != HEADER and set(c) != {"---"}]
 
 
-def milestones_of(ours: str) -> list[str]:
-    """Return the milestones that have the symbol of a row, by its mark."""
+def engines_of(ours: str) -> list[str]:
+    """Return the engines that have the symbol of a row, by its mark."""
     found = OURS.fullmatch(ours)
     assert found, f"write `symbol` in `file.py`, and perhaps (m2) or (from m3), not: {ours}"
+    if found["mark"] in ELECTIVES:
+        return [found["mark"]]
     if found["mark"] is None:
         return MILESTONES
     first = next(i for i, name in enumerate(MILESTONES) if name.startswith(found["mark"]))
@@ -60,7 +63,7 @@ def test_a_row_of_the_glossary(row: Row) -> None:
     for cell in (row.vllm, row.sglang):
         assert not cell or THEIRS.fullmatch(cell), f"write `symbol` in `file.py`, not: {cell}"
     symbol, file = spans(row.ours)
-    having = milestones_of(row.ours)
+    having = engines_of(row.ours)
     assert not [missing for name in having for missing in missing_in_block(row.ours, name)]
     for other in set(MILESTONES) - set(having):
         path = path_of(file, other)

@@ -34,7 +34,7 @@ from hypothesis import HealthCheck, settings
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
 from common.models.cpu_kernels import Kernels, bind, build, kernels
 from milestones.chain import chain, engines, load, milestones, sources
-from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
+from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
 from tests.extras import Extras
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,20 +85,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.getoption("--milestone")
-    kept = [item for item in items if not wanted or _milestone_of(item) == wanted]
-    if MODE in STREAMS:
-        kept = [item for item in kept if _makes_audited_engines(item)]
-    if len(kept) < len(items):
+    if wanted := config.getoption("--milestone"):
+        kept = [item for item in items if _milestone_of(item) == wanted]
         dropped = set(items) - set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = kept
-
-
-def _makes_audited_engines(item: pytest.Item) -> bool:
-    """Return whether a test can make engines with a replaced stream. No other test uses `MODE`."""
-    fixtures: tuple[str, ...] = getattr(item, "fixturenames", ())
-    return "make_engine" in fixtures or hasattr(getattr(item, "module", None), "build_engine")
 
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:

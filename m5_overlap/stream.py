@@ -109,7 +109,7 @@ class ThreadEvent(Event):
 class ThreadStream(ForwardStream):
     """The forward stream of a CPU: a worker thread that takes work from a queue.
 
-    emulated_forward_ms: the least time that each piece of work takes; the thread sleeps for the
+    emulated_forward_ms: the least time that each forward takes; the thread sleeps for the
     rest. It stands for a forward that another processor computes, which is what overlap is for.
     """
 

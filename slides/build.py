@@ -69,7 +69,7 @@ def build(names: Iterable[str] = ()) -> dict[Path, Deck]:
 
 
 def write_runs() -> None:
-    """Write the recorded runs as pages, and the handouts link to their steps (`#step=4`)."""
+    """Write the recorded runs as pages. The handouts link to their steps (`#step=4`)."""
     for name in RUN_PAGES:
         text = page_of(data(f"run_{name}")["trace"])
         (OUTPUT / f"run_{name}.html").write_text(text, encoding="utf-8")

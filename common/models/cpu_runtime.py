@@ -49,7 +49,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return the memory that malloc keeps to the system.
+    """Give back to the system the memory that malloc keeps after it was freed.
 
     A model is read in float32 and then packed. Without this, the process would still have the
     memory of both forms.

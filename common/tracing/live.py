@@ -37,7 +37,7 @@ class LiveTrace(Trace):
         self._undo.close()
 
     def snapshot(self) -> TraceData:
-        """Return the state of now as a trace of one frame. Later steps continue it."""
+        """Return the current state as a trace of one frame. Later steps continue it."""
         requests, frame = self._observer.snapshot(self._step, time.perf_counter())
         return TraceData(self.data.meta, self.data.origin, requests, frames=[frame])
 

@@ -1,7 +1,7 @@
 
 // ---- Rates: what a client notices ------------------------------------------------------------
 
-const RATE_SECONDS = 2, FIRST_TOKEN_SECONDS = 30;  // of the past that the rates are means of
+const RATE_SECONDS = 2, FIRST_TOKEN_SECONDS = 30;  // the time before a step that rates cover
 
 const middleAndMost = values => {
   const sorted = values.toSorted((a, b) => a - b);

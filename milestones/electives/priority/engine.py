@@ -83,7 +83,7 @@ class LLMEngine(OfflineEngine):
     def launch(self) -> None:
         """Plan a step and queue its forward behind the step in flight."""
         batch = self.scheduler.schedule()
-        # Pages are copied out before this step can write them, also if it computes nothing.
+        # The copies start before this step can write to their pages, even if it is empty.
         self.runner.copy_pages(self.scheduler.kv_cache.radix_cache.take_transfers())
         if batch.requests:
             with self._undoing_failures(batch):

@@ -43,12 +43,12 @@ class SwapCosts:
     token_seconds: float | None = None
 
     def is_copy_cheaper(self, num_copies: int) -> bool:
-        """Return whether a page is copied so many times in less time than its tokens take."""
+        """Return whether `num_copies` copies of a page take less time than computing its tokens."""
         known = self.token_seconds
         return known is None or num_copies * self.page_seconds < self.page_size * known
 
     def observe(self, num_tokens: int, begin: float, end: float) -> None:
-        """Note the times of a step that computed so many tokens, most of them of prompts."""
+        """Update the average with a step that computed `num_tokens` tokens, mainly of prompts."""
         newest = (end - begin) / num_tokens
         known = self.token_seconds or newest
         self.token_seconds = known + NEWEST_SHARE * (newest - known)
@@ -62,15 +62,15 @@ class HiRadixCache(RadixCache):
         self.num_host_pages = num_host_pages
         self.free_host_pages = list(range(num_host_pages - 1, -1, -1))
         self.copies: OrderedDict[bytes, int] = OrderedDict()  # by key; least recently used first
-        self.transfers: list[Transfer] = []  # that have not been started, oldest first
+        self.transfers: list[Transfer] = []  # not started yet, oldest first
         self.costs = SwapCosts(page_size)
         self.num_written = self.num_loaded = 0  # pages
 
     def back_up(self, node: TreeNode) -> None:
         """Copy the pages of a prefix that have no copy to the host, if that is worth its time.
 
-        A full host pool drops copies of other prefixes, least recently used first. If it has none,
-        the rest of this prefix gets no copy.
+        A full host pool drops copies of other prefixes, least recently used first. If all copies
+        are of this prefix, the rest of the prefix gets no copy.
         """
         tokens = [token for part in node.path() for token in part.tokens]
         pages = dict(zip(page_keys(tokens, self.page_size), node.prefix_pages(), strict=True))
@@ -89,8 +89,8 @@ class HiRadixCache(RadixCache):
     def take_copies(self, token_ids: Sequence[int], start: int, most: int) -> dict[bytes, int]:
         """Take the copies of up to `most` pages behind the first `start` pages of `token_ids`.
 
-        Return none if computing them is faster. They cannot be dropped until the caller has found
-        pages of the device, and calls `load`.
+        Return none if computing the tokens is faster. The copies that are returned cannot be
+        dropped before the caller has allocated pages of the device and called `load`.
         """
         keys = page_keys(token_ids, self.page_size)[start:][:most]
         found = next((i for i, key in enumerate(keys) if key not in self.copies), len(keys))

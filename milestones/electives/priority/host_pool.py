@@ -14,11 +14,11 @@ from .kv_pool import KVPool, free_memory
 from .stream import CudaEvent, Event
 
 HOST_RATIO = 2  # host pages for each page of the device, if there is memory for them
-MOST_PAGES = 16  # of one copy: the device needs memory for them twice
+MOST_PAGES = 16  # copied at once: this takes device memory for so many pages twice
 
 
 class HostPool:
-    """Host pages, [num_pages, values of a page]. Each row is a page of all layers, one by one.
+    """Host pages, [num_pages, values of a page]. A row has the keys of all layers, then the values.
 
     On a GPU the memory is pinned, so that the host does not wait for copies.
     """

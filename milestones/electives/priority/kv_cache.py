@@ -130,7 +130,7 @@ class KVCacheManager:
 
     @contextmanager
     def without(self, victims: Sequence[Request]) -> Iterator[int]:
-        """Unlock the prefixes of these requests in a context. Yield the number of other pages."""
+        """Unlock the prefixes of requests in a context. Yield how many other pages they hold."""
         nodes = [self.last_nodes[row] for row in (r.row for r in victims) if row is not None]
         for node in nodes:
             self.radix_cache.unlock(node)
@@ -207,7 +207,7 @@ class KVCacheManager:
         request.row = None
 
     def reset_prefix_cache(self) -> int:
-        """Evict all pages that no request uses, and drop all copies. Return the pages' number."""
+        """Evict the pages that no request uses, and drop all copies. Return the number of pages."""
         pages = self.radix_cache.clear()
         self.allocator.free(pages)
         return len(pages)

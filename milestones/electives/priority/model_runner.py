@@ -112,7 +112,7 @@ class ModelRunner:
     def copy_pages(self, transfers: list[Transfer]) -> None:
         """Start to copy pages beside the step in flight. The steps launched later wait for it.
 
-        A page of the device is written after that step: it may still read a page that is free now.
+        Pages of the device are written only after that step, which may still read a freed page.
         """
         if transfers:
             computed = self.computed

@@ -77,7 +77,7 @@ class SchedulePolicy:
         return self._due[request] <= self._num_admissions
 
     def has_aged(self, request: Request) -> bool:
-        """Return whether so many others overtook a request that priorities do not count (I5)."""
+        """Return whether a request has been overtaken so often that no priority counts (I5)."""
         return self._aged[request] <= (self._num_admissions if request in self._due else 0)
 
     def level(self, request: Request) -> tuple[bool, int]:
@@ -85,7 +85,7 @@ class SchedulePolicy:
         return (False, 0) if self.has_aged(request) else (True, request.priority)
 
     def may_preempt(self, request: Request, running: Request) -> bool:
-        """Return whether a waiting request is so much more urgent that a running one makes way."""
+        """Return whether a waiting request is urgent enough to preempt a running one."""
         difference = running.priority - request.priority
         return difference > PREEMPTION_THRESHOLD and not self.has_aged(running)
 

@@ -180,7 +180,7 @@ class Scheduler:
         self.in_flight.check_invariants(self.running)
 
     def _is_one_more_urgent(self) -> bool:
-        """Return whether a waiting request is so much more urgent than a running one."""
+        """Return whether a waiting request is urgent enough to preempt the last running one."""
         last = self.running[-1:]
         return any(self.policy.may_preempt(r, least) for least in last for r in self.waiting)
 

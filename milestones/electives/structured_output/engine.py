@@ -92,7 +92,7 @@ class LLMEngine(OfflineEngine):
         return self.process(batch, self.wait(result))
 
     def admit_compiled(self) -> None:
-        """Let the requests with a compiled grammar wait to run. End those with a bad one."""
+        """Move requests with a compiled grammar to the waiting queue. End those with a bad one."""
         for request, error in self.scheduler.grammars.take_compiled():
             if error is None:
                 self.scheduler.enqueue(request)

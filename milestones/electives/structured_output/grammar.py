@@ -12,7 +12,7 @@ from common import LoadedModel, StructuredOutputsParams
 
 from .bitmask import WORD
 
-# Bounds of the work for one grammar. The defaults of the library allow for seconds.
+# Bounds of the work for one grammar. The library's own bounds allow several seconds of work.
 LIMITS: Any = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
 # No optional whitespace: a model that prefers a newline would write nothing else.
 SEPARATORS: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -29,7 +29,7 @@ class Grammar(Protocol):
         """Return a copy with a state of its own."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token. If it is not allowed, return False, and change nothing."""
+        """Advance by a token. If it is not allowed, return False, and change nothing."""
 
     def fill(self, bits: np.ndarray) -> None:
         """Set the bits of the tokens that are allowed next, and clear all others, [W] int32."""
@@ -73,7 +73,7 @@ class GrammarLibrary:
         self.tokenizer: Any = None  # of llguidance; it takes half a second to make
 
     def __call__(self, structured: StructuredOutputsParams) -> Grammar:
-        """Return a grammar at its beginning. Raises `ValueError` if it cannot be compiled."""
+        """Return a grammar in its first state. Raises `ValueError` if it cannot be compiled."""
         import llguidance  # the extra `grammar`
 
         with self.lock:
@@ -88,7 +88,7 @@ class GrammarLibrary:
         return grammar
 
     def _try_first_token(self, grammar: MatcherGrammar) -> str:
-        """Return what fails at the first token. The library does most of its work only there."""
+        """Return the error of the first token, or "". The library does most of its work there."""
         bits = np.zeros(-(-self.tokenizer.vocab_size // WORD), np.int32)
         grammar.fill(bits)
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))

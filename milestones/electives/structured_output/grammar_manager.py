@@ -4,7 +4,7 @@
                       |
                       +--bad, or too late--> ends with an error
 
-No tensors. Compiling may take seconds, so threads of its own do it. Other requests, and requests
+No tensors. Compiling may take seconds, so separate threads do it. Other requests, including those
 that arrive later, do not wait for it.
 """
 
@@ -40,7 +40,7 @@ class GrammarCompiler:
         self.cache: dict[StructuredOutputsParams, Future[Grammar]] = {}  # least recently used first
 
     def submit(self, structured: StructuredOutputsParams) -> Future[Grammar]:
-        """Return the grammar at its beginning, or the promise of it."""
+        """Return a future of the grammar in its first state. Compile it if it is not cached."""
         with self.lock:
             future = self.cache.pop(structured, None)
             if future is None:
@@ -51,7 +51,7 @@ class GrammarCompiler:
         return future
 
     def close(self) -> None:
-        """Compile no more, and wait for the grammars that are being compiled."""
+        """Start to compile no more grammars, and wait for those that are being compiled."""
         self.threads.shutdown(wait=True, cancel_futures=True)
 
 

@@ -117,7 +117,7 @@ class Scheduler:
 
         There are three reasons. A request that finishes in this step may free enough pages to avoid
         a retraction. The cause of a failure is searched. Or a waiting request needs a prefix that
-        the step in flight computes.
+        the step in flight computes. Measurements add a fourth: `delays_sampling` is False.
         """
         size = self.kv_cache.page_size
         moving = continuing(self.running)

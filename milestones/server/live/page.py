@@ -81,7 +81,7 @@ class Page:
             self._crowd = asyncio.create_task(self._arrivals(rate, system, params))
 
     async def events(self) -> AsyncIterator[str]:
-        """Yield the events of the page: first the state of now, then the steps as they come."""
+        """Yield the events of the page: first the current state, then the steps as they come."""
         try:
             yield event(await self._begin())
             while not self.is_closed:

@@ -30,7 +30,7 @@ class Recorder:
         return self._trace is not None
 
     async def join(self, page: str) -> TraceData:
-        """Add a page, or let it begin again. Return the state of now, which `since` continues."""
+        """Add a page, or let it begin again. Return the current state; `since` continues it."""
         try:
             return await self._engine.call(lambda engine: self._join(engine, page))
         except BaseException:  # the engine is dead, or the page is gone
@@ -47,7 +47,7 @@ class Recorder:
         return None if trace is None else trace.since(step)
 
     def end(self) -> None:
-        """Close the trace in any case, after the end of the engine's thread."""
+        """Close the trace, even if a page is open. The engine's thread must have ended."""
         self._pages.clear()
         self._close()
 

@@ -37,7 +37,7 @@ FIGURES: dict[str, Figure] = {
 
 
 class DemoEngine(LLMEngine):
-    """An engine that finds every fourth request urgent, and the others equal."""
+    """An engine in which every fourth request is urgent, and the others are equally urgent."""
 
     def add_request(
         self,

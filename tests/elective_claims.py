@@ -87,7 +87,11 @@ def calls_under_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
         accepted.append(token_id)
         return accept(request, token_id)
 
-    monkeypatch.setattr(engine.scheduler, "undo", lambda b: (undone.append(b), undo(b)))
+    def counted(batch: Any) -> None:
+        undone.append(batch)
+        undo(batch)
+
+    monkeypatch.setattr(engine.scheduler, "undo", counted)
     monkeypatch.setattr(engine.scheduler.grammars, "accept", watched)
     structured_output_2.add(engine, "a", salt=1, length=3)
     structured_output_2.tokens_of(engine)

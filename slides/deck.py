@@ -57,7 +57,8 @@ FIGURES: dict[str, Callable[..., str]] = {
     "streaming": ideas.streaming, "tiles": ideas.tiles, "futures": ideas.futures,
     "same-memory": ideas_memory.same_memory, "translation": ideas_memory.translation,
     "split": ideas_memory.split, "shared": ideas_memory.shared, "drafts": ideas_electives.drafts,
-    "two-rows": ideas_electives.two_rows,
+    "two-rows": ideas_electives.two_rows, "masks": ideas_electives.masks,
+    "swaps": ideas_electives.swaps,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pictures of drafts and the tokens that verify them, and of a row of pages with a mistake."""
+"""Pictures of the electives: drafts, masks, preemption; and of a row of pages with a mistake."""
 
 from __future__ import annotations
 
@@ -71,3 +71,48 @@ def two_rows(name: str = "m4_mistake", scene: str = "after_reset") -> str:
             parts.append(text(x + pitch / 2 - 3, y + 76, f"{page}", strong, 22, "middle"))
         y += 130
     return picture(WIDTH, 214, parts, f"The pages of a request in {name}, right and wrong")
+
+
+def masks(name: str = "structured_answer", first: str = "1", last: str = "12") -> str:
+    """Draw tokens under a grammar: how many were allowed, the drawn one, and the model's own."""
+    run, parts = data(name), list[str]()
+    steps = run["steps"][int(first) - 1 : int(last)]
+    pitch = (WIDTH - LEFT) / len(steps)
+    for y, words, kind in (
+        (28, "the model prefers", "soft"), (90, "drawn", "strong"), (146, "tokens allowed", "soft"),
+    ):  # fmt: skip
+        parts.append(text(LEFT - 14, y, words, kind, 20, "end"))
+    for place, step in enumerate(steps):
+        x, same = LEFT + place * pitch, step["own"] == step["token"]
+        ink = "" if same else "hot-ink"
+        parts += _word(x, 0, pitch, _end(step["own"]), "idle" if same else "stall", ink)
+        parts += _word(x, 62, pitch, _end(step["token"]), "output", "on strong")
+        count = f"{step['allowed']}"
+        parts.append(text(x + pitch / 2 - 4, 146, count, "strong", 22, "middle"))
+    return picture(WIDTH, 156, parts, f"Tokens under a grammar in {name}")
+
+
+def _end(word: str) -> str:
+    return "end" if word.startswith("<|") else word
+
+
+def swaps(name: str = "priority_example") -> str:
+    """Draw the steps of two requests: the tokens computed, and the pages copied to and fro."""
+    run, parts = data(name), list[str]()
+    pitch, top, room = (WIDTH - 150) / len(run["steps"]), 36, 58
+    rows = {"low": "low", "urgent": "urgent", "to_host": "to host", "from_host": "from host"}
+    for row, (key, words) in enumerate(rows.items()):
+        y = top + row * room
+        parts.append(text(0, y + 28, words, "strong" if row < 2 else "soft", 22))
+        living = [i for i, step in enumerate(run["steps"]) if key in step["tokens"]]
+        for place, step in enumerate(run["steps"]):
+            x, count = 150 + place * pitch, step["tokens"].get(key) or step.get(key, 0)
+            if row == 0:
+                parts.append(text(x + pitch / 2 - 3, 22, f"{place + 1}", "soft", 20, "middle"))
+            if count:
+                kind = "computed" if count > 1 else "output"
+                parts += _word(x, y, pitch, f"{count}", kind if row < 2 else "work", "on strong")
+            elif living and living[0] < place < living[-1]:
+                parts += _word(x, y, pitch, "waits", "idle", "soft")
+    parts.append(text(0, 22, "step", "soft", 20))
+    return picture(WIDTH, top + 4 * room - 12, parts, f"The steps of {name}")

@@ -24,9 +24,11 @@ from milestones.chain import load
 
 from .freshness import ROOT, fingerprint, sources_of
 from .record_electives import LESSONS
+from .record_grammars import GRAMMARS, grammar_lanes
 from .record_ideas import IDEAS, PAGED, ROWS, mixed_lengths
 from .record_lanes import lanes, plan_lanes
 from .record_mistakes import MISTAKES
+from .record_priority import PRIORITY
 from .run_pages import RUN_PAGES
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
@@ -228,9 +230,14 @@ RUNS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
     **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
     **LESSONS,
     **MISTAKES,
+    **GRAMMARS,
+    **PRIORITY,
+    "structured_lanes": (("structured_output",), grammar_lanes),
 }  # fmt: skip
 RECORDERS = {
     "slides/record_ideas.py": IDEAS,
     "slides/record_electives.py": LESSONS,
     "slides/record_mistakes.py": MISTAKES,
+    "slides/record_grammars.py": GRAMMARS,
+    "slides/record_priority.py": PRIORITY,
 }

@@ -54,10 +54,10 @@ def decode_lanes(milestone: str, overlap: bool, count: int = 5, computes: bool =
             engine.generate(chats(16), params)
         finally:
             model.forward = forward
-    return _lanes(trace.data, count)
+    return lanes_of(trace.data, count)
 
 
-def _lanes(trace: TraceData, count: int) -> Json:
+def lanes_of(trace: TraceData, count: int) -> Json:
     """Return the spans of consecutive decode steps, in milliseconds since their first forward.
 
     These are the steps that took the least time, so that other work of the machine does not

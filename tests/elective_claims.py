@@ -9,9 +9,14 @@ import pytest
 
 from tests.exercises import test_multi_step_1 as multi_step_1
 from tests.exercises import test_multi_step_2 as multi_step_2
+from tests.exercises import test_priority_1 as priority_1
+from tests.exercises import test_priority_2 as priority_2
 from tests.exercises import test_speculative_1 as speculative_1
 from tests.exercises import test_speculative_2 as speculative_2
+from tests.exercises import test_structured_output_1 as structured_output_1
+from tests.exercises import test_structured_output_2 as structured_output_2
 from tests.exercises.requests import request_of
+from tests.fake_grammars import END
 
 
 def a_plan_of_two_requests(_: pytest.MonkeyPatch) -> None:
@@ -63,6 +68,67 @@ def a_step_with_a_wrong_draft(_: pytest.MonkeyPatch) -> None:
     engine.close()
 
 
+def grammars_in_another_order(_: pytest.MonkeyPatch) -> None:
+    manager, compiler = structured_output_1.make_manager()
+    requests = [structured_output_1.added(manager, name, i) for i, name in enumerate("abc")]
+    compiler.finish(2)
+    compiler.finish(1)
+    assert structured_output_1.taken(manager) == [("b", None), ("c", None)]
+    assert [*manager.queue] == requests[:1], "a is still in the queue of grammars"
+    assert requests[0] not in manager.grammars
+
+
+def calls_under_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = structured_output_2.made()
+    undone, accepted = list[Any](), list[int | None]()
+    undo, accept = engine.scheduler.undo, engine.scheduler.grammars.accept
+
+    def watched(request: Any, token_id: int | None) -> Any:
+        accepted.append(token_id)
+        return accept(request, token_id)
+
+    def counted(batch: Any) -> None:
+        undone.append(batch)
+        undo(batch)
+
+    monkeypatch.setattr(engine.scheduler, "undo", counted)
+    monkeypatch.setattr(engine.scheduler.grammars, "accept", watched)
+    structured_output_2.add(engine, "a", salt=1, length=3)
+    structured_output_2.tokens_of(engine)
+    calls = ["launch sample", *["launch accept sample"] * 3, "launch accept"]
+    assert engine.events == " ".join(calls).split()
+    assert len(accepted) == 4 and accepted[-1] == END
+    assert len(undone) == 1 == engine.events.count("launch") - engine.events.count("sample")
+
+
+def copies_in_four_host_pages(_: pytest.MonkeyPatch) -> None:
+    cache = priority_1.make_cache(4)
+    for tokens, first, count in ((priority_1.A, 40, 3), (priority_1.B, 50, 2)):
+        assert len(priority_1.cached(cache, tokens, first)) == count
+        cache.evict(count)
+    assert priority_1.copied(cache, priority_1.B) == [True, True]
+    assert priority_1.copied(cache, priority_1.A) == [True, True, False]
+
+
+def requests_that_make_way(_: pytest.MonkeyPatch) -> None:
+    for num_pages, shared, count in ((20, 0, 1), (8, 6, 2)):
+        scheduler = priority_2.make_scheduler(num_pages, max_num_seqs=8)
+        if shared:  # a request before them leaves its pages in the tree
+            before = priority_2.add(scheduler, "before", [1] * 7, priority=5)
+            priority_2.step(scheduler)
+            scheduler.finish_request(before)
+        for name in "abcde":
+            prompt = [1] * shared + [ord(name)] * (7 - shared)
+            priority_2.add(scheduler, name, prompt, priority=5)
+        priority_2.step(scheduler)
+        assert [len(scheduler.kv_cache.pages_of(r)) for r in scheduler.running] == [4] * 5
+        assert scheduler.kv_cache.num_free_pages == 0
+        urgent = priority_2.add(scheduler, "urgent", [9, 8, 7], priority=0)
+        assert scheduler.kv_cache.pages_for(urgent.num_tokens) == 2
+        assert priority_2.step(scheduler)
+        assert scheduler.retraction.num_preemptions == count
+
+
 CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {
     "multi_step.1": (["Five steps and eight tokens", "leaves the plan after its third token"],
                      a_plan_of_two_requests),
@@ -71,4 +137,14 @@ CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {
     "speculative.1": (["9. Both earlier occurrences", "the latest counts"], the_latest_match),
     "speculative.2": (["Three tokens: two accepted drafts", "Three computed tokens, too",
                        "newest token is not computed yet"], a_step_with_a_wrong_draft),
+    "structured_output.1": (["b before c", "a stays in the queue of grammars"],
+                            grammars_in_another_order),
+    "structured_output.2": (
+        ["`launch sample`, three times `launch accept sample`, and `launch accept`",
+         "takes the end-of-sequence token", "is undone, and it is never sampled"],
+        calls_under_a_grammar,
+    ),
+    "priority.1": (["Both pages of B, and the first two of A", "last page of A is dropped"],
+                   copies_in_four_host_pages),
+    "priority.2": (["One, and two", "only one page becomes free"], requests_that_make_way),
 }  # fmt: skip

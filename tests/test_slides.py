@@ -27,12 +27,14 @@ from slides import (
     record_electives,
     record_ideas,
     record_mistakes,
+    record_priority,
     sources,
     workloads,
 )
 from slides.browser import MISSING, Browser, find
 from slides.deck import Deck, Reader, exists
 from slides.page import page
+from slides.record_grammars import GRAMMARS
 from slides.sources import BuildError
 from slides.stops import Walk
 from tests.conftest import MILESTONES, ROOT, shared_model
@@ -65,7 +67,7 @@ def test_each_elective_of_the_deck_has_a_few_slides(decks: dict[str, Deck]) -> N
             (name,) = (n for n in electives() if f"<code>{n}</code>" in slide.body + slide.title)
             parts[name] = 0
         parts[name] += 1
-    assert parts.keys() >= {"multi_step", "speculative"}
+    assert parts.keys() >= {"multi_step", "speculative", "structured_output", "priority"}
     assert all(5 <= count <= 8 for count in parts.values()), parts
 
 
@@ -234,7 +236,14 @@ def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "name", [*record_ideas.IDEAS, *record_electives.LESSONS, *record_mistakes.MISTAKES]
+    "name",
+    [
+        *record_ideas.IDEAS,
+        *record_electives.LESSONS,
+        *record_mistakes.MISTAKES,
+        *record_priority.PRIORITY,
+        *(pytest.param(name, marks=pytest.mark.extra("grammar")) for name in GRAMMARS),
+    ],
 )
 def test_the_central_pictures_show_what_the_engines_do(name: str) -> None:
     """Another run gives the same states and placeholders, and the same scores up to rounding."""

@@ -17,6 +17,7 @@ from common import EngineConfig, SamplingParams
 from ...chain import at_least, engines, load
 from ...instruments.streams import EarlyStream, LateStream
 from .progress import TEXTS
+from .texts_electives import add_request, arrives, prepare
 
 ROOT = Path(__file__).resolve().parents[3]
 STREAMS = {"a thread": None, "early": EarlyStream, "late": LateStream}
@@ -47,8 +48,7 @@ def answers_of(milestone: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, stream in STREAMS.items():
         engine = package.LLMEngine(config)
-        if (drafting := getattr(engine.scheduler, "drafting", None)) is not None:
-            drafting.drafter.sizes = (1,)  # a random model hardly ever repeats two tokens
+        prepare(engine)
         if hasattr(engine.runner, "stream"):
             engine.runner.stream = stream() if stream else engine.runner.stream
             engine.runner.graphs.sizes = [1, 2, 4]  # as on a GPU: a batch of 3 is padded
@@ -58,19 +58,23 @@ def answers_of(milestone: str) -> dict[str, Any]:
     return found
 
 
+def params_of(number: int) -> SamplingParams:
+    """Return the parameters of a request. Those with even numbers have stop tokens."""
+    return SamplingParams(
+        max_tokens=20 - 3 * (number % 3), temperature=0, ignore_eos=True,
+        stop_token_ids=[] if number % 2 else STOPS,
+    )  # fmt: skip
+
+
 def result_of(engine: Any) -> dict[str, Any]:
     """Return the tokens of each request, some counters, and the error that ended the run."""
     answers: dict[str, list[int]] = {}
     error = None
     try:
-        for number, prompt in enumerate(PROMPTS, start=1):
-            stops = [] if number % 2 else STOPS
-            params = SamplingParams(
-                max_tokens=20 - 3 * (number % 3), temperature=0, ignore_eos=True,
-                stop_token_ids=stops,
-            )  # fmt: skip
-            engine.add_request(list(prompt), params, str(number))
-        for _ in range(MOST_STEPS):
+        for step in range(MOST_STEPS):
+            for number, prompt in enumerate(PROMPTS, start=1):
+                if arrives(engine, str(number)) == step:
+                    add_request(engine, list(prompt), params_of(number), str(number))
             for output in engine.step():
                 answers[output.request_id] = list(output.outputs[0].token_ids)
             if not engine.has_unfinished_requests():

@@ -1,0 +1,82 @@
+"""What the engines of electives need so that `texts.py` shows the mistakes of their exercises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from common import SamplingParams, StructuredOutputsParams
+
+CLASSES = 3
+ANY = StructuredOutputsParams(regex=".*")  # `ClassGrammar` takes its place
+URGENT = ("5", "7")  # requests that preempt others
+LATE = 2  # steps before they arrive
+NUM_HOST_PAGES = 4  # so few that copies are dropped
+
+
+class ClassGrammar:
+    """A grammar that needs no library: at each place, one residue class of token ids is allowed."""
+
+    error = ""
+
+    def __init__(self, vocab_size: int, place: int = 0) -> None:
+        self.vocab_size = vocab_size
+        self.place = place
+
+    def fork(self) -> ClassGrammar:
+        return ClassGrammar(self.vocab_size, self.place)
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token, if it is allowed. The token decides about the next class."""
+        if token_id % CLASSES != self.place:
+            return False
+        self.place = (token_id // CLASSES + 1) % CLASSES
+        return True
+
+    def fill(self, bits: np.ndarray) -> None:
+        """Set the bits of the tokens that are allowed next, and clear all others, [W] int32."""
+        tokens = np.arange(32 * len(bits))
+        allowed = (tokens % CLASSES == self.place) & (tokens < self.vocab_size)
+        bits[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def prepare(engine: Any) -> None:
+    """Prepare the engine of an elective. The engines of milestones stay as they are."""
+    if (drafting := getattr(engine.scheduler, "drafting", None)) is not None:
+        drafting.drafter.sizes = (1,)  # a random model hardly ever repeats two tokens
+    if has_grammars(engine):
+        engine.compiler.compile = lambda _: ClassGrammar(engine.loaded.vocab_size)
+        engine.compile_grammar(ANY).result()  # then no run depends on the compiler's threads
+        engine.input_processor.no_structured_outputs = None
+    if has_priorities(engine):
+        engine.costs.page_seconds = 0.0  # then no run depends on measured times
+        cache = engine.scheduler.kv_cache.radix_cache
+        cache.free_host_pages = cache.free_host_pages[-NUM_HOST_PAGES:]
+        cache.num_host_pages = NUM_HOST_PAGES
+
+
+def has_grammars(engine: Any) -> bool:
+    """Return whether requests may have grammars."""
+    return hasattr(engine, "compile_grammar")
+
+
+def has_priorities(engine: Any) -> bool:
+    """Return whether requests have priorities."""
+    retraction = getattr(engine.scheduler, "retraction", None)
+    return hasattr(retraction, "num_preemptions")
+
+
+def arrives(engine: Any, name: str) -> int:
+    """Return the number of steps before a request arrives."""
+    return LATE if has_priorities(engine) and name in URGENT else 0
+
+
+def add_request(engine: Any, prompt: list[int], params: SamplingParams, name: str) -> None:
+    """Add a request. Those without stop tokens get a grammar; some are urgent."""
+    if has_grammars(engine) and not params.stop_token_ids:
+        params = SamplingParams(max_tokens=params.max_tokens, temperature=0, structured_outputs=ANY)
+    if has_priorities(engine):
+        engine.add_request(prompt, params, name, priority=-int(name in URGENT))
+    else:
+        engine.add_request(prompt, params, name)

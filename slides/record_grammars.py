@@ -15,7 +15,7 @@ from milestones.chain import load
 from .record_lanes import lanes_of
 
 Json = dict[str, Any]
-FORWARD_MS, NUM_REQUESTS = 10.0, 8
+FORWARD_MS, NUM_REQUESTS, NUM_ROUNDS = 10.0, 8, 8
 QUESTION = "Name a fruit and describe it."
 SCHEMA = {
     "type": "object",
@@ -30,7 +30,7 @@ def answer(_name: str, loaded: LoadedModel | None = None) -> Json:
     """Return the tokens of an answer under a grammar: how many were allowed, the drawn one, and the
     token that the model itself prefers. Beside it, the answer without the grammar."""
     loaded = loaded or load_model(EngineConfig())
-    shape = {"max_tokens": 24, "temperature": 0}
+    shape: Json = {"max_tokens": 24, "temperature": 0}
     grammar = StructuredOutputsParams(json=json.dumps(SCHEMA))
     allowed: list[int] = []
     with load("structured_output").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
@@ -52,7 +52,7 @@ def answer(_name: str, loaded: LoadedModel | None = None) -> Json:
     steps = [
         {"token": loaded.tokenizer.decode([token]), "own": loaded.tokenizer.decode([mine]),
          "allowed": count}
-        for token, mine, count in zip(done.token_ids, own, allowed, strict=False)
+        for token, mine, count in zip(done.token_ids, own, allowed, strict=True)
     ]  # fmt: skip
     return {
         "question": QUESTION, "vocabulary": loaded.vocab_size, "steps": steps, "text": done.text,
@@ -61,13 +61,20 @@ def answer(_name: str, loaded: LoadedModel | None = None) -> Json:
 
 
 def grammar_lanes(_name: str) -> Json:
-    """Record the lanes of eight requests in three loops. The forwards sleep for 10 ms."""
+    """Record the lanes of eight requests in three loops. The forwards sleep for 10 ms.
+
+    Of several rounds, the fastest is kept: other work of the machine disturbed it least.
+    """
     loaded = load_model(EngineConfig(device="cpu"))
     gaps = load("structured_output", "demo.gaps")
     made: Json = {"machine": machine(), "emulated_forward_ms": FORWARD_MS}
     for name, place in LOOPS.items():
-        trace = gaps.traced(loaded, gaps.LOOPS[place], NUM_REQUESTS, FORWARD_MS)
-        made[name] = lanes_of(trace, count=4)
+        loop = gaps.LOOPS[place]
+        rounds = [
+            lanes_of(gaps.traced(loaded, loop, NUM_REQUESTS, FORWARD_MS), count=4)
+            for _ in range(NUM_ROUNDS)
+        ]
+        made[name] = min(rounds, key=lambda found: float(found["forward"][-1]["end"]))
         for number, forward in enumerate(made[name]["forward"], 1):
             forward["step"] = number
     return made

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
+from milestones.chain import place
 from milestones.course import record
 from slides import facts
 from slides.figures import forwards_of
 from slides.record_mistakes import M4_MUTANT, SPECULATIVE_MUTANT
 from slides.sources import mutant_lines
+from tests import elective_claims
 from tests.conftest import ROOT
 from tests.exercises import test_multi_step_1 as multi_step_1
 from tests.exercises import test_speculative_1 as speculative_1
+from tests.exercises import test_structured_output_2 as structured_output_2
 from tests.exercises.requests import request_of
 
 Json = dict[str, Any]
@@ -38,6 +41,10 @@ CASE, PLANS, M5, LANES, VAIN, DRAFTS, MISTAKE = (
         "speculative_drafts", "speculative_mistake",
     )
 )  # fmt: skip
+ANSWER, LOOPS, SWAPS, WAITS = (
+    data(name)
+    for name in ("structured_answer", "structured_lanes", "priority_example", "priority_waits")
+)
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
 TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A
@@ -57,6 +64,31 @@ def planned() -> list[list[str]]:
     scheduler = multi_step_1.make_scheduler()
     multi_step_1.decoding(scheduler, request_of("a", [1, 2], 4), request_of("b", [3], 6))
     return multi_step_1.plan(scheduler)
+
+
+def calls() -> list[str]:
+    """Return the calls of an engine that runs one request, with a grammar of three tokens."""
+    engine = structured_output_2.made()
+    structured_output_2.add(engine, "a", 1, 3)
+    structured_output_2.tokens_of(engine)
+    found: list[str] = engine.events
+    return found
+
+
+def code(name: str, file: str) -> str:
+    return (ROOT / place(name) / f"{file}.py").read_text(encoding="utf-8")
+
+
+def is_run(number: str) -> bool:
+    """Run the claim about the prediction of an exercise. It raises if it is wrong."""
+    elective_claims.CLAIMS[number][1](pytest.MonkeyPatch())
+    return True
+
+
+def wait(engine: str, key: str) -> float:
+    """Return a number of the table of priority: of the load with urgent requests."""
+    (row,) = (r for r in WAITS["rows"] if (r["load"], r["engine"]) == ("urgent", engine))
+    return float(row[key])
 
 
 def in_vain(name: str) -> int:
@@ -91,6 +123,49 @@ ELECTIVES: Claims = [
     ("from a copy of the sources with this mistake", lambda: (
         MISTAKE["mutant"] == SPECULATIVE_MUTANT)),
 ]  # fmt: skip
+STRUCTURED: Claims = [
+    ("In most of them the grammar leaves one token", lambda: (
+        2 * [step["allowed"] for step in ANSWER["steps"]].count(1) > len(ANSWER["steps"]))),
+    ("At the color, several tokens are allowed", lambda: (
+        [step["allowed"] > 1 for step in ANSWER["steps"] if step["token"] == "red"] == [True])),
+    ("and the model decides", lambda: all(
+        step["own"] == step["token"] for step in ANSWER["steps"] if step["token"] == "red")),
+    ("The last token is the end", lambda: (
+        ANSWER["steps"][-1]["token"] == "<|im_end|>" and ANSWER["finish_reason"] == "stop")),
+    ("the schema has two keys, `color` and `sweet`", lambda: (
+        [*json.loads(ANSWER["text"])] == ["color", "sweet"])),
+    ("`launch sample`, three times `launch accept sample`, and `launch accept`.", lambda: (
+        calls() == ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"])),
+    ("exactly as in m5, and there is no gap", lambda: max(gaps(LOOPS["plain"])) < 0.5),
+    ("would take the overlap from all requests of its batch", lambda: (
+        sum(gaps(LOOPS["waiting"])) > 1.5 * sum(gaps(LOOPS["delayed"])))),
+    ("`sample_newest` is called twice", lambda: (
+        code("structured_output", "engine").count("self.sample_newest()") == 2)),
+    ("One test of the exercise finds it", lambda: (
+        record.find("structured_output.1").mistake == "a-grammar-is-shared"
+        and len(record.find("structured_output.1").red) == 1)),
+]  # fmt: skip
+PRIORITIES: Claims = [
+    ("`urgent` arrives before step 3", lambda: (
+        ["urgent" in step["tokens"] for step in SWAPS["steps"][:3]] == [False, False, True])),
+    ("So six pages are copied", lambda: SWAPS["steps"][2]["to_host"] == 6),
+    ("In step 6, the pages come back. Only **two** tokens", lambda: (
+        SWAPS["steps"][5]["tokens"] == {"low": 2})),
+    ("four pages come back. The other two were still in the tree", lambda: (
+        SWAPS["steps"][5]["from_host"] == 4 and (14 - 2) // SWAPS["page_size"] == 4 + 2)),
+    ("the pages of `urgent`, which has ended, move", lambda: (
+        SWAPS["steps"][5]["to_host"] == (18 + 2) // SWAPS["page_size"])),
+    ("**One**, and **two**.", lambda: (
+        is_run("priority.2"))),
+    ("# Urgent requests wait two steps at most", lambda: wait("host_2", "urgent_p95") == 2),
+    ("The price is six tokens", lambda: wait("host_2", "computed") - wait("m5", "computed") == 6),
+    ("pay for it with three steps at the median", lambda: (
+        wait("host_2", "others_p50") - wait("m5", "others_p50") == 3)),
+    ("Seven requests were preempted", lambda: wait("host_2", "preempted") == 7),
+    ("Two tests of the exercise find it", lambda: (
+        record.find("priority.1").mistake == "a-source-is-dropped"
+        and len(record.find("priority.1").red) == 2)),
+]  # fmt: skip
 M4_CASE: Claims = [
     ("# The case: B is wrong after a reset of the cache", lambda: (
         [name for name in WRONG if WRONG[name]["text"] != RIGHT[name]["text"]] == ["after_reset"])),
@@ -110,7 +185,7 @@ M4_CASE: Claims = [
     ("`test_of_a_longer_prefix_the_tree_takes_the_rest`", lambda: (
         killer("m4_radix", M4_MUTANT) == "test_of_a_longer_prefix_the_tree_takes_the_rest")),
 ]  # fmt: skip
-CLAIMS = {"electives": ELECTIVES, "m4_radix": M4_CASE}
+CLAIMS = {"electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES], "m4_radix": M4_CASE}
 
 
 def killer(engine: str, name: str) -> str:

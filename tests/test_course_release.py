@@ -205,7 +205,7 @@ def test_links_to_what_is_not_there_become_text() -> None:
 
 
 def test_a_paragraph_about_the_pages_of_the_slides_is_left_out() -> None:
-    page = "One.\n\nThe page, which `make slides` builds. Open it\nat [step 1](p.html#step=1).\n\nTwo.\n"
+    page = "One.\n\nThe page that `make slides` builds. At\n[step 1](p.html#step=1), …\n\nTwo.\n"
     assert without_run_pages(page) == "One.\n\nTwo.\n"
 
 

@@ -274,7 +274,7 @@ def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
 
 
 def test_an_abort_of_the_last_request_drops_its_steps() -> None:
-    """Of two requests in flight, one is aborted: step N+1 is needed. Then the other one is aborted."""
+    """Of two requests in flight, one is aborted: step N+1 is needed. Then the other is, too."""
     engine = engine_of(LateStream(), page_size=2)
     for name in ("first", "second"):
         engine.add_request([5, 6], greedy(9, ignore_eos=True), name)

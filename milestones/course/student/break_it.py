@@ -119,8 +119,8 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
     folder = root / place(exercise.milestone)
     with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.print(
-            f"It passes. Make the mistake in {', '.join(exercise.sources)} now, and save the file. Your "
-            "version comes back after the run, or with Ctrl-C.", soft_wrap=True,
+            f"It passes. Make the mistake in {', '.join(exercise.sources)} now, and save the file. "
+            "Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
         )  # fmt: skip
         saved = changes([folder])
         next(saved)

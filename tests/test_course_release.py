@@ -18,7 +18,7 @@ from milestones.course.release import command as release
 from milestones.course.release import cut
 from milestones.course.release.imports import without_unused_imports
 from milestones.course.release.student_tests import naming, pruned
-from milestones.course.release.student_tree import without_dead_links
+from milestones.course.release.student_tree import without_dead_links, without_run_pages
 from tests import mini_course
 from tests.conftest import ROOT
 
@@ -204,6 +204,11 @@ def test_links_to_what_is_not_there_become_text() -> None:
     )
 
 
+def test_a_paragraph_about_the_pages_of_the_slides_is_left_out() -> None:
+    page = "One.\n\nThe page that `make slides` builds. At\n[step 1](p.html#step=1), …\n\nTwo.\n"
+    assert without_run_pages(page) == "One.\n\nTwo.\n"
+
+
 @pytest.mark.electives
 def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None:
     """A real milestone's tree refers to nothing absent, and has no line of a solution."""
@@ -212,6 +217,7 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
     tree = tmp_path / "student"
     release.release(milestone, tree)
     found = texts(tree)
+    assert not [name for name, text in found.items() if "`make slides`" in text], "no slides here"
     absent = above(milestone)
     for name, text in found.items():
         if absent and not name.endswith(".md") and not name.startswith("milestones/"):

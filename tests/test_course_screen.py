@@ -36,6 +36,23 @@ def test_the_tests_that_fail_are_counted() -> None:
     assert "passed 3 of 3 tests" in shown(*[result("passed")] * 3)
 
 
+def test_the_tests_of_an_unwritten_function_are_counted() -> None:
+    """Half of an exercise is written: the failures that are not listed have a reason."""
+    failed = result("failed", Failure("AssertionError"))
+    unwritten = result("failed", Failure("NotImplementedError", unwritten=("m2.1",)))
+    words = shown(failed, unwritten, unwritten)
+    assert "failed 3 of 3 tests" in words
+    assert "2 more tests call a function that is not written yet" in words
+    assert "1 more test calls a function that is not" in shown(failed, unwritten)
+    assert "more test" not in shown(unwritten, unwritten), "the first failure says it already"
+
+
+def test_an_exception_without_a_message_ends_with_its_name() -> None:
+    assert "raised KeyboardInterrupt the test" in shown(
+        result("failed", Failure("KeyboardInterrupt", test_line="test_shelf.py:3"))
+    )
+
+
 def test_what_an_assert_says_is_enough() -> None:
     """Pytest's explanation, often a page of tensors, is shown only if an assert has no message."""
     account = "assert not tensor([nan, nan])"

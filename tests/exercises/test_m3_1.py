@@ -50,7 +50,11 @@ def test_pages_that_are_held_stay_where_they_are() -> None:
         assert pages[: len(before)] == before, (
             f"I1: A held the pages {before}; with {tokens} tokens its pages are {pages}"
         )
-        assert len(pages) == -(-tokens // 4), f"I3: {tokens} tokens take {-(-tokens // 4)} pages"
+        needed = -(-tokens // 4)
+        assert len(pages) == needed, (
+            f"I3: the first {tokens} tokens of A take {needed} of the pages of 4; after "
+            f"allocate_slots(A, {tokens}), A holds {pages}"
+        )
         before = pages
 
 

@@ -100,6 +100,22 @@ def test_the_page_table_names_the_rows_of_the_batch() -> None:
     assert table[0, :3].tolist() == PAGES[2][:3] and table[1, :5].tolist() == PAGES[0], (
         f"I1: the table must have rows 2 and 0, for 10 and 17 tokens: {table.tolist()}"
     )
+    assert table.shape == (2, 5), (
+        f"2 requests, and 17 tokens in pages of 4: the table is [2, 5], not {list(table.shape)}"
+    )
+
+
+def test_the_kernels_get_the_types_that_they_read() -> None:
+    """A kernel reads the memory of a tensor as numbers of one size. torch does not convert them."""
+    meta = prepare((19, 20), (3, 6)).metadata
+    for name, dtype in (
+        ("slot_mapping", torch.int64),
+        ("query_start_loc", torch.int32),
+        ("seq_lens", torch.int32),
+        ("page_table", torch.int32),
+    ):
+        got = getattr(meta, name).dtype
+        assert got == dtype, f"I1: {name} must be {dtype}, not {got}"
 
 
 def test_a_chunk_ends_where_it_ends() -> None:
@@ -140,13 +156,19 @@ def test_logits_are_asked_for_where_a_prompt_ends(
 
 @pytest.mark.parametrize(
     ("spans", "expected"),
-    [([(19, 20), (19, 20), (3, 6)], 2), ([(3, 6), (0, 2)], 0), ([(19, 20)] * 3, 3)],
-    ids=["mixed", "chunks alone", "decodes alone"],
+    [
+        ([(19, 20), (19, 20), (3, 6)], 2),
+        ([(3, 6), (0, 2)], 0),
+        ([(19, 20)] * 3, 3),
+        ([(19, 20), (3, 6), (0, 1)], 1),
+    ],
+    ids=["mixed", "chunks alone", "decodes alone", "a last chunk of one token"],
 )
 def test_decodes_are_told_from_chunks(spans: list[tuple[int, int]], expected: int) -> None:
     got = prepare(*spans).metadata.num_decodes
     assert got == expected, (
-        f"of {spans}, the first {expected} have one token each, not the first {got}"
+        f"of {spans}, the first {expected} have one token each, not the first {got}: a chunk "
+        "behind a longer chunk is no decode, even if the budget left it one token"
     )
 
 

@@ -119,6 +119,19 @@ def test_each_request_gets_its_own_name() -> None:
     )
 
 
+def test_a_name_is_that_of_the_row_and_not_of_the_place() -> None:
+    """The batch has the requests in another order than their rows, as after a retraction."""
+    steps = steps_in_flight()
+    requests = [running(steps, name, [i, i, i], computed=2) for i, name in enumerate("abc")]
+    steps.advance(plan(steps, *((request, 1) for request in reversed(requests))))
+    got = {request.row: request.token_ids[-1] for request in requests}
+    expected = {request.row: placeholder(request.row) for request in requests}
+    assert got == expected, (
+        f"I2: the requests in rows 2, 1, 0 are at places 0, 1, 2 of the batch; the placeholder of "
+        f"each row must be {expected}, not {got}"
+    )
+
+
 def test_a_name_leads_to_the_token_that_the_step_stores() -> None:
     """The host's placeholder and the device's map agree: they name the same token."""
     steps = steps_in_flight()

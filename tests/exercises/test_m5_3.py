@@ -145,8 +145,11 @@ def test_a_step_that_was_not_computed_is_undone() -> None:
     request = running(steps, "a", [1, 2, 3], computed=2)
     batch = plan(steps, (request, 1))
     steps.undo(batch)
-    assert not steps.batches
-    assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
+    assert not steps.batches, "the step is no longer in flight"
+    assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3]), (
+        "the step was not advanced, so its request is in the state before it already: "
+        f"{request.num_computed_tokens} computed of {request.token_ids}"
+    )
 
 
 def test_a_step_that_was_advanced_is_undone_whole() -> None:
@@ -172,6 +175,8 @@ def test_two_steps_are_undone_newest_first() -> None:
     second = plan(steps, (request, 1))
     steps.undo(second)
     assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "the state after step N"
+    left = ["first" if batch is first else "second" for batch in steps.batches]
+    assert left == ["first"], f"the second step was undone, but the steps in flight are {left}"
     steps.undo(first)
     assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
     assert not steps.batches

@@ -45,14 +45,28 @@ def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
     step, count = engine.step, itertools.count(1)
 
     def counted() -> Any:
-        assert next(count) < MOST_STEPS, (
-            f"I5: {MOST_STEPS} steps, and a request has not finished: does each step advance its "
-            "batch, complete it, and append its tokens?"
-        )
-        return step()
+        assert next(count) < MOST_STEPS, f"I5: {MOST_STEPS} steps, and {why_stuck(engine)}"
+        outputs = step()
+        errors = [output.outputs[0].error for output in outputs if output.outputs[0].error]
+        assert not errors, f"a request ended with an error: {errors[0]}"
+        return outputs
 
     engine.step = counted
     return engine
+
+
+def why_stuck(engine: Any) -> str:
+    """Return why an engine still has requests, in words for a message."""
+    ready = list(engine.output_processor.outbox)
+    if ready and not engine.output_processor.requests:
+        return (
+            f"the final outputs of {ready} were not returned: a step that has nothing to compute "
+            "must return them too (`drain`)"
+        )
+    return (
+        "a request has not finished: does each step advance its batch, complete it, and append "
+        "its tokens?"
+    )
 
 
 def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
@@ -260,7 +274,7 @@ def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
 
 
 def test_an_abort_of_the_last_request_drops_its_steps() -> None:
-    """Of two requests in flight, one is aborted: step N+1 is needed. Then the other one is."""
+    """Of two requests in flight, one is aborted: step N+1 is needed. Then the other is, too."""
     engine = engine_of(LateStream(), page_size=2)
     for name in ("first", "second"):
         engine.add_request([5, 6], greedy(9, ignore_eos=True), name)

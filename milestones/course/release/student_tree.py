@@ -64,7 +64,8 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
         files[delta] = without_entries(files[delta].decode(), removed).encode()
     for path in files:
         if path.endswith(".md"):
-            files[path] = without_dead_links(path, files[path].decode(), files).encode()
+            page = without_run_pages(files[path].decode())
+            files[path] = without_dead_links(path, page, files).encode()
     return files, done
 
 
@@ -94,6 +95,12 @@ def without_entries(text: str, symbols: Iterable[str]) -> str:
     for symbol in symbols:
         text = re.sub(rf'\s*"{re.escape(symbol)}",?', "", text)
     return text
+
+
+def without_run_pages(text: str) -> str:
+    """Remove the paragraphs about pages that `make slides` builds: the tree has no slides."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(paragraph for paragraph in paragraphs if "`make slides`" not in paragraph)
 
 
 def without_dead_links(path: str, text: str, files: Files) -> str:

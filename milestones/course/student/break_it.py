@@ -106,14 +106,21 @@ class Patches:
 
 def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) -> Effect:
     """Wait until the student has made the mistake, try it, and put the files back."""
+    console.print(
+        f"\nFirst your own code is tested. Do not change it before {exercise.id} has passed.",
+        soft_wrap=True,
+    )
     if not runner.run(root, exercise.tests, seconds=SECONDS).passed:
-        raise BreakError(f"{exercise.id} does not pass yet: python -m milestones check it first")
+        raise BreakError(
+            f"{exercise.id} does not pass yet. To see what fails:  "
+            f"python -m milestones check {exercise.id}"
+        )
     right = texts(exercise, root, runner)
     folder = root / place(exercise.milestone)
     with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.print(
-            f"\nMake this mistake in {', '.join(exercise.sources)} now, and save the file. Your "
-            "version comes back after the run, or with Ctrl-C.", soft_wrap=True,
+            f"It passes. Make the mistake in {', '.join(exercise.sources)} now, and save the file. "
+            "Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
         )  # fmt: skip
         saved = changes([folder])
         next(saved)

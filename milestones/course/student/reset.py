@@ -61,9 +61,10 @@ def told(exercise: Exercise, backups: dict[str, str], *, undone: bool) -> list[s
     done = "is your last version again" if undone else "starts again"
     lines = [f"{file}: {exercise.id} {done}; the text before is {backup}"
              for file, backup in backups.items()]  # fmt: skip
+    back = "to swap the two versions again" if undone else "to get these functions back"
     return [
         *lines,
-        f"to get these functions back:  python -m milestones reset {exercise.id} --undo",
+        f"{back}:  python -m milestones reset {exercise.id} --undo",
         "Only these functions changed: imports and helpers that you have added stay.",
     ]
 

@@ -97,7 +97,7 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
 
 
 def rest_in_words(run: Run) -> list[str]:
-    """Return the names of the other tests that failed, and how many tests were not run.
+    """Return the names of the other tests that failed, and the numbers of those without a result.
 
     A test that does not end has a reason of its own, which the first failure may not explain.
     """
@@ -109,6 +109,10 @@ def rest_in_words(run: Run) -> list[str]:
             how += f", at {where}" if how and where else ""
             lines.append(f"  {result.node.rpartition('::')[2]}{how}")
     lines = ["\nThese tests fail too:", *lines] if lines else []
+    unwritten = [bool(result.unwritten) for result in run.failures]
+    if (count := sum(unwritten)) and not unwritten[0]:  # the first one is explained above
+        many = "1 more test calls" if count == 1 else f"{count} more tests call"
+        lines.append(f"\n{many} a function that is not written yet")
     if run.not_run:
         count = len(run.not_run)
         many = "1 test was" if count == 1 else f"{count} tests were"
@@ -141,7 +145,7 @@ def facts(failure: Failure) -> Table:
         if failure.kind in ("timeout", "crashed"):
             row("but", failure.message, "red")
         else:
-            row("raised", f"{failure.kind}: {failure.message}", "red")
+            row("raised", ": ".join(filter(None, (failure.kind, failure.message))), "red")
         row("", failure.source)
     row("example", failure.example)
     row("your code", failure.where)

@@ -6,14 +6,37 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from milestones.electives.priority.hi_radix_cache import page_keys
+from milestones.electives.priority.schedule_batch import ScheduleBatch
 from tests.exercises.test_priority_1 import PAGE_SIZE, make_cache
 from tests.exercises.test_priority_2 import add, make_scheduler, names, state, step
 
 Asked = Iterator[tuple[str, Any]]
 
 
+def taken(chance: Random) -> Asked:
+    """Take the copies of a prefix: one is missing, or another prefix needs the host pages."""
+    count = chance.randint(3, 5)
+    tokens, others = ([first] * (PAGE_SIZE * count) for first in (1, 2))
+    for missing in (None, chance.randrange(1, count - 1)):
+        cache = make_cache(count)
+        cache.insert(tokens, list(range(100, 100 + count)))
+        cache.evict(count)
+        if missing is not None:
+            key = page_keys(tokens, PAGE_SIZE)[missing]
+            cache.free_host_pages.append(cache.copies.pop(key))
+        cache.take_transfers()
+        sources = cache.take_copies(tokens, 0, count)
+        cache.insert(others, list(range(200, 200 + count)))
+        cache.evict(count)
+        cache.load(sources, list(range(300, 300 + len(sources))))
+        cache.check_host()
+        yield f"{count} pages, {missing} is missing", [tuple(t) for t in cache.take_transfers()]
+
+
 def copies(chance: Random) -> Asked:
     """Insert, evict and load prefixes that begin alike. Ask for the copies after each call."""
+    yield from taken(chance)
     num_host_pages = chance.randint(1, 9)
     cache, page = make_cache(num_host_pages), 100
     if chance.random() < 0.2:
@@ -41,8 +64,26 @@ def copies(chance: Random) -> Asked:
     yield "counted", [cache.num_written, cache.num_loaded]
 
 
+def needed(chance: Random) -> Asked:
+    """Ask which of three requests makes way, and whether one that is being computed does."""
+    scheduler = make_scheduler(num_pages=11, max_num_seqs=8)
+    for name, size in (("a", 9), ("b", 9), ("c", 1)):
+        add(scheduler, name, [ord(name)] * size, chance.randint(4, 6) if name == "b" else 5)
+    step(scheduler)
+    urgent = add(scheduler, "urgent", [9] * 7, 0)
+    yield "a and b hold many pages, c one", names(scheduler.retraction.victims(urgent, {}))
+    scheduler = make_scheduler(max_num_seqs=1)
+    add(scheduler, "a", [1] * chance.randint(2, 5), 5)
+    batch = scheduler.schedule()
+    urgent = add(scheduler, "urgent", [9, 8, 7], 0)
+    scheduler.in_flight.advance(batch)
+    makes_way = scheduler.retraction.make_way(urgent, ScheduleBatch())
+    yield "a is being computed", [makes_way, scheduler.needs_result(), state(scheduler)]
+
+
 def victims(chance: Random) -> Asked:
     """Run requests of random sizes and priorities, and ask which of them run after each step."""
+    yield from needed(chance)
     num_pages, num_seqs = chance.randint(8, 24), chance.randint(2, 5)
     scheduler = make_scheduler(num_pages, max_num_seqs=num_seqs, max_num_batched_tokens=24)
     about = f"{num_pages} pages, {num_seqs} rows"

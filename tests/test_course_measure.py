@@ -37,14 +37,17 @@ def test_the_tokens_that_m1_feeds_are_those_of_the_handout() -> None:
 
 
 def test_the_steps_of_speculative_are_those_of_the_handout() -> None:
-    """The counters of one request are the same on every machine. Sixteen requests never draft."""
+    """The counters of one request are the same on every machine. Sixteen requests never draft.
+
+    The number of steps of sixteen requests is not compared: a crowded machine took three more.
+    """
     chosen = MEASUREMENTS["speculative"]
     columns = chosen.columns[:6]
     shown = [tuple(row.values()) for row in table(handout("speculative"), "| text | requests |")]
     found = [row[:6] for row in chosen.rows("speculative", chosen.model, (1,))]
     assert found == [row for row in shown if row[1] == "1"]
     assert tuple(table(handout("speculative"), "| text | requests |")[0]) == columns
-    sixteen = [(*row[:2], *row[4:6]) for row in rows("speculative", 16)]  # without steps
+    sixteen = [(*row[:2], *row[4:6]) for row in rows("speculative", 16)]
     assert sixteen == [(*row[:2], *row[4:6]) for row in shown if row[1] == "16"]
 
 

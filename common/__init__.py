@@ -4,9 +4,20 @@ from .config import EMBEDDED_MODEL, EngineConfig
 from .engine.call import EngineDeadError
 from .engine.failure_isolation import FailureIsolation
 from .engine.offline import OfflineEngine
-from .models.loader import LoadedModel, load_model
+from .lora_request import LoRARequest
+from .models.loaded import LoadedModel
+from .models.loader import load_model
 from .models.support import UnsupportedModelError
-from .outputs import CompletionOutput, EngineStats, FinishReason, RequestMetrics, RequestOutput
+from .outputs import (
+    CompletionOutput,
+    EngineStats,
+    FinishReason,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+)
+from .pooling import PoolingParams, PoolingRequest
 from .request import Request
 from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
@@ -20,9 +31,14 @@ __all__ = [
     "EngineStats",
     "FailureIsolation",
     "FinishReason",
+    "LoRARequest",
     "LoadedModel",
     "Message",
     "OfflineEngine",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequest",
+    "PoolingRequestOutput",
     "Prompt",
     "Request",
     "RequestMetrics",

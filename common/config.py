@@ -29,6 +29,8 @@ LARGEST_COUNT = 2**31 - 1  # page tables and lengths of sequences are int32
 MAX_NUM_SEQS = 2**16  # a row for each is allocated when the engine starts
 LONGEST_NAME = 4096  # characters; file systems do not allow a longer path
 LONGEST_FORWARD_MS = 60_000
+MOST_LORAS, LARGEST_RANK = 1024, 512
+MOST_RANKS = 64  # processes of tensor parallelism
 DEVICE = re.compile(r"auto|cpu(?::0)?|cuda(?::(0|[1-9][0-9]{0,2}))?")
 LEAST_BATCHED_TOKENS, MOST_BATCHED_TOKENS = 2048, 16_384  # of the default, not of the field
 BYTES_PER_BATCHED_TOKEN = 4 << 20  # of a GPU's memory: its activations must fit beside the model
@@ -72,6 +74,13 @@ class EngineConfig:
     emulated_forward_ms: on a CPU, let each forward of the overlap engine take at least this many
         milliseconds. The forward thread sleeps for the rest of the time, as if another processor
         computed the forward. 0: a forward takes only the time that it needs.
+    tensor_parallel_size: the number of processes (ranks) that compute each forward together. Each
+        has a part of the weights, and the keys and values of its heads. It must divide the number
+        of KV heads. On GPUs, each rank has one. From m3 on.
+    max_loras: the number of LoRA adapters that the requests of one step may use together. Only the
+        elective lora has adapters.
+    max_lora_rank: the largest rank of an adapter. Memory for `max_loras` adapters of this rank is
+        allocated when the engine starts.
     seed: makes the seeds of requests that have none reproducible. None: they are random.
     """
 
@@ -91,6 +100,9 @@ class EngineConfig:
     cuda_graph: bool = True
     lazy_cuda_graphs: bool = False
     emulated_forward_ms: float = 0.0
+    tensor_parallel_size: int = 1
+    max_loras: int = 4
+    max_lora_rank: int = 16
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +127,9 @@ class EngineConfig:
         require_float(
             "emulated_forward_ms", self.emulated_forward_ms, low=0.0, high=LONGEST_FORWARD_MS
         )
+        require_int("tensor_parallel_size", self.tensor_parallel_size, low=1, high=MOST_RANKS)
+        require_int("max_loras", self.max_loras, low=1, high=MOST_LORAS)
+        require_int("max_lora_rank", self.max_lora_rank, low=1, high=LARGEST_RANK)
         require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
@@ -59,6 +61,7 @@ class Request:
         self.error: str | None = None  # why the request ended, if the finish reason is "error"
 
         self.priority = 0  # a lower value is more urgent; only engines with priorities use it
+        self.adapter: Any = None  # its LoRA adapter; only engines with adapters use it
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None
         self.finished_time: float | None = None

@@ -56,7 +56,8 @@ def affordable_pages(config: EngineConfig, page_bytes: int, device: torch.device
     """Return as many pages as fit in free memory, but no more than all rows could ever use."""
     assert config.max_model_len is not None
     one_request = -(-config.max_model_len // config.page_size)
-    affordable = free_memory(device) // page_bytes
+    num_pools = config.tensor_parallel_size if device.type == "cpu" else 1  # in this memory
+    affordable = free_memory(device) // num_pools // page_bytes
     if affordable < one_request:
         raise RuntimeError(
             f"free memory holds {affordable} KV pages, and one request of "

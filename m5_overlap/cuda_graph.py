@@ -145,9 +145,10 @@ def garbage_kept() -> Iterator[None]:
     """Collect garbage now, and not inside this context.
 
     Garbage may contain a graph of an engine that was dropped. CUDA does not allow to destroy a
-    graph during a capture. The collector stays off if it is off already.
+    graph during a capture. The collector stays off if it is off already. Where nothing has used
+    CUDA, there are no graphs, and a collection would take a tenth of a second for nothing.
     """
-    if not gc.isenabled():
+    if not gc.isenabled() or not torch.cuda.is_initialized():
         yield
         return
     gc.collect()

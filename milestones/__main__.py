@@ -66,6 +66,7 @@ COMMANDS = {
     "soak": ("soak", "attack all engines with random schedules, failures and interrupts"),
     "serve": ("server.command", "serve a milestone with OpenAI's HTTP interface"),
     "load": ("load.command", "send requests to a server at several rates; show the latencies"),
+    "scale": ("scale.command", "measure and simulate replicas behind a router"),
     "extras": ("extras", "install the packages of an optional part: the server"),
     "gpu-check": ("bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
 }

@@ -58,7 +58,8 @@ FIGURES: dict[str, Callable[..., str]] = {
     "same-memory": ideas_memory.same_memory, "translation": ideas_memory.translation,
     "split": ideas_memory.split, "shared": ideas_memory.shared, "drafts": ideas_electives.drafts,
     "two-rows": ideas_electives.two_rows, "masks": ideas_electives.masks,
-    "swaps": ideas_electives.swaps,
+    "swaps": ideas_electives.swaps, "pooled": ideas_electives.pooled,
+    "slots": ideas_electives.slots,
 }  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class Reader:
         self.markdown = MarkdownIt("commonmark", {"html": True}).enable("table")
         self.markdown.renderer.rules["fence"] = self._fence  # type: ignore[attr-defined]
         self.classes: list[str] = []
-        self.code_lines = 0
+        self.code_lines = 0  # since the last title
         self.walk: Walk | None = None  # from the slide on that shows the stops
 
     def deck(self) -> Deck:
@@ -121,12 +122,14 @@ class Reader:
                 deck.slides.append(self._slide(text))
             except BuildError as error:
                 raise BuildError(f"{self.path.name}, slide {number}: {error}") from None
-        deck.code_lines = self.code_lines
-        if self.code_lines > MAX_CODE_LINES:
-            raise BuildError(
-                f"{self.path.name} shows {self.code_lines} lines of code, more than "
-                f"{MAX_CODE_LINES}: show only the code that matters"
-            )
+            if "title" in self.classes:
+                deck.code_lines, self.code_lines = deck.code_lines + self.code_lines, 0
+            if self.code_lines > MAX_CODE_LINES:
+                raise BuildError(
+                    f"{self.path.name}, slide {number}: the slides since the last title show more "
+                    f"than {MAX_CODE_LINES} lines of code: show only the code that matters"
+                )
+        deck.code_lines += self.code_lines
         least, most = map(int, facts.get("minutes", MINUTES).split("-"))
         if not least <= deck.minutes <= most:
             raise BuildError(

@@ -1,4 +1,4 @@
-"""Pictures of the electives: drafts, masks, preemption; and of a row of pages with a mistake."""
+"""Pictures of the electives: drafts, masks, preemption, slots; and of a row with a mistake."""
 
 from __future__ import annotations
 
@@ -116,3 +116,47 @@ def swaps(name: str = "priority_example") -> str:
                 parts += _word(x, y, pitch, "waits", "idle", "soft")
     parts.append(text(0, 22, "step", "soft", 20))
     return picture(WIDTH, top + 4 * room - 12, parts, f"The steps of {name}")
+
+
+def pooled(name: str = "embedding_example") -> str:
+    """Draw the steps of a text and of vectors: the tokens computed, and those that are pooled."""
+    run, parts = data(name), list[str]()
+    pitch, top, room = (WIDTH - 150) / len(run["steps"]), 36, 58
+    for row, key in enumerate(("text", "MEAN", "LAST")):
+        y = top + row * room
+        parts.append(text(0, y + 28, key, "strong", 22))
+        for place, step in enumerate(run["steps"]):
+            x, count = 150 + place * pitch, step["tokens"].get(key, 0)
+            if row == 0:
+                parts.append(text(x + pitch / 2 - 3, 22, f"{place + 1}", "soft", 20, "middle"))
+            if count:
+                kind = "work" if key in step["pooled"] else "computed" if count > 1 else "output"
+                ends = ", ends" if key in step["ended"] else ""
+                parts += _word(x, y, pitch, f"{count}{ends}", kind, "on strong")
+    parts.append(text(0, 22, "step", "soft", 20))
+    return picture(WIDTH, top + 3 * room - 12, parts, f"The steps of {name}")
+
+
+def slots(name: str = "lora_example") -> str:
+    """Draw the steps of requests with adapters: the slot of each, and the loads before a step."""
+    run, parts = data(name), list[str]()
+    pitch, top, room = (WIDTH - 150) / len(run["steps"]), 36, 58
+    for row, (request, adapter) in enumerate(run["adapters"].items()):
+        y = top + row * room
+        parts.append(text(0, y + 28, f"{request}: {adapter or 'base'}", "strong", 22))
+        for place, step in enumerate(run["steps"]):
+            x, slot = 150 + place * pitch, step["slots"].get(request)
+            if slot is not None:
+                kind = "output" if slot else "shared"
+                parts += _word(x, y, pitch, f"slot {slot}", kind, "on strong" if slot else "")
+            elif request in step["waiting"]:
+                parts += _word(x, y, pitch, "waits", "idle", "soft")
+    y = top + len(run["adapters"]) * room
+    parts.append(text(0, y + 28, "loads", "soft", 22))
+    for place, step in enumerate(run["steps"]):
+        x = 150 + place * pitch
+        parts.append(text(x + pitch / 2 - 3, 22, f"{place + 1}", "soft", 20, "middle"))
+        for number, load in enumerate(step["loads"]):
+            parts.append(text(x, y + 28 + 26 * number, load, "strong", 20))
+    parts.append(text(0, 22, "step", "soft", 20))
+    return picture(WIDTH, y + 66, parts, f"The steps of {name}")

@@ -24,9 +24,12 @@ from milestones.chain import load
 
 from .freshness import ROOT, fingerprint, sources_of
 from .record_electives import LESSONS
+from .record_embedding import EMBEDDING
 from .record_grammars import GRAMMARS, grammar_lanes
+from .record_hybrid import HYBRID
 from .record_ideas import IDEAS, PAGED, ROWS, mixed_lengths
 from .record_lanes import lanes, plan_lanes
+from .record_lora import LORA
 from .record_mistakes import MISTAKES
 from .record_priority import PRIORITY
 from .run_pages import RUN_PAGES
@@ -232,6 +235,9 @@ RUNS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
     **MISTAKES,
     **GRAMMARS,
     **PRIORITY,
+    **EMBEDDING,
+    **HYBRID,
+    **LORA,
     "structured_lanes": (("structured_output",), grammar_lanes),
 }  # fmt: skip
 RECORDERS = {
@@ -240,4 +246,7 @@ RECORDERS = {
     "slides/record_mistakes.py": MISTAKES,
     "slides/record_grammars.py": GRAMMARS,
     "slides/record_priority.py": PRIORITY,
+    "slides/record_embedding.py": EMBEDDING,
+    "slides/record_hybrid.py": HYBRID,
+    "slides/record_lora.py": LORA,
 }

@@ -5,7 +5,8 @@ Marks say which engines a test is for. `since("m3_paged")` names the first miles
 subject of the test, and `before("m3_paged")` the first milestone that no longer has it.
 `pytest --milestone=m2_continuous` runs the tests of one engine.
 
-An elective is one more engine. `pytest --milestone` with its name runs the whole suite on it.
+The option can be given several times. An elective is one more engine: `--milestone` with its name
+runs the whole suite on it.
 Without `--milestone`, only those tests run on it that name it in `since`, or that have the mark
 `electives`: quick ones, about its files.
 """
@@ -22,6 +23,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import ctypes
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -38,7 +40,7 @@ from milestones.instruments.audit import MODES, assert_idle, audited_engine_clas
 from tests.extras import Extras
 
 ROOT = Path(__file__).resolve().parent.parent
-MODE = "overlap"
+MODE = DEFAULT_MODE = "overlap"
 MILESTONES = milestones(ROOT)
 ENGINES = engines(ROOT)  # the milestones, and then the electives
 
@@ -52,10 +54,12 @@ settings.load_profile("ladder")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--milestone", choices=ENGINES, help="run the tests of this engine only")
-
     parser.addoption(
-        "--mode", choices=MODES, default=MODE,
+        "--milestone", action="append", default=[], choices=ENGINES,
+        help="run the tests of this engine only; can be given several times",
+    )  # fmt: skip
+    parser.addoption(
+        "--mode", choices=MODES, default=DEFAULT_MODE,
         help="forwards on a thread with or without overlap; as early or as late as events allow",
     )  # fmt: skip
 
@@ -72,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "before(*engines): the lessons of these engines remove the subject"
     )
     config.addinivalue_line(
-        "markers", "electives: run it on the electives, without --milestone too"
+        "markers",
+        "electives: about files. Run it on the electives without --milestone too, in one mode only",
     )
     config.addinivalue_line(
         "markers", "only_of(*files): the subject is in these; equal copies of them are tested once"
@@ -85,11 +90,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if wanted := config.getoption("--milestone"):
-        kept = [item for item in items if _milestone_of(item) == wanted]
-        dropped = set(items) - set(kept)
-        config.hook.pytest_deselected(items=[item for item in items if item in dropped])
-        items[:] = kept
+    wanted = config.getoption("--milestone") or [None, *ENGINES]
+    kept = [item for item in items if _milestone_of(item) in wanted]
+    if MODE != DEFAULT_MODE:  # files are the same in every mode
+        kept = [item for item in kept if not item.get_closest_marker("electives")]
+    dropped = set(items) - set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # collections need not look at the modules and the tests, a million objects
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # nanobind warns about what is left at the end
 
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
@@ -103,7 +119,7 @@ def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
     (first,), ends = marks.get("since", MILESTONES[:1]), {*marks.get("before", ())}
     chains = {name: chain(name, ROOT) for name in ENGINES}
     names = [name for name, lessons in chains.items() if first in lessons and not ends & {*lessons}]
-    wanted = {*MILESTONES, first, metafunc.config.getoption("--milestone")}
+    wanted = {*MILESTONES, first, *metafunc.config.getoption("--milestone")}
     wanted |= set(ENGINES) if "electives" in marks else set()
     names = [name for name in names if name in wanted]
     if files := marks.get("only_of"):

@@ -20,6 +20,7 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from common.models.passes import triton_kernels
+from milestones.chain import package
 from milestones.instruments.paged_case import PagedCase
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
@@ -28,7 +29,7 @@ MANY = 65_536  # tokens of a step: more than the second dimension of a grid may 
 
 
 def main() -> None:
-    milestone = sys.argv[1]
+    milestone = package(sys.argv[1])
     variants: dict[str, set[str]] = {}
     grids: list[tuple[int, ...]] = []
 

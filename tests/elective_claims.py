@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from common import PoolingParams
+from tests.exercises import test_embedding_1 as embedding_1
+from tests.exercises import test_embedding_2 as embedding_2
+from tests.exercises import test_hybrid_memory_1 as hybrid_memory_1
+from tests.exercises import test_hybrid_memory_2 as hybrid_memory_2
+from tests.exercises import test_hybrid_memory_3 as hybrid_memory_3
+from tests.exercises import test_lora_1 as lora_1
+from tests.exercises import test_lora_2 as lora_2
 from tests.exercises import test_multi_step_1 as multi_step_1
 from tests.exercises import test_multi_step_2 as multi_step_2
 from tests.exercises import test_priority_1 as priority_1
@@ -129,7 +138,82 @@ def requests_that_make_way(_: pytest.MonkeyPatch) -> None:
         assert scheduler.retraction.num_preemptions == count
 
 
+def vectors_of_three_tokens(_: pytest.MonkeyPatch) -> None:
+    states = torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    rows = embedding_1.pooling.pool(states, [slice(0, 2), slice(2, 3)]).tolist()
+    mean, last = [(rows[0], 0), (rows[1], 2)], [(rows[1], 2)]
+    assert embedding_1.vector("MEAN", mean, 3, normalize=True) == [0.6, 0.8]
+    assert embedding_1.vector("MEAN", mean, 3, normalize=True, dimensions=1) == [1.0]
+    assert embedding_1.vector("LAST", last, 3, normalize=True) == [0.0, 0.0]
+
+
+def a_prompt_that_is_sent_again(_: pytest.MonkeyPatch) -> None:
+    parts = ((0, 3), (3, 3), (6, 2))
+    for kind, steps, computed in (("MEAN", 3, 8), ("LAST", 1, 2)):
+        read = [bool(embedding_2.planned(kind, *part)[0]) for part in parts]
+        assert read == [False] * (3 - steps) + [True] * steps
+        engine, params = embedding_2.made(), PoolingParams(kind)  # type: ignore[arg-type]
+        for _again in range(2):
+            before = engine.stats().prefill_tokens
+            engine.embed([embedding_2.PROMPT], params, progress=False)
+        assert engine.stats().prefill_tokens - before == computed
+
+
+def pages_in_a_window(_: pytest.MonkeyPatch) -> None:
+    table = hybrid_memory_1.make_table()
+    assert (hybrid_memory_1.WINDOW, hybrid_memory_1.PAGE_SIZE) == (8, 4)
+    hybrid_memory_1.add_blocks(table, 4)
+    for num_tokens, blocks in ((10, [0, 1, 2]), (11, [1, 2]), (16, [2, 3])):
+        table.slide(0, num_tokens, 0)
+        held = [i for i, has_page in enumerate(hybrid_memory_1.held(table)) if has_page]
+        assert held[: len(blocks)] == blocks, f"after {num_tokens} tokens"
+
+
+def sixteen_tokens_or_none(_: pytest.MonkeyPatch) -> None:
+    cache = hybrid_memory_2.make_cache()
+    assert (hybrid_memory_2.WINDOW, hybrid_memory_2.PAGE_SIZE) == (8, 4)
+    blocks = hybrid_memory_2.cached(cache, hybrid_memory_2.TOKENS)
+    hybrid_memory_2.lose(cache, *blocks[:2])
+    prompts = [[*hybrid_memory_2.TOKENS, 1, 2, 3, 4], hybrid_memory_2.TOKENS]
+    # The last token of a prompt is always computed, so the cache serves whole blocks before it.
+    served = [prompt[: (len(prompt) - 1) // 4 * 4] for prompt in prompts]
+    assert [hybrid_memory_2.found(cache, tokens) for tokens in served] == [16, 0]
+
+
+def chunks_that_leave_states(_: pytest.MonkeyPatch) -> None:
+    assert hybrid_memory_3.PAGE_SIZE == 4
+    slots, request = hybrid_memory_3.make_slots(20, num_known=2)
+    assert hybrid_memory_3.ends(slots, request, budget=12) == [8, 16, 20]
+    assert max(end for end in (8, 16) if end <= (20 - 1) // 4 * 4) == 16
+
+
+def adapters_in_two_slots(_: pytest.MonkeyPatch) -> None:
+    slots, adapters = lora_1.make_slots(2)
+    lora_1.run(slots, adapters["A"])
+    slots.use(adapters["A"])
+    slots.use(adapters["B"])
+    assert slots.has_room(adapters["C"]), "B is idle"
+    slots.use(adapters["C"])
+    assert lora_1.resident(slots) == "AC"
+    lora_1.run(slots, adapters["C"])
+    assert not slots.has_room(adapters["B"])
+    assert slots.has_room(None)
+
+
+def rows_of_a_mixed_batch(_: pytest.MonkeyPatch) -> None:
+    groups = lora_2.grouped([0, 1, 1, 2, 0, 1])
+    assert groups == {1: [1, 2, 5], 2: [3]}
+    assert 2 * len(groups) == 4, "products of two matrices for each group"
+    weights = lora_2.make_weights(3, rank=8, width=576, out=576)
+    assert weights.a[1].numel() + weights.b[1].numel() == 9216
+    assert 576 * 576 // 9216 == 36
+
+
 CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {
+    "embedding.1": (["`MEAN` gives (0.6, 0.8), and with one dimension (1)",
+                     "`LAST` gives (0, 0)"], vectors_of_three_tokens),
+    "embedding.2": (["`MEAN` in all three steps, and `LAST` only in the third",
+                     "`MEAN` computes eight tokens, and `LAST` two"], a_prompt_that_is_sent_again),
     "multi_step.1": (["Five steps and eight tokens", "leaves the plan after its third token"],
                      a_plan_of_two_requests),
     "multi_step.2": (["Three pages, for 2 + 4 tokens", "until the fourth step has ended",
@@ -144,7 +228,17 @@ CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {
          "takes the end-of-sequence token", "is undone, and it is never sampled"],
         calls_under_a_grammar,
     ),
+    "lora.1": (["C joins and gets the slot of B", "B waits, and the base request joins"],
+               adapters_in_two_slots),
+    "lora.2": (["Four small products", "rows 1, 2 and 5", "9,216 numbers, a 36th"],
+               rows_of_a_mixed_batch),
     "priority.1": (["Both pages of B, and the first two of A", "last page of A is dropped"],
                    copies_in_four_host_pages),
     "priority.2": (["One, and two", "only one page becomes free"], requests_that_make_way),
+    "hybrid_memory.1": (["After 10 tokens blocks 0, 1 and 2", "after 11 blocks 1 and 2",
+                         "after 16 blocks 2 and 3"], pages_in_a_window),
+    "hybrid_memory.2": (["The first one finds 16 tokens, and the second one none"],
+                        sixteen_tokens_or_none),
+    "hybrid_memory.3": (["After 8, 16 and 20 tokens", "The second prompt finds 16 tokens"],
+                        chunks_that_leave_states),
 }  # fmt: skip

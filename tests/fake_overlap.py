@@ -8,8 +8,10 @@ after the next step has been planned.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import torch
 
 from common import EngineConfig, LoadedModel
 from milestones.instruments.hash_model import hash_model
@@ -18,16 +20,37 @@ from tests.fake_paged import expected_tokens, kv_of, next_token
 
 FAKE: LoadedModel = hash_model()
 PADDING_PAGE = 0
+HIDDEN_SIZE = 3
 
 
 def text_of(tokens: list[int]) -> str:
     return str(FAKE.tokenizer.decode(tokens))
 
 
-def expected_output(prompt: list[int], max_tokens: int, stops: list[int], stop: str) -> list[int]:
+def state_of(kv: int) -> list[float]:
+    """Return the "hidden state" of a token, [HIDDEN_SIZE]. A float32 holds sums of many exactly."""
+    return [float(kv % prime) for prime in (97, 89, 83)]
+
+
+def expected_states(prompt: list[int]) -> torch.Tensor:
+    """Return the hidden states of a prompt, [T, HIDDEN_SIZE], computed from the tokens alone."""
+    kv: tuple[int, ...] = ()
+    for position, token in enumerate(prompt):
+        kv = (*kv, kv_of(kv, token, position))
+    return torch.tensor([state_of(value) for value in kv])
+
+
+def with_adapter(token: int, number: int | None) -> Any:
+    """Return what a token means to the hashes of a request with this load of an adapter."""
+    return token if number is None else (token, number)
+
+
+def expected_output(
+    prompt: list[int], max_tokens: int, stops: list[int], stop: str, number: int | None = None
+) -> list[int]:
     """Return the expected answer up to its first stop, computed from the token list alone."""
     output: list[int] = []
-    for token in expected_tokens(prompt, max_tokens):
+    for token in expected_tokens(prompt, max_tokens, lambda token: with_adapter(token, number)):
         output.append(token)
         if token in stops or (stop and stop in text_of(output)):
             break
@@ -40,6 +63,7 @@ class HashResult:
 
     tokens: list[int]
     event: HandEvent | None = None
+    pooled: list[torch.Tensor] = field(default_factory=list)  # sums of hidden states
     is_delayed: bool = False  # the step is not sampled yet: see `fake_grammars`
 
     def wait(self) -> list[tuple[int, None]]:
@@ -58,6 +82,8 @@ class Part:
     tokens: list[int]
     num_outputs: int  # of the last tokens: each gives a next token
     has_drafts: bool
+    num_pooled: int  # so many of the last tokens give hidden states to a pooling request
+    slot: int  # of its LoRA adapter; 0: none
 
 
 @dataclass
@@ -75,9 +101,13 @@ class HashRunner:
     """The part of a `ModelRunner` that the engine uses."""
 
     def __init__(self, num_pages: int, page_size: int, stream: LateStream) -> None:
-        self.kv_pool = type("Pool", (), {"num_pages": num_pages})()
+        groups = (SimpleNamespace(layers=(0,), window=None, num_snapshots=None),)
+        self.kv_pool = SimpleNamespace(num_pages=num_pages, groups=groups)
+        self.states = SimpleNamespace(groups=())
         self.graphs = type("Graphs", (), {"num_replays": 0})()
+        self.hidden_size = HIDDEN_SIZE  # for an engine that reads hidden states
         self.host_pool = HashHostPool(2 * num_pages)  # for an engine that has one
+        self.lora = SimpleNamespace(shapes={})  # for an engine with adapters
         self.copy_stream = type(stream)()
         self.copied: HandEvent | None = None
         self.computed: HandEvent | None = None
@@ -88,6 +118,7 @@ class HashRunner:
         self.rows: dict[int, dict[int, int]] = {}
         self.free_pages: list[int] = []  # the list of the allocator itself, not a copy
         self.num_launches = 0
+        self.adapters: dict[int, int] = {}  # by slot: the number of the load
 
     def launch(self, batch: Any, table: Any) -> HashResult:
         self.num_launches += 1
@@ -105,13 +136,20 @@ class HashRunner:
             tokens = [*request.token_ids[start : start + n], *drafts]
             assert len(tokens) == n and (not drafts or min(tokens) >= 0), "I1: a wrong input"
             outputs = 1 + len(drafts) if i in batch.sampled_indices else 0
-            parts.append(Part(request.row + 1, pages, start, tokens, outputs, bool(drafts)))
+            pooled = 0
+            if i in getattr(batch, "pooled_indices", ()):
+                pooled = n if request.needs_all_tokens else 1
+            slot = getattr(batch, "slots", {i: 0})[i]
+            parts.append(
+                Part(request.row + 1, pages, start, tokens, outputs, bool(drafts), pooled, slot)
+            )
         result = HashResult([])
-        copied = self.copied
+        copied, loads = self.copied, getattr(batch, "loads", ())
 
         def work() -> None:
             if copied is not None:
                 copied.wait()
+            self.adapters |= {load.slot: load.adapter.number for load in loads}
             self._compute(parts, result)
 
         result.event = self.computed = self.stream.launch(work)
@@ -152,11 +190,14 @@ class HashRunner:
             for position, token in enumerate(tokens, part.start):
                 page = part.pages[position // self.page_size]
                 assert page not in self.free_pages, "I3: a free page is written"
-                value = kv_of(kv, token, position)
+                value = kv_of(kv, with_adapter(token, self.adapters.get(part.slot)), position)
                 self.memory[self._slot(part, position)] = value
                 kv = (*kv, value)
                 if position >= part.start + len(tokens) - part.num_outputs:
                     result.tokens.append(next_token(kv))
+            if part.num_pooled:
+                states = [state_of(value) for value in kv[-part.num_pooled :]]
+                result.pooled.append(torch.tensor(states).sum(dim=0))
             if part.num_outputs and not part.has_drafts:
                 self.futures[part.row] = result.tokens[-1]
 

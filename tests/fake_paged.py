@@ -7,6 +7,7 @@ wrong position therefore changes the tokens. Thousands of schedules run in secon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from common import EngineConfig, Request
@@ -18,7 +19,7 @@ VOCAB_SIZE = 50
 TOKENIZER = byte_tokenizer()
 
 
-def kv_of(past: tuple[int, ...], token: int, position: int) -> int:
+def kv_of(past: tuple[int, ...], token: Any, position: int) -> int:
     return hash((past, token, position))
 
 
@@ -26,12 +27,17 @@ def next_token(kv: tuple[int, ...]) -> int:
     return hash(kv) % VOCAB_SIZE
 
 
-def expected_tokens(prompt: list[int], max_tokens: int) -> list[int]:
-    """Return the expected answer, computed from the token list alone."""
+def expected_tokens(
+    prompt: list[int], max_tokens: int, meaning: Callable[[int], Any] = int
+) -> list[int]:
+    """Return the expected answer, computed from the token list alone.
+
+    meaning: what the hashes read instead of a token.
+    """
     tokens, kv = list(prompt), ()  # type: tuple[list[int], tuple[int, ...]]
     while len(tokens) < len(prompt) + max_tokens:
         for position in range(len(kv), len(tokens)):
-            kv = (*kv, kv_of(kv, tokens[position], position))
+            kv = (*kv, kv_of(kv, meaning(tokens[position]), position))
         tokens.append(next_token(kv))
     return tokens[len(prompt) :]
 

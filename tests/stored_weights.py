@@ -61,10 +61,12 @@ class GgufModel:
     def __init__(self, file: Path, architecture: str, kinds: Sequence[str], **values: Any) -> None:
         """kinds: the types of its matrices, in turn. values: of its configuration."""
         config = tiny_config(architecture, **{**SIZES, **values})
-        self.model: Any = AutoModelForCausalLM.from_config(config).eval()
-        for name, parameter in self.model.named_parameters():
-            if name.endswith(("norm.weight", "bias")):
-                torch.nn.init.normal_(parameter, mean=0.5)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.model: Any = AutoModelForCausalLM.from_config(config).eval()
+            for name, parameter in self.model.named_parameters():
+                if name.endswith(("norm.weight", "bias")):
+                    torch.nn.init.normal_(parameter, mean=0.5)
         self.file, self.config, self.kinds = file, config, list(kinds)
         self.architecture = config.model_type.removesuffix("_text")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
 import shutil
 import signal
-import threading
 import zipfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -216,21 +218,16 @@ def test_interrupted_and_resumed(
     assert [float(row["total"]) for row in rows(out)] == [0, 10, 10, 10], "a is graded again"
 
 
+def points_of(args: argparse.Namespace) -> list[float]:
+    return [sheet.points for sheet in grade.grade(args)]
+
+
 def test_two_graders_at_once(course: Path, tmp_path: Path) -> None:
     """The kernel counts processes for each user: two exams must not share one."""
     folders = [hand_in(tmp_path / name, SHELF) for name in "ab"]
-    points: list[float] = []
-
-    def work() -> None:
-        sheets = grade.grade(arguments(course, *map(str, folders), "--jobs", "2"))
-        points.extend(sheet.points for sheet in sheets)
-
-    graders = [threading.Thread(target=work) for _ in range(2)]
-    for grader in graders:
-        grader.start()
-    for grader in graders:
-        grader.join()
-    assert points == [10.0] * 4
+    args = arguments(course, *map(str, folders), "--jobs", "2")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as graders:
+        assert list(graders.map(points_of, [args, args])) == [[10.0, 10.0]] * 2
     assert len({sandbox.new_user() for _ in range(100)}) == 100
 
 

@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from common import EMBEDDED_MODEL
 from milestones.chain import short
 from milestones.course import record
 from milestones.course.student import measure
@@ -15,13 +16,14 @@ from tests.test_course_prose import handout, table
 
 
 def rows(milestone: str, *sizes: float) -> list[measure.Row]:
-    chosen = MEASUREMENTS[milestone.partition("_")[0]]
-    return list(chosen.rows(milestone, TINY, sizes or chosen.sizes))
+    chosen = MEASUREMENTS[short(milestone)]
+    model = TINY if chosen.model == EMBEDDED_MODEL else chosen.model
+    return list(chosen.rows(milestone, model, sizes or chosen.sizes))
 
 
-@pytest.mark.parametrize("name", ["m3_paged", "m4_radix", "priority"])
+@pytest.mark.parametrize("name", ["m3_paged", "m4_radix", "priority", "embedding", "hybrid_memory"])
 def test_the_counters_are_those_of_the_handout(name: str) -> None:
-    columns = MEASUREMENTS[name.partition("_")[0]].columns
+    columns = MEASUREMENTS[short(name)].columns
     shown = table(handout(name), f"| {columns[0]} | {columns[1]} |")
     assert [tuple(row.values()) for row in shown] == rows(name)
     assert tuple(shown[0]) == columns

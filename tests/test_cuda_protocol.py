@@ -195,6 +195,24 @@ def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda, module_of: Mod
     assert gc.isenabled()
 
 
+@pytest.mark.since("m5_overlap")
+def test_an_engine_on_a_cpu_collects_no_garbage(make_engine: EngineFactory) -> None:
+    """A collection takes a tenth of a second, and there is no graph that it could destroy."""
+    whole: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            whole.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        make_engine()
+    finally:
+        gc.callbacks.remove(note)
+    assert not whole
+
+
 def static_inputs(module_of: ModuleOf) -> Any:
     meta = module_of("attention").AttentionMetadata
     one = torch.zeros(1, dtype=torch.int64)

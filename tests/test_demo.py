@@ -21,11 +21,12 @@ from common.displays import comparison
 from common.displays.dashboard import Dashboard
 from common.displays.workload import Workload, WorkloadResult
 from common.tracing.data import TraceData
-from milestones.chain import at_least, load, package
+from milestones.chain import at_least, electives, load, package
 from tests.conftest import MILESTONES, ROOT, build_engine
 from tests.oracle import greedy
 
 DemoHere = Callable[..., tuple[str | int | None, str, str]]
+not_of_electives = pytest.mark.before(*electives())
 
 
 @functools.cache
@@ -116,7 +117,7 @@ def test_what_the_fourth_milestone_shows(milestone: str) -> None:
 
 
 @pytest.mark.since("m5_overlap")
-@pytest.mark.before("multi_step", "priority", "speculative", "structured_output")
+@not_of_electives
 def test_what_the_fifth_milestone_shows(milestone: str) -> None:
     """On a CPU: both loops as they are, and both loops on an emulated device, each labelled."""
     titles = ["real: all requests at once", "emulated: all requests at once, each forward sleeps"]
@@ -133,7 +134,7 @@ def test_what_the_fifth_milestone_shows(milestone: str) -> None:
 
 
 @pytest.mark.since("m5_overlap")
-@pytest.mark.before("multi_step", "priority", "speculative", "structured_output")
+@not_of_electives
 def test_emulation_and_all_milestones(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,14 +157,14 @@ def test_emulation_and_all_milestones(
 
 
 @pytest.mark.since("m5_overlap")
-@pytest.mark.before("multi_step", "priority", "speculative", "structured_output")
+@not_of_electives
 def test_what_cannot_be_emulated(milestone: str, demo_here: DemoHere) -> None:
     code, _, said = demo_here(milestone, "--emulate", "-1")
     assert code == 2 and "--emulate" in said
 
 
 @pytest.mark.since("m5_overlap")
-@pytest.mark.before("multi_step", "priority", "speculative", "structured_output")
+@not_of_electives
 def test_on_a_gpu_nothing_is_emulated(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def config_of(model_type: str, **extra: Any) -> PretrainedConfig:
     return AutoConfig.for_model(model_type, **{**SMALL, **extra})
 
 
-REFUSED = {
+WINDOWS = {
     "sliding window": (
         config_of("mistral", num_key_value_heads=2, sliding_window=8),
         "sliding_window=8",
@@ -50,6 +50,8 @@ REFUSED = {
         config_of("gemma2", num_key_value_heads=2, head_dim=8, sliding_window=4096),
         "attn_logit_softcapping",
     ),
+}  # fmt: skip
+REFUSED = {
     "ALiBi": (
         AutoConfig.for_model("bloom", vocab_size=259, hidden_size=32, n_layer=2, n_head=4),
         "ALiBi",
@@ -64,9 +66,19 @@ REFUSED = {
     ),
     "recurrent layers": (
         AutoConfig.for_model("mamba", vocab_size=259, hidden_size=32, num_hidden_layers=2),
-        "linear_attention|KV cache",
+        "linear_attention|KV cache|recurrent state",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.before("hybrid_memory")
+@pytest.mark.parametrize(("config", "message"), WINDOWS.values(), ids=WINDOWS)
+def test_windows_and_soft_caps_are_refused(
+    make_engine: EngineFactory, config: PretrainedConfig, message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        make_engine(random_model(config), max_model_len=64)
 
 
 @pytest.mark.since("m2_continuous")

@@ -228,10 +228,10 @@ def test_health_answers_while_a_long_prompt_is_read(serve: Serve) -> None:
     gate, entered = threading.Event(), threading.Event()
     tokenize = run.api.prompts._inputs.tokenize
 
-    def slow(prompt: Any) -> Any:
+    def slow(prompt: Any, **more: Any) -> Any:
         entered.set()
         assert prompt != "slow" or gate.wait(PATIENCE)
-        return tokenize(prompt)
+        return tokenize(prompt, **more)
 
     run.api.prompts._inputs.tokenize = slow
     with run.open(COMPLETE, call(prompt="slow")) as connection:

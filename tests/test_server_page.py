@@ -397,8 +397,8 @@ def test_a_long_pause_begins_again(serve: Serve, tmp_path: Path) -> None:
         run.post(COMPLETE, call())
         page.wait_until("isStale && held.length === 0")
         page.evaluate("play(true)")
-        page.wait_until("!isStale && frames.length === 1 && shown === lastStep()")
-        assert page.evaluate("lastStep()") > 10
+        page.wait_until("!isStale && lastStep() > 10 && shown === lastStep()")
+        assert page.evaluate("frames.length") < 5, "the steps of the pause are left out"
 
 
 @only_highest
@@ -408,6 +408,7 @@ def test_a_page_asks_for_the_key(serve: Serve, tmp_path: Path) -> None:
         page.wait_until("typeof page !== 'undefined' && !$('key-form').hidden")
         page.evaluate("$('key').value = 'secret'; $('key-form').requestSubmit()")
         page.wait_until(f"{READY} && $('key-form').hidden")
+        set_slider(page, "temperature", 0)  # a drawn answer may end with its first token
         page.evaluate("chats[0].ask('Hi')")
         page.wait_until("!chats[0].waiting && chats[0].messages[1].content !== ''")
 

@@ -41,10 +41,14 @@ CASE, PLANS, M5, LANES, VAIN, DRAFTS, MISTAKE = (
         "speculative_drafts", "speculative_mistake",
     )
 )  # fmt: skip
-ANSWER, LOOPS, SWAPS, WAITS = (
+ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
     data(name)
-    for name in ("structured_answer", "structured_lanes", "priority_example", "priority_waits")
-)
+    for name in (
+        "structured_answer", "structured_lanes", "priority_example", "priority_waits",
+        "embedding_example", "embedding_gaps", "lora_example",
+    )
+)  # fmt: skip
+PAGES, STATES = data("hybrid_pages"), data("hybrid_states")
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
 TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A
@@ -89,6 +93,11 @@ def wait(engine: str, key: str) -> float:
     """Return a number of the table of priority: of the load with urgent requests."""
     (row,) = (r for r in WAITS["rows"] if (r["load"], r["engine"]) == ("urgent", engine))
     return float(row[key])
+
+
+def computed(name: str) -> list[int]:
+    """Return the tokens of a request in each step of the run of embedding; 0 where it has none."""
+    return [step["tokens"].get(name, 0) for step in POOLED["steps"]]
 
 
 def in_vain(name: str) -> int:
@@ -166,6 +175,57 @@ PRIORITIES: Claims = [
         record.find("priority.1").mistake == "a-source-is-dropped"
         and len(record.find("priority.1").red) == 2)),
 ]  # fmt: skip
+HYBRID: Claims = [
+    ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
+    ("A window needs few pages, however long the context is", lambda: (
+        PAGES["last"]["windows"] <= 2 * (PAGES["window"] // PAGES["page_size"] + 1))),
+    ("After 10 tokens **0, 1 and 2**; after 11 **1 and 2**", lambda: is_run("hybrid_memory.1")),
+    ("16 cached tokens can be used. **12 of them cannot.**", lambda: is_run("hybrid_memory.2")),
+    ("the second prompt is computed from its first token", lambda: (
+        STATES["computed"]["second"] == STATES["computed"]["first"] == STATES["prompt"])),
+    ("the third prompt resumes there", lambda: (
+        STATES["prompt"] - STATES["computed"]["third"] == STATES["stem"] // 8 * 8)),
+    ("Four tests of the exercise find it", lambda: (
+        record.find("hybrid_memory.2").mistake == "only-the-last-page-is-asked-for"
+        and len(record.find("hybrid_memory.2").red) == 4)),
+]  # fmt: skip
+EMBEDDINGS: Claims = [
+    ("`MEAN` arrives before step 2", lambda: (
+        [count > 0 for count in computed("MEAN")[:2]] == [False, True])),
+    ("so it is computed in two chunks, and each chunk gives a sum", lambda: (
+        computed("MEAN") == [0, 7, 7, 0, 0, 0]
+        and [step["pooled"] for step in POOLED["steps"][1:3]] == [["MEAN"]] * 2)),
+    ("With the second one, the request ends", lambda: "MEAN" in POOLED["steps"][2]["ended"]),
+    ("It finds three of its pages in the cache, and computes **two** tokens", lambda: (
+        POOLED["cached"] == 3 * POOLED["page_size"] and computed("LAST") == [0, 0, 0, 0, 2, 0])),
+    ("The text gets a token in every step", lambda: min(computed("text")) >= 1),
+    ("**Eight**, and **two**.", lambda: is_run("embedding.2")),
+    ("no text ever waits for a second step", lambda: (
+        {row["gap_steps"] for row in BESIDE["rows"]} == {1})),
+    ("A small budget divides it into many short steps", lambda: (
+        [row["gap_tokens_max"] for row in BESIDE["rows"] if row["vectors"]] == [16, 64, 128])),
+    ("and then the vectors are late", lambda: (
+        [row["vector_steps"] for row in BESIDE["rows"] if row["vectors"]] == [54, 4, 2])),
+    ("no vectors, any budget", lambda: (
+        {row["gap_tokens_p50"] for row in BESIDE["rows"] if not row["vectors"]} == {8})),
+    ("One test of the exercise finds it. A test that sends each text once", lambda: (
+        record.find("embedding.2").mistake == "a-mean-uses-cached-pages"
+        and len(record.find("embedding.2").red) == 1)),
+]  # fmt: skip
+LORA: Claims = [
+    ("In step 2, C has no slot and waits", lambda: ADAPTERS["steps"][1]["waiting"] == ["r3"]),
+    ("A base request needs none, and passes it", lambda: (
+        ADAPTERS["steps"][2]["slots"]["r4"] == 0 and "r3" in ADAPTERS["steps"][2]["waiting"])),
+    ("In step 1, A and B get the two slots", lambda: (
+        ADAPTERS["steps"][0]["loads"] == ["A to 1", "B to 2"])),
+    ("Both join at once", lambda: {"r4", "r5"} <= ADAPTERS["steps"][2]["slots"].keys()),
+    ("C is loaded into its slot", lambda: (
+        [load for step in ADAPTERS["steps"][1:] for load in step["loads"]] == ["C to 2"])),
+    ("**Four**: A and B for each of two slots. Rows **1, 2 and 5**.", lambda: is_run("lora.2")),
+    ("One test of the exercise finds it: rows of several", lambda: (
+        record.find("lora.2").mistake == "neighbours-share-an-adapter"
+        and len(record.find("lora.2").red) == 1)),
+]  # fmt: skip
 M4_CASE: Claims = [
     ("# The case: B is wrong after a reset of the cache", lambda: (
         [name for name in WRONG if WRONG[name]["text"] != RIGHT[name]["text"]] == ["after_reset"])),
@@ -185,7 +245,10 @@ M4_CASE: Claims = [
     ("`test_of_a_longer_prefix_the_tree_takes_the_rest`", lambda: (
         killer("m4_radix", M4_MUTANT) == "test_of_a_longer_prefix_the_tree_takes_the_rest")),
 ]  # fmt: skip
-CLAIMS = {"electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES], "m4_radix": M4_CASE}
+CLAIMS = {
+    "electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES, *EMBEDDINGS, *HYBRID, *LORA],
+    "m4_radix": M4_CASE,
+}
 
 
 def killer(engine: str, name: str) -> str:

@@ -25,6 +25,8 @@ from slides import (
     facts,
     record,
     record_electives,
+    record_embedding,
+    record_hybrid,
     record_ideas,
     record_mistakes,
     record_priority,
@@ -67,7 +69,7 @@ def test_each_elective_of_the_deck_has_a_few_slides(decks: dict[str, Deck]) -> N
             (name,) = (n for n in electives() if f"<code>{n}</code>" in slide.body + slide.title)
             parts[name] = 0
         parts[name] += 1
-    assert parts.keys() >= {"multi_step", "speculative", "structured_output", "priority"}
+    assert parts.keys() == set(electives())
     assert all(5 <= count <= 8 for count in parts.values()), parts
 
 
@@ -240,8 +242,10 @@ def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> 
     [
         *record_ideas.IDEAS,
         *record_electives.LESSONS,
+        *record_hybrid.HYBRID,
         *record_mistakes.MISTAKES,
         *record_priority.PRIORITY,
+        *record_embedding.EMBEDDING,
         *(pytest.param(name, marks=pytest.mark.extra("grammar")) for name in GRAMMARS),
     ],
 )

@@ -21,7 +21,7 @@ from rich.text import Text
 from typing_extensions import Self
 
 from ..engine.offline import OfflineEngine
-from ..outputs import RequestOutput
+from ..outputs import PoolingRequestOutput, RequestOutput
 
 STATE_STYLES = {
     "waiting": "yellow",
@@ -121,10 +121,13 @@ class Dashboard:
         return Group(Panel(self._requests(), title=self.title, title_align="left"), *self.panels())
 
     def _update(self, entry: Entry, output: RequestOutput) -> None:
+        entry.num_prompt_tokens = len(output.prompt_token_ids)
+        if isinstance(output, PoolingRequestOutput):
+            self._update_pooled(entry, output)
+            return
         completion = output.outputs[0]
         first = entry.num_output_tokens == 0 and bool(completion.token_ids)
         self.output_tokens += len(completion.token_ids) - entry.num_output_tokens
-        entry.num_prompt_tokens = len(output.prompt_token_ids)
         entry.num_output_tokens = len(completion.token_ids)
         entry.text = completion.text
         entry.state = "running"
@@ -138,6 +141,16 @@ class Dashboard:
                 f"{output.request_id} ends ({completion.finish_reason}) with "
                 f"{entry.num_output_tokens} tokens: {text}"
             )
+
+    def _update_pooled(self, entry: Entry, output: PoolingRequestOutput) -> None:
+        """Show the vector of a request that has ended."""
+        data, reason = output.outputs.data, output.outputs.finish_reason
+        entry.state = "done" if data is not None else reason
+        if data is not None:
+            entry.text = f"[{', '.join(f'{value:.3f}' for value in data[:4])}, ...]"
+        self._line(
+            f"{output.request_id} ends ({reason}), a vector of {entry.num_prompt_tokens} tokens"
+        )
 
     def _find_rows(self) -> None:
         requests = self.engine.output_processor.requests

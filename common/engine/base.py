@@ -14,13 +14,15 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from ..config import EngineConfig
-from ..models.loader import LoadedModel, load_model
+from ..models.loaded import LoadedModel
+from ..models.loader import load_model
 from ..outputs import EngineStats, RequestOutput
+from ..parallel.served import require_servable
 from ..request import Request
 from ..sampling.params import SamplingParams
 from ..text.input_processor import InputProcessor, Prompt
 from ..text.output_processor import OutputProcessor
-from .call import GUARDED, Caller, guarded
+from .call import GUARDED, Caller, EngineDeadError, guarded
 from .failure_isolation import FailureIsolation
 from .interrupts import interrupts_held
 from .parallel_sampling import WRAPPERS
@@ -66,9 +68,15 @@ class EngineBase(ABC):
         """Load `config.model`, or use `loaded`, a model that is already in memory."""
         config = config or EngineConfig()
         self.caller = Caller()
+        self.owns_model = loaded is None
+        num_ranks = config.tensor_parallel_size if loaded is None else loaded.num_ranks
+        require_servable(type(self), num_ranks)
         self.loaded = loaded or load_model(config)
-        # From here on, `max_model_len` is a number, never None.
-        self.config = replace(config, max_model_len=self.loaded.resolve_max_model_len(config))
+        self.config = replace(
+            config,
+            max_model_len=self.loaded.resolve_max_model_len(config),  # from here on a number
+            tensor_parallel_size=num_ranks,
+        )
         self.output_processor = OutputProcessor(self.loaded.eos_token_ids)
         self.input_processor = InputProcessor(
             self.loaded, self.config, self.output_processor.is_in_use
@@ -129,6 +137,8 @@ class EngineBase(ABC):
         """Abort all live requests and refuse new ones. The engine may be closed more than once."""
         self.discard(self.output_processor.live_ids())
         self.input_processor.closed = True
+        if self.owns_model:
+            self.loaded.close()
 
     def __enter__(self) -> Self:
         return self
@@ -145,9 +155,10 @@ class EngineBase(ABC):
         """Decide how to continue after a forward of `requests` has failed and has been undone.
 
         Returns the outputs of the step. Raises `error` again if no request can be its cause: an
-        interrupt, a broken invariant, or a `NotImplementedError` of code that a student must write.
+        interrupt, a broken invariant, a rank that has ended, or a `NotImplementedError` of code
+        that a student must write.
         """
-        blameless = (AssertionError, NotImplementedError)
+        blameless = (AssertionError, NotImplementedError, EngineDeadError)
         if not isinstance(error, Exception) or isinstance(error, blameless):
             raise error
         logger.warning("a forward failed and is tried again: %s", requests, exc_info=error)

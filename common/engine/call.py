@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-CHANGING = ("add_request", "step", "abort_request", "reset_prefix_cache", "generate", "stream")
+CHANGING = (
+    "add_request", "step", "abort_request", "reset_prefix_cache", "generate", "embed", "stream",
+)  # fmt: skip
 LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # also if it is dead
 GUARDED = (*CHANGING, *LOOKING)
 
@@ -76,14 +78,16 @@ class Caller:
     ) -> None:
         """Mark the engine as dead if an exception may have left its state half-changed.
 
-        After a forward that was undone, the state is whole, with two exceptions: an invariant was
-        broken, or a second Ctrl-C may have interrupted the undoing. The innermost call decides.
+        After a forward that was undone, the state is whole, with three exceptions: an invariant was
+        broken, a rank has ended, or a second Ctrl-C may have interrupted the undoing. The innermost
+        call decides.
         """
         if "is_judged" in vars(error):
             return
         vars(error)["is_judged"] = True
         changes = name in ("step", "abort_request")
-        if was_forced or (changes and (not is_undone or isinstance(error, AssertionError))):
+        is_final = not is_undone or isinstance(error, (AssertionError, EngineDeadError))
+        if was_forced or (changes and is_final):
             self.killed_by = error
 
     def check_alive(self) -> None:

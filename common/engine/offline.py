@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..outputs import RequestOutput
+from ..outputs import PoolingRequestOutput, RequestOutput
+from ..pooling import PoolingParams
 from ..sampling.params import SamplingParams
 from ..text.input_processor import Message, Prompt, TokensPrompt
-from ..validation import require_choice, require_list, size_of
+from ..validation import require_choice, require_list, shown, size_of
 from .base import EngineBase
 from .interrupts import interrupts_held
+
+T = TypeVar("T")
 
 
 class OfflineEngine(EngineBase):
@@ -39,11 +42,34 @@ class OfflineEngine(EngineBase):
         If one prompt is refused (`ValueError`), no request of the others stays in the engine.
         """
         batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        batch_params = _one_for_each(params, len(batch))
+        if isinstance(params, PoolingParams):
+            raise ValueError(
+                "params must be SamplingParams; embed() of the elective embedding has PoolingParams"
+            )
+        return self._add_and_run(batch, _one_for_each(params, len(batch), SamplingParams), progress)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return a vector for each prompt, in prompt order: `outputs.data` of each output.
+
+        Only the elective `embedding` can do it. Other engines raise `ValueError`. The arguments are
+        those of `generate`.
+        """
+        batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        params = _one_for_each(pooling_params, len(batch), PoolingParams, "pooling_params")
+        return self._add_and_run(batch, params, progress)
+
+    def _add_and_run(self, batch: list[Any], params: list[Any], progress: bool | None) -> list[Any]:
+        """Add the prompts of a batch, all or none, and run them until all have finished."""
         require_choice("progress", progress, (None, True, False))
         ids: list[str] = []
         try:
-            for prompt, prompt_params in zip(batch, batch_params, strict=True):
+            for prompt, prompt_params in zip(batch, params, strict=True):
                 ids.append(self.add_request(prompt, prompt_params))
                 interrupts_held().deliver()
             return self._run(ids, progress)
@@ -117,17 +143,23 @@ def _is_one_prompt(prompts: Any) -> bool:
     return bool(prompts) and hasattr(prompts[0], "__index__")
 
 
-def _one_for_each(params: Any, num_prompts: int) -> list[SamplingParams]:
+def _one_for_each(params: Any, num_prompts: int, kind: type[T], name: str = "params") -> list[T]:
     """Return `params` as a list with one entry for each prompt.
 
-    Raises `ValueError` if a list has another number of entries.
+    kind: the class of the entries. Raises `ValueError` for an entry of another class, and for a
+    list with another number of entries.
     """
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * num_prompts
-    require_list("params", params, "SamplingParams, or SamplingParams")
+    if params is None or isinstance(params, kind):
+        return [kind() if params is None else params] * num_prompts
+    title = kind.__name__
+    require_list(name, params, f"{title}, or {title}")
     if size_of(params) != num_prompts:
-        raise ValueError(f"params has {size_of(params)} entries for {num_prompts} prompts")
-    return list(params)
+        raise ValueError(f"{name} has {size_of(params)} entries for {num_prompts} prompts")
+    entries = list(params)
+    for entry in entries:
+        if entry is not None and not isinstance(entry, kind):
+            raise ValueError(f"{name} must be {kind.__name__}, got {shown(entry)}")
+    return entries
 
 
 def _progress_bar(show: bool) -> Progress:

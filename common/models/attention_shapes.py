@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ FEATURES = {
     "position_bias": "attention with a position bias",
     "attention_mask": "attention with a mask of its own",
 }
+VARIANTS = ("softcap", "s_aux")  # those of them that `LayerKV.variants` names
 
 
 @dataclass
@@ -30,6 +32,7 @@ class SeenAttention:
     """The calls of the attention function in one forward."""
 
     layers: dict[int, LayerKV] = field(default_factory=dict)
+    served: Collection[str] = ()  # keyword arguments that are no reason to refuse the model
     calls: Counter[int] = field(default_factory=Counter)  # per layer
     features: list[str] = field(default_factory=list)
 
@@ -45,7 +48,14 @@ class SeenAttention:
         return None
 
 
-_threads = threading.local()  # each thread may examine a different model
+class _Threads(threading.local):
+    """What the newest forward showed. Each thread may examine a different model."""
+
+    def __init__(self) -> None:
+        self.seen = SeenAttention()
+
+
+_threads = _Threads()
 
 
 def _attend(
@@ -53,13 +63,18 @@ def _attend(
     attention_mask: torch.Tensor | None = None, **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Record the call, then compute attention as `sdpa` does."""
-    seen: SeenAttention = _threads.seen
+    seen = _threads.seen
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
-    seen.calls[layer] += 1
     given = {**kwargs, "attention_mask": attention_mask}
-    seen.features += [text for name, text in FEATURES.items() if given.get(name) is not None]
-    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    named = [name for name in FEATURES if given.get(name) is not None]
+    variants = tuple(name for name in named if name in VARIANTS)
+    window = kwargs.get("sliding_window")
+    seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3], window, variants)
+    seen.calls[layer] += 1
+    seen.features += [FEATURES[name] for name in named if name not in seen.served]
+    # `sdpa` raises for a soft cap. The caller needs the arguments, and not the result.
+    known = {k: v for k, v in kwargs.items() if k not in VARIANTS or k not in seen.served}
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **known)
     return output, None
 
 
@@ -72,9 +87,12 @@ def supports_attention_interface(model: PreTrainedModel) -> bool:
 
 
 @torch.inference_mode()
-def seen_attention(model: PreTrainedModel) -> SeenAttention:
-    """Run one token through the model and return what its attention function received."""
-    seen = _threads.seen = SeenAttention()
+def seen_attention(model: PreTrainedModel, served: Collection[str] = ()) -> SeenAttention:
+    """Run one token through the model and return what its attention function received.
+
+    served: keyword arguments that the engine obeys.
+    """
+    seen = _threads.seen = SeenAttention(served=served)
     token = torch.ones(1, 1, dtype=torch.int64, device=model.device)
     with attention_switched(model, NAME):
         model(input_ids=token, position_ids=token - 1, use_cache=False)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from .recurrent import recurrent_layers, unsupported_state
 from .slot_cache import SlotCache
 
 ATTENTION_LAYERS = {
     "full_attention", "attention", "global",
     "sliding_attention", "local", "chunked_attention",  # the size of the window decides
 }  # fmt: skip
+RECURRENT = "recurrent_state"  # what an engine serves that has memory for states
+RECURRENT_LAYERS = {"linear_attention", "hybrid"}  # hybrid: attention beside a recurrence
 # Attention or its scale changes from so many tokens on: the field in a configuration, the feature.
 BEGINS_LATER = {
     "attention_chunk_size": "chunked attention",
@@ -23,27 +26,36 @@ BEGINS_LATER = {
 }
 
 
-def unsupported_feature(model: PreTrainedModel, max_model_len: int) -> str | None:
+def unsupported_feature(
+    model: PreTrainedModel, max_model_len: int, served: Collection[str] = ()
+) -> str | None:
     """Return the first feature in a configuration that would change the answer, or None.
 
-    Only models with full causal attention over up to `max_model_len` tokens pass.
+    Only models with full causal attention over up to `max_model_len` tokens pass. served: keyword
+    arguments of Hugging Face's attention functions that the engine obeys.
     """
     config = model.config.get_text_config()
-    if (window := _window(config)) is not None and window[1] < max_model_len:
+    has_states = RECURRENT in served and bool(recurrent_layers(model))
+    window = None if "sliding_window" in served else window_of(config)
+    if window is not None and window[1] < max_model_len:
         name, size = window
         return f"sliding-window attention ({name}={size}, max_model_len={max_model_len})"
-    if other := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
+    known = ATTENTION_LAYERS | (RECURRENT_LAYERS if has_states else set())
+    if other := set(getattr(config, "layer_types", None) or ()) - known:
         return f"layers of type {', '.join(sorted(other))}"
-    if cap := getattr(config, "attn_logit_softcapping", None):
+    if has_states and (feature := unsupported_state(model)):
+        return feature
+    cap = getattr(config, "attn_logit_softcapping", None)
+    if cap and "softcap" not in served:
         return f"attention soft-capping (attn_logit_softcapping={cap})"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         return "ALiBi position bias"
-    if sinks := _parameter(model, "sink"):
+    if "s_aux" not in served and (sinks := _parameter(model, "sink")):
         return f"attention sinks ({sinks})"
     return _later(config, max_model_len) or length_dependent_rope(config, max_model_len)
 
 
-def _window(config: PretrainedConfig) -> tuple[str, int] | None:
+def window_of(config: PretrainedConfig) -> tuple[str, int] | None:
     """Return the name and the size of a sliding or local window; None if no layer has one."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
@@ -105,7 +117,7 @@ def feature_of(model: PreTrainedModel, cause: Exception) -> str:
         return f"attention sinks ({sinks})"
     if not _is_causal(model):
         return "attention to later tokens (it is not causal, or not configured as a decoder)"
-    if (window := _window(config)) is not None:
+    if (window := window_of(config)) is not None:
         return f"windowed attention ({window[0]}={window[1]})"
     parameters = inspect.signature(type(model).forward).parameters
     if "past_key_values" not in parameters:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
+from ..config import EngineConfig
+from ..parallel.division import Division
+from ..parallel.group import RankGroup
+from ..parallel.ranks import Ranks
 from .checkpoint import load_checkpoint, load_stored
 from .converted import gguf_folder, quiet_transformers
 from .cpu_kernels import kernels
 from .cpu_runtime import keep_freed_memory, release_freed_memory
 from .embedded import embedded_gguf, is_embedded
+from .loaded import LoadedModel
 from .passes import apply_passes, parse_passes
 from .passes.pack import StoredProductError
 from .random_shapes import is_random, load_random
@@ -24,51 +29,6 @@ from .support import UnsupportedModelError
 from .tiny import is_tiny, load_tiny
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model on its device, its tokenizer, and the properties of both that the engines need."""
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of rows of the embedding. Token ids are in [0, vocab_size).
-
-        The tokenizer may not know all of them.
-        """
-        weight = self.model.get_input_embeddings().weight
-        assert isinstance(weight, torch.Tensor)
-        return weight.shape[0]
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Return the token ids that end a sequence. Models list them in up to three places."""
-        ids: set[int | None] = set()
-        for source in (self.model.generation_config, self.model.config, self.tokenizer):
-            eos = getattr(source, "eos_token_id", None)
-            ids.update(eos if isinstance(eos, (list, tuple)) else [eos])
-        return frozenset(token_id for token_id in ids if token_id is not None)
-
-    def resolve_max_model_len(self, config: EngineConfig) -> int:
-        """Return `config.max_model_len`, or the model's limit, at most `DEFAULT_MAX_MODEL_LEN`.
-
-        Raises `ValueError` if `config.max_model_len` is larger than the model's limit.
-        """
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and limit <= 0:  # XLNet means by this that there is no limit
-            limit = None
-        if config.max_model_len is None:
-            return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
-        if limit is not None and config.max_model_len > limit:
-            raise ValueError(
-                f"max_model_len must be at most {limit}, the number of positions of {self.name}, "
-                f"got {config.max_model_len}"
-            )
-        return config.max_model_len
 
 
 def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
@@ -82,12 +42,62 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     device = _resolve_device(config.device)
     if device.type == "cpu":
         keep_freed_memory()
+    if config.tensor_parallel_size > 1 and not plain:
+        return _load_divided(config)
     if not plain and _can_keep_stored(config, device):
         try:
             return _load(config, device, kept=True, passes=config.model_passes)
         except StoredProductError as error:
             logger.warning("%s: its weights are unpacked to float32: %s", config.model, error)
     return _load(config, device, kept=False, passes="none" if plain else config.model_passes)
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """The part of a model that one rank has."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    ranks: Ranks
+    changed: dict[str, int]  # how many modules each pass changed
+    weight_bytes: int
+
+
+def load_part(config: EngineConfig, join: Callable[[Division, torch.device], Ranks]) -> ModelPart:
+    """Load a model, and keep the part of one rank. The weights are in `config.dtype`.
+
+    join: returns the process group, after all ranks have read the model. Raises
+    `UnsupportedModelError` if `config.tensor_parallel_size` ranks cannot divide the model.
+    """
+    device = _resolve_device(config.device)
+    model, tokenizer = _load_weights(config, device, kept=False)
+    division = Division(config.model, model, config.tensor_parallel_size)
+    ranks = join(division, device)
+    division.cut(ranks.rank)
+    release_freed_memory()
+    with on_device(device):
+        changed = apply_passes(model, config.model_passes, lambda: division.connect(ranks))
+        division.check()
+    memories = (p.untyped_storage() for p in model.parameters())
+    weights = {memory.data_ptr(): memory.nbytes() for memory in memories}  # tied weights count once
+    return ModelPart(model, tokenizer, ranks, changed, sum(weights.values()))
+
+
+def _load_divided(config: EngineConfig) -> LoadedModel:
+    """Load the part of rank 0, and start the other ranks, which load theirs."""
+    if _resolve_device(config.device).type == "cuda" and config.cuda_graph:
+        raise ValueError(
+            "tensor_parallel_size > 1 needs cuda_graph=False on a GPU: the replay of a graph does "
+            "not call the model, so the other ranks would not take part in it"
+        )
+    group = RankGroup(config)
+    try:
+        part = load_part(config, group.open)
+        group.take(part.model, part.changed, part.weight_bytes)
+    except BaseException:
+        group.close()
+        raise
+    return LoadedModel(config.model, part.model, part.tokenizer, group)
 
 
 def _can_keep_stored(config: EngineConfig, device: torch.device) -> bool:
@@ -103,6 +113,19 @@ def _can_keep_stored(config: EngineConfig, device: torch.device) -> bool:
 
 def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str) -> LoadedModel:
     """Load a model, with its weights as they are stored if `kept` is set."""
+    model, tokenizer = _load_weights(config, device, kept=kept)
+    with on_device(device):
+        apply_passes(model, passes)
+    if kept and next(with_stored(model), None) is not None:
+        _require_numbers(model)
+        release_freed_memory()
+    return LoadedModel(config.model, model, tokenizer)
+
+
+def _load_weights(
+    config: EngineConfig, device: torch.device, *, kept: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a model on its device in eval mode, without passes, and its tokenizer."""
     dtype = _resolve_dtype(config.dtype, device)
     with quiet_transformers():
         model, tokenizer = _read(config.model, dtype, device)
@@ -118,13 +141,7 @@ def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str
             model = _to(model, _half_type(device, dtype))
     elif (found := kernels()) is not None:
         keep_narrow(model, found.panel_size)
-    model = _to(model, device).eval()
-    with on_device(device):
-        apply_passes(model, passes)
-    if kept and next(with_stored(model), None) is not None:
-        _require_numbers(model)
-        release_freed_memory()
-    return LoadedModel(config.model, model, tokenizer)
+    return _to(model, device).eval(), tokenizer
 
 
 def _half_type(device: torch.device, dtype: torch.dtype | str) -> torch.dtype:

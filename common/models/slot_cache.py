@@ -12,11 +12,16 @@ JUNK = 7.0  # the content of slots that no query may read
 
 @dataclass(frozen=True)
 class LayerKV:
-    """The shape of one layer's keys and values for one token."""
+    """The shape of one layer's keys and values for one token, and what its attention needs.
+
+    `window` and `variants` are known only if the model calls a registered attention function.
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None  # a query sees so many tokens, itself included. None: all
+    variants: tuple[str, ...] = ()  # other arguments that change what attention computes
 
 
 class SlotCache:

@@ -8,19 +8,28 @@ features that begin at a later position than the probe reaches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from ..engine.call import EngineDeadError
 from .attention_shapes import OTHER_ATTENTION, seen_attention, supports_attention_interface
-from .features import feature_of, unsupported_by_own_cache, unsupported_feature
+from .features import (
+    RECURRENT,
+    feature_of,
+    unsupported_by_own_cache,
+    unsupported_feature,
+    window_of,
+)
 from .probe import Probe, Span
+from .recurrent import recurrent_layers
 from .shared import make_shareable
 from .slot_cache import LayerKV, SlotCache, additive_mask, in_order
 
 __all__ = [
+    "HYBRID",
     "LayerKV",
     "UnsupportedModelError",
     "additive_mask",
@@ -31,6 +40,13 @@ __all__ = [
     "require_own_cache",
     "start_probe",
 ]
+
+
+# What the elective `hybrid_memory` serves: keyword arguments of attention functions, and states.
+HYBRID = frozenset({"sliding_window", "softcap", "s_aux", RECURRENT})
+
+
+NO_KV = LayerKV(0, 0, 0)  # of a layer with a state instead of keys and values
 
 
 class UnsupportedModelError(ValueError):
@@ -78,7 +94,7 @@ def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[L
     `UnsupportedModelError`.
     """
     make_shareable(model)
-    refuse(model, unsupported_feature(model, max_model_len))
+    refuse(model, unsupported_feature(model, max_model_len), _elective_for(model, max_model_len))
     with refusing(model):
         probe = Probe(model, max_model_len)
         while probe.again():
@@ -113,19 +129,24 @@ def _padded_step(
 
 
 @torch.inference_mode()
-def start_probe(model: PreTrainedModel, max_model_len: int) -> tuple[Probe, list[LayerKV]]:
+def start_probe(
+    model: PreTrainedModel, max_model_len: int, served: Collection[str] = ()
+) -> tuple[Probe, list[LayerKV]]:
     """Refuse a model if its configuration shows that paged attention would compute it wrongly.
 
-    Returns a probe and the KV shape of each layer. The engine must run the `mixed_steps` of the
-    probe.
-    Raises `UnsupportedModelError`.
+    served: what the engine serves of `HYBRID`. Returns a
+    probe and the KV shape of each layer. The engine must run the `mixed_steps` of the probe. Raises
+    `UnsupportedModelError`.
     """
     make_shareable(model)
-    refuse(model, unsupported_feature(model, max_model_len))
+    feature = unsupported_feature(model, max_model_len, served)
+    refuse(model, feature, None if served else _elective_for(model, max_model_len))
     probe = Probe(model, max_model_len)
     with refusing(model, None if supports_attention_interface(model) else OTHER_ATTENTION):
-        seen = seen_attention(model)
+        seen = seen_attention(model, served)
         probe.suspect = seen.suspect
+        if seen.layers and RECURRENT in served and recurrent_layers(model):
+            seen.layers = dict.fromkeys(range(max(seen.layers)), NO_KV) | seen.layers
         return probe, in_order(seen.layers) if seen.layers else layer_shapes(model)
 
 
@@ -154,10 +175,32 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerKV]:
     return cache.shapes()
 
 
-def refuse(model: PreTrainedModel, feature: str | None) -> None:
-    """Raise `UnsupportedModelError` for `feature`; do nothing if it is None."""
+def refuse(model: PreTrainedModel, feature: str | None, elective: str | None = None) -> None:
+    """Raise `UnsupportedModelError` for `feature`; do nothing if it is None.
+
+    elective: one that can serve the model.
+    """
     if feature is not None:
-        raise UnsupportedModelError(_sentence(model, feature))
+        hint = f", and the elective {elective} can serve it" if elective else ""
+        raise UnsupportedModelError(_sentence(model, feature) + hint)
+
+
+def _elective_for(model: PreTrainedModel, max_model_len: int) -> str | None:
+    """Return the elective that serves the features of a model; None for none.
+
+    It needs the window as an argument of the attention function. Some models only build a mask.
+    """
+    if unsupported_feature(model, max_model_len, HYBRID) is not None:
+        return None
+    if not supports_attention_interface(model) and not recurrent_layers(model):
+        return None  # models with states often do not declare it
+    try:
+        seen = seen_attention(model, HYBRID)
+    except Exception:  # the elective would refuse the model for it
+        return None
+    window = window_of(model.config.get_text_config())
+    is_told = window is None or window[1] in [layer.window for layer in seen.layers.values()]
+    return "hybrid_memory" if is_told and seen.suspect is None else None
 
 
 @contextmanager
@@ -168,7 +211,7 @@ def refusing(model: PreTrainedModel, suspect: str | None = None) -> Iterator[Non
     """
     try:
         yield
-    except (NotImplementedError, MemoryError, torch.OutOfMemoryError):
+    except (NotImplementedError, MemoryError, torch.OutOfMemoryError, EngineDeadError):
         raise  # these say nothing about the model
     except Exception as cause:
         if isinstance(cause, UnsupportedModelError):  # from paged attention, which got no batch

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from ..config import EngineConfig
-from ..models.loader import LoadedModel
+from ..models.loaded import LoadedModel
 from ..parent_request import ParentRequest
+from ..pooling import NO_POOLING, PoolingParams, PoolingRequest
 from ..request import Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of
 from .output_text import OutputText
+from .prompt_checks import as_token_id, check_messages, longest_token
 
 LONGEST_ID = 1000  # characters of a request id
 # Text of up to so many characters is always tokenized, which takes about 50 ms. An error message
@@ -54,20 +53,26 @@ class InputProcessor:
         self.closed = False
         # Why requests with `structured_outputs` are refused; None where an engine has them.
         self.no_structured_outputs: str | None = NO_STRUCTURED_OUTPUTS
+        # The size of a hidden state; None where an engine refuses `PoolingParams`.
+        self.hidden_size: int | None = None
         self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
 
-    def tokenize(self, prompt: Prompt) -> TokensPrompt:
+    def tokenize(self, prompt: Prompt, *, num_outputs: int = 1) -> TokensPrompt:
         """Return a prompt with its token ids. Any thread may call it, also during a step.
 
+        num_outputs: the tokens that must fit behind it: 0 for an embedding, otherwise 1.
         Raises `ValueError` if the prompt cannot be tokenized, or is too long.
         """
-        text, token_ids = self._tokenize(prompt)
-        self._check_tokens(token_ids)
+        text, token_ids = self._tokenize(prompt, num_outputs)
+        self._check_tokens(token_ids, num_outputs)
         return TokensPrompt(token_ids, text)
 
     def make_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams | None = None,
+        request_id: str | None = None,
     ) -> Request:
         """Return a new request.
 
@@ -75,9 +80,10 @@ class InputProcessor:
         """
         if self.closed:
             raise RuntimeError("the engine is closed")
+        if isinstance(params, PoolingParams):
+            return self._make_pooling_request(prompt, params, request_id)
         params = self._check_params(params)
-        text, token_ids = self._tokenize(prompt)
-        self._check_tokens(token_ids)
+        token_ids, text = self.tokenize(prompt)
         return Request(
             self._check_request_id(request_id),
             text,
@@ -88,6 +94,30 @@ class InputProcessor:
             text=OutputText(self.tokenizer, params),
             arrival_time=time.perf_counter(),
             end_token_ids=self._end_token_ids(params),
+        )
+
+    def _make_pooling_request(
+        self, prompt: Prompt, params: PoolingParams, request_id: str | None
+    ) -> PoolingRequest:
+        """Return a request for a vector. It draws no seed: those of other requests do not change.
+
+        The prompt may have `max_model_len` tokens, because no output token follows.
+        """
+        if self.hidden_size is None:
+            raise ValueError(f"params: {NO_POOLING}")
+        if params.dimensions is not None and params.dimensions > self.hidden_size:
+            raise ValueError(
+                f"dimensions must be at most {self.hidden_size}, the size of the model's hidden "
+                f"states, got {params.dimensions}"
+            )
+        token_ids, text = self.tokenize(prompt, num_outputs=0)
+        return PoolingRequest(
+            self._check_request_id(request_id),
+            text,
+            token_ids,
+            params,
+            text=OutputText(self.tokenizer, SamplingParams()),
+            arrival_time=time.perf_counter(),
         )
 
     def make_parent(
@@ -131,7 +161,7 @@ class InputProcessor:
     def _seed_of(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(63) if params.seed is None else params.seed
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokenize(self, prompt: Prompt, num_outputs: int = 1) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             if not prompt:
                 raise ValueError("prompt must not be empty")
@@ -140,8 +170,8 @@ class InputProcessor:
         if text is not None:
             require_text("prompt", text)
         require_list("prompt", token_ids, "token ids, or a string")
-        self._check_num_tokens(size_of(token_ids))
-        return text, [_as_token_id(token) for token in token_ids]
+        self._check_num_tokens(size_of(token_ids), num_outputs)
+        return text, [as_token_id(token) for token in token_ids]
 
     def _encode(self, field: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self._check_length(field, len(text))
@@ -164,10 +194,10 @@ class InputProcessor:
                 f"max_model_len={self.max_model_len} tokens, got {num_characters}"
             )
 
-    def _check_tokens(self, token_ids: list[int]) -> None:
+    def _check_tokens(self, token_ids: list[int], num_outputs: int = 1) -> None:
         if not token_ids:
             raise ValueError("prompt must not be empty: it has no tokens")
-        self._check_num_tokens(len(token_ids))
+        self._check_num_tokens(len(token_ids), num_outputs)
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise ValueError(
@@ -175,11 +205,11 @@ class InputProcessor:
                     f"[0, {self.vocab_size})"
                 )
 
-    def _check_num_tokens(self, num_tokens: int) -> None:
-        if num_tokens + 1 > self.max_model_len:
+    def _check_num_tokens(self, num_tokens: int, num_outputs: int) -> None:
+        if num_tokens + num_outputs > self.max_model_len:
+            more = "; with one output token that is more than" if num_outputs else ", more than"
             raise ValueError(
-                f"prompt has {num_tokens} tokens; with one output token that is more than "
-                f"max_model_len={self.max_model_len}"
+                f"prompt has {num_tokens} tokens{more} max_model_len={self.max_model_len}"
             )
 
     def _check_params(self, params: SamplingParams | None) -> SamplingParams:
@@ -224,33 +254,3 @@ class InputProcessor:
         if self.is_in_use(request_id):
             raise ValueError(f"request_id {request_id!r} belongs to a request not yet finished")
         return request_id
-
-
-def check_messages(messages: Any) -> None:
-    """Raise `ValueError` unless `messages` is one conversation: a list of messages."""
-    require_list("messages", messages, "messages")
-    if not messages:
-        raise ValueError("messages must not be empty")
-    for message in messages:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            raise ValueError(
-                f"messages must be dicts with 'role' and 'content', got {shown(message)}"
-            )
-        require_text("messages: role", message["role"])
-        if not isinstance(message["content"], str):
-            raise ValueError(f"messages: content must be a string, got {shown(message['content'])}")
-
-
-@functools.lru_cache(maxsize=8)
-def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the number of characters of the longest token in the vocabulary."""
-    return max(map(len, tokenizer.get_vocab()), default=1)
-
-
-def _as_token_id(token: Any) -> int:
-    if not isinstance(token, bool):
-        try:
-            return operator.index(token)
-        except Exception:  # arrays and tensors raise exceptions of various classes
-            pass
-    raise ValueError(f"prompt must hold token ids, got {shown(token)}")

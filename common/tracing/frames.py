@@ -17,6 +17,7 @@ from .data import TREE, Frame, PageOwner, RequestInfo, State
 
 PROMPT_TOKENS = 120  # the number of tokens shown of the end of a prompt
 NODE_TOKENS = 40  # the number of tokens shown of the beginning of a tree node
+TOKEN_IDS = 2**32  # a first token beyond it also names the LoRA adapter of the prefix
 
 
 class Observer:
@@ -177,7 +178,8 @@ class Observer:
                 "hits": node.hits,
             }
             if before.get("pages") != node.pages:
-                now |= {"pages": list(node.pages), "text": self._text(node.tokens[:NODE_TOKENS])}
+                tokens = [token % TOKEN_IDS for token in node.tokens[:NODE_TOKENS]]
+                now |= {"pages": list(node.pages), "text": self._text(tokens)}
             if change := changed(before, now):
                 changes[number] = change
         gone = self._before.nodes.keys() - set(numbers.values())

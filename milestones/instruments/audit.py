@@ -53,7 +53,7 @@ def audit(engine: OfflineEngine) -> None:
 
 
 def poison_free_pages(engine: OfflineEngine) -> None:
-    """Fill the padding page, and the pages that no request and no tree owns, with NaN.
+    """Fill the padding page, and the pages and states that nothing owns, with NaN.
 
     An engine without pages is not changed. On a forward stream, this work is queued like a forward:
     a step in flight may still read a page that was just freed, but a later step may not.
@@ -64,10 +64,16 @@ def poison_free_pages(engine: OfflineEngine) -> None:
         return
     runner: Any = engine.runner  # type: ignore[attr-defined]
     memories, pages = (*runner.kv_pool.keys, *runner.kv_pool.values), [0, *allocator.free_pages]
+    states: Any = getattr(runner, "states", None)  # of an engine with recurrent states
+    slots = list(kv_cache.free_rows) if states else []
+    for group in getattr(allocator, "states", ()):
+        slots += [states.num_rows + slot for slot in group.free_slots]
 
     def poison() -> None:
         for memory in memories:
             memory[:, pages] = torch.nan
+        for part in states.parts.values() if states else ():
+            part[slots] = torch.nan
 
     if not hasattr(runner, "stream"):
         poison()

@@ -57,6 +57,7 @@ class FakeCuda:
     def installed(self) -> Iterator[FakeCuda]:
         """Return a context in which `torch.cuda` is this device."""
         fakes: dict[str, Any] = {
+            "is_initialized": lambda: True,
             "Stream": self._new_stream,
             "Event": lambda enable_timing=False: FakeEvent(self),
             "CUDAGraph": lambda: FakeGraph(self),

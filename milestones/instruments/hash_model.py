@@ -146,6 +146,9 @@ class HashModel(torch.nn.Module):
     def get_input_embeddings(self) -> torch.nn.Embedding:
         return self.embedding
 
+    def get_output_embeddings(self) -> None:
+        """Return None: there are no hidden states, and the next token is a hash."""
+
     def forward(
         self,
         input_ids: torch.Tensor,

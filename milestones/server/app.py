@@ -14,6 +14,8 @@ from starlette.responses import Response
 
 from common import OfflineEngine, SamplingParams, TokensPrompt
 
+from .adapters import Adapters
+from .embeddings import EmbeddingCall, Embeddings
 from .engine_thread import EngineThread
 from .errors import ApiError, Json, add_handlers
 from .formats import ChatFormat, CompletionFormat, Format
@@ -37,12 +39,14 @@ class Api:
         assert engine.config.max_model_len is not None
         self.model = settings.served_model_name or engine.loaded.name
         self.max_model_len = engine.config.max_model_len
+        self.adapters = Adapters(engine, settings.lora_modules, self.model)
         self.metrics = Metrics(self.model)
         self.engine = EngineThread(engine, self.metrics)
         self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens)
         self.tokens = TokenBytes(engine.loaded.tokenizer)
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
+        self.embeddings = Embeddings(engine, self.engine, self.prompts, self.open, self.model)
         self.live = Live(self.engine, self.prompts, self.open)
         self.created = int(time.time())
         self.has_priorities = "priority" in signature(engine.add_request).parameters
@@ -58,7 +62,8 @@ class Api:
             if call.echo:
                 texts = await self.prompts.with_text(prompts)
                 echoed = [text for text in texts for _ in range(num_choices(params))]
-            return CompletionFormat(self.model, self.tokens, params.logprobs or 0, echoed), prompts
+            name = call.model or self.model
+            return CompletionFormat(name, self.tokens, params.logprobs or 0, echoed), prompts
 
         return await self.answer(call, request, params, len(given), prepare)
 
@@ -69,9 +74,15 @@ class Api:
 
         async def prepare() -> Prepared:
             prompt = await self.prompts.read_chat(messages)
-            return ChatFormat(self.model, self.tokens, params.logprobs or 0), [prompt]
+            name = call.model or self.model
+            return ChatFormat(name, self.tokens, params.logprobs or 0), [prompt]
 
         return await self.answer(call, request, params, 1, prepare)
+
+    async def embed(self, call: EmbeddingCall, request: Request) -> Response:
+        """Answer `/v1/embeddings`."""
+        self.check(call.model)
+        return await self.embeddings.answer(call, request)
 
     async def answer(
         self,
@@ -86,7 +97,7 @@ class Api:
         What fails before the first token has its own status, also if a stream was requested.
         """
         arrival_time, count = now(), num_choices(params)
-        options = call.options(self.has_priorities)
+        options = call.options(self.has_priorities) | self.adapters.options(call.model)
         with ExitStack() as resources:
             resources.enter_context(self.open.place_for(num_prompts * count))
             if params.structured_outputs is not None:
@@ -135,20 +146,29 @@ class Api:
     async def models(self, model: str | None = None) -> Response:
         """Answer `/v1/models`, and `/v1/models/{model}`."""
         self.check(model)
-        card: dict[str, Any] = {
-            "id": self.model,
+        if model is not None:
+            return Json(self.card(model))
+        cards = [self.card(name) for name in (self.model, *self.adapters.requests)]
+        return Json({"object": "list", "data": cards})
+
+    def card(self, model: str) -> dict[str, Any]:
+        """Return the description of the model, or of an adapter, which has the model as parent."""
+        parent = {} if model == self.model else {"parent": self.model}
+        return {
+            "id": model,
             "object": "model",
             "created": self.created,
             "owned_by": "llm-ladder",
             "max_model_len": self.max_model_len,
+            **parent,
         }
-        return Json({"object": "list", "data": [card]} if model is None else card)
 
     def check(self, model: str | None) -> None:
         """Raise an error if a call names another model, or if there is no engine."""
-        if model is not None and model != self.model:
+        if model not in (None, self.model, *self.adapters.requests):
+            known = ", ".join(map(repr, (self.model, *self.adapters.requests)))
             raise ApiError(
-                404, f"the model {model!r} does not exist; this server has {self.model!r}",
+                404, f"the model {model!r} does not exist; this server has {known}",
                 param="model", code="model_not_found",
             )  # fmt: skip
         if not self.engine.is_alive:
@@ -189,6 +209,10 @@ def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(call: ChatCall, request: Request) -> Response:
         return await api.chat(call, request)
+
+    @app.post("/v1/embeddings")
+    async def embeddings(call: EmbeddingCall, request: Request) -> Response:
+        return await api.embed(call, request)
 
     @app.post("/tokenize")
     async def tokenize(call: TokenizeCall) -> Response:

@@ -1,7 +1,8 @@
 """`serve m5`: a milestone as a server with OpenAI's HTTP interface.
 
 All fields of `EngineConfig` and `ServerSettings` are options. SERVING.md follows a request through
-the server. Exit status: 2 for wrong settings or missing packages.
+the server. With `--replicas`, several engines answer behind a router (SCALING.md). Exit status: 2
+for wrong settings or missing packages.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..chain import ROOT, engines, load
 from ..course.console import wide_console
 from ..course.record import RecordError, find_milestone
 from ..extras import missing
+from ..scale.settings import ScaleSettings
 from .options import add_options, from_options
 from .settings import ServerSettings
 
@@ -29,17 +31,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("milestone", help=f"one of {', '.join(engines(ROOT))}, or m5 for short")
     add_options(parser, EngineConfig)
     add_options(parser, ServerSettings)
+    add_options(parser, ScaleSettings)
 
 
 def main(args: argparse.Namespace) -> int:
     """Load the engine, and serve it until a signal arrives."""
     console = wide_console()
-    if line := missing("serve"):
-        console.print(line, style="red")
+    extras = ("serve", "scale") if args.replicas else ("serve",)
+    if lines := [line for extra in extras if (line := missing(extra))]:
+        console.print(lines[0], style="red")
         return 2
     try:
         milestone = find_milestone(args.milestone)
-        settings = from_options(ServerSettings, args)
+        settings, scale = from_options(ServerSettings, args), from_options(ScaleSettings, args)
+        if scale.replicas:
+            from ..scale.serve import run_replicas  # it needs the extra
+
+            return run_replicas(milestone, from_options(EngineConfig, args), settings, scale)
         build: Callable[[EngineConfig], OfflineEngine]
         build = load(milestone).LLMEngine
         engine = build(from_options(EngineConfig, args))
@@ -61,7 +69,13 @@ def run(milestone: str, engine: OfflineEngine, settings: ServerSettings, console
         sys.stdout.flush()
 
     try:
-        Server(engine, settings, ready).run()
+        server = Server(engine, settings, ready)
+    except ValueError as error:  # adapters that cannot be loaded
+        engine.close()
+        console.print(str(error), style="red")
+        return 2
+    try:
+        server.run()
     except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
         return int(ended.code or 0)
     return 0

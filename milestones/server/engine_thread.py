@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from common import EngineDeadError, OfflineEngine, RequestOutput, SamplingParams, TokensPrompt
+from common import (
+    EngineDeadError,
+    OfflineEngine,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+    TokensPrompt,
+)
 
 from .output_box import OutputBox
 
@@ -43,7 +50,7 @@ class EngineRequest:
 
     request_id: str
     prompt: TokensPrompt
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     arrival_time: float
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,9 +115,8 @@ class EngineThread:
 
         def add(engine: OfflineEngine) -> None:
             for request in requests:
-                engine.add_request(
-                    request.prompt, request.params, request.request_id, **request.options
-                )
+                params: Any = request.params  # an engine without embeddings refuses PoolingParams
+                engine.add_request(request.prompt, params, request.request_id, **request.options)
                 self._observer.added(request)
 
         try:

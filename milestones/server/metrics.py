@@ -20,8 +20,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common import EngineStats, RequestOutput
-from common.outputs import StepCounters
+from common import EngineStats, PoolingRequestOutput, RequestOutput
+from common.outputs import FinishReason, StepCounters
 
 from .engine_thread import EngineRequest
 
@@ -94,6 +94,10 @@ class Metrics:
         for output in outputs:
             if (times := self._live.get(output.request_id)) is None:
                 continue  # it was not added by an API call
+            if isinstance(output, PoolingRequestOutput):
+                self._count_prompt(output)
+                self._end(output, now - times.arrival, 0, [output.outputs.finish_reason])
+                continue
             num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
             new = num_tokens - times.num_tokens
             if new and times.num_tokens == 0:
@@ -105,7 +109,8 @@ class Metrics:
                 self.output_tokens.inc(new)
                 times.num_tokens, times.last = num_tokens, now
             if output.finished:
-                self._end(output, now - times.arrival, num_tokens)
+                reasons = [choice.finish_reason for choice in output.outputs]
+                self._end(output, now - times.arrival, num_tokens, reasons)
 
     def page(self, stats: EngineStats | None) -> bytes:
         """Return the page for Prometheus. stats: those of now; None: there is no engine."""
@@ -114,17 +119,26 @@ class Metrics:
 
     def _begin(self, output: RequestOutput, seconds: float) -> None:
         self.ttft.observe(seconds)
+        self._count_prompt(output)
+
+    def _count_prompt(self, output: RequestOutput) -> None:
         self.prompt_tokens.inc(len(output.prompt_token_ids))
         self.queries.inc(len(output.prompt_token_ids))
         self.hits.inc(output.metrics.num_cached_tokens)
 
-    def _end(self, output: RequestOutput, seconds: float, num_tokens: int) -> None:
+    def _end(
+        self,
+        output: RequestOutput,
+        seconds: float,
+        num_tokens: int,
+        reasons: Sequence[FinishReason | None],
+    ) -> None:
         del self._live[output.request_id]
         self.e2e.observe(seconds)
         self.prompt_sizes.observe(len(output.prompt_token_ids))
         self.output_sizes.observe(num_tokens)
-        for choice in output.outputs:
-            self.ended.labels(self._model, choice.finish_reason).inc()
+        for reason in reasons:
+            self.ended.labels(self._model, reason).inc()
 
 
 class StatsCollector(Collector):

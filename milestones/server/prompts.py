@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from common import Prompt, TokensPrompt
 from common.text.detokenizer import decoder_of
-from common.text.input_processor import InputProcessor, check_messages
+from common.text.input_processor import InputProcessor
+from common.text.prompt_checks import check_messages
 from common.validation import require_int, require_list
 
 T = TypeVar("T")
@@ -34,9 +35,11 @@ class PromptReader:
         """End the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def read(self, prompts: Sequence[Prompt]) -> list[TokensPrompt]:
-        """Return prompts with their token ids."""
-        return await self._run(lambda: [self._checked(self._tokens(p)) for p in prompts])
+    async def read(self, prompts: Sequence[Prompt], num_outputs: int = 1) -> list[TokensPrompt]:
+        """Return prompts with their token ids. num_outputs: see `InputProcessor.tokenize`."""
+        return await self._run(
+            lambda: [self._checked(self._tokens(p, num_outputs)) for p in prompts]
+        )
 
     async def read_chat(self, messages: Sequence[Any]) -> TokensPrompt:
         """Return the prompt for a conversation, through the model's chat template."""
@@ -56,10 +59,10 @@ class PromptReader:
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    def _tokens(self, prompt: Any) -> TokensPrompt:
+    def _tokens(self, prompt: Any, num_outputs: int) -> TokensPrompt:
         if not isinstance(prompt, str):
             require_list("prompt", prompt, "token ids, or a string")
-        return self._inputs.tokenize(prompt)
+        return self._inputs.tokenize(prompt, num_outputs=num_outputs)
 
     def _chat(self, messages: Sequence[Any]) -> TokensPrompt:
         """Render messages. A special token in a message would end it and begin another one."""

@@ -120,13 +120,17 @@ class CompletionCall(Call):
 
     def prompts(self) -> list[Any]:
         """Return the prompts, one or many, each a string or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        require_list("prompt", self.prompt, "prompts or token ids, or a string")
-        if not self.prompt:
-            raise ValueError("prompt must not be empty")
-        is_many = isinstance(self.prompt[0], (str, list))
-        return list(self.prompt) if is_many else [self.prompt]
+        return prompts_of("prompt", self.prompt)
+
+
+def prompts_of(name: str, given: Any) -> list[Any]:
+    """Return the prompts of a field: a string, token ids, or a list of strings or of token ids."""
+    if isinstance(given, str):
+        return [given]
+    require_list(name, given, "prompts or token ids, or a string")
+    if not given:
+        raise ValueError(f"{name} must not be empty")
+    return list(given) if isinstance(given[0], (str, list)) else [given]
 
 
 class ChatCall(Call):

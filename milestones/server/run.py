@@ -11,11 +11,13 @@ from socket import socket
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from common import OfflineEngine
 
 from .app import Api, create_app
 from .errors import ApiError
+from .limits import OpenRequests
 from .settings import ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ POLL = 0.05  # seconds
 CLOSING = 5  # seconds for the last bytes of answers
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn, with a signal handler that drains before uvicorn stops.
 
     While it drains, new API calls and `/health` get status 503, and open requests go on. uvicorn
@@ -34,17 +36,23 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        engine: OfflineEngine,
+        app: ASGIApp,
         settings: ServerSettings,
-        on_ready: Callable[[str], None] = lambda address: None,
+        open_requests: OpenRequests,
+        end_all: Callable[[ApiError], None],
+        on_ready: Callable[[str], None],
     ) -> None:
-        """Make a server. `on_ready` is called with its URL when it accepts connections."""
-        app = create_app(engine, settings)
+        """Make a server. It drains `open_requests`, and `end_all` ends those that are left.
+
+        `on_ready` is called with the URL when the server accepts connections.
+        """
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
                 port=settings.port,
+                loop="asyncio",  # with the extra `scale`, others are installed too
+                http="h11",
                 log_level="warning",
                 lifespan="on",
                 timeout_keep_alive=KEEP_ALIVE,
@@ -54,9 +62,10 @@ class Server(uvicorn.Server):
                 server_header=False,
             )
         )
-        self.api: Api = app.state.api
         self.settings = settings
         self.on_ready = on_ready
+        self.open_requests = open_requests
+        self.end_all = end_all
         self.draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
@@ -74,9 +83,9 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain after the first signal. After a second one, end the process immediately."""
-        if self.api.open.is_draining:
+        if self.open_requests.is_draining:
             os._exit(128 + sig)
-        self.api.open.is_draining = True
+        self.open_requests.is_draining = True
         self.loop.call_soon_threadsafe(self._start_draining)
 
     def _start_draining(self) -> None:
@@ -84,13 +93,29 @@ class Server(uvicorn.Server):
 
     async def drain(self) -> None:
         """Wait for the open requests. At the deadline, end them with an error. Then stop."""
-        self.api.open.is_draining = True
+        self.open_requests.is_draining = True
         deadline = time.monotonic() + self.settings.drain_timeout
-        logger.warning("draining: %d requests are open", self.api.open.count)
-        while self.api.open.count and time.monotonic() < deadline:
+        logger.warning("draining: %d requests are open", self.open_requests.count)
+        while self.open_requests.count and time.monotonic() < deadline:
             await asyncio.sleep(POLL)
-        self.api.engine.fail_all(
-            ApiError(503, "the server has shut down before the end of this answer")
-        )
-        self.api.live.close_pages()
+        self.end_all(ApiError(503, "the server has shut down before the end of this answer"))
         self.should_exit = True
+
+
+class Server(DrainingServer):
+    """The server of one engine."""
+
+    def __init__(
+        self,
+        engine: OfflineEngine,
+        settings: ServerSettings,
+        on_ready: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """Make a server. `on_ready` is called with its URL when it accepts connections."""
+        app = create_app(engine, settings)
+        self.api: Api = app.state.api
+        super().__init__(app, settings, self.api.open, self._end_all, on_ready)
+
+    def _end_all(self, error: ApiError) -> None:
+        self.api.engine.fail_all(error)
+        self.api.live.close_pages()

@@ -13,6 +13,8 @@ class ServerSettings:
 
     host: the address to listen on. Other machines can only connect if it is not 127.0.0.1.
     port: the TCP port to listen on; 0 takes a free one.
+    lora_modules: LoRA adapters to load, as name=folder, separated by commas. The `model` of a
+        request may be one of these names. Only an engine with adapters can serve them.
     served_model_name: the name of the model in requests and answers. None: that of the model.
     api_key: refuse calls without this key (`Authorization: Bearer ...`). None: the environment
         variable LLM_LADDER_API_KEY; without it, no key is needed.
@@ -29,6 +31,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    lora_modules: str | None = None
     served_model_name: str | None = None
     api_key: str | None = None
     max_open_requests: int = 256
@@ -42,7 +45,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         require_text("host", self.host)
         require_int("port", self.port, low=0, high=65535)
-        for field in ("served_model_name", "api_key"):
+        for field in ("lora_modules", "served_model_name", "api_key"):
             if getattr(self, field) is not None:
                 require_text(field, getattr(self, field))
         for field in ("max_open_requests", "max_body_bytes", "max_connections"):

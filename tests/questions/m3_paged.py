@@ -44,7 +44,7 @@ def pages(chance: Random) -> Asked:
 def flat(chance: Random) -> Asked:
     size = chance.choice([1, 2, 4, 16])
     runner = make_runner(size)
-    requests, counts, sampled = [], [], []
+    requests, starts, counts, sampled = [], [], [], []
     for i, row in enumerate(chance.sample(range(4), chance.randint(1, 4))):
         length = chance.randint(1, min(30, 5 * size))
         start = length - 1 if chance.random() < 0.4 else chance.randrange(length)
@@ -52,13 +52,15 @@ def flat(chance: Random) -> Asked:
             make_request(f"{row}", [chance.randrange(1, 90) for _ in range(length)], computed=start)
         )
         requests[-1].row = row
-        counts.append(chance.randint(1, length - start))
+        starts.append(start)
+        counts.append(chance.choice([1, chance.randint(1, length - start)]))
         sampled += [i] if start + counts[-1] == length else []
         width = -(-length // size)
         first = chance.choice([1, 1, 200_000_000])  # its slots are too large for 32 bits
         pages = chance.sample(range(first, first + 20), width)
         runner.inputs.page_table[row, :width] = torch.tensor(pages)
-    order = sorted(range(len(counts)), key=lambda i: counts[i] > 1)  # decodes come first
+    # Decodes come first. The last token of a chunk may come behind a longer chunk.
+    order = sorted(range(len(counts)), key=lambda i: len(requests[i].token_ids) - starts[i] > 1)
     places = {old: new for new, old in enumerate(order)}
     batch = ScheduleBatch(
         [requests[i] for i in order], [counts[i] for i in order], sorted(places[i] for i in sampled)
@@ -72,6 +74,9 @@ def flat(chance: Random) -> Asked:
         meta.seq_lens, meta.seq_lens_cpu, meta.query_start_loc, meta.query_lens_cpu,
         meta.num_decodes,
     ]  # fmt: skip
+    tensors = [meta.page_table, meta.slot_mapping, meta.query_start_loc, meta.seq_lens]
+    yield f"{about}: the types", [f"{tensor.dtype}" for tensor in tensors]
+    yield f"{about}: the shape of the page table", list(meta.page_table.shape)
 
 
 def admission(chance: Random) -> Asked:

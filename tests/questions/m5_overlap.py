@@ -76,7 +76,11 @@ def futures(chance: Random) -> Asked:
         running(steps, name, [1] * chance.randint(3, 9), chance.randint(0, 2)) for name in "abc"
     ]
     batch = plan(
-        steps, *((r, chance.randint(1, r.num_tokens - r.num_computed_tokens)) for r in requests)
+        steps,
+        *(
+            (r, chance.randint(1, r.num_tokens - r.num_computed_tokens))
+            for r in chance.sample(requests, len(requests))  # a row is not a place in the batch
+        ),
     )
     if chance.random() < 0.5:
         chance.choice(requests).finish_reason = "stop"

@@ -19,6 +19,7 @@ import torch
 
 from ..stored.weight import StoredWeight
 from .build import load_library
+from .rows import SIGNATURES, RowKernels
 from .space import SPACE
 from .structs import (
     POINTER,
@@ -37,10 +38,9 @@ __all__ = ["BatchLayout", "Heads", "Kernels", "Layer", "Layers", "Linear", "bind
 
 
 @dataclass(frozen=True)
-class Kernels:
+class Kernels(RowKernels):
     """The compiled functions, and the constants of their C code."""
 
-    library: ctypes.CDLL
     panel_size: int  # the number of outputs of a linear layer that are computed together
     split_size: int  # the number of tokens in a part of a context
     block_size: int  # the number of tokens that attention computes at the same time
@@ -72,8 +72,10 @@ class Kernels:
         )  # fmt: skip
         return rows
 
-    def linear(self, x: torch.Tensor, linear: Linear) -> torch.Tensor:
-        """Apply a linear layer to x, [..., in]. Returns [..., out].
+    def linear(
+        self, x: torch.Tensor, linear: Linear, add: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply a linear layer to x, [..., in]. Returns [..., out], with `add` [..., out] added.
 
         The bits of a row do not depend on the number of rows.
         """
@@ -81,9 +83,11 @@ class Kernels:
         if x.shape[-1] != linear.in_features:
             raise ValueError(f"the last dimension must be {linear.in_features}, got {x.shape[-1]}")
         out = x.new_empty((*x.shape[:-1], linear.out))
+        if add is not None and checked(add := add.contiguous()).shape != out.shape:
+            raise ValueError(f"add has shape {tuple(add.shape)}, but out {tuple(out.shape)}")
         self.library.linear_alone(
-            ctypes.byref(linear), x.data_ptr(), out.data_ptr(), out.numel() // linear.out,
-            torch.get_num_threads(),
+            ctypes.byref(linear), x.data_ptr(), None if add is None else add.data_ptr(),
+            out.data_ptr(), out.numel() // linear.out, torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -224,8 +228,9 @@ def kernels() -> Kernels | None:
 def bind(library: ctypes.CDLL) -> Kernels:
     """Return the functions of a compiled library, with their C signatures."""
     signatures: dict[str, tuple[Any, ...]] = {
+        **SIGNATURES,
         "take_rows": (POINTER, SIZE, POINTER, SIZE, POINTER, ctypes.c_int),
-        "linear_alone": (*[POINTER] * 3, SIZE, ctypes.c_int),
+        "linear_alone": (*[POINTER] * 4, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 4, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
         "decode_layers": (

@@ -43,14 +43,19 @@ static void rotate(float *head, const float *cos, const float *sin, int64_t head
     }
 }
 
-/* Compute h->qkv. x: [rows, hidden], the input of the layer; space: [rows, hidden]. */
-static void before(const Layer *l, const Heads *h, const float *x, float *space)
+/* to = the norms of `rows` rows of `from`, [rows, n]. */
+static void norm_all(
+    const float *from, const float *weight, double epsilon, int64_t n, float *to, int64_t rows)
 {
-    int64_t hidden = l->qkv.in, dim = l->head_dim, rows = h->rows;
 #pragma omp for
     for (int64_t r = 0; r < rows; r++)
-        rms_norm(x + r * hidden, l->input_norm, l->epsilon, hidden, space + r * hidden);
-    linear(&l->qkv, space, NULL, h->qkv, rows);
+        rms_norm(from + r * n, weight, epsilon, n, to + r * n);
+}
+
+/* Normalize, if the model does so, and rotate the heads of q and k in h->qkv. */
+static void turn(const Layer *l, const Heads *h)
+{
+    int64_t dim = l->head_dim, rows = h->rows;
 #pragma omp for
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < l->heads + l->kv_heads; i++) {
@@ -62,6 +67,14 @@ static void before(const Layer *l, const Heads *h, const float *x, float *space)
         }
 }
 
+/* Compute h->qkv. x: [rows, hidden], the input of the layer; space: [rows, hidden]. */
+static void before(const Layer *l, const Heads *h, const float *x, float *space)
+{
+    norm_all(x, l->input_norm, l->epsilon, l->qkv.in, space, h->rows);
+    linear(&l->qkv, space, NULL, h->qkv, h->rows);
+    turn(l, h);
+}
+
 /* attended: [rows, heads * head_dim], the output of attention; x: [rows, hidden], the input of the
    layer; space: rows * (hidden + down.in) numbers; out: [rows, hidden], the output of the layer,
    which may be x. */
@@ -71,9 +84,7 @@ static void after(
     int64_t hidden = l->output.out;
     float *normed = space, *gated = space + rows * hidden;
     linear(&l->output, attended, x, out, rows);
-#pragma omp for
-    for (int64_t r = 0; r < rows; r++)
-        rms_norm(out + r * hidden, l->mlp_norm, l->epsilon, hidden, normed + r * hidden);
+    norm_all(out, l->mlp_norm, l->epsilon, hidden, normed, rows);
     gated_linear(&l->gate_up, normed, gated, rows);
     linear(&l->down, gated, out, out, rows);
 }
@@ -90,6 +101,21 @@ void after_attention(
 {
 #pragma omp parallel num_threads(threads)
     after(l, attended, x, space, out, rows);
+}
+
+/* norm_all() and turn() with a parallel region of their own, for a layer in separate parts. */
+void norm_rows(
+    const float *from, const float *weight, double epsilon, int64_t n, float *to, int64_t rows,
+    int threads)
+{
+#pragma omp parallel num_threads(threads)
+    norm_all(from, weight, epsilon, n, to, rows);
+}
+
+void turn_heads(const Layer *l, const Heads *h, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    turn(l, h);
 }
 
 /* Compute `count` layers of a decode step: each row is the only query of its request.

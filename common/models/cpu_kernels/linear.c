@@ -232,10 +232,21 @@ int panel_size(void) { return PANEL; }
 int64_t stored_bytes(int64_t format, int64_t in) { return panel_size_of(format, in); }
 
 /* linear() with its own parallel region. */
-void linear_alone(const Linear *l, const float *x, float *out, int64_t rows, int threads)
+void linear_alone(
+    const Linear *l, const float *x, const float *add, float *out, int64_t rows, int threads)
 {
 #pragma omp parallel num_threads(threads)
-    linear(l, x, NULL, out, rows);
+    linear(l, x, add, out, rows);
+}
+
+/* gated [rows, width] = silu(gate) * up. both: [rows, 2 * width], the outputs of gate and of up. */
+void activate_rows(const float *both, float *gated, int64_t width, int64_t rows, int threads)
+{
+#pragma omp parallel for num_threads(threads)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *gate = both + 2 * r * width;
+        activate(gate, gate + width, gated + r * width, width);
+    }
 }
 
 /* out [count, in] = the rows `ids` of a weight, for an embedding. */

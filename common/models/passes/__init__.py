@@ -48,6 +48,8 @@ PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
     "decode": join_decodes,
 }
 
+ON_WEIGHTS = ("merge", "pack")  # these do not depend on what a layer computes
+
 
 def parse_passes(names: str) -> list[str]:
     """Convert `"all"`, `"none"`, or names separated by commas to names in the order of `PASSES`.
@@ -66,8 +68,13 @@ def parse_passes(names: str) -> list[str]:
 
 
 @torch.no_grad()
-def apply_passes(model: PreTrainedModel, names: str = "all") -> dict[str, int]:
+def apply_passes(
+    model: PreTrainedModel, names: str = "all", connect: Callable[[], None] = lambda: None
+) -> dict[str, int]:
     """Apply passes to a model in place. Return the number of modules that each pass changed.
+
+    connect: lets the ranks of tensor parallelism add their results. It is called after the weights
+    are packed, and before a pass reads the results of layers.
 
     The model must stay on its device. It cannot be trained any more: its parameters no longer
     require gradients.
@@ -75,4 +82,7 @@ def apply_passes(model: PreTrainedModel, names: str = "all") -> dict[str, int]:
     chosen = parse_passes(names)
     if chosen:
         model.requires_grad_(False)
-    return {name: PASSES[name](model) for name in chosen}
+    on_weights = [name for name in chosen if name in ON_WEIGHTS]
+    changed = {name: PASSES[name](model) for name in on_weights}
+    connect()
+    return changed | {name: PASSES[name](model) for name in chosen if name not in ON_WEIGHTS}

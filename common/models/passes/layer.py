@@ -41,6 +41,7 @@ class _DecoderLayer(nn.Module):
     """A mixin for a decoder layer."""
 
     parts: Parts
+    window: int | None = None  # of the attention, in tokens; the attention function gets it
     may_trim = False  # whether only the LM head reads the output of the layer (`last.py`)
 
     def forward(
@@ -73,7 +74,7 @@ class _DecoderLayer(nn.Module):
             k, v = past_key_values.update(k.clone(), v.clone(), attention.layer_idx)
         attended, _ = forward.attend(
             attention, q, k, v, attention_mask, dropout=0.0, scaling=attention.scaling,
-            position_ids=position_ids, use_cache=use_cache, **kwargs,
+            position_ids=position_ids, use_cache=use_cache, sliding_window=self.window, **kwargs,
         )  # fmt: skip
         if self.may_trim and tokens_to_keep is not None:
             attended, x = attended[:, tokens_to_keep], x[:, tokens_to_keep]
@@ -113,6 +114,7 @@ def _join(layer: Any, forwards: Forwards) -> bool:
         try:  # a layer may have other arguments or other parts than Llama's
             theirs = layer(x, **given)
             layer.__dict__["parts"] = kind(layer, forwards)
+            layer.__dict__["window"] = _window_of(layer.self_attn)
             layer.__class__ = subclass(_DecoderLayer, original)
             largest = theirs.abs().max()
             if same(layer(x, **given) / largest, theirs / largest):
@@ -121,7 +123,16 @@ def _join(layer: Any, forwards: Forwards) -> bool:
             pass
         layer.__class__ = original
         layer.__dict__.pop("parts", None)
+        layer.__dict__.pop("window", None)
     return False
+
+
+def _window_of(attention: Any) -> int | None:
+    """Return the window that an attention module takes from its configuration; None for none."""
+    if "sliding_window" not in type(attention).forward.__code__.co_consts:
+        return None
+    window: int | None = getattr(attention.config, "sliding_window", None)
+    return window
 
 
 def _is_usual(layer: Any) -> bool:

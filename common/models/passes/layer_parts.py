@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...parallel.modules import Divided
 from ..cpu_kernels import Layer
 from .forwards import Forward, Forwards
 from .merge import SharedProduct
@@ -125,6 +126,8 @@ class CompiledParts:
         qkv, gate_up = products_of(layer)
         linears = qkv.linear, attention.o_proj, gate_up.linear, layer.mlp.down_proj
         self.products = [linear.packed for linear in linears]
+        if any(isinstance(linear, Divided) for linear in linears):
+            raise TypeError("the ranks must add their results in the middle of the layer")
         if not all(isinstance(product, CompiledProduct) for product in self.products):
             raise TypeError("its products belong to another library")
         if self.products[2].linear.count != 2:

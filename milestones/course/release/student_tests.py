@@ -15,8 +15,8 @@ from .imports import without_unused_imports
 NOT_FOR_STUDENTS = re.compile(
     r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|electives|extras|figures"
     r"|glossary|gpu_check|grade\w*|language|layout|load|mutants\w*|notebook|player|repository"
-    r"|server\w*|slides?\w*)\.py|browser\.py|mini_course\.py|serving\.py|upper_claims\.py"
-    r"|elective_claims\.py"
+    r"|scale\w*|server\w*|slides?\w*|tensor_parallel\w*)\.py|browser\.py|mini_course\.py|serving\.py"
+    r"|fake_ranks\.py|fake_replicas\.py|upper_claims\.py|elective_claims\.py"
 )
 
 

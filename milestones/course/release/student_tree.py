@@ -37,6 +37,7 @@ AS_THEY_ARE = (
     "milestones/GLOSSARY.md",
     "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
 )  # fmt: skip
+ELECTIVE_FILES = ("milestones/electives/__init__.py", "milestones/electives/demos.py")
 LEFT_OUT = re.compile(r"(__pycache__|\.\w+_cache|mutants|\.DS_Store)(/|$)|\.pyc$")
 
 Files = dict[str, bytes]
@@ -130,7 +131,7 @@ def _sources(root: Path, kept: list[str], milestone: str) -> Files:
             name = path.relative_to(root).as_posix()
             if path.is_file() and not LEFT_OUT.search(name):
                 files[name] = path.read_bytes()
-    of_electives = ["milestones/electives/__init__.py"] if milestone in electives(root) else []
+    of_electives = ELECTIVE_FILES if milestone in electives(root) else ()
     for name in (*AS_THEY_ARE, *of_electives):
         if (root / name).is_file():
             files[name] = (root / name).read_bytes()

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
-from common import EMBEDDED_MODEL, EngineConfig, SamplingParams, load_model
+from common import (
+    EMBEDDED_MODEL,
+    EngineConfig,
+    PoolingParams,
+    PoolingRequestOutput,
+    SamplingParams,
+    load_model,
+)
 from common.displays.workload import Workload, percentile, run
 
 from ...chain import below, load, short
+from .measure_hybrid import WINDOWED, by_context
+from .measure_lora import by_batch
+from .measure_priority import by_urgency
 from .measuring import TINY, Measurement, Row, measured, milliseconds, prompts_of
 
 
@@ -77,85 +87,56 @@ def by_grammar(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
             yield f"{size}", name, f"{of_loop.median_ms:.2f}", f"{rate:.0f}", f"{ratio:.2f}"
 
 
-def by_urgency(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """priority: urgent requests under load, and conversations that the pool cannot hold.
+def by_budget(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """embedding: eight texts, alone and beside twelve vectors of prompts with 120 tokens.
 
-    Times are in steps, so they do not depend on the machine. sizes: host pages for each page of the
-    pool. A copy is taken to be faster than computing its tokens.
+    sizes: tokens of a step. Steps and tokens do not depend on the machine.
     """
-    lower = below(milestone)
-    assert lower is not None, "an elective lies on a milestone"
     loaded = load_model(EngineConfig(model=model, device="cpu"))
-    config = EngineConfig(
-        model=model, device="cpu", max_num_seqs=4, max_model_len=128, page_size=4, num_pages=96
-    )
-    loads: dict[str, list[Arrival]] = {
-        "urgent": [
-            *(Arrival(5 * i, prompt, 1) for i, prompt in enumerate(prompts_of([48] * 24))),
-            *(Arrival(20 + 12 * i, prompt, 0) for i, prompt in enumerate(prompts_of([16] * 8, 1))),
-        ],
-        "turns": [
-            Arrival(200 * turn + 24 * i, prompt[: 24 * (turn + 1)], 0)
-            for turn in range(3)
-            for i, prompt in enumerate(prompts_of([72] * 8, 2))
-        ],
-    }
-    for load_name, arrivals in loads.items():
-        for size in (None, *sizes):
-            with load(lower if size is None else milestone).LLMEngine(config, loaded) as engine:
-                if size is not None:
-                    resize_host(engine, int(size * config_pages(config)))
-                waits = steps_to_first_token(engine, arrivals, has_priorities=size is not None)
-                stats, retraction = engine.stats(), engine.scheduler.retraction
-                loaded_pages = getattr(engine.scheduler.kv_cache.radix_cache, "num_loaded", 0)
-            urgent, others = ([w for w, p in waits if p == level] for level in (0, 1))
-            yield (
-                load_name, short(lower) if size is None else f"host x {size:g}",
-                f"{percentile(urgent, 50):g}", f"{percentile(urgent, 95):g}",
-                f"{percentile(others, 50):g}" if others else "", f"{stats.num_steps}",
-                f"{stats.prefill_tokens + stats.decode_tokens}", f"{stats.cached_prompt_tokens}",
-                f"{getattr(retraction, 'num_preemptions', 0)}", f"{loaded_pages}",
-            )  # fmt: skip
+    for size, num_vectors in product(map(int, sizes), (0, 12)):
+        config = EngineConfig(
+            model=model, device="cpu", max_num_seqs=16, max_model_len=128, page_size=4,
+            num_pages=600, max_num_batched_tokens=size,
+        )  # fmt: skip
+        with load(milestone).LLMEngine(config, loaded) as engine:
+            gaps, waits = steps_beside(engine, prompts_of([120] * num_vectors, 1))
+            num_steps = engine.stats().num_steps
+        steps, tokens = [gap[0] for gap in gaps], [float(gap[1]) for gap in gaps]
+        yield (
+            f"{size}", f"{num_vectors}", f"{max(steps)}", f"{percentile(tokens, 50):g}",
+            f"{max(tokens):g}", f"{percentile(waits, 50):g}" if waits else "", f"{num_steps}",
+        )  # fmt: skip
 
 
-class Arrival(NamedTuple):
-    """A request that arrives before a step."""
+def steps_beside(
+    engine: Any, prompts: list[list[int]]
+) -> tuple[list[tuple[int, int]], list[float]]:
+    """Run eight texts of 32 tokens, and a vector that arrives every second step.
 
-    step: int
-    prompt: list[int]
-    priority: int
-
-
-def config_pages(config: EngineConfig) -> int:
-    """Return the pages of the pool, which the measurement has given."""
-    assert config.num_pages is not None
-    return config.num_pages
-
-
-def resize_host(engine: Any, num_pages: int) -> None:
-    """Let an engine of `priority` use so many host pages. It must not have run yet."""
-    cache = engine.scheduler.kv_cache.radix_cache
-    cache.num_host_pages, cache.free_host_pages = num_pages, list(range(num_pages))
-    engine.costs.page_seconds = 0.0
-
-
-def steps_to_first_token(
-    engine: Any, arrivals: list[Arrival], has_priorities: bool
-) -> list[tuple[float, int]]:
-    """Run requests of 16 output tokens. Return the steps that each waits, and its priority."""
-    waits: dict[str, tuple[float, int]] = {}
-    coming, started, step = sorted(arrivals), dict[str, Arrival](), 0
-    while coming or engine.has_unfinished_requests():
-        while coming and coming[0].step <= step:
-            arrival = coming.pop(0)
-            more = {"priority": arrival.priority} if has_priorities else {}
-            params = SamplingParams(16, temperature=0, ignore_eos=True)
-            started[engine.add_request(arrival.prompt, params, **more)] = arrival
+    Returns the steps, and the computed tokens, between two tokens of a text; and the steps that
+    each vector takes.
+    """
+    last: dict[str, tuple[int, int]] = {}
+    gaps: list[tuple[int, int]] = []
+    waits: list[float] = []
+    arrived: dict[str, int] = {}
+    for prompt in prompts_of([8] * 8):
+        engine.add_request(prompt, SamplingParams(32, temperature=0, ignore_eos=True))
+    step = 0
+    while engine.has_unfinished_requests():
         step += 1
-        for output in engine.step():
-            arrival = started[output.request_id]
-            waits.setdefault(output.request_id, (step - arrival.step, arrival.priority))
-    return list(waits.values())
+        if prompts and step % 2 == 0:
+            arrived[engine.add_request(prompts.pop(), PoolingParams("MEAN"))] = step
+        outputs, stats = engine.step(), engine.stats()
+        place = (stats.num_steps, stats.prefill_tokens + stats.decode_tokens)
+        for output in outputs:
+            if isinstance(output, PoolingRequestOutput):
+                waits.append(step - arrived[output.request_id] + 1)
+                continue
+            if (before := last.get(output.request_id)) is not None:
+                gaps.append((place[0] - before[0], place[1] - before[1]))
+            last[output.request_id] = place
+    return gaps, waits
 
 
 ELECTIVES = {
@@ -176,11 +157,25 @@ ELECTIVES = {
         ),
         by_text, EMBEDDED_MODEL, (1, 16),
     ),
+    "lora": Measurement(
+        ("adapters", "way", "steps", "ratio"), by_batch, EMBEDDED_MODEL, (8,),
+    ),
+    "hybrid_memory": Measurement(
+        ("tokens", "layers alike", "most", "at the end", "share"),
+        by_context, WINDOWED, (32, 64, 128, 256, 480),
+    ),
     "priority": Measurement(
         (
             "load", "engine", "urgent TTFT p50, steps", "p95", "others p50", "steps", "computed",
             "cached", "preempted", "pages loaded",
         ),
         by_urgency, TINY, (0, 2),
+    ),
+    "embedding": Measurement(
+        (
+            "budget", "vectors", "gap, steps", "gap, tokens p50", "gap, tokens max",
+            "vector, steps p50", "steps",
+        ),
+        by_budget, TINY, (16, 32, 64, 256),
     ),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from common import EngineConfig, SamplingParams
 from ...chain import at_least, engines, load
 from ...instruments.streams import EarlyStream, LateStream
 from .progress import TEXTS
-from .texts_electives import add_request, arrives, prepare
+from .texts_electives import add_request, answer_of, arrives, prepare
 
 ROOT = Path(__file__).resolve().parents[3]
 STREAMS = {"a thread": None, "early": EarlyStream, "late": LateStream}
@@ -76,7 +76,7 @@ def result_of(engine: Any) -> dict[str, Any]:
                 if arrives(engine, str(number)) == step:
                     add_request(engine, list(prompt), params_of(number), str(number))
             for output in engine.step():
-                answers[output.request_id] = list(output.outputs[0].token_ids)
+                answers[output.request_id] = answer_of(output)
             if not engine.has_unfinished_requests():
                 break
         else:

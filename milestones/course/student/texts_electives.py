@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import SamplingParams, StructuredOutputsParams
+from common import (
+    LoRARequest,
+    PoolingParams,
+    PoolingRequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+
+from ...instruments.random_adapter import write_adapter
 
 CLASSES = 3
 ANY = StructuredOutputsParams(regex=".*")  # `ClassGrammar` takes its place
 URGENT = ("5", "7")  # requests that preempt others
 LATE = 2  # steps before they arrive
+POOLED = {"4": PoolingParams("LAST"), "5": PoolingParams("MEAN"), "6": PoolingParams("MEAN")}
+ADAPTERS, NUM_SLOTS = "ABC", 2
+ADAPTER_OF = {"1": "A", "2": "B", "4": "A", "5": "C", "6": "B"}  # by request
 NUM_HOST_PAGES = 4  # so few that copies are dropped
 
 
@@ -49,6 +62,8 @@ def prepare(engine: Any) -> None:
         engine.compiler.compile = lambda _: ClassGrammar(engine.loaded.vocab_size)
         engine.compile_grammar(ANY).result()  # then no run depends on the compiler's threads
         engine.input_processor.no_structured_outputs = None
+    if has_adapters(engine):
+        add_adapters(engine)
     if has_priorities(engine):
         engine.costs.page_seconds = 0.0  # then no run depends on measured times
         cache = engine.scheduler.kv_cache.radix_cache
@@ -67,16 +82,52 @@ def has_priorities(engine: Any) -> bool:
     return hasattr(retraction, "num_preemptions")
 
 
+def has_embeddings(engine: Any) -> bool:
+    """Return whether requests may be pooling requests."""
+    return engine.input_processor.hidden_size is not None
+
+
+def has_adapters(engine: Any) -> bool:
+    """Return whether requests may have LoRA adapters."""
+    return hasattr(engine, "add_lora")
+
+
+def add_adapters(engine: Any) -> None:
+    """Load random adapters, more than there are slots. The products are those of torch."""
+    engine.runner.lora.kernels = None
+    engine.scheduler.slots.num_slots = NUM_SLOTS
+    engine.scheduler.slots.free_slots = list(range(NUM_SLOTS, 0, -1))
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, name in enumerate(ADAPTERS):
+            path = write_adapter(Path(folder, name), engine.adapters.shapes, seed)
+            engine.add_lora(LoRARequest(name, path))
+
+
 def arrives(engine: Any, name: str) -> int:
     """Return the number of steps before a request arrives."""
     return LATE if has_priorities(engine) and name in URGENT else 0
 
 
 def add_request(engine: Any, prompt: list[int], params: SamplingParams, name: str) -> None:
-    """Add a request. Those without stop tokens get a grammar; some are urgent."""
+    """Add a request. Those without stop tokens get a grammar; others are urgent, pooled
+    or have adapters."""
+    if has_embeddings(engine) and name in POOLED:
+        engine.add_request(prompt, POOLED[name], name)
+        return
     if has_grammars(engine) and not params.stop_token_ids:
         params = SamplingParams(max_tokens=params.max_tokens, temperature=0, structured_outputs=ANY)
-    if has_priorities(engine):
+    if has_adapters(engine) and (adapter := ADAPTER_OF.get(name)):
+        path = engine.adapters.adapters[adapter].path
+        engine.add_request(prompt, params, name, lora_request=LoRARequest(adapter, path))
+    elif has_priorities(engine):
         engine.add_request(prompt, params, name, priority=-int(name in URGENT))
     else:
         engine.add_request(prompt, params, name)
+
+
+def answer_of(output: Any) -> list[int]:
+    """Return the tokens of an output. Of a vector, return its first numbers, in hundredths."""
+    if isinstance(output, PoolingRequestOutput):
+        data = output.outputs.data
+        return [] if data is None else [round(100 * float(value)) for value in data[:8]]
+    return list(output.outputs[0].token_ids)

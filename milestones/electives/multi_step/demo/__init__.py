@@ -6,22 +6,18 @@ from ... import path_below
 
 __path__.append(path_below(__name__))
 
-from rich.console import Console  # noqa: E402
-
 from common import EngineConfig  # noqa: E402
 from common.displays.comparison import (  # noqa: E402
     Figure,
-    comparison,
     counter,
-    run_milestones,
     seconds,
     workload_of,
 )
 from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
 from common.displays.serving import serve  # noqa: E402
-from common.displays.workload import Workload, percentile  # noqa: E402
+from common.displays.workload import percentile  # noqa: E402
 
-from ....chain import below, package  # noqa: E402
+from ...demos import compare  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..in_flight import NUM_STEPS  # noqa: E402
 from .agents import conversations  # noqa: E402
@@ -48,13 +44,4 @@ def main() -> None:
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)
             prompts = serve(engine, arrivals, panels, args, console)
-        compare(workload_of(engine, prompts, args), console)
-
-
-def compare(workload: Workload, console: Console) -> None:
-    """Serve the same requests on both engines, each in a process of its own."""
-    milestone = below(NAME)
-    assert milestone is not None, "an elective lies on a milestone"
-    results = run_milestones(dict.fromkeys((milestone, package(NAME)), workload), console)
-    named = {name.rpartition(".")[2]: result for name, result in results.items()}
-    console.print(comparison("all requests at once", named, FIGURES))
+        compare(NAME, workload_of(engine, prompts, args), FIGURES, console)

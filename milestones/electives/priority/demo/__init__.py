@@ -6,22 +6,18 @@ from ... import path_below
 
 __path__.append(path_below(__name__))
 
-from rich.console import Console  # noqa: E402
-
 from common import EngineConfig, Prompt, SamplingParams  # noqa: E402
 from common.displays.comparison import (  # noqa: E402
     Figure,
-    comparison,
     counter,
-    run_milestones,
     seconds,
     workload_of,
 )
 from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
 from common.displays.serving import serve  # noqa: E402
-from common.displays.workload import Workload, percentile  # noqa: E402
+from common.displays.workload import percentile  # noqa: E402
 
-from ....chain import below, package  # noqa: E402
+from ...demos import compare  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from .agents import conversations  # noqa: E402
 from .lanes import LivePanels  # noqa: E402
@@ -70,13 +66,4 @@ def main() -> None:
             f"requests were preempted, {cache.num_written} pages copied to the host, and "
             f"{cache.num_loaded} back"
         )
-        compare(workload_of(engine, prompts, args), console)
-
-
-def compare(workload: Workload, console: Console) -> None:
-    """Serve the same requests on both engines, each in a process of its own, all equally urgent."""
-    milestone = below(NAME)
-    assert milestone is not None, "an elective lies on a milestone"
-    results = run_milestones(dict.fromkeys((milestone, package(NAME)), workload), console)
-    named = {name.rpartition(".")[2]: result for name, result in results.items()}
-    console.print(comparison("all requests at once", named, FIGURES))
+        compare(NAME, workload_of(engine, prompts, args), FIGURES, console)

@@ -21,6 +21,7 @@ from common.displays.demo import make_console, open_engine, parser, recorded  # 
 from common.tracing.data import TraceData  # noqa: E402
 
 from ....extras import missing  # noqa: E402
+from ...demos import PanelsBelow  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..grammar_manager import GrammarManager  # noqa: E402
 from .gaps import LOOPS, measure, traced  # noqa: E402
@@ -81,8 +82,9 @@ class GrammarPanels:
 
     def __init__(self, engine: LLMEngine, trace: TraceData, console: Console) -> None:
         self.engine = engine
-        self.below = LivePanels(engine, trace, console)
-        self.num_lines = self.below.num_lines + engine.config.max_num_seqs + 2
+        live = LivePanels(engine, trace, console)
+        self.below = PanelsBelow(live, console, engine.config.max_num_seqs + 3)
+        self.num_lines = self.below.num_lines
 
     def __call__(self) -> Iterable[RenderableType]:
         manager, table = self.engine.scheduler.grammars, Table(box=None, pad_edge=False)

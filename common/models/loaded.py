@@ -1,0 +1,66 @@
+"""`LoadedModel`: a model with its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
+from ..parallel.group import RankGroup
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device, its tokenizer, and the properties of both that the engines need."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    ranks: RankGroup | None = None  # that compute the model together; None: this process alone
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of rows of the embedding. Token ids are in [0, vocab_size).
+
+        The tokenizer may not know all of them.
+        """
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.shape[0]
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Return the token ids that end a sequence. Models list them in up to three places."""
+        ids: set[int | None] = set()
+        for source in (self.model.generation_config, self.model.config, self.tokenizer):
+            eos = getattr(source, "eos_token_id", None)
+            ids.update(eos if isinstance(eos, (list, tuple)) else [eos])
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    def resolve_max_model_len(self, config: EngineConfig) -> int:
+        """Return `config.max_model_len`, or the model's limit, at most `DEFAULT_MAX_MODEL_LEN`.
+
+        Raises `ValueError` if `config.max_model_len` is larger than the model's limit.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        if limit is not None and limit <= 0:  # XLNet means by this that there is no limit
+            limit = None
+        if config.max_model_len is None:
+            return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
+        if limit is not None and config.max_model_len > limit:
+            raise ValueError(
+                f"max_model_len must be at most {limit}, the number of positions of {self.name}, "
+                f"got {config.max_model_len}"
+            )
+        return config.max_model_len
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.ranks is None else self.ranks.size
+
+    def close(self) -> None:
+        """End the other ranks of the model, if it has any."""
+        if self.ranks is not None:
+            self.ranks.close()

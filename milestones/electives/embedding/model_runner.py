@@ -1,0 +1,229 @@
+"""`ModelRunner`: launches the model once per step, and samples tokens from its logits.
+
+The host prepares the tensors and launches the rest on the forward stream: resolving placeholders,
+the forward, sampling, storing the sampled tokens, and copying them to the host. Nothing here waits.
+
+If a step has pooling requests, sums of its hidden states are copied to the host as well. Such a
+step never replays a CUDA graph: `ScheduleBatch.is_decode` is true only if all requests get a token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from common import EngineConfig
+from common.models.probe import Probe
+from common.models.support import (
+    LayerKV,
+    UnsupportedModelError,
+    mixed_steps,
+    refusing,
+    start_probe,
+)
+from common.sampling.sampler import (
+    SampledToken,
+    SamplerOutput,
+    SamplingMetadata,
+    map_tensors,
+    sample,
+)
+
+from . import attention
+from .attention import PagedBatch, use_paged_attention
+from .attention_backend import select_backend
+from .buffers import StepBuffers
+from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
+from .future_map import FutureMap, future_index
+from .in_flight import num_rows
+from .kv_cache import PageTable
+from .kv_pool import KVPool
+from .model_input import InputBuilder, ModelInput
+from .pooling import hidden_states_read, pool, pooled_tokens
+from .schedule_batch import ScheduleBatch
+from .stream import Event, open_stream
+
+logger = logging.getLogger(__name__)
+
+
+class StepResult:
+    """The tokens of a step that has been launched, and the sums of its pooling requests."""
+
+    def __init__(self, buffers: StepBuffers) -> None:
+        self.buffers = buffers
+        self.done: Event | None = None  # set after the tokens are copied to the host
+        self.output = SamplerOutput.empty()  # on the host; must not be read before `done`
+        self.pooled = torch.empty(0, 0)  # [P, H] float32, on the host; likewise
+
+    def wait(self) -> list[SampledToken]:
+        """Wait until the step has been computed. Raises what its forward raised."""
+        assert self.done is not None, "wait() called before the step was launched"
+        self.done.wait()
+        self.buffers.in_use = None
+        self.pooled = self.pooled.clone()  # a later step writes to the buffer again
+        return list(self.output.rows())
+
+
+class ModelRunner:
+    """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
+
+    def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
+        """Raises `UnsupportedModelError` for a model that would give wrong answers."""
+        assert config.max_model_len is not None
+        probe, layers = start_probe(model, config.max_model_len)
+        self.model = model
+        self.ops = select_backend(config.attention_backend, model.device, model.dtype)
+        self.stream = open_stream(model.device, config.emulated_forward_ms)
+        self.stream.wait_before_freeing(self)
+        self.buffers = deque(StepBuffers(model.device) for _ in range(2))
+        self.inputs = InputBuilder(config, self.buffers)
+        self.future_map = FutureMap(num_rows(config), model.device)
+        self._check_model(probe, layers, config, self.forward)
+        self.hidden_size = self._check_states(layers, config)  # None: pooling is refused
+        self.kv_pool = KVPool(layers, config, model.dtype, model.device)
+        self.graphs = self._decode_graphs(config)
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduleBatch, table: PageTable) -> StepResult:
+        """Enqueue the forward and the sampling of a scheduled batch."""
+        self.buffers.rotate()
+        self.buffers[0].begin()
+        self.inputs.update_page_table(table)
+        result = StepResult(self.buffers[0])
+        sampled, tokens = batch.sampled_requests, pooled_tokens(batch)
+        with self.stream.enqueuing(), self.buffers[0].packed():
+            static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
+            inputs = self.inputs.prepare(batch, static_size)
+            metadata = SamplingMetadata.from_requests(sampled, "cpu")
+            metadata = map_tensors(metadata, self.buffers[0].upload)
+            places = np.array([future_index(r.row) for r in sampled], np.int64)
+            futures = self.buffers[0].upload(torch.from_numpy(places))
+
+        @torch.inference_mode()
+        def work() -> None:
+            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
+            if tokens:
+                logits, states = self.forward_with_states(inputs)
+                result.pooled = result.buffers.download(pool(states, tokens))
+            else:
+                logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
+            output = sample(logits[: len(sampled)], metadata)
+            self.future_map.store(futures, output.token_ids)
+            result.output = map_tensors(output, result.buffers.download)
+
+        result.done = result.buffers.in_use = self.stream.launch(work)
+        return result
+
+    def synchronize(self) -> None:
+        """Wait until all launched work has ended, also if it failed."""
+        self.stream.synchronize()
+        for buffers in self.buffers:
+            buffers.in_use = None
+
+    def close(self) -> None:
+        """Run the queued work, then free the memory of the engine."""
+        self.stream.close()
+        self.graphs.steps.clear()
+        self.kv_pool.release()
+
+    def forward(self, inputs: ModelInput) -> torch.Tensor:
+        """Return the logits of the tokens at `logits_indices`, [N, V]."""
+        with use_paged_attention(self.model):
+            return self.model(
+                input_ids=self.future_map.resolve(inputs.input_ids),
+                position_ids=inputs.position_ids,
+                use_cache=False,
+                logits_to_keep=inputs.logits_indices,
+                paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
+            ).logits[0]
+
+    def forward_with_states(self, inputs: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits of the tokens at `logits_indices`, [N, V], and the hidden states of all
+        tokens after the final norm, [T, H].
+        """
+        everything = torch.arange(inputs.input_ids.shape[1], device=self.model.device)
+        with hidden_states_read(self.model, inputs.logits_indices) as states:
+            logits = self.forward(replace(inputs, logits_indices=everything))
+        return logits, states.of_all_tokens
+
+    def _check_states(self, layers: list[LayerKV], config: EngineConfig) -> int | None:
+        """Return the size of a hidden state; None if the model does not give hidden states, or
+        gives wrong logits while they are read.
+        """
+        assert config.max_model_len is not None
+        if self.model.get_output_embeddings() is None:
+            return None
+        size: int | None = None
+
+        def forward(inputs: ModelInput) -> torch.Tensor:
+            nonlocal size
+            logits, states = self.forward_with_states(inputs)
+            assert len(states) == inputs.input_ids.shape[1], "not the states of all tokens"
+            size = states.shape[-1]
+            return logits
+
+        try:
+            probe = Probe(self.model, config.max_model_len)
+            self._check_model(probe, layers, config, forward)
+        except UnsupportedModelError as error:
+            logger.warning("this model makes no embeddings: %s", error)
+            return None
+        return size
+
+    @garbage_kept()
+    def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
+        """Return the static decode steps.
+
+        On a CPU there is one for every batch size, because no graph has to be captured.
+        """
+        on_gpu = self.model.device.type == "cuda"
+        sizes = graph_sizes(config.max_num_seqs)
+        if not on_gpu:
+            sizes = list(range(1, config.max_num_seqs + 1))
+        elif self.ops is attention:  # its shapes depend on lengths, so no graph can replay it
+            sizes = []
+        graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
+        if on_gpu and not config.lazy_cuda_graphs:
+            for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
+                self.buffers[0].begin()
+                zeros = np.zeros(size, np.int64)
+                table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
+                ones, rows = [1] * size, list(range(size))
+                with torch.inference_mode(), self.stream.enqueuing():
+                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
+                self.stream.synchronize()
+            graphs.num_replays = 0  # of steps: there was none yet
+        return graphs
+
+    @torch.inference_mode()
+    def _check_model(
+        self,
+        probe: Probe,
+        layers: list[LayerKV],
+        config: EngineConfig,
+        forward: Callable[[ModelInput], torch.Tensor],
+    ) -> None:
+        """Run the steps of a probe in a pool of a few pages.
+
+        Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
+        """
+        table = probe.page_table(config.page_size).numpy()
+        pool = replace(config, num_pages=table.size)
+        self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
+        for step in mixed_steps(probe):
+            tokens = [token for span in step for token in probe.tokens_of(span)]
+            positions = np.array([p for span in step for p in range(span.start, span.end)])
+            page_table = table[[span.row for span in step]]
+            query_lens = [span.end - span.start for span in step]
+            seq_lens, sampled = [span.end for span in step], list(range(len(step)))
+            inputs = self.inputs.flatten(
+                tokens, positions, page_table, query_lens, seq_lens, sampled
+            )
+            with refusing(self.model, probe.suspect):
+                probe.check(step, forward(inputs))

@@ -1,0 +1,109 @@
+"""From hidden states to one vector for each pooling request.
+
+    device   a forward computes hidden states [T, H] of the tokens of all requests
+             pool             sum the states of each pooling request: one row [H] for each
+    host     accumulate       MEAN: add the row to the sum of the earlier chunks
+             embedding        after the last chunk: divide, cut, normalize
+
+Only sums are copied to the host, by the way that sampled tokens take. The host adds a row when the
+step has been computed, so a step that is undone adds nothing. All arithmetic is in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate as running_sums
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from common import PoolingRequest
+from common.models.shared import lock_of
+
+from .schedule_batch import ScheduleBatch
+
+SHORTEST = 1e-12  # a shorter vector is divided by this number: zeros stay zeros
+
+
+class HiddenStates:
+    """The hidden states of a forward: what the model gives to its output embedding, [T, H]."""
+
+    def __init__(self) -> None:
+        self.tensor: torch.Tensor | None = None
+
+    @property
+    def of_all_tokens(self) -> torch.Tensor:
+        assert self.tensor is not None, "the model has not called its output embedding"
+        return self.tensor
+
+
+@contextmanager
+def hidden_states_read(model: PreTrainedModel, kept: torch.Tensor) -> Iterator[HiddenStates]:
+    """Return a context in which a forward also gives its hidden states.
+
+    kept: [N] the tokens that get logits. The forward must be asked for the logits of all tokens.
+    Its last layer then computes all of them. The output embedding, which is the largest product of
+    a small model, gets only the tokens in `kept`. Holds the lock of the model, because engines that
+    share the model share its hooks.
+    """
+    states = HiddenStates()
+
+    def read(_: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        states.tensor = args[0][0]  # [T, H]
+        return (args[0][:, kept],)
+
+    with lock_of(model):
+        hook = model.get_output_embeddings().register_forward_pre_hook(read)
+        try:
+            yield states
+        finally:
+            hook.remove()
+
+
+def pooled_tokens(batch: ScheduleBatch) -> list[slice]:
+    """Return the tokens that each pooling request takes from a step, as slices of the flat batch.
+
+    MEAN takes all tokens of the chunk. LAST takes the last one.
+    """
+    ends = list(running_sums(batch.num_scheduled_tokens))
+    tokens = []
+    for i, request in zip(batch.pooled_indices, batch.pooled_requests, strict=True):
+        count = batch.num_scheduled_tokens[i] if request.needs_all_tokens else 1
+        tokens.append(slice(ends[i] - count, ends[i]))
+    return tokens
+
+
+def pool(states: torch.Tensor, tokens: Sequence[slice]) -> torch.Tensor:
+    """Return the sum of the states of each slice: [P, H] float32.
+
+    states: [T, H], of any floating-point type. Each sum is an operation of its own, so it does not
+    depend on the other requests of the step (I2).
+    """
+    return torch.stack([states[part].float().sum(dim=0) for part in tokens])
+
+
+def accumulate(request: PoolingRequest, row: torch.Tensor, start: int) -> None:
+    """Add what a computed step gave to a request: [H] float32, on the host.
+
+    start: the position of the chunk's first token. At 0, the sum begins again: the request is new,
+    or it was retracted.
+    """
+    if request.needs_all_tokens and start > 0:
+        assert request.partial_sum is not None, f"I1: {request} has lost its sum"
+        row = request.partial_sum + row
+    request.partial_sum = row
+
+
+def embedding(request: PoolingRequest) -> torch.Tensor:
+    """Return the vector of a request after its last chunk, [H] or [dimensions] float32.
+
+    It is cut before it is normalized, so that it has unit length in the end.
+    """
+    params, vector = request.pooling_params, request.partial_sum
+    assert vector is not None, f"I1: {request} has no hidden state"
+    if request.needs_all_tokens:
+        vector = vector / request.num_prompt_tokens
+    vector = vector[: params.dimensions]
+    return vector / vector.norm().clamp(min=SHORTEST) if params.normalize else vector

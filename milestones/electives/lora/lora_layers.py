@@ -1,0 +1,145 @@
+"""`LoRALayers`: the matrices of the slots, and their products with the rows of a step.
+
+The output y of a linear layer for the row x grows by x A^T B, with A [rank, in] and B [rank, out]
+of the row's slot; the scale of the adapter is a part of B. The product with the weight of the model
+stays one product for all rows. Rows without an adapter keep their bits, because nothing is added.
+
+    x      | base | C | A | A | base |     y = product of all rows with the weight
+    slot   | 0    | 1 | 2 | 2 | 0    |     y[1:2] += x[1:2] A1^T B1;  y[2:4] += x[2:4] A2^T B2
+
+In float32 on a CPU, a compiled kernel adds row by row. A row gets the same bits there with any
+other rows (I2). `add_grouped` and `add_gathered` are its reference, and run everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from common import EngineConfig
+from common.models.cpu_kernels import kernels
+from common.models.passes.adding import Additions, sites_of
+
+from .adapters import BASE, Load
+
+Groups = list[tuple[int, torch.Tensor]]  # slots with an adapter, and the indices [n] of their rows
+
+
+@dataclass
+class LoRARows:
+    """The slots of the T rows of a forward."""
+
+    slots: torch.Tensor  # [T] int64
+    kept: torch.Tensor  # [N] indices in T: the last layer may compute only these rows
+    groups: Groups | None  # None: the shapes of the products must not depend on them
+
+    def of(self, num_rows: int) -> LoRARows:
+        """Return the slots of all rows, or those of the kept rows if a layer has only these."""
+        if num_rows == len(self.slots):
+            return self
+        assert num_rows == len(self.kept), f"I1: a layer has {num_rows} rows of {len(self.slots)}"
+        slots = self.slots[self.kept]
+        groups = None if self.groups is None else group_rows(slots.tolist())
+        return LoRARows(slots, self.kept, groups)
+
+
+@dataclass
+class SlotWeights:
+    """The matrices of all slots for one linear layer. Behind the rank of an adapter are zeros."""
+
+    a: torch.Tensor  # [S, rank, in]
+    b: torch.Tensor  # [S, rank, out]
+    ranks: torch.Tensor  # [S] int64, on the host
+
+
+def group_rows(slots: Sequence[int]) -> Groups:
+    """Return the slots with an adapter, each with the indices [n] of its rows."""
+    found: dict[int, list[int]] = {}
+    for row, slot in enumerate(slots):
+        if slot != BASE:
+            found.setdefault(slot, []).append(row)
+    return [(slot, torch.tensor(rows)) for slot, rows in found.items()]
+
+
+def add_grouped(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    weights: SlotWeights,
+    groups: Groups,  # as `group_rows` returns them
+) -> None:
+    """Add the products of each adapter with its own rows to y. x: [T, in]; y: [T, out]."""
+    for slot, rows in groups:
+        y.index_add_(0, rows, x[rows] @ weights.a[slot].T @ weights.b[slot])
+
+
+def add_gathered(
+    x: torch.Tensor, y: torch.Tensor, weights: SlotWeights, slots: torch.Tensor
+) -> None:
+    """Add the same products row by row. All shapes depend on T only, so a CUDA graph can do it.
+
+    Each row gets a copy of its matrices. Slot 0 has zeros.
+    """
+    low = torch.bmm(x[:, None], weights.a[slots].transpose(1, 2))  # [T, 1, rank]
+    y += torch.bmm(low, weights.b[slots])[:, 0]
+
+
+class LoRALayers:
+    """The slots of a model on its device. The forward stream reads and writes them."""
+
+    def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
+        sites = sites_of(model)
+        self.shapes = {
+            name: (site.linear.in_features, size)
+            for site in sites
+            for name, size in zip(site.names, site.sizes, strict=True)
+        }
+        slots, rank = config.max_loras + 1, config.max_lora_rank
+        self.weights = {
+            name: SlotWeights(
+                torch.zeros(slots, rank, width, dtype=model.dtype, device=model.device),
+                torch.zeros(slots, rank, out, dtype=model.dtype, device=model.device),
+                torch.zeros(slots, dtype=torch.int64),
+            )
+            for name, (width, out) in self.shapes.items()
+        }
+        in_c = model.device.type == "cpu" and model.dtype == torch.float32
+        self.kernels = kernels() if in_c else None
+        self.additions = Additions(model, sites, self.add)
+        self.rows: LoRARows | None = None  # of the forward that runs
+
+    def write(self, load: Load) -> None:
+        """Copy an adapter to its slot. This is work of the forward stream."""
+        for name, weights in self.weights.items():
+            low_rank = load.adapter.weights.get(name)
+            weights.a[load.slot].zero_()
+            weights.b[load.slot].zero_()
+            weights.ranks[load.slot] = 0 if low_rank is None else low_rank.rank
+            if low_rank is not None:
+                weights.a[load.slot, : low_rank.rank].copy_(low_rank.a, non_blocking=True)
+                weights.b[load.slot, : low_rank.rank].copy_(low_rank.b, non_blocking=True)
+
+    @contextmanager
+    def applied(self, rows: LoRARows | None) -> Iterator[None]:
+        """Return a context in which forwards of the model add the products. None: without them."""
+        if rows is None:
+            yield
+            return
+        with self.additions.active():
+            self.rows = rows
+            yield
+            self.rows = None
+
+    def add(self, name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add the products of a linear layer to its output. x: [T, in]; y: [T, out]."""
+        assert self.rows is not None, "only a forward inside `applied` adds"
+        weights, rows = self.weights[name], self.rows.of(len(x))
+        if self.kernels is not None:
+            self.kernels.add_low_rank(x, y, rows.slots, weights.ranks, weights.a, weights.b)
+        elif rows.groups is None:
+            add_gathered(x, y, weights, rows.slots)
+        else:
+            add_grouped(x, y, weights, rows.groups)

@@ -1,0 +1,105 @@
+"""The questions of embedding: vectors of random chunks, and random texts and vectors together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import torch
+
+from common import PoolingParams, PoolingRequest
+from milestones.electives.embedding import engine as engine_module
+from milestones.electives.embedding import pooling
+from milestones.electives.embedding.in_flight import continuing
+from milestones.electives.embedding.schedule_batch import ScheduleBatch
+from milestones.instruments.streams import LateStream
+from tests.exercises.pooling_requests import pooling_request
+from tests.exercises.requests import request_of
+from tests.fake_overlap import hash_engine
+from tests.oracle import greedy
+
+Asked = Iterator[tuple[str, Any]]
+KINDS = ("LAST", "MEAN")
+
+
+def shown(tensor: torch.Tensor) -> list[Any]:
+    """Return the numbers of a tensor as text: there are also numbers that are not finite."""
+    return [f"{value:.3f}" for value in tensor.flatten().tolist()]
+
+
+def vectors(chance: Random) -> Asked:
+    """Pool random states in random chunks. Then the request is retracted, and computed again."""
+    for dtype in (torch.float32, torch.float16):
+        states = torch.tensor(
+            [[chance.choice([0.0, 1.5, -3.0, 900.25]) for _ in range(4)] for _ in range(160)]
+        ).to(dtype)
+        ends = sorted(chance.sample(range(1, 160), 3))
+        slices = [slice(a, b) for a, b in zip([0, *ends], [*ends, 160], strict=True)]
+        rows = pooling.pool(states, slices)
+        yield f"{dtype}, {slices}", [f"{rows.dtype}", shown(rows)]
+        for kind in KINDS:
+            params = {"normalize": chance.random() < 0.5, "dimensions": chance.choice([None, 2])}
+            request = pooling_request("a", [1] * 160, kind, **params)
+            for attempt in range(2):
+                for part, row in zip(slices, rows, strict=True):
+                    pooling.accumulate(request, row, part.start)
+                yield f"{kind}, {params}, {attempt}", shown(pooling.embedding(request))
+        yield "the rows have not changed", shown(rows)
+    for kind in KINDS:
+        request = pooling_request("a", [1, 2], kind, normalize=True, dimensions=3)
+        for start, factor in ((0, 0.0), (1, chance.choice([0.0, 2.0]))):
+            pooling.accumulate(request, factor * torch.tensor([1.0, 2.0, 3.0, 4.0]), start)
+        yield f"{kind}, {factor}", shown(pooling.embedding(request))
+
+
+def plans(chance: Random) -> Asked:
+    """Plan parts of requests, and ask which of them give hidden states, tokens, and go on."""
+    batch, running = ScheduleBatch(), []
+    for number in range(8):
+        length = chance.randint(1, 9)
+        kind = chance.choice([None, *KINDS])
+        tokens = [number] * length
+        request = request_of(f"{number}", tokens) if kind is None else (
+            pooling_request(f"{number}", tokens, kind)
+        )  # fmt: skip
+        request.num_computed_tokens = chance.randrange(length)
+        count = chance.randint(1, length - request.num_computed_tokens)
+        batch.add(request, count)
+        request.num_computed_tokens += count
+        running.append(request)
+        about = f"{number}: {kind}, {length} tokens, {request.num_computed_tokens} computed"
+        going = [request.request_id for request in continuing(running)]
+        yield about, [batch.pooled_indices[:], batch.sampled_indices[:], going]
+
+
+def runs(chance: Random) -> Asked:
+    """Run texts and vectors that share prefixes, and abort one of them."""
+    yield from plans(chance)
+    budget = chance.choice([3, 5, 16])
+    engine = hash_engine(
+        engine_module, LateStream(), 60, page_size=2, max_num_seqs=3, max_num_batched_tokens=budget
+    )
+    stem = [chance.randrange(9) for _ in range(8)]
+    for number in range(8):
+        prompt = [*stem[: chance.choice([0, 4, 8])], *(chance.randrange(9) for _ in range(3))]
+        kind = chance.choice([None, *KINDS])
+        params: Any = greedy(3, ignore_eos=True)
+        params = PoolingParams(kind, normalize=False) if kind else params  # type: ignore[arg-type]
+        engine.add_request(prompt, params, f"{number}")
+    for step in range(40):
+        in_flight = [r for batch in engine.scheduler.in_flight.batches for r in batch.requests]
+        pooled = [r for r in in_flight if isinstance(r, PoolingRequest)]
+        if step % 3 == 1 and pooled:
+            engine.abort_request(chance.choice(pooled).request_id)
+        found = []
+        for output in engine.step():
+            outputs = output.outputs
+            data = getattr(outputs, "data", None)
+            found.append((output.request_id, None if data is None else shown(data)))
+        running = [request.request_id for request in engine.scheduler.running]
+        yield f"budget {budget}, step {step}", [found, running, engine.stats().prefill_tokens]
+    yield "cached", engine.stats().cached_prompt_tokens
+
+
+QUESTIONS = {"embedding.1": vectors, "embedding.2": runs}

@@ -1,0 +1,265 @@
+"""The router's policies and its index of prefixes, without replicas."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milestones.scale.balancer import Balancer, Ticket
+from milestones.scale.cache_log import CHANGES_KEPT, CacheLog, CacheReport
+from milestones.scale.keys import page_keys
+from milestones.scale.policy import POLICIES, LeastLoad, PrefixAffinity, RoundRobin, make_policy
+from milestones.scale.prefix_index import PrefixIndex
+
+NAMES = ("a", "b", "c", "d")
+
+
+def balancer(
+    policy: str = "prefix", capacity: int = 100, names: tuple[str, ...] = NAMES
+) -> Balancer:
+    made = Balancer(make_policy(policy, seed=1))
+    for name in names:
+        made.add(name, capacity)
+    return made
+
+
+def sent(to: Balancer, keys: list[int], most_open: int | None = None) -> tuple[str, Ticket]:
+    name = to.choose(keys, most_open=most_open)
+    assert name is not None
+    return name, to.send(name, keys)
+
+
+def test_keys_name_a_page_and_all_before_it() -> None:
+    first, second = page_keys([1, 2, 3, 4, 5], 2), page_keys([1, 2, 3, 9], 2)
+    assert len(first) == len(second) == 2, "only whole pages have keys"
+    assert first[0] == second[0] and first[1] != second[1]
+    assert page_keys([3, 4], 2) != first[1:], "the same page after another prefix is another page"
+    assert page_keys([3, 4], 2, parent=first[0]) == first[1:]
+    assert page_keys([2**31], 1) == page_keys([2**31], 1)
+
+
+PATHS = st.lists(st.integers(0, 2), max_size=5).map(lambda ids: page_keys(ids, 1))
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["insert", "evict", "restart"]), st.sampled_from("ab"), PATHS),
+    max_size=40,
+)
+
+
+@given(STEPS, st.integers(1, 6))
+def test_the_index_is_bounded_and_consistent(
+    steps: list[tuple[str, str, list[int]]], capacity: int
+) -> None:
+    """The reference is a plain set of pages for each replica, which never evicts."""
+    index, sets = PrefixIndex(), {name: set[int]() for name in "ab"}
+    for name in "ab":
+        index.add(name, capacity)
+    for action, name, keys in steps:
+        if action == "insert":
+            index.insert(name, keys)
+            sets[name] |= {*keys}
+            assert index.matches(keys).get(name, 0) == min(len(keys), capacity)
+        elif action == "evict":
+            index.evict(name, keys)
+            sets[name] -= {*keys}
+        else:
+            index.add(name, capacity)
+            sets[name].clear()
+        index.check_invariants()
+        for replica in "ab":
+            assert index.keys(replica) <= sets[replica]
+            held = index.keys(replica)
+            expected = next((i for i, key in enumerate(keys) if key not in held), len(keys))
+            assert index.matches(keys).get(replica, 0) == expected
+
+
+def test_the_index_evicts_the_end_of_the_oldest_prefix() -> None:
+    index = PrefixIndex()
+    index.add("a", 4)
+    old, new = page_keys([1, 2, 3], 1), page_keys([7, 8], 1)
+    index.insert("a", old)
+    index.insert("a", new)
+    assert index.matches(old) == {"a": 2} and index.matches(new) == {"a": 2}
+    index.insert("a", old)
+    assert index.matches(old) == {"a": 3} and index.matches(new) == {"a": 1}
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 9), PATHS), max_size=60),
+    st.sampled_from(POLICIES),
+)
+def test_a_load_falls_by_one_on_every_exit(
+    steps: list[tuple[bool, int, list[int]]], policy: str
+) -> None:
+    """Tickets are closed in any order and twice; replicas restart while requests are open."""
+    router, open_tickets = balancer(policy), list[tuple[str, Ticket]]()
+    loads = Counter[str]()
+    for is_send, number, keys in steps:
+        if is_send or not open_tickets:
+            name, ticket = sent(router, keys)
+            open_tickets.append((name, ticket))
+            loads[name] += 1
+        else:
+            name, ticket = open_tickets.pop(number % len(open_tickets))
+            ticket.close()
+            ticket.close()
+            loads[name] -= 1
+        if number == 9:
+            router.remove("b")
+            router.add("b", 5)
+            loads["b"] = 0
+            for name, ticket in open_tickets:  # their replica is gone: they must change nothing
+                if name == "b":
+                    ticket.close()
+            open_tickets = [pair for pair in open_tickets if pair[0] != "b"]
+        assert router.loads == {name: loads[name] for name in NAMES}
+    for _, ticket in open_tickets:
+        ticket.close()
+    assert set(router.loads.values()) == {0}
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=6), st.lists(st.integers(0, 10), max_size=6)
+)
+def test_affinity_takes_the_longest_match_below_its_limit(
+    loads: list[int], pages: list[int]
+) -> None:
+    policy = PrefixAffinity(seed=3)
+    by_name = {str(i): load for i, load in enumerate(loads)}
+    matches = {str(i): n for i, n in enumerate(pages[: len(loads)]) if n}
+    chosen, limit = policy.choose(by_name, matches, 10), policy.limit(by_name)
+    assert min(loads) <= limit, "some replica is always eligible"
+    useful = {n: m for n, m in matches.items() if by_name[n] <= limit}
+    if useful:
+        assert matches[chosen] == max(useful.values()) and by_name[chosen] <= limit
+    else:
+        assert len(loads) == 1 or by_name[chosen] < max(loads) or loads.count(max(loads)) > 1
+
+
+def test_a_hot_prefix_spreads_when_its_replica_is_busy() -> None:
+    """Requests stay open. The prefix moves on to another replica before the first one is full."""
+    router, keys = balancer(), page_keys(range(10), 1)
+    first, _ = sent(router, keys)
+    for i in range(1, 200):
+        assert max(router.loads.values()) <= 1.25 * i / len(NAMES) + 2 + 1
+        sent(router, keys)
+        if i == 40:
+            assert sorted(router.loads.values())[1] > 0, "three of four replicas have the prefix"
+    assert min(router.loads.values()) >= 30 and router.loads[first] >= 50
+
+
+def test_a_full_replica_gets_nothing() -> None:
+    router, keys = balancer(), page_keys(range(10), 1)
+    first, _ = sent(router, keys, most_open=1)
+    others = [sent(router, keys, most_open=1)[0] for _ in range(3)]
+    assert {first, *others} == set(NAMES)
+    assert sent(router, keys, most_open=1)[0] in NAMES, "if all are full, one must queue it"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_new_requests_spread_when_all_counts_are_equal(policy: str) -> None:
+    """One after the other, so that all loads are 0, and no two prompts begin alike."""
+    router, chosen = balancer(policy), Counter[str]()
+    for i in range(400):
+        name, ticket = sent(router, page_keys([i, i], 1))
+        ticket.close()
+        chosen[name] += 1
+    assert set(chosen) == set(NAMES) and max(chosen.values()) < 140
+
+
+def test_a_restarted_replica_does_not_get_all_new_requests() -> None:
+    """It is the idlest one and has the emptiest tree; a third of the requests is its bound here."""
+    router, chosen = balancer(names=(*NAMES, "e", "f")), Counter[str]()
+    for name in router.names:
+        for i in range(20):
+            router.send(name, page_keys([i], 1))
+    router.remove("c")
+    router.add("c", 100)
+    for i in range(30):
+        chosen[str(router.choose(page_keys([1000 + i], 1)))] += 1
+    assert 0 < chosen["c"] < 20
+    assert router.choose(page_keys([3], 1)) != "c", "the others keep their affinity"
+
+
+def test_a_dead_replica_leaves_with_its_prefixes() -> None:
+    router, keys = balancer(), page_keys(range(10), 1)
+    first, ticket = sent(router, keys)
+    router.remove(first)
+    assert first not in router.names and first not in router.index.matches(keys)
+    router.add(first, 100)
+    assert router.index.size(first) == 0 and router.loads[first] == 0
+    ticket.close()
+    assert router.loads[first] == 0, "a request of its first life must not count"
+    assert Balancer(LeastLoad()).choose(keys) is None
+
+
+def test_a_common_first_page_draws_nothing() -> None:
+    """The chat template begins every prompt with the same page."""
+    router, chosen = balancer(), Counter[str]()
+    for i in range(200):
+        name, ticket = sent(router, page_keys([1, *range(100 * i, 100 * i + 30)], 1))
+        ticket.close()
+        chosen[name] += 1
+    assert max(chosen.values()) < 90
+
+
+def test_round_robin_takes_turns_while_replicas_come_and_go() -> None:
+    policy = RoundRobin()
+    loads = dict.fromkeys(NAMES, 0)
+    assert [policy.choose(loads, {}, 0) for _ in range(4)] == ["b", "c", "d", "a"]
+    del loads["b"]
+    assert {policy.choose(loads, {}, 0) for _ in range(3)} == {*loads}
+
+
+STATES = st.lists(st.sets(st.integers(0, 8)).map(sorted), min_size=1, max_size=2 * CHANGES_KEPT)
+
+
+@given(STATES, st.data())
+def test_reports_bring_a_router_up_to_date(states: list[list[int]], data: st.DataObject) -> None:
+    """Whichever reports arrive, and in whatever order, the newest one decides."""
+    log, router, late = CacheLog(), balancer(names=("a",)), list[CacheReport]()
+    for state in states:
+        log.update(state)
+        arrives = data.draw(st.sampled_from(["lost", "now", "late"]))
+        report = log.since(router.reported()["a"])
+        if arrives == "late":
+            late.append(report)
+        elif arrives == "now":
+            router.report("a", report)
+            for old in late:
+                router.report("a", old)
+            assert router.index.keys("a") == {*state} and router.reported()["a"] == log.number
+    router.report("a", log.since(router.reported()["a"]))
+    assert router.index.keys("a") == {*states[-1]}
+    router.index.check_invariants()
+
+
+def test_a_report_corrects_what_the_router_only_believed() -> None:
+    router, keys = balancer(names=("a",)), page_keys(range(4), 1)
+    router.send("a", keys)
+    log = CacheLog()
+    log.update(keys)
+    log.update(keys[:2])
+    router.report("a", log.since(0))
+    assert router.index.matches(keys) == {"a": 2}
+    router.report("gone", log.since(0))
+
+
+def test_a_router_far_behind_gets_the_whole_state() -> None:
+    log = CacheLog()
+    for key in range(CHANGES_KEPT + 2):
+        log.update([key])
+    assert log.since(0) == CacheReport(log.number, None, (CHANGES_KEPT + 1,))
+    assert log.since(log.number + 5).after is None, "the router knew another life of this replica"
+    assert log.since(log.number) == CacheReport(log.number, log.number, ())
+
+
+@pytest.mark.parametrize("wrong", [(0.9, 2.0, 0.1), (1.25, -1.0, 0.1), (1.25, 2.0, 1.5)])
+def test_wrong_settings_are_refused(wrong: tuple[float, float, float]) -> None:
+    factor, slack, least_share = wrong
+    with pytest.raises(ValueError, match="factor must be at least 1"):
+        PrefixAffinity(factor=factor, slack=slack, least_share=least_share)
+    with pytest.raises(ValueError, match="policy must be one of"):
+        make_policy("sticky")

@@ -20,12 +20,12 @@ from common.models.tiny import byte_tokenizer, config_class
 from common.parallel import group, worker
 from common.parallel.calls import Sender
 from common.parallel.ranks import RankError, Ranks
-from milestones.chain import load
+from milestones.chain import electives, load
 from tests.conftest import build_engine, plain_model, shared_model
 from tests.fake_ranks import ThreadRank
 from tests.oracle import assert_one_answer, assert_same_tokens, generate, greedy
 
-pytestmark = pytest.mark.since("m5_overlap")
+pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.before(*electives())]
 
 PROMPTS = [[7], [1, 2], list(range(40, 57)), list(range(200, 160, -1)), [9, 9, 9]]
 DIVISIBLE = ("llama", "qwen2", "qwen3", "granite", "gpt_neox")

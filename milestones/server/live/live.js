@@ -56,8 +56,8 @@ async function connect() {
 function take({ page: name, begin: trace, steps, answers = [], crowd, error }) {
   if (error) throw new Error(error.message);
   if (trace) beginAgain(name, trace);
-  if (steps && playing) append(steps);
-  else if (steps) hold(steps);
+  if (steps && !playing) hold(steps);
+  else if (steps && !isStale) append(steps);  // else they have no place: a new beginning comes
   for (const answer of answers) {
     const chat = chats.find(chat => chat.waiting?.id === answer.id);
     if (chat) chat.end(answer);

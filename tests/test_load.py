@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from milestones.bench.chart import lines
+from milestones.chain import electives
 from milestones.load import command
 from milestones.load.arrivals import Arrival, Lengths, Workload, length_pairs, length_range
 from tests.serving import Serve, serve_fixture  # noqa: F401 (a fixture)
@@ -93,9 +95,49 @@ def test_a_run_against_a_server(
     for row in rows:
         assert row["num_failed"] == 0 and row["goodput"] == row["num_requests"] / 0.5 > 0
     drawn = ElementTree.parse(drawing).getroot()
-    curves = [item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve"]
+    curves = [item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve line0"]
     assert len(curves) == 3 and all(curve.count("L") == len(rows) - 1 for curve in curves)
     assert "goodput" in capsys.readouterr().out
     stats = run.in_engine(lambda engine: engine.stats())
     assert stats.cached_prompt_tokens > 0
     assert command.main(parser.parse_args(["http://127.0.0.1:9/v1", "--duration", "0.1"])) == 1
+
+
+@pytest.mark.extra("serve")
+@pytest.mark.since("m5_overlap")
+@pytest.mark.before(*electives())
+def test_a_run_against_engines(
+    milestone: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that does not keep the limits gets no higher rate. Its process ends."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    path, drawing = tmp_path / "load.json", tmp_path / "load.svg"
+    options = ["--engines", milestone, "--serve-options", "--model tiny-llama --max-num-seqs 4",
+               "--rates", "10,20", "--duration", "0.5", "--warm-up", "0", "--prompt-tokens", "4",
+               "--output-tokens", "3", "--json", str(path), "--svg", str(drawing)]  # fmt: skip
+    assert command.main(parser.parse_args([*options, "--ttft", "60", "--itl", "60"])) == 0
+    assert [row["rate"] for row in json.loads(path.read_text())["engines"][milestone]] == [10, 20]
+    assert command.main(parser.parse_args([*options, "--ttft", "0"])) == 0
+    assert [row["rate"] for row in json.loads(path.read_text())["engines"][milestone]] == [10]
+    wrong = ["--engines", milestone, "--serve-options", "--model no-such-model"]
+    capsys.readouterr()
+    assert command.main(parser.parse_args(wrong)) == 1
+    assert "no-such-model" in capsys.readouterr().out
+    assert command.main(parser.parse_args([])) == 2
+    assert command.main(parser.parse_args(["http://127.0.0.1:9/v1", *options])) == 2
+
+
+def test_a_chart_has_a_curve_for_each_name() -> None:
+    """Values that differ by more than a factor of a hundred get a logarithmic axis."""
+    panels = {
+        "small": {"m1": [(1, 2.0), (2, 4.0)], "m2": [(1, 1.0), (4, 3.0)]},
+        "wide": {"m2": [(1, 1.0), (2, 10.0), (4, 1000.0)]},
+    }
+    drawn = ElementTree.fromstring(lines(panels, "title"))
+    curves = [item for item in drawn.iter() if "curve" in (item.get("class") or "")]
+    assert [curve.get("class") for curve in curves] == ["curve line0", "curve line1", "curve line1"]
+    heights = [float(place.split()[1]) for place in (curves[2].get("d") or "")[1:].split(" L")]
+    assert heights[0] - heights[1] == pytest.approx((heights[1] - heights[2]) / 2, abs=0.2)
+    words = [item.text for item in drawn.iter() if item.tag.endswith("text")]
+    assert {"m1", "m2", "small", "wide", "1e+03"} <= {*words}

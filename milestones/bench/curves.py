@@ -116,5 +116,9 @@ def main(args: argparse.Namespace) -> int:
         document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.svg:
-        args.svg.write_text(lines(curves, f"{machine()}: ms per step"), encoding="utf-8")
+        title = f"{machine()}: ms per step"
+        args.svg.write_text(
+            lines({name: {"step": points} for name, points in curves.items()}, title),
+            encoding="utf-8",
+        )
     return 0

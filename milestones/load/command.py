@@ -1,7 +1,8 @@
 """`load URL`: send requests at random times to a server, at several rates, and show the latencies.
 
 The server can be `python -m milestones serve` or any other with `/v1/completions`, `/v1/models` and
-`/tokenize`, such as vLLM's. Exit status: 1 if no request was answered; 2 for wrong usage.
+`/tokenize`, such as vLLM's. With `--engines`, the command serves several engines in turn, and sends
+the same requests to each. Exit status: 1 if no request was answered; 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -9,13 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
+from common.displays.demo import machine
+
 from ..course.console import wide_console
 from ..extras import missing
 from .arrivals import TEXT, Lengths, Workload, length_pairs, length_range
+from .served import served
 
 if TYPE_CHECKING:
     from .report import Row
@@ -25,7 +34,11 @@ EXAMPLE = "python -m milestones load http://127.0.0.1:8000/v1 --rates 1,2,4,8 --
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones load`."""
-    parser.add_argument("url", help="the API, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("url", nargs="?", help="the API, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--engines", type=lambda text: text.split(","), metavar="M,M,...",
+                        help="instead of a URL: serve these engines in turn")  # fmt: skip
+    parser.add_argument("--serve-options", type=shlex.split, default=[], metavar="'...'",
+                        help="options of `serve` for --engines")  # fmt: skip
     parser.add_argument("--rates", type=_rates, default=[1.0, 2.0, 4.0, 8.0], metavar="R,R,...",
                         help="requests per second, one run for each (1,2,4,8)")  # fmt: skip
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of a run (60)")
@@ -51,38 +64,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run all rates, and print the table."""
+    """Run all rates against one server, or against each engine in turn, and print the tables."""
     console = wide_console()
     if line := missing("serve"):
         console.print(line, style="red")
         return 2
+    if (args.url is None) == (args.engines is None):
+        console.print("name either a URL or --engines", style="red")
+        return 2
     import httpx2
 
-    from .report import chart, table
+    from .report import chart
 
-    try:
-        model, rows = asyncio.run(_run(args))
-    except httpx2.HTTPError as error:
-        console.print(f"{args.url}: {error}", style="red")
-        return 1
-    title = f"{model} at {args.url}: TTFT <= {args.ttft:g} s, {args.itl:g} s per token"
-    console.print(table(rows, title))
-    for row in rows:
-        for message, count in row.errors.items():
-            console.print(f"{row.rate:g} requests/s: {count} failed: {message}")
+    runs: dict[str, list[Row]] = {}
+    model = ""
+    for name in args.engines or [args.url]:
+        try:
+            where = served(name, args.serve_options) if args.engines else nullcontext(args.url)
+            with where as url:
+                model, runs[name] = asyncio.run(_run(args, url))
+        except (httpx2.HTTPError, RuntimeError) as error:
+            console.print(f"{name}: {error}", style="red")
+            return 1
+        _report(args, console, f"{model} at {name}", runs[name])
     if args.json:
-        document = {"model": model, "rows": [asdict(row) for row in rows]}
+        rows = {name: [asdict(row) for row in found] for name, found in runs.items()}
+        found = {"engines": rows} if args.engines else {"rows": rows[args.url]}
+        document = {"machine": machine(), "model": model, **found}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.svg:
-        args.svg.write_text(chart(rows, title), encoding="utf-8")
+        args.svg.write_text(chart(runs, f"{model}, {machine()}"), encoding="utf-8")
+    rows = [row for found in runs.values() for row in found]
     return 0 if any(row.num_failed < row.num_requests for row in rows) else 1
 
 
-async def _run(args: argparse.Namespace) -> tuple[str, list[Row]]:
+def _report(args: argparse.Namespace, console: Console, title: str, rows: Sequence[Row]) -> None:
+    from .report import table
+
+    limits = f"TTFT <= {args.ttft:g} s, {args.itl:g} s per token"
+    console.print(table(rows, f"{title}: {limits}"))
+    for row in rows:
+        for message, count in row.errors.items():
+            console.print(f"{row.rate:g} requests/s: {count} failed: {message}")
+
+
+async def _run(args: argparse.Namespace, url: str) -> tuple[str, list[Row]]:
+    """Return the model of a server, and the figures of each rate.
+
+    With `--engines`, an engine gets no higher rate after one at which less than half of the
+    answers kept the limits: its queue would only grow for a longer time.
+    """
     from .client import Target
     from .report import Limits, summary
 
-    target, rows = Target(args.url, args.api_key), []
+    rows: list[Row] = []
+    target = Target(url, args.api_key)
     async with target.client:
         model = await target.model()
         token_ids = await target.tokenize(model, TEXT)
@@ -94,6 +130,8 @@ async def _run(args: argparse.Namespace) -> tuple[str, list[Row]]:
             answers = await target.run(model, arrivals)
             limits = Limits(args.ttft, args.itl)
             rows.append(summary(rate, args.duration, answers, args.warm_up, limits))
+            if args.engines and rows[-1].goodput < rows[-1].num_requests / args.duration / 2:
+                break
     return model, rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -76,14 +76,20 @@ def percentile(values: Sequence[float], point: int) -> float:
     return ordered[max(0, -(-len(ordered) * point // 100) - 1)]
 
 
-def chart(rows: Sequence[Row], title: str) -> str:
-    """Draw the rate against p99 latencies and goodput, as SVG."""
-    curves: dict[str, list[tuple[float, float]]] = {
-        "TTFT p99, ms": [(row.rate, row.first_ms[99]) for row in rows if row.first_ms],
-        "ITL p99, ms": [(row.rate, row.gap_ms[99]) for row in rows if row.gap_ms],
-        "goodput, requests/s": [(row.rate, row.goodput) for row in rows],
+def chart(runs: Mapping[str, Sequence[Row]], title: str) -> str:
+    """Draw the rate against p95 latencies and goodput, as SVG: one curve for each server."""
+    figures: dict[str, Callable[[Row], float | None]] = {
+        "TTFT p95, ms": lambda row: row.first_ms[95] if row.first_ms else None,
+        "ITL p95, ms": lambda row: row.gap_ms[95] if row.gap_ms else None,
+        "goodput, requests/s": lambda row: row.goodput,
     }
-    return lines({name: points for name, points in curves.items() if points}, title)
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, figure in figures.items():
+        for server, rows in runs.items():
+            points = [(row.rate, value) for row in rows if (value := figure(row)) is not None]
+            if points:
+                panels.setdefault(name, {})[server] = points
+    return lines(panels, title)
 
 
 def _percentiles(values: Sequence[float]) -> dict[int, float] | None:

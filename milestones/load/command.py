@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shlex
 from collections.abc import Sequence
@@ -88,14 +89,14 @@ def main(args: argparse.Namespace) -> int:
             return 1
         _report(args, console, f"{model} at {name}", runs[name])
     if args.json:
-        rows = {name: [asdict(row) for row in found] for name, found in runs.items()}
-        found = {"engines": rows} if args.engines else {"rows": rows[args.url]}
+        figures = {name: [asdict(row) for row in rows] for name, rows in runs.items()}
+        found = {"engines": figures} if args.engines else {"rows": figures[args.url]}
         document = {"machine": machine(), "model": model, **found}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.svg:
         args.svg.write_text(chart(runs, f"{model}, {machine()}"), encoding="utf-8")
-    rows = [row for found in runs.values() for row in found]
-    return 0 if any(row.num_failed < row.num_requests for row in rows) else 1
+    everything = itertools.chain.from_iterable(runs.values())
+    return 0 if any(row.num_failed < row.num_requests for row in everything) else 1
 
 
 def _report(args: argparse.Namespace, console: Console, title: str, rows: Sequence[Row]) -> None:

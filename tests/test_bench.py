@@ -126,6 +126,23 @@ def test_bench_measures(
     assert len(ET.parse(picture).findall(".//{*}rect")) == 3
 
 
+def test_an_elective_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each engine of the tree runs by the name of its package. An elective only if it is named."""
+    commands: list[tuple[str, ...]] = []
+
+    def run(self: Contender, _: Workload) -> WorkloadResult:
+        commands.append(self.command)
+        return RESULT
+
+    monkeypatch.setattr(Contender, "run", run)
+    options = ("--model", "tiny-llama", "--workload", "alone", "--rounds", 1)
+    assert run_bench(*options, "--engines", "m5_overlap,multi_step") == 0
+    assert [module for _, module in commands] == ["m5_overlap", "milestones.electives.multi_step"]
+    assert "multi_step" in capsys.readouterr().out
+
+
 def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_bench("--engines", "m9_magic") == 2
     assert "m9_magic" in capsys.readouterr().out
@@ -317,4 +334,4 @@ def test_curves_are_measured_and_drawn(
         assert [size for size, _ in measured[name]] == [4, 8]
         assert all(milliseconds > 0 for _, milliseconds in measured[name])
         assert name in shown
-    assert len(ET.parse(picture).findall(".//{*}path[@class='curve']")) == 3
+    assert len(ET.parse(picture).findall(".//{*}path[@class='curve line0']")) == 3

@@ -26,11 +26,11 @@ from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 from common.displays.workload import Workload
 
-from ..chain import ROOT
+from ..chain import ROOT, electives
 from ..course.console import wide_console
 from . import roofline
 from .chart import bars
-from .contenders import Contender, contenders
+from .contenders import Contender, contenders, of_tree
 from .roofline import Roofline
 from .workloads import WORKLOADS, workload
 
@@ -110,7 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=float,
         help="of all engines (default: greedy, but 0.6 for nano on a GPU, as nano-vllm has it)",
     )  # fmt: skip
-    parser.add_argument("--engines", help="measure only these engines, separated by commas")
+    parser.add_argument(
+        "--engines", help="measure only these engines, such as m5_overlap,speculative"
+    )
     parser.add_argument(
         "--vllm-python", type=Path, metavar="PATH",
         help="also measure vLLM: the Python of an environment that has vLLM",
@@ -134,7 +136,7 @@ def main(args: argparse.Namespace) -> int:
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
     measured = contenders(args.model, args.vllm_python, args.llama_python)
     if args.engines:
-        known = {contender.name: contender for contender in measured}
+        known = {c.name: c for c in (*measured, *map(of_tree, electives()))}
         engines = args.engines.split(",")
         if unknown := [name for name in engines if name not in known]:
             console.print(f"unknown engine: {', '.join(unknown)}; there are {', '.join(known)}")

@@ -13,7 +13,7 @@ from common.displays.workload import Workload, WorkloadResult, percentile, run_m
 from common.models.converted import hugging_face_folder
 from common.models.embedded import embedded_gguf, is_embedded
 
-from ..chain import milestones
+from ..chain import milestones, package
 
 
 @dataclass
@@ -132,12 +132,17 @@ def gguf_file(model: str) -> Path | str:
     return embedded_gguf() if is_embedded(model) else model
 
 
+def of_tree(name: str) -> Contender:
+    """Return a milestone or an elective."""
+    return Contender(name, ("common.displays.workload", package(name)))
+
+
 def contenders(
     model: str, vllm_python: Path | None = None, llama_python: Path | None = None
 ) -> list[Contender]:
     """Return every milestone of the tree, and then the other engines."""
     found = [
-        *(Contender(name, ("common.displays.workload", name)) for name in milestones()),
+        *map(of_tree, milestones()),
         *(Contender(peer, ("milestones.bench.peers", peer)) for peer in ("hf-static", "hf-batch")),
     ]
     if vllm_python:

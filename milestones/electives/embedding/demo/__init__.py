@@ -117,7 +117,7 @@ def show_neighbours(asked: list[str], finals: dict[str, RequestOutput], console:
     table = summary_table("questions that are most alike", "similarity", "question", "most alike")
     table.columns[0].justify, table.columns[0].min_width = "right", len("similarity")
     for column in table.columns[1:]:
-        column.justify, column.overflow, column.no_wrap = "left", "ellipsis", True
+        column.justify = "left"
     vectors = torch.stack([vector_of(finals[f"v{number}"]) for number in range(len(asked))])
     similarity = vectors @ vectors.T - 2 * torch.eye(len(asked))  # a question is not its own
     for number, question in enumerate(asked):

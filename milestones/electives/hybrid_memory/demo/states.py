@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from transformers.utils import logging as transformers_logging
 
 from common import EngineConfig, SamplingParams
 
@@ -15,6 +16,7 @@ STEM, TAIL = 45, 20  # tokens that the prompts share, and that they do not
 
 def show_states(console: Console) -> None:
     """Serve four prompts one after the other. The last one is the third again."""
+    transformers_logging.set_verbosity_error()  # it would name kernels that only a GPU needs
     config = EngineConfig(model=WITH_STATES, device="cpu", page_size=8, num_pages=256)
     shown = Table(title=f"{WITH_STATES}: {STEM + TAIL} tokens in a prompt, {STEM} of them the same")
     for column in ("prompt", "in the tree", "found", "computed", "snapshots"):

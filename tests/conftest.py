@@ -24,6 +24,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import ctypes
 import functools
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     global MODE
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers share the cores
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in a shell's background has it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     MODE = config.getoption("--mode")
     config.pluginmanager.register(Extras())
     config.addinivalue_line("markers", "extra(name): the test needs the packages of this extra")

@@ -6,7 +6,7 @@ Upholds I1: the position of an input token is the number of tokens before it.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -34,8 +34,8 @@ class ModelInput:
     position_ids: torch.Tensor  # [1, T]
     logits_indices: torch.Tensor  # [N] indices in T of the tokens that get a next token
     metadata: AttentionMetadata
-    states: StateStep
     is_static: bool = False  # a decode that is padded to a size of `DecodeGraphs`
+    states: StateStep = field(default_factory=lambda: StateStep([], []))
 
 
 class InputBuilder:
@@ -129,7 +129,6 @@ class InputBuilder:
             position_ids=self._upload(positions[None]),
             logits_indices=self._upload(ends[sampled_indices] - 1),
             metadata=metadata,
-            states=StateStep([], []),
         )
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:

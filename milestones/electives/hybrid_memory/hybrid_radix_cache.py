@@ -5,7 +5,7 @@ group can resume from it: a group with a window needs the pages that the query a
 
     block            0   1   2   3
     full attention   4   9   2   6
-    window of 2      .   .   3   8      the 4 blocks are found, but not the first 1, 2 or 3 of them
+    window           .   .   3   8      of 2 blocks: 4 blocks are found, but not the first 1, 2 or 3
 
 SGLang calls a block without a page a tombstone (SWA radix cache). Plain Python data, no tensors.
 """

@@ -179,6 +179,8 @@ HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
     ("A window needs few pages, however long the context is", lambda: (
         PAGES["last"]["windows"] <= 2 * (PAGES["window"] // PAGES["page_size"] + 1))),
+    ("both windows, first chunk", lambda: (
+        PAGES["first"]["windows"] == PAGES["last"]["windows"] < PAGES["last"]["full"])),
     ("After 10 tokens **0, 1 and 2**; after 11 **1 and 2**", lambda: is_run("hybrid_memory.1")),
     ("can resume after 16 cached tokens. **It cannot resume after 12.**", lambda: (
         is_run("hybrid_memory.2"))),

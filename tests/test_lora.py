@@ -171,6 +171,26 @@ def test_planted_mistakes_are_caught(
             fuzz(module_of("engine"), seed, LateStream, Counter())
 
 
+def test_each_step_uses_the_slots_of_its_running_requests(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without failures, the least recently used adapter is idle, as the answer of lora.1 says."""
+    slots, taken = load("lora", "adapter_slots").AdapterSlots, Counter[str]()
+    take_slot = slots.take_slot
+
+    def observed(self: Any) -> int:
+        if not self.free_slots:
+            oldest = next(iter(self.resident))
+            taken["in use" if oldest in self.in_use() else "idle"] += 1
+        return int(take_slot(self))
+
+    monkeypatch.setattr(slots, "take_slot", observed)
+    monkeypatch.setattr(ShakyRunner, "_compute", HashRunner._compute)  # no forward fails
+    for seed in range(40):
+        fuzz(module_of("engine"), seed, LateStream, Counter())
+    assert taken["idle"] > 20 and not taken["in use"], taken
+
+
 def made(module_of: ModuleOf, **config: Any) -> Any:
     """Return an engine on hashes with pages of two tokens. Forwards run late."""
     return hash_engine(

@@ -179,8 +179,11 @@ HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
     ("A window needs few pages, however long the context is", lambda: (
         PAGES["last"]["windows"] <= 2 * (PAGES["window"] // PAGES["page_size"] + 1))),
+    ("both windows, first chunk", lambda: (
+        PAGES["first"]["windows"] == PAGES["last"]["windows"] < PAGES["last"]["full"])),
     ("After 10 tokens **0, 1 and 2**; after 11 **1 and 2**", lambda: is_run("hybrid_memory.1")),
-    ("16 cached tokens can be used. **12 of them cannot.**", lambda: is_run("hybrid_memory.2")),
+    ("can resume after 16 cached tokens. **It cannot resume after 12.**", lambda: (
+        is_run("hybrid_memory.2"))),
     ("the second prompt is computed from its first token", lambda: (
         STATES["computed"]["second"] == STATES["computed"]["first"] == STATES["prompt"])),
     ("the third prompt resumes there", lambda: (
@@ -214,7 +217,7 @@ EMBEDDINGS: Claims = [
 ]  # fmt: skip
 LORA: Claims = [
     ("In step 2, C has no slot and waits", lambda: ADAPTERS["steps"][1]["waiting"] == ["r3"]),
-    ("A base request needs none, and passes it", lambda: (
+    ("In step 3, a request without an adapter joins before it", lambda: (
         ADAPTERS["steps"][2]["slots"]["r4"] == 0 and "r3" in ADAPTERS["steps"][2]["waiting"])),
     ("In step 1, A and B get the two slots", lambda: (
         ADAPTERS["steps"][0]["loads"] == ["A to 1", "B to 2"])),

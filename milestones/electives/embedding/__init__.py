@@ -1,6 +1,6 @@
 """Elective: requests for vectors beside requests for text, in the same batch.
 
-A pooling request gives the hidden states of its prompt back, as one vector, and generates nothing.
+A pooling request returns the hidden states of its prompt as one vector, and generates nothing.
 Chunks, pages, the prefix cache and overlap are those of m5. Engines for both kinds of requests are
 from vLLM (pooling models) and SGLang (`is_embedding`).
 """

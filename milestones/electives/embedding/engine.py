@@ -48,7 +48,7 @@ class LLMEngine(OfflineEngine):
         super().__init__(config, loaded)
         self.runner = ModelRunner(self.loaded.model, self.config)
         self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages)
-        self.input_processor.hidden_size = self.runner.hidden_size  # pooling requests are welcome
+        self.input_processor.hidden_size = self.runner.hidden_size  # accept pooling requests
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
     def add_request(

@@ -5,7 +5,7 @@
     host     accumulate       MEAN: add the row to the sum of the earlier chunks
              embedding        after the last chunk: divide, cut, normalize
 
-Only sums are copied to the host, by the way that sampled tokens take. The host adds a row when the
+Only sums are copied to the host, in the same way as sampled tokens. The host adds a row when the
 step has been computed, so a step that is undone adds nothing. All arithmetic is in float32.
 """
 
@@ -85,7 +85,7 @@ def pool(states: torch.Tensor, tokens: Sequence[slice]) -> torch.Tensor:
 
 
 def accumulate(request: PoolingRequest, row: torch.Tensor, start: int) -> None:
-    """Add what a computed step gave to a request: [H] float32, on the host.
+    """Add the row of a computed step to the sum of its request. row: [H] float32, on the host.
 
     start: the position of the chunk's first token. At 0, the sum begins again: the request is new,
     or it was retracted.

@@ -13,8 +13,8 @@ class ScheduleBatch:
 
     The tokens start at the request's `num_computed_tokens`. Decodes come first, then chunks. A
     request gets a next token only if the step computes its last token: `sampled_indices` are the
-    indices i of these requests. A pooling request gets no token. `pooled_indices` are those that
-    give hidden states to their vector: MEAN in every step, and LAST in the step of its last token.
+    indices i of these requests. A pooling request gets no token. `pooled_indices` are the indices
+    of those that need hidden states: MEAN in every step, and LAST in the step of its last token.
     """
 
     requests: list[Request] = field(default_factory=list)

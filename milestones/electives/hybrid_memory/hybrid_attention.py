@@ -60,7 +60,7 @@ def _attend_requests(
 def seen_slots(meta: AttentionMetadata, request: int) -> torch.Tensor:
     """Return the slots of the tokens that the queries of a request see, [context].
 
-    Only these may be read: a page in front of the window may belong to another request now.
+    Only these may be read: a page before the window may belong to another request now.
     """
     if request not in meta.seen_slots:
         end = meta.seq_lens_cpu[request]

@@ -165,7 +165,7 @@ class HybridKVCacheManager(KVCacheManager):
     def free_behind_windows(self, request: Request) -> None:
         """Give back the pages that the next query of a request does not see.
 
-        Only finished steps count: a step in flight may be undone, and its queries see more.
+        Only finished steps count: a step in flight may be undone, and its queries see more tokens.
         """
         assert request.row is not None, f"I3: {request} has no row"
         num_cached = self.last_nodes[request.row].num_prefix_pages

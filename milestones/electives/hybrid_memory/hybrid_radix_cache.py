@@ -5,7 +5,7 @@ group can resume from it: a group with a window needs the pages that the query a
 
     block            0   1   2   3
     full attention   4   9   2   6
-    window of 2      .   .   3   8      the 4 blocks are found, but not the first 1, 2 or 3 of them
+    window           .   .   3   8      of 2 blocks: 4 blocks are found, but not the first 1, 2 or 3
 
 SGLang calls a block without a page a tombstone (SWA radix cache). Plain Python data, no tensors.
 """
@@ -49,7 +49,7 @@ class HybridRadixCache(RadixCache):
         return found._replace(num_locked=found.num_locked * self.allocator.has_full + used)
 
     def num_known_pages(self, token_ids: Sequence[int]) -> int:
-        """Return the length of the longest prefix that the tree has, also without all its pages."""
+        """Return the length of the longest prefix in the tree, in blocks that may lack pages."""
         return super().find(token_ids).num_pages
 
     def resumable(self, blocks: Sequence[int]) -> int:
@@ -75,10 +75,10 @@ class HybridRadixCache(RadixCache):
     def evict(self, num_pages: int) -> list[int]:
         """Free at least `num_pages` pages, apart from those of the blocks that are returned.
 
-        First go pages of windows that are not needed to resume at the end of a node. Then leaves
-        go, as in m5, each block with its pages of all groups. Last go the pages at the ends of
-        nodes that are locked. Each time, the least recently used node comes first. The search looks
-        at all nodes. Raises `AssertionError` (I3) if fewer than `num_pages` are evictable.
+        First, drop pages of windows that are not needed to resume at the end of a node. Then remove
+        leaves, as in m5, each block with its pages of all groups. Last, drop the pages at the ends
+        of locked nodes. Each time, the least recently used node comes first. The search looks at
+        all nodes. Raises `AssertionError` (I3) if fewer than `num_pages` are evictable.
         """
         if not self.groups:
             return super().evict(num_pages)

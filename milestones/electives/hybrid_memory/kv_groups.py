@@ -1,7 +1,7 @@
 """Groups of layers that keep the same tokens, and the blocks that have a page in each group.
 
-All groups take their pages from one pool. Therefore a page of each group must take the same memory:
-each group has as many layers as there are layers with full attention, or fewer.
+All groups take their pages from one pool. Therefore a page of each group must take the same memory,
+and no group has more layers than there are layers with full attention.
 
     model     F W W W F W W W          F full attention, W sliding window
     groups    0 1 1 2 0 2 3 3          group 0: full attention; groups 1 to 3: windows

@@ -38,7 +38,7 @@ class StateStep:
 
 
 class StatePool:
-    """The parts of all states, each [num_rows + num_snapshots, ...]: in a row's slot, its state.
+    """The parts of all states, each [num_rows + num_snapshots, ...]: first the states of the rows.
 
     A part keeps the dtype that the model gives it: float32 for a recurrence, also in a model of low
     precision. A model without states has no part. Raises `RuntimeError` if there is no memory.

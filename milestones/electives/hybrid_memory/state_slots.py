@@ -2,7 +2,7 @@
 
 A state stands for all tokens up to its position, and cannot be cut back to fewer. A running request
 has one, in the slot of its row, and each step replaces it by the next one. The prefix cache has
-*snapshots*: copies of states at the end of a block. A prefix can be resumed only where it has one.
+*snapshots*: copies of states at the ends of blocks. A request can resume only where there is one.
 
     prompt   | block 0 | block 1 | block 2 | bl        blocks of 4 tokens, 14 tokens
     chunks   |-------------------|---------|--|        a chunk ends where the tree branches off, and
@@ -23,7 +23,7 @@ Saves = list[tuple[int, int]]  # (row, snapshot), after a step
 
 
 class StateSlots:
-    """The states of the rows, and the snapshots of blocks. It has parts of `WindowPages`."""
+    """The states of rows, and the snapshots of blocks: `pages`, as `WindowPages` has them."""
 
     def __init__(self, num_snapshots: int, page_size: int) -> None:
         self.num_snapshots = num_snapshots
@@ -65,8 +65,8 @@ class StateSlots:
     def advance(self, request: Request, num_tokens: int, block: int) -> None:
         """Note that a step continues the state of a request up to `num_tokens` tokens.
 
-        If that is the end of the block, plan a snapshot. Snapshots are only worth time: if no slot
-        is free, there is none.
+        If that is the end of the block, plan a snapshot. Without a free slot there is none: the
+        answers do not need it, and a later request computes more tokens.
         """
         assert request.row is not None and not self.is_ahead(request), (
             f"I1: the state of {request} has tokens that were undone"

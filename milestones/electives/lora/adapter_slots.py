@@ -5,9 +5,9 @@
     rows       base  C  A  A  base        the slot of each request of a step
 
 An adapter is written to a slot when a request with it is scheduled. If no slot is free, the least
-recently used adapter without a running request leaves its slot. The step in flight may still read
-that slot. So the scheduler only notes a `Load`, and the next step begins with it, behind the step
-in flight.
+recently used adapter that is not in use leaves its slot. The step in flight may still read that
+slot. So the scheduler only notes a `Load`. The device makes this copy at the beginning of the next
+step, after the step in flight.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class AdapterSlots:
         return loads
 
     def undo(self, loads: list[Load]) -> None:
-        """Queue the loads of a step that was undone again, if their slots are not taken."""
+        """Queue again the loads of a step that was undone, if their slots are not taken."""
         self.loads += [load for load in loads if self.resident.get(load.adapter) == load.slot]
 
     def check_invariants(self) -> None:

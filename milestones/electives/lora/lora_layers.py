@@ -4,8 +4,8 @@ The output y of a linear layer for the row x grows by x A^T B, with A [rank, in]
 of the row's slot; the scale of the adapter is a part of B. The product with the weight of the model
 stays one product for all rows. Rows without an adapter keep their bits, because nothing is added.
 
-    x      | base | C | A | A | base |     y = product of all rows with the weight
-    slot   | 0    | 1 | 2 | 2 | 0    |     y[1:2] += x[1:2] A1^T B1;  y[2:4] += x[2:4] A2^T B2
+    x      | base | sql | chat | chat | base |     y = product of all rows with the weight
+    slot   | 0    | 1   | 2    | 2    | 0    |     y[1:2] += x[1:2] A1^T B1, and the same for slot 2
 
 In float32 on a CPU, a compiled kernel adds row by row. A row gets the same bits there with any
 other rows (I2). `add_grouped` and `add_gathered` are its reference, and run everywhere else.
@@ -35,7 +35,7 @@ class LoRARows:
 
     slots: torch.Tensor  # [T] int64
     kept: torch.Tensor  # [N] indices in T: the last layer may compute only these rows
-    groups: Groups | None  # None: the shapes of the products must not depend on them
+    groups: Groups | None  # None: the shapes must not depend on the adapters (`add_gathered`)
 
     def of(self, num_rows: int) -> LoRARows:
         """Return the slots of all rows, or those of the kept rows if a layer has only these."""
@@ -49,7 +49,7 @@ class LoRARows:
 
 @dataclass
 class SlotWeights:
-    """The matrices of all slots for one linear layer. Behind the rank of an adapter are zeros."""
+    """The matrices of all slots for one linear layer. Rows past the rank of an adapter are zero."""
 
     a: torch.Tensor  # [S, rank, in]
     b: torch.Tensor  # [S, rank, out]

@@ -92,7 +92,7 @@ class ModelRunner:
 
         @torch.inference_mode()
         def work() -> None:
-            for load in loads:  # behind the step in flight, which may read the same slot
+            for load in loads:  # after the step in flight, which may read the same slot
                 self.lora.write(load)
             metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
             logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)

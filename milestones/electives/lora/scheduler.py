@@ -94,8 +94,8 @@ class Scheduler:
                     continue
                 if not self.slots.has_room(request.adapter):
                     if self.policy.is_due(request):
-                        break  # I5: it is next, so the adapters in use must get fewer
-                    continue  # the lesson: requests with other adapters, or without, may overtake
+                        break  # I5: no request behind it joins, so that a slot becomes free
+                    continue  # the lesson: a request with an adapter in use, or none, may overtake
                 if not self.admission.has_budget(batch) or not self.admission.fits(request):
                     break
                 self._admit(request)

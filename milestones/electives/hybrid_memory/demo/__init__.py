@@ -87,7 +87,7 @@ def show_windows(console: Console) -> None:
         console.print(shown)
     console.print(
         "The last column: full attention in all layers. The memory that is saved "
-        "serves other requests. The milestones refuse the model:"
+        "serves other requests. The highest milestone refuses the model:"
     )
     milestone = below(NAME)
     assert milestone is not None, "an elective lies on a milestone"

@@ -74,7 +74,7 @@ class TreePanels(Panels):
 
 
 class SlotPanels:
-    """The slots, the requests of each, and those that wait; above the panels of m5."""
+    """The slots, the requests of each, and the waiting requests; above the panels of m5."""
 
     def __init__(self, engine: LLMEngine, trace: TraceData, console: Console) -> None:
         self.engine = engine

@@ -136,9 +136,9 @@ def _load_weights(
     if not kept:
         dequantize(model)
         if isinstance(dtype, torch.dtype):
-            model = _to(model, dtype)
+            _cast(model, dtype)
         elif model.dtype == torch.bfloat16:
-            model = _to(model, _half_type(device, dtype))
+            _cast(model, _half_type(device, dtype))
     elif (found := kernels()) is not None:
         keep_narrow(model, found.panel_size)
     return _to(model, device).eval(), tokenizer
@@ -160,8 +160,7 @@ def _read(
     name: str, dtype: torch.dtype | str, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if is_tiny(name):
-        model, tokenizer = load_tiny(name)
-        return _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32), tokenizer
+        return load_tiny(name)
     if is_random(name):
         return load_random(name, device, _half_type(device, dtype))
     if is_embedded(name):
@@ -183,6 +182,25 @@ def _require_numbers(model: PreTrainedModel) -> None:
 
 def _to(model: PreTrainedModel, target: torch.device | torch.dtype) -> PreTrainedModel:
     return model.to(target)  # type: ignore[arg-type]  # transformers wraps `to` without its types
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Convert a model to a dtype, as Hugging Face loads it in this dtype.
+
+    The frequencies of rotary embeddings stay in float32: in 16 bits, a token at position 1,000
+    would be rotated by a wrong angle.
+    """
+    if model.dtype == dtype:
+        return
+    frequencies = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    ]
+    _to(model, dtype)
+    for module, name, buffer in frequencies:
+        setattr(module, name, buffer)
 
 
 def _resolve_device(name: str) -> torch.device:

@@ -85,10 +85,17 @@ def load_part(config: EngineConfig, join: Callable[[Division, torch.device], Ran
 
 def _load_divided(config: EngineConfig) -> LoadedModel:
     """Load the part of rank 0, and start the other ranks, which load theirs."""
-    if _resolve_device(config.device).type == "cuda" and config.cuda_graph:
+    device, size = _resolve_device(config.device), config.tensor_parallel_size
+    if device.type == "cuda" and config.cuda_graph:
         raise ValueError(
             "tensor_parallel_size > 1 needs cuda_graph=False on a GPU: the replay of a graph does "
             "not call the model, so the other ranks would not take part in it"
+        )
+    if device.type == "cuda" and (device.index or torch.cuda.device_count() < size):
+        raise ValueError(
+            f"tensor_parallel_size={size} uses the GPUs 0 to {size - 1}, one for each rank, but "
+            f"device is {config.device!r} and there are {torch.cuda.device_count()} GPUs here: "
+            "set device='cuda', and a tensor_parallel_size up to the number of GPUs"
         )
     group = RankGroup(config)
     try:

@@ -360,7 +360,7 @@ def test_frequencies_of_rope_keep_32_bits(
     ids, positions = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 200, 411]])
     expected = theirs(input_ids=ids, position_ids=positions).logits
     for name in (str(tmp_path), "tiny-llama"):
-        config = EngineConfig(model=name, device="cpu", dtype=dtype)  # type: ignore[arg-type]
+        config = EngineConfig(model=name, device="cpu", dtype=dtype)
         model: Any = load_model(config, plain=True).model
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32
         assert torch.equal(model.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)

@@ -50,7 +50,8 @@ class EngineConfig:
         random model of that shape.
     device: `auto` (CUDA if the machine has it, otherwise CPU), `cpu`, `cuda`, or `cuda:<number>`.
     dtype: `auto` (float32 on CPU; on CUDA the dtype of the checkpoint, or float16 where the GPU
-        has no bfloat16) or the name of a floating-point type.
+        has no bfloat16) or the name of a floating-point type. A `.gguf` file, such as that of the
+        embedded model, becomes float32 on CUDA too: `dtype` makes it faster there.
     quantization: `auto` keeps the weights as the checkpoint stores them, where the compiled CPU
         kernels run; `none` converts them to `dtype` when the model is loaded. Both give the same
         tokens.

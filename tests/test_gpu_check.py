@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from common.displays.workload import Workload
@@ -124,8 +127,49 @@ def test_every_workload_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) 
     wrong, right = case()
     assert not wrong["passed"] and wrong["error"]
     assert right["passed"] and right["requests"] == (4 if name == "m1_single" else 6)
-    shown = gpu_check.line(name, gpu_check.whole([wrong, right]))
+    *_, result = gpu_check.results_of([wrong, right])
+    shown = gpu_check.line(name, result)
     assert "FAILED" in shown and "tokens/s (temperature 0.6)" in shown
+
+
+def test_rows_are_written_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A case that is ended because it takes too long keeps the rows that it has measured."""
+    written = list[str]()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for passed in (True, False, True):
+            yield {"passed": passed}
+            written.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "all_cases", lambda *_: {"a": rows, "none": list})
+    args = arguments(tmp_path)
+    args.case = "a"
+    assert gpu_check.main(args) == 0
+    results = [gpu_check.latest_result(text) for text in written]
+    assert [(len(r["rows"]), r["passed"]) for r in results] == [(1, True), (2, False), (3, False)]
+    args.case = "none"
+    assert gpu_check.main(args) == 0
+    assert gpu_check.latest_result(capsys.readouterr().out) == {"rows": [], "passed": False}
+
+
+def test_a_second_engine_with_less_memory_is_noticed(
+    tiny_standard: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool is limited by the memory, and not by the number of requests."""
+    left = [2**26, 2**25]
+    pool = importlib.import_module(f"{TOP}.kv_pool")
+    monkeypatch.setattr(pool, "free_memory", lambda _device: left.pop(0))
+    result = gpu_correct.check_two_engines(TOP, "cpu", STANDARD)
+    assert result["pages"][0] == 2 * result["pages"][1] and not result["passed"]
+
+
+def test_pools_do_not_fill_a_small_gpu() -> None:
+    """A large pool needs no copies: no cache holds it."""
+    assert gpu_kernels.num_pools(2**20) == gpu_kernels.POOLS
+    assert gpu_kernels.num_pools(2**28) == 2 and gpu_kernels.num_pools(2**30) == 1
 
 
 def test_what_triton_compiles_is_counted() -> None:
@@ -157,9 +201,13 @@ def test_a_failed_case_loses_nothing_and_is_run_again(
         if name == "c":
             saved = json.loads((tmp_path / "r.json").read_text())["cases"]
             assert list(saved) == ["a", "b"], "the file is written after each case"
-            raise subprocess.TimeoutExpired(command, 1)
+            rows = b'{"rows": [{"passed": true}], "passed": true}'
+            half = gpu_check.MARK.encode() + rows[:9]
+            raise subprocess.TimeoutExpired(
+                command, 1, b"x\n" + gpu_check.MARK.encode() + rows + b"\n" + half
+            )
         good = subprocess.CompletedProcess(
-            "", 0, gpu_check.MARK + '{"passed": true, "us": 2.5}', ""
+            "", 0, gpu_check.MARK + '{"passed": true, "us": 2.5}\n', ""
         )
         return answers.get(name, good)
 
@@ -169,6 +217,8 @@ def test_a_failed_case_loses_nothing_and_is_run_again(
     shown = capsys.readouterr().out
     assert "passed  a: us 2.5" in shown and "FAILED  b: CUDA error: 700" in shown
     assert "FAILED  c: it took longer" in shown and ran == ["a", "b", "c", "d"]
+    stopped = json.loads((tmp_path / "r.json").read_text())["cases"]["c"]
+    assert stopped["rows"] == [{"passed": True}] and not stopped["passed"]
     answers.clear()
     ran.clear()
     assert gpu_check.run_all(["a", "b", "d"], args, console) == 0 and ran == ["b"]

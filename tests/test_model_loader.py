@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -337,6 +338,35 @@ def test_where_a_gpu_has_no_bfloat16_it_is_float16(monkeypatch: pytest.MonkeyPat
         loader._resolve_dtype("bfloat16", t4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     assert loader._half_type(t4, "auto") == loader._resolve_dtype("bfloat16", t4) == torch.bfloat16
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_frequencies_of_rope_keep_32_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, has_bfloat16: bool
+) -> None:
+    """In 16 bits, a token at position 1,000 would be rotated by a wrong angle. Hugging Face keeps
+    them in float32, and so the answers of a checkpoint in bfloat16 are the same on a GPU.
+    """
+    tiny = plain_model("tiny-llama")
+    monkeypatch.setattr(loader, "_resolve_dtype", lambda name, _: getattr(torch, name, name))
+    monkeypatch.setattr(loader, "_has_bfloat16", lambda _device: has_bfloat16)
+    AutoModelForCausalLM.from_config(tiny.model.config, dtype=torch.bfloat16).save_pretrained(
+        tmp_path
+    )
+    tiny.tokenizer.save_pretrained(tmp_path)
+    expected_dtype = torch.bfloat16 if has_bfloat16 and dtype == "auto" else torch.float16
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=expected_dtype).eval()
+    ids, positions = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 200, 411]])
+    expected = theirs(input_ids=ids, position_ids=positions).logits
+    for name in (str(tmp_path), "tiny-llama"):
+        config = EngineConfig(model=name, device="cpu", dtype=dtype)
+        model: Any = load_model(config, plain=True).model
+        assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert torch.equal(model.model.rotary_emb.inv_freq, theirs.model.rotary_emb.inv_freq)
+        if name != "tiny-llama":
+            assert model.dtype == expected_dtype
+            assert torch.equal(model(input_ids=ids, position_ids=positions).logits, expected)
 
 
 RESIDENT = """

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from common import EngineConfig, EngineDeadError, LoadedModel, SamplingParams, load_model
+from common.models import loader
 from common.models.support import UnsupportedModelError
 from common.models.tiny import byte_tokenizer, config_class
 from common.parallel import group, worker
@@ -163,6 +164,24 @@ def test_ranks_share_main_memory(milestone: str, monkeypatch: pytest.MonkeyPatch
         for size, device in ((1, "cpu"), (2, "cpu"), (2, "cuda"))
     ]
     assert pages == [1000, 500, 1000]  # each GPU has memory of its own
+
+
+@pytest.mark.parametrize(("device", "count"), [("cuda", 1), ("auto", 1), ("cuda:1", 4)])
+def test_each_rank_needs_a_gpu_of_its_own(
+    device: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is checked before rank 0 has read the model. Rank r uses GPU r."""
+    started: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(loader, "RankGroup", started.append)
+    config = EngineConfig(
+        model="tiny-llama", device=device, tensor_parallel_size=2, cuda_graph=False,
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=rf"GPUs 0 to 1.*device is '{device}'.*{count} GPUs here"):
+        load_model(config)
+    assert not started
 
 
 def test_an_engine_ends_the_ranks_that_it_started(

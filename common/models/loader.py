@@ -85,10 +85,17 @@ def load_part(config: EngineConfig, join: Callable[[Division, torch.device], Ran
 
 def _load_divided(config: EngineConfig) -> LoadedModel:
     """Load the part of rank 0, and start the other ranks, which load theirs."""
-    if _resolve_device(config.device).type == "cuda" and config.cuda_graph:
+    device, size = _resolve_device(config.device), config.tensor_parallel_size
+    if device.type == "cuda" and config.cuda_graph:
         raise ValueError(
             "tensor_parallel_size > 1 needs cuda_graph=False on a GPU: the replay of a graph does "
             "not call the model, so the other ranks would not take part in it"
+        )
+    if device.type == "cuda" and (device.index or torch.cuda.device_count() < size):
+        raise ValueError(
+            f"tensor_parallel_size={size} uses the GPUs 0 to {size - 1}, one for each rank, but "
+            f"device is {config.device!r} and there are {torch.cuda.device_count()} GPUs here: "
+            "set device='cuda', and a tensor_parallel_size up to the number of GPUs"
         )
     group = RankGroup(config)
     try:
@@ -136,9 +143,9 @@ def _load_weights(
     if not kept:
         dequantize(model)
         if isinstance(dtype, torch.dtype):
-            model = _to(model, dtype)
+            _cast(model, dtype)
         elif model.dtype == torch.bfloat16:
-            model = _to(model, _half_type(device, dtype))
+            _cast(model, _half_type(device, dtype))
     elif (found := kernels()) is not None:
         keep_narrow(model, found.panel_size)
     return _to(model, device).eval(), tokenizer
@@ -160,8 +167,7 @@ def _read(
     name: str, dtype: torch.dtype | str, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if is_tiny(name):
-        model, tokenizer = load_tiny(name)
-        return _to(model, dtype if isinstance(dtype, torch.dtype) else torch.float32), tokenizer
+        return load_tiny(name)
     if is_random(name):
         return load_random(name, device, _half_type(device, dtype))
     if is_embedded(name):
@@ -183,6 +189,25 @@ def _require_numbers(model: PreTrainedModel) -> None:
 
 def _to(model: PreTrainedModel, target: torch.device | torch.dtype) -> PreTrainedModel:
     return model.to(target)  # type: ignore[arg-type]  # transformers wraps `to` without its types
+
+
+def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Convert a model to a dtype, as Hugging Face loads it in this dtype.
+
+    The frequencies of rotary embeddings stay in float32: in 16 bits, a token at position 1,000
+    would be rotated by a wrong angle.
+    """
+    if model.dtype == dtype:
+        return
+    frequencies = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    ]
+    _to(model, dtype)
+    for module, name, buffer in frequencies:
+        setattr(module, name, buffer)
 
 
 def _resolve_device(name: str) -> torch.device:

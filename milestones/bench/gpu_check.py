@@ -13,7 +13,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from .peers import PEERS
 SMALL, STANDARD = "tiny-qwen3", "random-qwen3-0.6b"
 SECONDS = 300  # a case that takes longer has failed
 MARK = "gpu-check result: "  # before the JSON in the output of the process of a case
-Case = Callable[[], Any]  # returns a result, or a list of rows: see `whole`
+Case = Callable[[], Any]  # returns a result, or rows: see `results_of`
 
 
 def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Case]:
@@ -78,26 +78,51 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
     return cases
 
 
-def whole(found: Any) -> dict[str, Any]:
-    """Return the result of a case. If it is a list of rows, it passes if all of them pass."""
+def results_of(found: Any) -> Iterator[dict[str, Any]]:
+    """Yield the result of a case. If the case yields rows, yield the result after each row.
+
+    Such a result passes if there are rows, and all of them pass.
+    """
     if isinstance(found, dict):
-        return found
-    return {"rows": found, "passed": bool(found) and all(row["passed"] for row in found)}
+        yield found
+        return
+    result: dict[str, Any] = {"rows": [], "passed": False}
+    for row in found:
+        result["rows"].append(row)
+        result["passed"] = all(row["passed"] for row in result["rows"])
+        yield result
+    if not result["rows"]:
+        yield result
 
 
 def run_case(name: str, page: Path) -> dict[str, Any]:
-    """Run a case in a new process. A failure is a result too: `passed` False, and the `error`."""
+    """Run a case in a new process. A failure is a result too: `passed` False, and the `error`.
+
+    The rows that were measured before the failure are kept.
+    """
     command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--page", str(page)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "error": f"it took longer than {SECONDS} seconds"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode != 0 or not lines:
+    except subprocess.TimeoutExpired as error:
+        late = {"passed": False, "error": f"it took longer than {SECONDS} seconds"}
+        return latest_result(error.stdout) | late
+    result = latest_result(done.stdout)
+    if done.returncode != 0 or not result:
         error = done.stderr[-2000:] or f"exit status {done.returncode}"
-        return {"passed": False, "error": error}
-    result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+        return result | {"passed": False, "error": error}
     return result | ({"warnings": done.stderr[-2000:]} if done.stderr else {})
+
+
+def latest_result(output: str | bytes | None) -> dict[str, Any]:
+    """Return the last whole result in the output of a case; an empty one if there is none.
+
+    After a timeout, the output is bytes, and the last line may be cut.
+    """
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    lines = [line for line in whole if line.startswith(MARK)]
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK)) if lines else {}
+    return result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +150,9 @@ def main(args: argparse.Namespace) -> int:
         if args.case not in cases:
             console.print(f"unknown case {args.case!r}; there are {', '.join(cases)}")
             return 2
-        sys.stdout.write(f"{MARK}{json.dumps(whole(cases[args.case]()))}\n")
+        for result in results_of(cases[args.case]()):
+            sys.stdout.write(f"{MARK}{json.dumps(result)}\n")
+            sys.stdout.flush()
         return 0
     return run_all(list(cases), args, console)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ CASES: list[dict[str, Any]] = [
     {"contexts": [77, 300], "counts": [20, 300], "heads": (7, 1), "dim": 256},
 ]
 PAGE_SIZES = (1, 16, 256)
+LEAST_SHARE = 0.95  # of the first engine's pages: CUDA's libraries keep some memory
 PROMPTS = [[7], [1, 2, 3], list(range(40, 90)), list(range(200, 100, -1))]
 
 
-def check_kernels(milestone: str, device: str) -> list[dict[str, Any]]:
+def check_kernels(milestone: str, device: str) -> Iterator[dict[str, Any]]:
     """Compare each case, in three types and page sizes, with the torch version in float64."""
     attention = load(milestone, "attention")
     kernels = load(milestone, "triton_ops")
-    rows = []
     for shape in CASES:
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             for page_size in PAGE_SIZES:
@@ -37,10 +38,10 @@ def check_kernels(milestone: str, device: str) -> list[dict[str, Any]]:
                 row = {**shape, "dtype": str(dtype), "page_size": page_size}
                 try:
                     error = case.error(kernels)
-                    rows.append({**row, "error": error, "passed": error < case.tolerance})
                 except Exception as failure:  # the other cases are still checked
-                    rows.append({**row, "error": repr(failure), "passed": False})
-    return rows
+                    yield {**row, "error": repr(failure), "passed": False}
+                else:
+                    yield {**row, "error": error, "passed": error < case.tolerance}
 
 
 def check_engine(milestone: str, device: str) -> dict[str, Any]:
@@ -95,19 +96,23 @@ def check_passes(device: str, model: str) -> dict[str, Any]:
 
 
 def check_two_engines(milestone: str, device: str, model: str) -> dict[str, Any]:
-    """Check that a second engine gets as many pages as the first, and gives the same answers."""
+    """Check that a second engine gets as many pages as the first, and gives the same answers.
+
+    The requests may be so long that the memory of the GPU limits the pages.
+    """
     engine_class = load(milestone).LLMEngine
-    config = EngineConfig(model=model, device=device, max_num_seqs=4)
-    loaded = load_model(config)
-    pages, answers = [], []
+    loaded = load_model(EngineConfig(model=model, device=device))
+    longest = int(loaded.model.config.max_position_embeddings)
+    config = EngineConfig(model=model, device=device, max_num_seqs=64, max_model_len=longest)
+    pages, answers = list[int](), []
     for _ in range(2):
         with engine_class(config, loaded) as engine:
             params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
             outputs = engine.generate(PROMPTS, params, progress=False)
             pages.append(engine.stats().kv_pages_total)
             answers.append([output.outputs[0].token_ids for output in outputs])
-    same = pages[0] == pages[1] and answers[0] == answers[1]
-    return {"pages": pages, "passed": same}
+    is_enough = pages[1] >= LEAST_SHARE * pages[0]
+    return {"pages": pages, "passed": is_enough and answers[0] == answers[1]}
 
 
 def check_graphs(milestone: str, device: str, model: str, rows: int) -> dict[str, Any]:

@@ -28,7 +28,8 @@ PREFILL_TILES = [  # rows of queries, positions of a tile, warps, stages
     (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (64, 128, 8, 2),
     (128, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2),
 ]  # fmt: skip
-POOLS = 8  # copies of keys and values that take turns, so that no cache of the GPU holds them
+POOLS = 8  # most copies of keys and values that take turns
+UNCACHED = 2**29  # bytes: more than the cache of any GPU holds
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
@@ -124,8 +125,13 @@ def _decode_case(milestone: str, device: str, contexts: list[int], dim: int) -> 
     table[:, : case.meta.page_table.shape[1]] = case.meta.page_table
     case.meta.page_table = table
     keys, values = case.keys.nan_to_num(0), case.values.nan_to_num(0)
-    copies = 1 if device == "cpu" else POOLS
+    copies = 1 if device == "cpu" else num_pools(keys.nbytes + values.nbytes)
     return case, [(keys.clone(), values.clone()) for _ in range(copies)]
+
+
+def num_pools(size: int) -> int:
+    """Return how many pools of `size` bytes take turns, so that no cache of the GPU holds them."""
+    return max(1, min(POOLS, UNCACHED // size))
 
 
 def _copy_speed(device: str) -> float:

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from .workloads import WORKLOADS, workload
 
 FEW = 4  # requests of `nano` for an engine that serves one at a time: 256 would take an hour
 Measure = Callable[[Workload], WorkloadResult]
+Rows = Iterator[dict[str, Any]]
 
 
-def of_milestone(milestone: str, device: str, model: str, few: bool) -> list[dict[str, Any]]:
+def of_milestone(milestone: str, device: str, model: str, few: bool) -> Rows:
     """Measure a milestone on each workload, with a new engine on the same model each time."""
     loaded = load_model(EngineConfig(model=model, device=device))
     engine_class = importlib.import_module(milestone).LLMEngine
@@ -40,7 +41,7 @@ def of_milestone(milestone: str, device: str, model: str, few: bool) -> list[dic
     return _rows(measure, loaded, device, few)
 
 
-def of_hugging_face(name: str, device: str, model: str) -> list[dict[str, Any]]:
+def of_hugging_face(name: str, device: str, model: str) -> Rows:
     """Measure an engine of Hugging Face: `hf-static` or `hf-batch`."""
     loaded = load_model(EngineConfig(model=model, device=device), plain=True)
 
@@ -51,7 +52,7 @@ def of_hugging_face(name: str, device: str, model: str) -> list[dict[str, Any]]:
     return _rows(measure, loaded, device, few=False)
 
 
-def of_vllm(device: str, model: str) -> list[dict[str, Any]]:
+def of_vllm(device: str, model: str) -> Rows:
     """Measure the vLLM of this Python on the same weights, which are written to a folder."""
     loaded = load_model(EngineConfig(model=model, device=device), plain=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +62,7 @@ def of_vllm(device: str, model: str) -> list[dict[str, Any]]:
         loaded.model.to("cpu")  # type: ignore[arg-type]  # the memory of the GPU is for vLLM
         torch.cuda.empty_cache()
         try:
-            return _rows(peer.run, loaded, device, few=False)
+            yield from _rows(peer.run, loaded, device, few=False)
         finally:
             peer.close()
 
@@ -71,9 +72,8 @@ def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def _rows(measure: Measure, loaded: LoadedModel, device: str, few: bool) -> list[dict[str, Any]]:
-    """Measure each workload. One that fails loses nothing but itself."""
-    rows = []
+def _rows(measure: Measure, loaded: LoadedModel, device: str, few: bool) -> Rows:
+    """Measure each workload, and yield its row. One that fails loses nothing but itself."""
     for name in WORKLOADS:
         work = workload(name, loaded.name, loaded.vocab_size, device != "cpu")
         if few and name == "nano":
@@ -81,7 +81,7 @@ def _rows(measure: Measure, loaded: LoadedModel, device: str, few: bool) -> list
         row = {"workload": name, "requests": len(work.prompts), "sampling": work.sampling}
         try:
             speed = measure(work).tokens_per_second
-            rows.append({**row, "tokens_per_second": speed, "passed": True})
         except Exception as error:
-            rows.append({**row, "error": repr(error)[:500], "passed": False})
-    return rows
+            yield {**row, "error": repr(error)[:500], "passed": False}
+        else:
+            yield {**row, "tokens_per_second": speed, "passed": True}

@@ -30,6 +30,7 @@ class FakeReplicas:
 
     async def answer(self, call: ForwardedCall) -> AsyncGenerator[Item, None]:
         """Yield an answer, or raise `ReplicaDiedError`."""
+        self.routing.open(call.number)
         name = self.routing.choose(call, self.balancer.names)
         if name is None:
             raise ReplicaDiedError(None)

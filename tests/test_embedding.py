@@ -400,6 +400,18 @@ def test_a_vector_is_cut_before_it_is_normalized(make_engine: EngineFactory) -> 
     assert error_of(plain, expected) < 1e-5
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_in_16_bits_gives_a_vector_in_32(make_engine: EngineFactory, kind: Any) -> None:
+    """It has unit length to seven digits: sums, quotient and length are float32."""
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu", dtype="bfloat16"))
+    engine: Any = make_engine(loaded, num_pages=40, max_num_batched_tokens=16)
+    prompt = [*range(3, 43)]
+    (output,) = engine.embed([prompt], PoolingParams(kind), progress=False)
+    expected = expected_vector("tiny-llama", prompt, kind)
+    assert error_of(output, expected / expected.norm()) < 0.05
+    assert abs(float(pooled(output).data.double().norm()) - 1) < 1e-6  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(("value", "reason"), [(0.0, "stop"), (float("nan"), "error")])
 def test_states_of_zeros_and_of_nan(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, value: float, reason: str

@@ -140,6 +140,23 @@ def test_a_snapshot_is_not_changed_by_its_readers(make_engine: EngineFactory) ->
     assert [finals[name].metrics.num_cached_tokens for name in names] == [24, 24]
 
 
+@pytest.mark.parametrize("budget", [1, 2, 3])
+def test_chunks_shorter_than_the_convolution(make_engine: EngineFactory, budget: int) -> None:
+    """I1: after a hit, chunks of 1 to 3 tokens keep a part of the old inputs.
+
+    The convolution sees four tokens. The first prompt has only its last token left after a hit.
+    """
+    engine = engine_of(make_engine, tiny("qwen3_next"), max_num_batched_tokens=budget)
+    stem, prompts = PROMPTS[0][:16], [[*PROMPTS[0][:16], *tail] for tail in ([9], [8, 7, 6, 5, 4])]
+    engine.generate([[*stem, 3]], greedy(1), progress=False)
+    cached = []
+    for prompt in (prompts[0], prompts[1], prompts[0]):
+        (output,) = engine.generate([prompt], greedy(NEW), progress=False)
+        cached.append(output.metrics.num_cached_tokens)
+        require_answers("qwen3_next", {"": output})
+    assert cached[0] == 16 and min(cached) >= 12, "all of them resume from a snapshot"
+
+
 def test_states_keep_their_precision() -> None:
     """A recurrence is in float32 also with weights of 16 bits, and slots count it as such."""
     pool = load("hybrid_memory", "state_pool").StatePool(tiny("qwen3_next", "bfloat16").model, 1)
@@ -205,6 +222,36 @@ def test_a_state_is_found_when_its_step_has_ended(module_of: ModuleOf) -> None:
     assert len(engine.scheduler.in_flight.batches) == 1, "the second chunk is in flight"
     engine.abort_request(name)
     assert run(engine, [1] * 24).metrics.num_cached_tokens == 8
+
+
+def test_a_request_that_waits_copies_nothing(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: a prefix is found in each step, but a copy is planned only when the request joins."""
+    engine = states_engine(module_of)
+    stem = [1] * 12
+    run(engine, [*stem, 2])
+    engine.add_request([5] * 4, greedy(20, ignore_eos=True))
+    engine.step()
+    (slots,) = engine.scheduler.kv_cache.allocator.states
+    name, before = engine.add_request([*stem, 3], greedy(1)), dict(slots.pages)
+    take, loads = slots.take_copies, list[Any]()
+
+    def watched() -> Any:
+        copies = take()
+        loads.extend(copies[0])
+        return copies
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler.admission, "fits", lambda request: False)
+        patch.setattr(slots, "take_copies", watched)
+        for _ in range(3):
+            engine.step()
+        assert loads == [], "a copy for a request that waits"
+        assert before.items() <= slots.pages.items(), "its snapshot stays where it was"
+        assert engine.abort_request(name)
+    drain(engine)
+    assert run(engine, [*stem, 3]).metrics.num_cached_tokens == 12
 
 
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,6 +289,25 @@ def test_an_abort_lets_its_adapter_go(module_of: ModuleOf, before: int) -> None:
     assert not any(adapter() for adapter in held), "I3: an adapter without requests is held"
 
 
+@pytest.mark.parametrize("end", ["length", "error"])
+def test_a_request_that_ends_lets_its_adapter_go(module_of: ModuleOf, end: str) -> None:
+    """I3: eight samples of one prompt, to their end, or until their forwards fail."""
+    engine = made(module_of, max_loras=1, max_num_seqs=8)
+    engine.add_request([7] * 9, greedy(5, ignore_eos=True, n=8), "a", lora_request=wanted("A"))
+    held = weakref.ref(engine.adapters.adapters["A"])
+    engine.step()
+    assert engine.remove_lora("A")
+    engine.runner.chance, engine.runner.rate = random.Random(0), float(end == "error")
+    final = drain(engine)["a"][-1]
+    assert {output.finish_reason for output in final.outputs} == {end}
+    assert_idle(engine)
+    del final
+    engine.runner.rate = 0.0
+    answer(engine, [1, 2], "B")  # takes the slot
+    gc.collect()
+    assert held() is None, "I3: an adapter without requests is held"
+
+
 def test_a_live_request_keeps_its_version(module_of: ModuleOf) -> None:
     """The name is loaded again, and then removed, while requests wait and run."""
     engine, outputs = made(module_of, max_loras=1, max_num_seqs=1), {}

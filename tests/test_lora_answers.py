@@ -19,6 +19,7 @@ from common.models.passes.adding import sites_of
 from milestones.chain import load
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.random_adapter import PREFIX, write_adapter
+from milestones.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, shared_model
 from tests.oracle import assert_same_tokens, drain, generate, greedy
 
@@ -134,6 +135,21 @@ def test_a_request_has_the_same_bits_in_any_company(
         assert found == together, config
 
 
+def test_a_slot_is_written_behind_the_step_that_reads_it(
+    make_engine: EngineFactory, tmp_path: Path
+) -> None:
+    """One slot: B takes it in the plan of a step, while the last step of A is still to run."""
+    adapters = {name: written(tmp_path, name) for name in "AB"}
+    engine: Any = make_engine(page_size=4, max_loras=1)
+    engine.runner.stream = LateStream()
+    names = ("A", "B", "A")
+    found = serve(engine, [PROMPTS[0]] * 3, names, adapters, 4)
+    assert engine.scheduler.slots.num_loads >= 2
+    for completion, name in zip(found, names, strict=True):
+        reference = generate(merged(plain_model(MODEL), adapters[name]), tuple(PROMPTS[0]), 4)
+        assert_same_tokens(reference, completion.token_ids)
+
+
 @pytest.mark.parametrize("config", [{"lora_alpha": 16, "r": 8}, {"r": 9, "use_rslora": True}, {}])
 def test_the_scale(make_engine: EngineFactory, tmp_path: Path, config: dict[str, Any]) -> None:
     """alpha / r, alpha / sqrt(r), and ranks and alphas of single layers. Logits, to 1e-5."""
@@ -187,7 +203,7 @@ def test_graphs_with_adapters_and_without(
     adapters = {name: written(tmp_path, name) for name in "AB"}
     loaded = load_model(EngineConfig(model=MODEL, device="cpu"), plain=True)
     turns = ((None, None, None), (None, "A", None), ("A", "A", "A"), ("B", "B", "B"), (None,) * 3)
-    prompts, engine = ([5, 6], [1, 2, 3], [4]), make_engine(loaded, max_loras=1)
+    prompts, engine = ([5, 6], [1, 2, 3], [4]), make_engine(loaded, max_loras=1, cuda_graph=False)
     expected = [serve(engine, prompts, names, adapters, 3) for names in turns]
     device = FakeCuda()
     with device.installed():

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common import EngineConfig, LoRARequest
+from common.models.peft_folder import NEUTRAL, read_adapter
 from milestones.instruments.random_adapter import PREFIX
 from tests.conftest import EngineFactory
 from tests.oracle import drain, greedy
@@ -69,16 +70,32 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "DoRA": (config(use_dora=True), "use_dora=True is not supported"),
     "bias": (config(bias="lora_only"), "bias='lora_only' is not supported"),
     "a saved head": (config(modules_to_save=["lm_head"]), "modules_to_save=.* is not supported"),
+    "a bias of A and B": (config(lora_bias=True), "lora_bias=True is not supported"),
+    "transposed": (config(fan_in_fan_out=True), "fan_in_fan_out=True is not supported"),
+    "QALoRA": (config(use_qalora=True), "use_qalora=True is not supported"),
+    "layers twice": (config(layer_replication=[[0, 2], [1, 2]]), "layer_replication=.* is not"),
+    "tokens": (config(trainable_token_indices=[5]), r"trainable_token_indices=\[5\] is not"),
+    "parameters": (config(target_parameters=["w"]), r"target_parameters=\['w'\] is not supported"),
+    "aLoRA": (config(alora_invocation_tokens=[1]), r"alora_invocation_tokens=\[1\] is not"),
     "PiSSA": (config(init_lora_weights="pissa"), "init_lora_weights='pissa' is not supported"),
     "rank 17": (config(r=17), "has rank 17; max_lora_rank is 16"),
     "rank of a layer": (config(rank_pattern={"q_proj": 40}), "has rank 40; max_lora_rank is 16"),
     "no rank": (config(r=None), "r must be a positive number, got None"),
     "alpha": (config(lora_alpha="8"), "lora_alpha must be a positive number, got '8'"),
     "alpha of a layer": (config(alpha_pattern={"q_proj": "x"}), "alpha_pattern has 'x' for"),
+    "alpha that no float holds": (
+        config(alpha_pattern={"q_proj": 10**400}), "alpha_pattern has 1000+.* for"
+    ),
     "a pattern": (config(rank_pattern={"(": 4}), r"rank_pattern has '\('"),
     "another rank": (config(r=5), r"lora_A of .* must be \(5, 128\), got \(4, 128\)"),
     "shape": (tensors(**{f"{Q}.lora_A.weight": torch.zeros(4, 65)}), r"must be \(4, 64\)"),
     "integers": (tensors(**{f"{Q}.lora_A.weight": torch.ones(4, 64).int()}), "torch.int32"),
+    "8 bits": (
+        tensors(**{f"{Q}.lora_A.weight": torch.ones(4, 64).to(torch.float8_e4m3fn)}), "float8"
+    ),
+    "infinite with its scale": (
+        tensors(**{f"{Q}.lora_B.weight": torch.full((64, 4), 3e38)}), "lora_B .* not finite"
+    ),
     "not a number": (tensors(**{f"{Q}.lora_A.weight": nan()}), "numbers that are not finite"),
     "only A": (tensors(**{f"{Q}.lora_B.weight": None}), "q_proj has only lora_A"),
     "magnitudes": (tensors(**{f"{Q}.lora_magnitude_vector": torch.ones(64)}), "magnitude_vector"),
@@ -90,6 +107,45 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         tensors(**{f"{HEAD}.lora_A.weight": torch.ones(4, 64)}), "lm_head.* no linear layer"
     ),
 }  # fmt: skip
+
+
+# Settings of PEFT that change no answer, or only through the tensors of the file.
+HARMLESS = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "target_modules", "exclude_modules", "lora_dropout", "layers_to_transform",
+    "layers_pattern", "megatron_config", "megatron_core", "runtime_config", "ensure_weight_tying",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
+    "qalora_group_size",
+}  # fmt: skip
+COMPUTED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+
+
+@pytest.mark.extra("lora")
+def test_every_setting_of_peft_is_known(milestone: str) -> None:
+    """A new setting is computed, refused, or found to be harmless. It is never just ignored."""
+    from dataclasses import fields
+
+    from peft import LoraConfig
+
+    unknown = {field.name for field in fields(LoraConfig)} - NEUTRAL.keys() - HARMLESS - COMPUTED
+    assert not unknown, "does it change what an adapter computes? Then refuse it in NEUTRAL"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_file_of_any_precision_is_read_exactly(
+    milestone: str, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """The stored numbers become float32, and the scale is applied after that."""
+    generator = torch.Generator().manual_seed(2)
+    a, b = torch.randn(3, 8, generator=generator), torch.randn(6, 3, generator=generator)
+    stored = {"A": a.to(dtype), "B": b.to(dtype)}
+    save_file({f"{Q}.lora_{k}.weight": v for k, v in stored.items()}, tmp_path / WEIGHTS)
+    (tmp_path / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 1}))
+    name = Q.removeprefix(PREFIX)
+    (found,) = read_adapter(str(tmp_path), {name: (8, 6)}, 16).values()
+    assert found.a.dtype == found.b.dtype == torch.float32
+    assert torch.equal(found.a, stored["A"].float())
+    assert torch.equal(found.b, (stored["B"].float() * (1 / 3)).T)
 
 
 @pytest.fixture(scope="module")

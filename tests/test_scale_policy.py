@@ -13,6 +13,8 @@ from milestones.scale.cache_log import CHANGES_KEPT, CacheLog, CacheReport
 from milestones.scale.keys import page_keys
 from milestones.scale.policy import POLICIES, LeastLoad, PrefixAffinity, RoundRobin, make_policy
 from milestones.scale.prefix_index import PrefixIndex
+from milestones.scale.routing import Routing
+from milestones.scale.wire import ForwardedCall
 
 NAMES = ("a", "b", "c", "d")
 
@@ -181,6 +183,68 @@ def test_a_restarted_replica_does_not_get_all_new_requests() -> None:
         chosen[str(router.choose(page_keys([1000 + i], 1)))] += 1
     assert 0 < chosen["c"] < 20
     assert router.choose(page_keys([3], 1)) != "c", "the others keep their affinity"
+
+
+def call_of(number: int, *ids: int) -> ForwardedCall:
+    keys = tuple(page_keys(ids, 1))
+    return ForwardedCall(number, "POST", "/v1/completions", b"", (), b"", keys)
+
+
+def routing_to(*names: str) -> Routing:
+    made = Routing("prefix", most_open=1)
+    made.update(names)
+    return made
+
+
+def test_a_call_that_asks_again_counts_once() -> None:
+    """Ray asks again while the replica is full, and after the replica has refused the call."""
+    routing, call = routing_to("a", "b"), call_of(1, 5)
+    chosen = []
+    routing.open(1)
+    for _ in range(5):
+        chosen.append(routing.choose(call, ["a", "b"]))
+        assert sorted(routing.balancer.loads.values()) == [0, 1]
+    assert routing.close(1) == chosen[-1] and routing.close(1) is None
+    assert routing.balancer.loads == {"a": 0, "b": 0}
+
+
+def test_a_call_that_has_ended_takes_no_place() -> None:
+    """Its client has gone away, but the thread of the router is just choosing a replica for it."""
+    routing, call = routing_to("a"), call_of(1, 5)
+    routing.open(1)
+    assert routing.choose(call, ["a"]) == "a"
+    routing.close(1)
+    assert routing.choose(call, ["a"]) is None
+    assert routing.balancer.loads == {"a": 0}, "this load would never fall"
+    routing.open(1)  # the same call is sent again
+    assert routing.choose(call, ["a"]) == "a"
+
+
+def test_a_dead_replica_that_is_still_listed_does_not_come_back() -> None:
+    """Ray lists it for some seconds. Its successor has another name and an empty cache."""
+    routing, call = routing_to("a", "b"), call_of(1, *range(9))
+    routing.open(1)
+    dead = routing.choose(call, ["a", "b"])
+    routing.died(dead)
+    routing.update(["a", "b", "c"])
+    alive = {"a", "b", "c"} - {dead}
+    assert {*routing.balancer.names} == alive
+    assert not routing.balancer.index.matches(call.keys)
+    assert routing.choose(call, ["a", "b", "c"]) in alive
+    routing.close(1)
+    assert {*routing.balancer.loads.values()} == {0}
+
+
+def test_a_replica_that_is_removed_with_an_open_call() -> None:
+    """It is drained: it gets no new calls, and the end of the open one changes no other load."""
+    routing = routing_to("a")
+    routing.open(1)
+    assert routing.choose(call_of(1, 5), ["a"]) == "a"
+    routing.update(["b"])
+    routing.open(2)
+    assert routing.choose(call_of(2, 5), ["a", "b"]) == "b"
+    routing.close(1)
+    assert routing.balancer.loads == {"b": 1}
 
 
 def test_a_dead_replica_leaves_with_its_prefixes() -> None:

@@ -6,6 +6,7 @@ Most tests have their ranks in threads. `test_tensor_parallel_processes.py` has 
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from milestones.chain import electives, load
 from tests.conftest import build_engine, plain_model, shared_model
 from tests.fake_ranks import ThreadRank
 from tests.oracle import assert_one_answer, assert_same_tokens, generate, greedy
+from tests.serving import Serve, serve_fixture  # noqa: F401 (a fixture)
 
 pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.before(*electives())]
 
@@ -265,6 +267,41 @@ def test_a_rank_that_fails_ends_the_engine(
         engine.add_request([1], greedy(1))
     engine.close()
     assert time.monotonic() - started < AT_ONCE
+
+
+@pytest.mark.extra("serve")
+def test_a_server_with_a_failed_rank_answers_every_client(
+    milestone: str,
+    divide: Divide,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The open stream gets an error event, /health is 503, and the server still stops."""
+    engine = build_engine(milestone, divide())
+    add_parts, fails = Ranks.add_parts, threading.Event()
+
+    def add_or_fail(self: Ranks, x: torch.Tensor) -> torch.Tensor:
+        if self.rank == 1 and fails.is_set():
+            raise MemoryError("rank 1 has no memory")
+        return add_parts(self, x)
+
+    monkeypatch.setattr(Ranks, "add_parts", add_or_fail)
+    run = serve(engine)
+    assert run.get("/health")[0] == 200
+    body = {"prompt": [5, 6, 7], "max_tokens": 480, "ignore_eos": True}
+    stream = run.open("/v1/completions", {**body, "stream": True})
+    text = stream.recv(4096)
+    fails.set()
+    while b'data: {"error"' not in text or not text.endswith(b"\r\n0\r\n\r\n"):
+        data = stream.recv(4096)
+        text += data
+        assert data and b"[DONE]" not in text, "the stream has ended without an error"
+    stream.close()
+    assert b"rank 1 failed: MemoryError" in text
+    assert b"Traceback" not in text and "add_or_fail" in caplog.text, "it is in the log"
+    assert run.get("/health")[0] == 503
+    assert run.post("/v1/completions", body)[0] == 503
 
 
 def test_a_forward_that_fails_on_rank_0_ends_the_engine(

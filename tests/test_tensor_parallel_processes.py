@@ -11,13 +11,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from common import EngineConfig, EngineDeadError, LoadedModel, load_model
+from common.parallel import group, ranks
 from common.parallel.ranks import RankError
 from milestones.chain import electives
 from tests import conftest
@@ -150,6 +153,33 @@ def test_a_killed_rank_ends_the_engine(milestone: str) -> None:
     loaded.close()
     assert time.monotonic() - started < AT_ONCE
     assert process.poll() is not None
+    assert not Path(loaded.ranks.workers.rendezvous).parent.exists(), "a folder is left"
+
+
+def test_a_rank_that_hangs_ends_the_engine(milestone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is alive, and its connections are open. The timeout of a collective operation ends it."""
+    monkeypatch.setattr(ranks, "TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(group, "ENDING_SECONDS", 0.5)
+    loaded = divided()
+    process = process_of(loaded)
+    engine = build_engine(milestone, loaded)
+    engine.generate([[1, 2, 3]], greedy(2))
+    engine.add_request([4, 5], greedy(400, ignore_eos=True))
+    engine.step()
+    process.send_signal(signal.SIGSTOP)
+    started = time.monotonic()
+    guard = threading.Timer(AT_ONCE, process.kill)  # without a timeout, the test must end too
+    guard.start()
+    with pytest.raises(RankError, match="failed on rank 0: .*[Tt]imed out"):
+        while True:
+            engine.step()
+    guard.cancel()
+    with pytest.raises(EngineDeadError):
+        engine.step()
+    engine.close()
+    loaded.close()
+    assert time.monotonic() - started < AT_ONCE
+    assert process.poll() == -signal.SIGKILL
 
 
 SCRIPT = """

@@ -36,6 +36,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     ),
     (None, False, [], {}),
 )  # fmt: skip
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # of the files
+LARGEST_ALPHA = 2**31
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
@@ -86,7 +88,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             raise ValueError(f"{CONFIG}: {name}={shown(value)} is not supported")
     for name, kind in (("r", int), ("lora_alpha", (int, float))):
         value = config.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < 2**31:
+        if not isinstance(value, kind) or isinstance(value, bool) or not 0 < value < LARGEST_ALPHA:
             raise ValueError(f"{CONFIG}: {name} must be a positive number, got {shown(value)}")
     return config
 
@@ -115,19 +117,20 @@ def _low_rank(
         raise ValueError(f"{WEIGHTS}: {name} has only lora_{min(parts)}")
     if not isinstance(rank, int) or not 0 < rank <= max_rank:
         raise ValueError(f"{name} has rank {shown(rank)}; max_lora_rank is {max_rank}")
-    if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+    if not isinstance(alpha, (int, float)) or not abs(alpha) < LARGEST_ALPHA:
         raise ValueError(f"{CONFIG}: alpha_pattern has {shown(alpha)} for {name}")
     expected = {"A": (rank, shape[0]), "B": (shape[1], rank)}
     for letter, part in parts.items():
-        if part.shape != expected[letter] or not part.is_floating_point():
+        if part.shape != expected[letter] or part.dtype not in DTYPES:
             raise ValueError(
                 f"{WEIGHTS}: lora_{letter} of {name} must be {expected[letter]}, got "
                 f"{tuple(part.shape)} of {part.dtype}"
             )
-        if not bool(part.isfinite().all()):
-            raise ValueError(f"{WEIGHTS}: lora_{letter} of {name} has numbers that are not finite")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     a, b = parts["A"].float(), parts["B"].float() * scale
+    for letter, part in (("A", a), ("B", b)):  # with the scale, which can make them infinite
+        if not bool(part.isfinite().all()):
+            raise ValueError(f"{WEIGHTS}: lora_{letter} of {name} has numbers that are not finite")
     return LowRank(a.contiguous(), b.T.contiguous())
 
 

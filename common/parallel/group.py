@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
@@ -27,6 +28,8 @@ from .calls import Sender
 from .division import Division
 from .messages import Failed, Loaded, Ready, Start
 from .ranks import RankError, Ranks, open_ranks
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADING_SECONDS = 1800.0  # the longest time that a rank may need to read its model
@@ -228,5 +231,7 @@ def _next_message(connection: Connection, seconds: float) -> Any:
 
 def _reason(rank: int, message: Any) -> str:
     if isinstance(message, Failed):
-        return f"rank {rank} failed:\n{message.traceback}"
+        # A server tells its clients the reason. The traceback is not for them.
+        logger.error("rank %d failed:\n%s", rank, message.traceback)
+        return f"rank {rank} failed: {message.cause}"
     return f"rank {rank} has ended, or does not answer"

@@ -46,4 +46,5 @@ class Ready:
 class Failed:
     """The rank ends, because of an exception."""
 
+    cause: str  # type and message of the exception
     traceback: str

@@ -41,9 +41,9 @@ def serve(connection: Connection) -> None:
         run(connection, start)
     except (EOFError, ConnectionError):
         pass  # rank 0 has closed the group, or has ended
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # rank 0 has ended too: that may be the reason
-            connection.send(Failed(traceback.format_exc()))
+            connection.send(Failed(repr(error), traceback.format_exc()))
     finally:
         connection.close()
 

@@ -86,6 +86,7 @@ class RayReplicas:
 
     async def answer(self, call: ForwardedCall) -> AsyncGenerator[Item, None]:
         """Yield the answer of one replica. Raises `ReplicaDiedError`."""
+        self._routing.open(call.number)
         response: Any = self._handle.options(stream=True).answer.remote(call)
         replica: str | None = None
         try:

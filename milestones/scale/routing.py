@@ -20,6 +20,7 @@ class Routing:
         self.num_pages = UNKNOWN_PAGES
         self._most_open = most_open
         self._dead: set[str] = set()  # Ray gives each replica a new name
+        self._open: set[int] = set()  # numbers of calls
         self._tickets: dict[int, tuple[str, Ticket]] = {}
         self._lock = threading.Lock()
 
@@ -45,10 +46,20 @@ class Routing:
                 self._dead.add(name)
                 self.balancer.remove(name)
 
+    def open(self, number: int) -> None:
+        """Let a call choose replicas, until `close`."""
+        with self._lock:
+            self._open.add(number)
+
     def choose(self, call: ForwardedCall, names: Sequence[str]) -> str | None:
-        """Choose a replica for a call, and count the call as open until `close`."""
+        """Choose a replica for an open call, and count it there until `close`. None: wait.
+
+        The thread of the router may ask for a call that has just been closed.
+        """
         with self._lock:
             self._release(call.number)
+            if call.number not in self._open:
+                return None
             name = self.balancer.choose(call.keys, names, self._most_open)
             if name is not None:
                 self._tickets[call.number] = name, self.balancer.send(name, call.keys)
@@ -57,6 +68,7 @@ class Routing:
     def close(self, number: int) -> str | None:
         """Count a call as ended, in whatever way. Return the name of its replica."""
         with self._lock:
+            self._open.discard(number)
             return self._release(number)
 
     def _release(self, number: int) -> str | None:

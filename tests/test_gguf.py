@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,14 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     files = split(made.write(), tmp_path)
     for file in files:
         assert_close(load(file).model, made.model)
+    other = GgufModel(tmp_path / "b.gguf", "llama", ["Q8_0"], tie_word_embeddings=False)
+    for parameter in other.model.parameters():
+        parameter.data *= 2
+    (tmp_path / "new").mkdir()
+    os.replace(split(other.write(), tmp_path / "new")[1], files[1])
+    changed = load(files[0]).model
+    with pytest.raises(AssertionError, match="the logits differ"):
+        assert_close(changed, made.model)
     files[1].unlink()
     with pytest.raises(ValueError, match=r"m-00002-of-00002\.gguf is missing"):
         load(files[0])
@@ -164,6 +173,14 @@ def test_positions_that_are_scaled_in_an_unknown_way_are_refused(tmp_path: Path)
 
     with pytest.raises(ValueError, match="rotary embedding .*yarn"):
         load(made.write(scaled))
+
+
+def test_biases_that_the_model_would_leave_out_are_refused(tmp_path: Path) -> None:
+    """transformers reads no biases of Llama's products: the answers would be wrong."""
+    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q8_0"], attention_bias=True)
+    file = made.write()
+    with pytest.raises(ValueError, match=r"blk\.0\.attn_\w+\.bias, which transformers leaves out"):
+        load(file)
 
 
 def infinite(made: GgufModel) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common import LoadedModel, OfflineEngine, TokensPrompt
@@ -121,6 +121,20 @@ def test_a_chat_template_that_does_not_work(template: str | None, message: str) 
     with pytest.raises(ValueError, match=message):
         engine.chat([MESSAGE], greedy(1))
     assert_idle(engine)
+
+
+def test_a_template_that_writes_the_first_token_gives_it_once() -> None:
+    """The tokenizer adds the token to a text. A chat has it already, from its template."""
+    tokenizer, name = byte_tokenizer(), "<|im_start|>"
+    first = tokenizer.convert_tokens_to_ids(name)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{name} $A", special_tokens=[(name, first)]
+    )
+    tokenizer.chat_template = name + "{{ messages[0].content }}"
+    inputs = engine_with(tokenizer).input_processor
+    expected = [first, *tokenizer.encode("hi", add_special_tokens=False)]
+    assert inputs.tokenize("hi", num_outputs=1).prompt_token_ids == expected
+    assert inputs.apply_chat_template([MESSAGE]).prompt_token_ids == expected
 
 
 def test_request_ids() -> None:

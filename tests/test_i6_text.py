@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -119,6 +120,27 @@ def test_a_stop_string_in_what_is_flushed() -> None:
 
 def test_a_character_appears_when_it_is_complete() -> None:
     assert pieces_of(token_ids_of("a😀b".encode())) == ["a", "a", "a", "a", "a😀", "a😀b", "a😀b"]
+
+
+def test_a_replacement_character_of_the_model_holds_nothing_back() -> None:
+    """U+FFFD may be a genuine part of the output: the text behind it appears with its tokens."""
+    assert pieces_of(token_ids_of("a\ufffdbc".encode()))[-3:-1] == ["a\ufffdb", "a\ufffdbc"]
+
+
+def test_one_tokenizer_serves_sixteen_threads() -> None:
+    """The server encodes and renders in one thread, and the engine decodes in another one."""
+    texts = [f"text {i} \U0001f600 " * (1 + i % 5) for i in range(16)]
+    expected = [TOKENIZER.encode(text) for text in texts]
+
+    def visit(i: int) -> None:
+        chat = [{"role": "user", "content": texts[i]}]
+        for _ in range(20):
+            assert TOKENIZER.encode(texts[i]) == expected[i]
+            assert pieces_of(expected[i])[-1] == texts[i]
+            assert texts[i] in TOKENIZER.apply_chat_template(chat, tokenize=False)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(visit, range(16)))
 
 
 def test_work_per_token_does_not_grow() -> None:

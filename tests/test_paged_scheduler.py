@@ -205,6 +205,21 @@ def test_a_prompt_that_never_fits(module_of: ModuleOf) -> None:
     assert len(engine.finished["next"]) == 3, "the next request must be served"
 
 
+def test_two_requests_that_do_not_fit_together_do_not_swap_places(module_of: ModuleOf) -> None:
+    """I5: each grows to 60% of the pool. The newer one is retracted once, and then waits."""
+    engine = engine_of(module_of, num_pages=10, page_size=4, max_num_seqs=2)
+    engine.scheduler.admission.new_token_ratio = 0.0
+    for name in ("first", "second"):
+        engine.add(name, [ord(name[0])] * 4, 20)
+    while engine.live:
+        engine.step()
+        engine.scheduler.admission.new_token_ratio = 0.0  # the estimate never learns
+    assert [*engine.finished] == ["first", "second"]
+    assert engine.scheduler.counters.num_retractions == 1
+    for name, output in engine.finished.items():
+        assert output == expected_tokens([ord(name[0])] * 4, 20)
+
+
 def test_undo_gives_back_what_was_allocated(module_of: ModuleOf) -> None:
     engine = engine_of(module_of, num_pages=10, page_size=2, max_num_batched_tokens=5)
     engine.add("a", [1, 2, 3, 4], 10)

@@ -81,6 +81,27 @@ def test_every_choice_is_streamed_once(path: str, make_engine: EngineFactory, se
 
 
 @pytest.mark.since("m5_overlap")
+def test_choices_that_end_in_different_steps(serve: Serve) -> None:
+    """Each choice ends once, with its own reason, and nothing of it comes behind its end."""
+    run = serve()
+    body = call(temperature=1.2, seed=4, n=3, max_tokens=40, ignore_eos=True)
+    texts = [choice["text"] for choice in run.post(COMPLETE, body)[1]["choices"]]
+    body["stop"] = [texts[0][3:5], texts[1][12:14]]
+    whole = run.post(COMPLETE, body)[1]
+    assert [choice["finish_reason"] for choice in whole["choices"]][:2] == ["stop", "stop"]
+    assert len({len(choice["text"]) for choice in whole["choices"]}) == 3
+    ended, found = dict[int, str](), ["", "", ""]
+    for event in run.events(COMPLETE, body)[:-1]:
+        (choice,) = event["choices"]
+        assert choice["index"] not in ended
+        found[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            ended[choice["index"]] = choice["finish_reason"]
+    assert found == [choice["text"] for choice in whole["choices"]]
+    assert [ended[i] for i in range(3)] == [choice["finish_reason"] for choice in whole["choices"]]
+
+
+@pytest.mark.since("m5_overlap")
 def test_several_prompts_with_several_choices(serve: Serve) -> None:
     """Choice i * n + j is output j of prompt i; each prompt counts once in the usage."""
     run = serve()

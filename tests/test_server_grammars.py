@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.conftest import EngineFactory
-from tests.serving import MODEL, Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.serving import MODEL, PATIENCE, Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.test_server_clients import hold_steps
 
 pytestmark = [
     pytest.mark.since("structured_output"),
@@ -133,6 +136,98 @@ def test_other_calls_run_while_a_grammar_is_compiled(
     slow_call.join(60)
     status, answer, _ = answers[0]
     assert status == 200 and json.loads(answer["choices"][0]["text"])["color"]
+
+
+def hold_compilations(engine: Any) -> tuple[threading.Event, threading.Event]:
+    """Let the compiler wait. Return an event that it sets when it begins, and one that ends it."""
+    begun, release, compile_grammar = threading.Event(), threading.Event(), engine.compiler.compile
+
+    def held(structured: Any) -> Any:
+        begun.set()
+        assert release.wait(2 * PATIENCE)  # a test fails earlier
+        return compile_grammar(structured)
+
+    engine.compiler.compile = held
+    return begun, release
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_during_a_compilation(
+    stream: bool, make_engine: EngineFactory, serve: Serve
+) -> None:
+    """Its place is free at once. When the compiler has ended, nothing is queued for it."""
+    engine: Any = make_engine()
+    begun, release = hold_compilations(engine)
+    server, added, add = serve(engine), list[Any](), engine.add_request
+    engine.add_request = lambda *args, **options: added.append(args) or add(*args, **options)
+    connection = server.open(COMPLETE, call(response_format=form(), stream=stream))
+    assert begun.wait(PATIENCE) and server.api.open.count == 1
+    connection.close()
+    server.wait_until(lambda: server.api.open.count == 0)
+    release.set()
+    server.wait_until(lambda: all(future.done() for future in engine.compiler.cache.values()))
+    assert server.post(COMPLETE, call())[0] == 200 and len(added) == 1
+
+
+def test_a_drain_waits_for_a_compilation(make_engine: EngineFactory, serve: Serve) -> None:
+    engine: Any = make_engine(max_num_seqs=1)
+    begun, release = hold_compilations(engine)
+    release_steps = hold_steps(engine)
+    server = serve(engine, drain_timeout=PATIENCE)
+    streams = [server.open(COMPLETE, call(stream=True)) for _ in range(2)]
+    server.wait_until(lambda: len(server.api.engine._boxes) == 2)
+    compiling = server.open(COMPLETE, call(response_format=form(), stream=True))
+    assert begun.wait(PATIENCE)
+    server.server.handle_exit(signal.SIGTERM, None)
+    assert server.post(COMPLETE, call())[1]["error"]["code"] == "shutting_down"
+    release.set()
+    release_steps()
+    for connection in (*streams, compiling):
+        text = b""
+        while data := connection.recv(4096):
+            text += data
+        assert b"data: [DONE]" in text and b"error" not in text
+        connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_compilation_at_the_deadline_of_a_drain(
+    stream: bool, make_engine: EngineFactory, serve: Serve
+) -> None:
+    """The call has no event yet: it gets a status, and the reason."""
+    engine: Any = make_engine()
+    begun, release = hold_compilations(engine)
+    server, answers = serve(engine, drain_timeout=0.0), list[Any]()
+    fields = call(response_format=form(), stream=stream)
+    waiting = threading.Thread(target=lambda: answers.append(server.post(COMPLETE, fields)))
+    waiting.start()
+    assert begun.wait(PATIENCE)
+    server.server.handle_exit(signal.SIGTERM, None)
+    waiting.join(PATIENCE)
+    release.set()
+    status, answer, _ = answers[0]
+    assert status == 503 and "shut down" in answer["error"]["message"]
+
+
+def test_a_compiler_that_fails_ends_only_its_request(
+    make_engine: EngineFactory, serve: Serve
+) -> None:
+    """An exception that is no refusal is the server's fault: status 500, and the others go on."""
+    engine: Any = make_engine()
+    server, compile_grammar = serve(engine), engine.compiler.compile
+
+    def failing(structured: Any) -> Any:
+        raise RuntimeError("planted")
+
+    engine.compiler.compile = failing
+    with ThreadPoolExecutor(1) as pool:
+        neighbour = pool.submit(server.post, COMPLETE, call(max_tokens=200))
+        status, answer, _ = server.post(COMPLETE, call(response_format=form()))
+        assert status == 500 and answer["error"]["type"] == "server_error"
+        assert neighbour.result()[0] == 200
+    engine.compiler.compile = compile_grammar
+    assert server.get("/health")[0] == 200
+    assert server.post(COMPLETE, call(structured_outputs={"choice": ["a"]}))[0] == 200
 
 
 def test_without_the_library_the_field_is_refused(make_engine: EngineFactory, serve: Serve) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from common import EngineDeadError, RequestOutput
+from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import ROOT, EngineFactory
 from tests.serving import MODEL, PATIENCE, Serve, serve_fixture  # noqa: F401 (a fixture)
 from tests.test_server_clients import COMPLETE, call, hold_steps
@@ -46,6 +47,20 @@ def test_metrics_count_what_happened(serve: Serve) -> None:
     stats = run.in_engine(lambda engine: engine.stats())
     assert metric(page, "ladder:num_steps_total") == stats.num_steps > 0
     assert metric(page, "ladder:kv_pages_cached") == stats.kv_pages_cached > 0
+
+
+def test_the_first_token_is_recorded_once(make_engine: EngineFactory, serve: Serve) -> None:
+    """Once for each request: also with three outputs, and after retractions."""
+    engine: Any = make_engine(page_size=4, num_pages=24)
+    force_retractions(engine.scheduler, 3)
+    run = serve(engine)
+    body = call(n=3, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True)
+    assert run.post(COMPLETE, body)[0] == 200
+    page = run.get("/metrics")[1]
+    assert metric(page, "vllm:num_preemptions_total") > 0
+    assert metric(page, "vllm:time_to_first_token_seconds_count") == 1
+    assert metric(page, "vllm:generation_tokens_total") == 36
+    assert metric(page, "vllm:prompt_tokens_total") == 5
 
 
 def test_an_engine_that_fails_ends_every_call(make_engine: EngineFactory, serve: Serve) -> None:

@@ -258,6 +258,11 @@ def test_a_draft_model_with_other_tokens_is_refused(module_of: ModuleOf) -> None
     other: Any = SimpleNamespace(name="other", vocab_size=target.vocab_size + 1)
     with pytest.raises(ValueError, match="vocabulary"):
         module_of("draft_model").DraftModel(other, target)
+    names = {**target.tokenizer.get_vocab(), "one more": 3}
+    tokenizer = SimpleNamespace(get_vocab=lambda: names)
+    same: Any = SimpleNamespace(name="same", vocab_size=target.vocab_size, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="different tokens"):
+        module_of("draft_model").DraftModel(same, target)
 
 
 def test_rejection_sampling_has_the_distribution_of_the_model(module_of: ModuleOf) -> None:
@@ -282,3 +287,117 @@ def test_rejection_sampling_has_the_distribution_of_the_model(module_of: ModuleO
     for token, share in enumerate(target[1].tolist()):
         found = sum(n for (_, second), n in pairs.items() if second == token) / accepted
         assert abs(found - share) < 4 * (share * (1 - share) / accepted) ** 0.5
+
+
+@pytest.mark.parametrize("distance", range(1, 7))
+def test_drafts_end_before_max_model_len(make_engine: EngineFactory, distance: int) -> None:
+    """No draft has a position that the model does not have, and the output ends where m5's does."""
+    length = 32
+    prompt = [i % 40 for i in range(length - distance)]
+    with build_engine("m5_overlap", max_model_len=length) as plain:
+        [expected] = outputs_of(plain, [prompt], greedy(20, ignore_eos=True))
+    assert len(expected.token_ids) == distance and expected.finish_reason == "length"
+    engine: Any = with_drafter(
+        make_engine(max_model_len=length), Given(expected.token_ids + [7] * 9)
+    )
+    prepare, positions = engine.runner.inputs.prepare, list[int]()
+
+    def watched(batch: Any, static_size: Any = None) -> Any:
+        inputs = prepare(batch, static_size)
+        positions.append(int(inputs.position_ids.max()))
+        return inputs
+
+    engine.runner.inputs.prepare = watched
+    [output] = outputs_of(engine, [prompt], greedy(20, ignore_eos=True))
+    assert output == expected and max(positions) < length
+    assert engine.stats().num_draft_tokens == max(0, distance - 2)
+
+
+def test_a_stop_string_at_every_place_of_a_run(make_engine: EngineFactory) -> None:
+    """Text, tokens and log probabilities end where they end in m5, whole and as a stream."""
+    with build_engine("m5_overlap") as plain:
+        [whole] = outputs_of(plain, [PROMPT], greedy(16, ignore_eos=True))
+        text, num_accepted = whole.text, 0
+        for start in range(len(text) - 1):
+            params = greedy(16, ignore_eos=True, stop=text[start : start + 2], logprobs=0)
+            [expected] = outputs_of(plain, [PROMPT], params)
+            engine = with_drafter(make_engine(), Given(whole.token_ids))
+            outputs = [output.outputs[0] for output in engine.stream(PROMPT, params)]
+            final = outputs[-1]
+            assert (final.text, final.token_ids) == (expected.text, expected.token_ids)
+            assert final.finish_reason == expected.finish_reason == "stop"
+            assert len(final.logprobs or []) == len(final.token_ids)
+            assert all(final.text.startswith(output.text) for output in outputs)
+            num_accepted += engine.stats().num_accepted_tokens
+    assert num_accepted > 0
+
+
+class ByPrompt:
+    """A drafter with a right answer and a number of drafts for each prompt."""
+
+    def __init__(self, answers: list[tuple[list[int], list[int], int]]) -> None:
+        self.answers = {tuple(prompt): (output, count) for prompt, output, count in answers}
+
+    def propose(self, request: Any, count: int) -> list[int]:
+        output, most = self.answers[tuple(request.token_ids[: request.num_prompt_tokens])]
+        done = request.num_output_tokens
+        return output[done : done + min(count, most)]
+
+
+def test_a_ragged_batch_gives_each_request_its_own_answer(make_engine: EngineFactory) -> None:
+    """Four and two drafts, a prompt in chunks and a request without a draft; seeds of their own."""
+    prompts = [PROMPT, [3] * 40, [1, 2], [9] * 5]
+    params = [
+        SamplingParams(max_tokens=20, temperature=temperature, seed=i, ignore_eos=True, logprobs=1)
+        for i, temperature in enumerate([0.0, 0.7, 1.3, 0.0])
+    ]
+    expected = []
+    for prompt, own in zip(prompts, params, strict=True):
+        with build_engine("m5_overlap") as plain:
+            expected += outputs_of(plain, [prompt], own)
+    counts = (4, 3, 0, 2)
+    answers = [(p, o.token_ids, n) for p, o, n in zip(prompts, expected, counts, strict=True)]
+    engine: Any = with_drafter(make_engine(max_num_batched_tokens=16), ByPrompt(answers))
+    launch, shapes = engine.runner.launch, set[tuple[int, ...]]()
+
+    def watched(batch: Any, table: Any) -> Any:
+        shapes.add(tuple(batch.num_scheduled_tokens))
+        return launch(batch, table)
+
+    engine.runner.launch = watched
+    found = outputs_of(engine, prompts, params)
+    assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
+            assert one == pytest.approx(other, abs=1e-4), "the row of another position"
+    assert any(len(set(shape)) > 2 for shape in shapes), "no step was ragged"
+
+
+def test_tokens_behind_the_end_of_a_run_are_not_counted(make_engine: EngineFactory) -> None:
+    """Four drafts and a stop at the second token: one draft is accepted, and two tokens count."""
+    with build_engine("m5_overlap") as plain:
+        [expected] = outputs_of(plain, [PROMPT], greedy(8, ignore_eos=True))
+    tokens = expected.token_ids
+    assert tokens.index(tokens[2]) == 2
+    engine = with_drafter(make_engine(), Given(tokens))
+    params = greedy(8, ignore_eos=True, stop_token_ids=[tokens[2]])
+    [output] = outputs_of(engine, [PROMPT], params)
+    stats = engine.stats()
+    assert output.token_ids == tokens[:3]
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (4, 1)
+    assert (stats.decode_tokens, stats.padding_tokens) == (2, 3)
+
+
+def test_min_tokens_counts_tokens(make_engine: EngineFactory) -> None:
+    """A stop token within a run, before and behind `min_tokens`: the answer is that of m5."""
+    with build_engine("m5_overlap") as plain:
+        [free] = outputs_of(plain, [PROMPT], greedy(12, ignore_eos=True))
+        for place in range(1, 8):
+            params = greedy(
+                12, ignore_eos=True, stop_token_ids=[free.token_ids[place]], min_tokens=4
+            )
+            [expected] = outputs_of(plain, [PROMPT], params)
+            engine = with_drafter(make_engine(), Given(free.token_ids))
+            [output] = outputs_of(engine, [PROMPT], params)
+            assert output.token_ids == expected.token_ids
+            assert output.finish_reason == expected.finish_reason

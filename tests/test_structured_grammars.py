@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -245,6 +246,8 @@ def test_hostile_grammars_are_refused_alone(make_engine: EngineFactory, wanted: 
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "object", "properties": {"a": {"contains": {}}}}, "contains"),
         ({"if": {}, "then": {}}, "if"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "properties"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
     ],
 )
 def test_unsupported_keywords_are_named(
@@ -252,6 +255,45 @@ def test_unsupported_keywords_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=f'"{keyword}"'):
         library(module_of)(StructuredOutputsParams(json=wanted))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"minimum": 1%s}' % ("0" * 30), '{"const": "\\ud83d"}', '{"x-guidance": {}}']
+)
+def test_an_error_of_the_library_names_the_field(module_of: ModuleOf, text: str) -> None:
+    """Also where the library cannot even read the schema."""
+    with pytest.raises(ValueError, match="^structured_outputs cannot be compiled: "):
+        library(module_of)(StructuredOutputsParams(json=text))
+
+
+BOUNDS = [-10, -1.5, -1, -0.5, 0, 0.001, 0.5, 1, 1.5, 2.0, 2.25, 10]
+NUMBERS = [
+    *(f"{sign}{x}" for x in (0, 1, 2, 10, "0.0", "0.5", "1.0", "1.5") for sign in ("", "-")),
+    "0.001", "2.25", "1e1", "-1e1", "0e5", "5e-1", "100",
+]  # fmt: skip
+
+
+def test_no_number_outside_its_range_is_accepted(module_of: ModuleOf) -> None:
+    """Bounds that are excluded or not. A range that would not be exact is refused by name."""
+    from jsonschema import Draft202012Validator
+
+    compiler, num_accepted, num_refused = library(module_of), 0, 0
+    end = min(compiler.loaded.eos_token_ids)
+    for low, high in itertools.product(BOUNDS, BOUNDS):
+        for lower, upper in itertools.product(
+            ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+        ):
+            wanted = {"type": "number", lower: low, upper: high}
+            try:
+                grammar = compiler(StructuredOutputsParams(json={"anyOf": [wanted]}))
+            except ValueError as error:
+                num_refused += "is not supported" in str(error)
+                continue
+            for text in NUMBERS:
+                if follows(grammar, [*compiler.loaded.tokenizer.encode(text), end]):
+                    assert Draft202012Validator(wanted).is_valid(json.loads(text)), (text, wanted)
+                    num_accepted += 1
+    assert num_accepted > 1000 and 0 < num_refused < 60
 
 
 # --- masks, without an engine
@@ -341,13 +383,28 @@ def test_half_a_character_leads_into_the_range(module_of: ModuleOf) -> None:
     assert grammar.accept(second) and allowed(compiler, grammar) <= set(range(256))
 
 
+COMBINED: list[dict[str, Any]] = [  # keywords that have to be followed together
+    {"type": "string", "pattern": "^[ab]*$", "minLength": 2, "maxLength": 3},
+    {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}], "maxLength": 4},
+    {"type": "integer", "multipleOf": 3, "minimum": 4, "maximum": 20},
+    {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5.5},
+    {"enum": [1, 5, "5", 9], "type": "integer", "minimum": 4},
+    {"anyOf": [{"type": "integer", "maximum": 3}, {"const": "a"}], "minimum": 1},
+    {"type": "array", "prefixItems": [{"type": "null"}], "items": {"const": 1}, "maxItems": 3},
+    {"type": "object", "patternProperties": {"^x": {"const": 0}}, "additionalProperties": False},
+    {"type": "object", "required": ["b"], "additionalProperties": {"type": "null"},
+     "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer", "minimum": 0}}, "maximum": 3},
+]  # fmt: skip
+
+
 def test_random_walks_give_only_valid_documents(module_of: ModuleOf) -> None:
-    """Twenty schemas, and ten walks through the masks of each."""
+    """Thirty schemas, and ten walks through the masks of each."""
     from jsonschema import Draft202012Validator
 
     compiler, chance = library(module_of), random.Random(5)
     decode, ends = compiler.loaded.tokenizer.decode, compiler.loaded.eos_token_ids
-    for wanted in [schema(chance) for _ in range(20)]:
+    for wanted in [*COMBINED, *[schema(chance) for _ in range(20)]]:
         start = compiler(StructuredOutputsParams(json=wanted))
         for _ in range(10):
             grammar, tokens = start.fork(), list[int]()

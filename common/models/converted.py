@@ -54,9 +54,9 @@ def _panel_size() -> int:
 
 
 def _name(path: Path) -> str:
-    """Return a name for a file: another one if the file changes."""
-    stat = path.stat()
-    identity = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    """Return a name for the files of a model: another one if one of them changes."""
+    stats = [(file.resolve(), file.stat()) for file in shards_of(path)]
+    identity = ",".join(f"{file}:{stat.st_size}:{stat.st_mtime_ns}" for file, stat in stats)
     return f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 

@@ -11,6 +11,13 @@ from ..validation import require_list, require_text, shown
 
 MAX_CHARACTERS = 100_000  # of a schema, a regular expression, or all choices together
 MAX_CHOICES = 10_000
+# Pairs of bounds of a number; the first one of each is excluded.
+RANGES = [
+    ("exclusiveMinimum", "maximum"),
+    ("exclusiveMinimum", "exclusiveMaximum"),
+    ("exclusiveMaximum", "minimum"),
+    ("exclusiveMaximum", "exclusiveMinimum"),
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ def _schema(schema: Any) -> str:
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         require_text("structured_outputs: json", text, longest=MAX_CHARACTERS)
-        if not isinstance(json.loads(text), dict):
+        value = json.loads(text)
+        if not isinstance(value, dict):
             raise ValueError(
                 f"structured_outputs: json must be a JSON object, a schema, got {shown(schema)}"
             )
@@ -58,7 +66,34 @@ def _schema(schema: Any) -> str:
         raise ValueError(
             f"structured_outputs: json must be a JSON schema, got {shown(schema)}: {error}"
         ) from None
+    _require_exact_ranges(value)
     return text
+
+
+def _require_exact_ranges(schema: Any) -> None:
+    """Raise `ValueError` for a range of numbers in which llguidance allows an excluded bound.
+
+    It does so if this bound is an integer and the other bound is less than 1 away.
+    """
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        if not isinstance(part, dict):
+            continue
+        parts += part.values()
+        numbers = {name: value for name, value in part.items() if type(value) in (int, float)}
+        for excluded, name in RANGES:
+            if not {excluded, name} <= numbers.keys():
+                continue
+            bound, other = numbers[excluded], numbers[name]
+            if bound % 1 == 0 and other - 1 < bound < other + 1:
+                raise ValueError(
+                    f"structured_outputs: json: {excluded}={shown(bound)} with {name}="
+                    f"{shown(other)} is not supported: use a bound {excluded} that is no integer, "
+                    "or bounds that are further apart"
+                )
 
 
 def _choices(choices: Any) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from .embeddings import EmbeddingCall, Embeddings
 from .engine_thread import EngineThread
 from .errors import ApiError, Json, add_handlers
 from .formats import ChatFormat, CompletionFormat, Format
-from .generation import Generation, now
+from .generation import CLIENT_GONE, Generation, now, unless_gone
 from .grammars import Grammars
 from .limits import Guard, OpenRequests
 from .live.routes import Live, add_routes
@@ -98,11 +98,18 @@ class Api:
         """
         arrival_time, count = now(), num_choices(params)
         options = call.options(self.has_priorities) | self.adapters.options(call.model)
-        with ExitStack() as resources:
-            resources.enter_context(self.open.place_for(num_prompts * count))
+
+        async def prepared() -> Prepared:
             if params.structured_outputs is not None:
                 await self.grammars.check(params.structured_outputs, call.model_extra or {})
-            form, prompts = await prepare()
+            return await prepare()
+
+        with ExitStack() as resources:
+            resources.enter_context(self.open.place_for(num_prompts * count))
+            found = await unless_gone(request, prepared, self.engine.ended)
+            if found is None:
+                return Response(status_code=CLIENT_GONE)
+            form, prompts = found
             generation = Generation(self.engine, form, count)
             await generation.admit(prompts, params, arrival_time, options)
             resources.push(generation.resources)

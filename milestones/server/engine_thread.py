@@ -88,6 +88,7 @@ class EngineThread:
     def start(self) -> None:
         """Start the thread. The running event loop is the one that gets the outputs."""
         self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()  # see `fail_all`
         self._thread.start()
 
     async def stop(self) -> None:
@@ -139,7 +140,10 @@ class EngineThread:
         box.unfinished.clear()
 
     def fail_all(self, error: Exception) -> None:
-        """End all open API calls with this error."""
+        """End all open API calls with this error. It is the exception of `ended` from now on."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # it may be that no call waits for it
         for box in set(self._boxes.values()):
             box.fail(error)
 

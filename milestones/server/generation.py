@@ -141,13 +141,25 @@ def event(body: Body) -> str:
     return f"data: {json.dumps(body, allow_nan=False, separators=(',', ':'))}\n\n"
 
 
-async def unless_gone(request: Request, function: Callable[[], Awaitable[T]]) -> T | None:
-    """Return the result of `function()`; None as soon as the client has closed the connection."""
+async def unless_gone(
+    request: Request,
+    function: Callable[[], Awaitable[T]],
+    ended: asyncio.Future[None] | None = None,
+) -> T | None:
+    """Return the result of `function()`; None as soon as the client has closed the connection.
+
+    ended: a future that has an exception as soon as this call must end. It is raised here.
+    """
     work = asyncio.ensure_future(function())
     gone = asyncio.ensure_future(_disconnected(request))
+    waited_for: list[asyncio.Future[Any]] = [work, gone, *([] if ended is None else [ended])]
     try:
-        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
+        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        if ended is not None and ended.done():
+            ended.result()
+        return None
     finally:
         work.cancel()
         gone.cancel()

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 TIED = ("falcon", "bloom")  # the head is tied in these architectures, although the file has it
+# A bias or a norm of a layer: a model that leaves it out gives other answers.
+ADDED = re.compile(r"blk\.(\d+)\.(.*\.bias|.*norm\.weight)")
 FREQUENCIES = "rope_freqs.weight"  # factors of the rotary frequencies (Llama 3.1)
 Named = tuple[str, "StoredWeight | torch.Tensor"]
 
@@ -114,6 +116,7 @@ class _Names:
         kind = known.TENSOR_PROCESSORS.get(architecture, known.TensorProcessor)
         self.processor = kind(config=self.parsed["config"])
         self.names: dict[str, str] = known.get_gguf_hf_weights_map(model, self.processor)
+        self.num_layers: int = model.config.get_text_config().num_hidden_layers
 
     def of(self, name: str) -> str | None:
         """Return the name of a tensor in Hugging Face's model; None if it has no single name."""
@@ -136,6 +139,8 @@ class _Names:
             yield FREQUENCIES, torch.from_numpy(np.copy(weights))
         elif done is not None and (target := self.names.get(done)) is not None:
             yield target, torch.from_numpy(np.copy(weights))
+        elif (found := ADDED.fullmatch(name)) is not None and int(found[1]) < self.num_layers:
+            raise ValueError(f"it has {name}, which transformers leaves out of a model of its kind")
         elif done is not None:
             logger.warning("the model does not use the tensor %s of its file", name)
 

@@ -80,7 +80,10 @@ class GrammarLibrary:
             if self.tokenizer is None:
                 self.tokenizer = self._make_tokenizer()
         limits = llguidance.LLParserLimits(**LIMITS)
-        text = _grammar_text(structured)
+        try:
+            text = _grammar_text(structured)
+        except ValueError as error:  # an integer of more than 64 bits, half a surrogate pair
+            raise ValueError(f"structured_outputs cannot be compiled: {str(error)[:300]}") from None
         matcher = llguidance.LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
         grammar = MatcherGrammar(matcher, self.loaded.eos_token_ids)
         if error := grammar.error or self._try_first_token(grammar.fork()):
@@ -115,5 +118,5 @@ def _grammar_text(structured: StructuredOutputsParams) -> str:
         return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
     schema = json.loads(str(structured.json))
     if "x-guidance" in schema:
-        raise ValueError("structured_outputs: json must not have the keyword 'x-guidance'")
+        raise ValueError("json must not have the keyword 'x-guidance'")
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=SEPARATORS))

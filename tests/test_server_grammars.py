@@ -159,7 +159,12 @@ def test_a_client_that_goes_away_during_a_compilation(
     engine: Any = make_engine()
     begun, release = hold_compilations(engine)
     server, added, add = serve(engine), list[Any](), engine.add_request
-    engine.add_request = lambda *args, **options: added.append(args) or add(*args, **options)
+
+    def count_and_add(*args: Any, **options: Any) -> Any:
+        added.append(args)
+        return add(*args, **options)
+
+    engine.add_request = count_and_add
     connection = server.open(COMPLETE, call(response_format=form(), stream=stream))
     assert begun.wait(PATIENCE) and server.api.open.count == 1
     connection.close()

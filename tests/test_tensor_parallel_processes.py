@@ -153,6 +153,7 @@ def test_a_killed_rank_ends_the_engine(milestone: str) -> None:
     loaded.close()
     assert time.monotonic() - started < AT_ONCE
     assert process.poll() is not None
+    assert loaded.ranks is not None
     assert not Path(loaded.ranks.workers.rendezvous).parent.exists(), "a folder is left"
 
 

@@ -103,9 +103,9 @@ def run_case(name: str, page: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--page", str(page)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
-    except subprocess.TimeoutExpired as error:
+    except subprocess.TimeoutExpired as ended:
         late = {"passed": False, "error": f"it took longer than {SECONDS} seconds"}
-        return latest_result(error.stdout) | late
+        return latest_result(ended.stdout) | late
     result = latest_result(done.stdout)
     if done.returncode != 0 or not result:
         error = done.stderr[-2000:] or f"exit status {done.returncode}"

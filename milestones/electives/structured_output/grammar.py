@@ -82,8 +82,8 @@ class GrammarLibrary:
         limits = llguidance.LLParserLimits(**LIMITS)
         try:
             text = _grammar_text(structured)
-        except ValueError as error:  # an integer of more than 64 bits, half a surrogate pair
-            raise ValueError(f"structured_outputs cannot be compiled: {str(error)[:300]}") from None
+        except ValueError as cause:  # an integer of more than 64 bits, half a surrogate pair
+            raise ValueError(f"structured_outputs cannot be compiled: {str(cause)[:300]}") from None
         matcher = llguidance.LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
         grammar = MatcherGrammar(matcher, self.loaded.eos_token_ids)
         if error := grammar.error or self._try_first_token(grammar.fork()):

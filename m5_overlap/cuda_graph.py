@@ -134,7 +134,8 @@ class DecodeGraphs:
                 step.logits.copy_(self.forward(step.inputs))
         except RuntimeError as error:
             logger.warning("this model runs without CUDA graphs: %s", error)
-            self.sizes, self.capture, self.logits = [], False, None
+            self.sizes.clear()  # so the loop over them ends, too
+            self.capture, self.logits = False, None
             self.steps.clear()  # without sizes, no step uses the graphs that were captured before
             return
         step.graph = graph

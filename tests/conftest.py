@@ -146,13 +146,15 @@ def _milestone_of(item: pytest.Item) -> str | None:
 @functools.cache
 def shared_model(name: str) -> LoadedModel:
     """Return a model that is loaded once for the whole run. Engines share it."""
-    return load_model(EngineConfig(model=name, device="cpu"))
+    with torch.inference_mode(False):  # other tests may use it outside of inference mode
+        return load_model(EngineConfig(model=name, device="cpu"))
 
 
 @functools.cache
 def plain_model(name: str) -> LoadedModel:
     """Return the model as Hugging Face made it, without our passes. The oracle uses it."""
-    return load_model(EngineConfig(model=name, device="cpu"), plain=True)
+    with torch.inference_mode(False):  # other tests may use it outside of inference mode
+        return load_model(EngineConfig(model=name, device="cpu"), plain=True)
 
 
 def build_engine(

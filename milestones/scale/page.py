@@ -85,8 +85,8 @@ def _ranks(found: dict[str, Any]) -> str:
     weights = [side["weights"] / 1e9 for side in (divided, alone)]
     return (
         f"One run on {found['machine']}, {found['model']}, m5_overlap, one thread for each process."
-        f"\nMedians of {found['rounds']} paired runs: {found['ranks']} ranks / one process. The "
-        f"machine did other work at the same time.\n\n{_rows(head, rows)}\n"
+        f"\nMedians of {found['rounds']} paired runs: {found['ranks']} ranks / one process.\n\n"
+        f"{_rows(head, rows)}\n"
         f"A rank has {weights[0]:.2f} of {weights[1]:.2f} GB of weights, and "
         f"{divided['kv_per_token']:,} of {alone['kv_per_token']:,} bytes of keys and values for "
         "each token.\n"

@@ -69,6 +69,17 @@ def test_the_table_of_stored_weights_is_of_the_recorded_run() -> None:
             assert row[column] == shown, f"{row['engine']}, {column}"
 
 
+def test_the_goodput_is_of_the_recorded_run() -> None:
+    """`load --engines` writes it. A rate that an engine did not get is a dash."""
+    recorded = json.loads((HANDOUTS / "results/load.json").read_text(encoding="utf-8"))["engines"]
+    rows = table((HANDOUTS / "SERVING.md").read_text(encoding="utf-8"), "| engine | 1 request/s")
+    assert [row["engine"] for row in rows] == list(recorded)
+    for row in rows:
+        shown = [cell for name, cell in row.items() if name != "engine"]
+        found = [f"{measured['goodput']:.2f}" for measured in recorded[row["engine"]]]
+        assert shown == found + ["-"] * (len(shown) - len(found)), row["engine"]
+
+
 def test_the_gaps_of_m5_1_are_those_of_the_table() -> None:
     text = handout("m5_overlap")
     size, below, here = numbers(GAPS, text)

@@ -58,7 +58,7 @@ def lines(panels: Mapping[str, Mapping[str, Points]], title: str) -> str:
     """Draw panels side by side: curves over sizes on a logarithmic axis.
 
     panels: for each name of a panel, the curves with their names. The curves of one name have the
-    same colour in all panels. Values begin at 0. If the largest is more than a hundred times the
+    same colour in all panels. Values begin at 0. If the largest is more than thirty times the
     smallest, their axis is logarithmic too, and begins at the smallest.
     """
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
@@ -82,13 +82,13 @@ def _panel(x: float, curves: Mapping[int, Points]) -> list[str]:
     sizes = [size for points in curves.values() for size, _ in points]
     values = [value for points in curves.values() for _, value in points]
     across = _scale(min(sizes), max(sizes), left, right, is_logarithmic=True)
-    wide = min(values) > 0 and max(values) > 100 * min(values)
+    wide = min(values) > 0 and max(values) > 30 * min(values)
     lowest = min(values) if wide else 0.0
     up = _scale(lowest, max(values), bottom, TOP, is_logarithmic=wide)
     parts = [
         svg.path(f"M{left} {TOP}V{bottom}H{right}", "axis"),
-        svg.text(left - 4, TOP + 8, f"{max(values):.3g}", anchor="end"),
-        svg.text(left - 4, bottom, f"{lowest:.3g}", anchor="end"),
+        svg.text(left - 4, TOP + 8, _number(max(values)), anchor="end"),
+        svg.text(left - 4, bottom, _number(lowest), anchor="end"),
         svg.text(left, HEIGHT - 12, f"{min(sizes):,g}"),
         svg.text(right, HEIGHT - 12, f"{max(sizes):,g}", anchor="end"),
     ]
@@ -106,3 +106,7 @@ def _scale(
     measure: Callable[[float], float] = math.log2 if is_logarithmic else float
     span = max(1e-9, measure(highest) - measure(lowest))
     return lambda value: start + (end - start) * (measure(value) - measure(lowest)) / span
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

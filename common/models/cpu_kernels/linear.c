@@ -18,7 +18,9 @@
 #define DEPTH 64 /* inputs of a block. 64 * PANEL floats are 4 kB, or 8 kB with AVX-512 */
 #define CHUNK 48 /* the number of rows that share a block */
 #define FEW 3    /* up to so many rows, numbers become floats in registers */
-#define AHEAD 4096 /* the distance in bytes from the numbers in use to those that are prefetched */
+/* The distance in bytes from the numbers in use to those that are prefetched. With few rows, the
+   distance for 4 bits. */
+#define AHEAD 4096
 
 /* sums[rows][2] += x[rows][depth] * block[depth][PANEL]; the rows of x are `stride` numbers apart.
    For each input, `step` more bytes are prefetched, from `next` on. */
@@ -71,13 +73,14 @@ INLINE void multiply_stored(
         s[r][0] = sums[r][0], s[r][1] = sums[r][1];
     for (int64_t first = 0; first < in; first += f.inputs) {
         Group g = group_of(f, panel, first / f.inputs);
-        for (int64_t byte = 0; byte < group_bytes(f); byte += 64)
-            __builtin_prefetch(g.quanta + AHEAD + byte);
+        int64_t bytes = group_bytes(f) / f.inputs; /* of an input */
         int64_t count = f.bits < 16 ? f.inputs : smaller(f.inputs, in - first);
 #pragma GCC unroll 32 /* i is then a constant, and so is the place of its bits */
         for (int64_t i = 0; i < count; i++) {
             vec weights[2];
             line_of(f, &g, i, weights);
+            if (i * bytes % 64 < bytes) /* a core can wait for only a few cache lines at once */
+                __builtin_prefetch(g.quanta + AHEAD * f.bits / 4 + i * bytes);
             for (int r = 0; r < rows; r++) {
                 vec input = repeat(x[r * in + first + i]);
                 s[r][0] = multiply_add(input, weights[0], s[r][0]);

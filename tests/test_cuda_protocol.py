@@ -122,7 +122,8 @@ def test_graphs_are_captured_at_the_start(
     assert sorted(graphs.steps) == graphs.sizes == [1, 2, 4] and graphs.num_replays == 0
     assert cuda.names().count("new stream") == 1
     memory = {step.logits.untyped_storage().data_ptr() for step in graphs.steps.values()}
-    assert len(memory) == 1 and not recwarn.list
+    # Triton's interpreter may warn about NumPy.
+    assert len(memory) == 1 and not [w for w in recwarn if "triton" not in w.filename]
     assert tokens_of(engine, 5) == expected
     assert engine.stats().num_graph_replays == engine.stats().num_steps - 1
 

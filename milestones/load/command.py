@@ -75,8 +75,6 @@ def main(args: argparse.Namespace) -> int:
         return 2
     import httpx2
 
-    from .report import chart
-
     runs: dict[str, list[Row]] = {}
     model = ""
     for name in args.engines or [args.url]:
@@ -88,6 +86,14 @@ def main(args: argparse.Namespace) -> int:
             console.print(f"{name}: {error}", style="red")
             return 1
         _report(args, console, f"{model} at {name}", runs[name])
+        _write(args, model, runs)  # if a later engine fails, this is not lost
+    everything = itertools.chain.from_iterable(runs.values())
+    return 0 if any(row.num_failed < row.num_requests for row in everything) else 1
+
+
+def _write(args: argparse.Namespace, model: str, runs: dict[str, list[Row]]) -> None:
+    from .report import chart
+
     if args.json:
         figures = {name: [asdict(row) for row in rows] for name, rows in runs.items()}
         found = {"engines": figures} if args.engines else {"rows": figures[args.url]}
@@ -95,8 +101,6 @@ def main(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if args.svg:
         args.svg.write_text(chart(runs, f"{model}, {machine()}"), encoding="utf-8")
-    everything = itertools.chain.from_iterable(runs.values())
-    return 0 if any(row.num_failed < row.num_requests for row in everything) else 1
 
 
 def _report(args: argparse.Namespace, console: Console, title: str, rows: Sequence[Row]) -> None:

@@ -18,8 +18,8 @@
 #define DEPTH 64 /* inputs of a block. 64 * PANEL floats are 4 kB, or 8 kB with AVX-512 */
 #define CHUNK 48 /* the number of rows that share a block */
 #define FEW 3    /* up to so many rows, numbers become floats in registers */
-/* The distance in bytes from the numbers in use to those that are prefetched. With few rows, the
-   distance for 4 bits. */
+/* The distance in bytes from the numbers in use to those that are prefetched. In a product of few
+   rows, this is the distance for formats of 4 bits, and formats of more bits have a longer one. */
 #define AHEAD 4096
 
 /* sums[rows][2] += x[rows][depth] * block[depth][PANEL]; the rows of x are `stride` numbers apart.

@@ -9,7 +9,8 @@ from typing import Any
 from .. import svg
 
 WIDTH, ROW, LABEL, VALUE, GAP = 720, 18, 120, 60, 34  # pixels
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#7a7a7a", "#56b4e9")
+# Of curves. From the eighth curve on, they repeat.
+COLOURS = 3 * ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#7a7a7a", "#56b4e9")
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
 .milestone { fill: #0072b2 } .peer { fill: #999999 }
@@ -71,7 +72,8 @@ def lines(panels: Mapping[str, Mapping[str, Points]], title: str) -> str:
             ]
     for number, (name, curves) in enumerate(panels.items()):
         parts += [svg.text(number * PANEL + LEFT, 40, name, "title")]
-        parts += _panel(number * PANEL, {names.index(name): curves[name] for name in curves})
+        numbered = {names.index(curve): points for curve, points in curves.items()}
+        parts += _panel(number * PANEL, numbered)
     height = HEIGHT + (20 if len(names) > 1 else 0)
     return svg.document(parts, max(1, len(panels)) * PANEL, height, STYLE)
 

@@ -27,6 +27,8 @@ class FakeReplicas:
         self.ended: list[str] = []
         self.gate = asyncio.Event()  # answers wait for it after their first piece
         self.gate.set()
+        self.report_gate = asyncio.Event()  # answers wait for it before their report
+        self.report_gate.set()
 
     async def answer(self, call: ForwardedCall) -> AsyncGenerator[Item, None]:
         """Yield an answer, or raise `ReplicaDiedError`."""
@@ -50,6 +52,7 @@ class FakeReplicas:
             if left == len(items):
                 self.routing.died(name)
                 raise ReplicaDiedError(name)
+            await self.report_gate.wait()
             yield Tail(name, CacheReport(len(self.answered), None, call.keys))
         finally:
             self.routing.close(call.number)

@@ -32,15 +32,24 @@ def front_of(replicas: FakeReplicas, **settings: Any) -> Front:
     return Front(replicas, ServerSettings(**settings), PromptKeys(described))
 
 
-async def post(front: Front, body: Any = BODY, sends: list[Any] | None = None) -> tuple[int, bytes]:
-    """Send a call to the application, and return the status and the body of the answer."""
+async def post(
+    front: Front,
+    body: Any = BODY,
+    sends: list[Any] | None = None,
+    leaves: asyncio.Event | None = None,
+) -> tuple[int, bytes]:
+    """Send a call to the application, and return the status and the body of the answer.
+
+    sends: gets all messages. leaves: when it is set, the client closes the connection.
+    """
     sent = [] if sends is None else sends
     messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
     async def receive() -> Any:
-        if not messages:
-            await asyncio.Event().wait()
-        return messages.pop()
+        if messages:
+            return messages.pop()
+        await (leaves or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -161,6 +170,52 @@ def test_a_client_that_goes_away_frees_its_place() -> None:
         await asyncio.wait((call,))
         assert replicas.balancer.loads == {"a": 0} and front.open.count == 0
         assert replicas.ended == ["a"]
+
+    run(test)
+
+
+async def sent_whole(sends: list[Any]) -> None:
+    """Wait for the last piece of an answer."""
+    while b"".join(message.get("body", b"") for message in sends) != WHOLE:
+        await asyncio.sleep(0.001)
+
+
+def test_a_client_that_goes_away_after_the_whole_answer_does_not_lose_the_report() -> None:
+    """A client with `Connection: close` leaves at once. The report of the cache comes later."""
+
+    async def test() -> None:
+        replicas = FakeReplicas(["a"])
+        replicas.report_gate.clear()
+        front = front_of(replicas)
+        leaves = asyncio.Event()
+        sends: list[Any] = []
+        call = asyncio.create_task(post(front, sends=sends, leaves=leaves))
+        await sent_whole(sends)
+        leaves.set()
+        for _ in range(10):  # the front sees that the client has gone
+            await asyncio.sleep(0)
+        replicas.report_gate.set()
+        await call
+        assert replicas.balancer.reported() == {"a": 1}
+        assert replicas.balancer.loads == {"a": 0} and front.open.count == 0
+
+    run(test)
+
+
+def test_an_answer_that_was_sent_as_a_whole_gets_no_error() -> None:
+    """The server shuts down while the report is still to come."""
+    from milestones.server.errors import ApiError
+
+    async def test() -> None:
+        replicas = FakeReplicas(["a"])
+        replicas.report_gate.clear()
+        front = front_of(replicas)
+        sends: list[Any] = []
+        call = asyncio.create_task(post(front, sends=sends))
+        await sent_whole(sends)
+        front.end_all(ApiError(503, "the server has shut down before the end of this answer"))
+        assert await call == (200, WHOLE)
+        assert replicas.balancer.loads == {"a": 0}
 
     run(test)
 

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 4  # of one call, with a replica that dies in each but the last
 LAST_EVENT = b"data: [DONE]\n\n"  # of a stream without an error
+LAST_MESSAGE = {"type": "http.response.body", "body": b""}
 
 
 class Replicas(Protocol):
@@ -93,6 +94,8 @@ class Answer(Response):
         gone = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait((self._work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if self._is_whole:  # the client may go. The replica's report is still to come
+                await asyncio.wait((self._work,))
         finally:
             gone.cancel()
             if not self._work.done():
@@ -110,7 +113,7 @@ class Answer(Response):
                 return
             except ReplicaDiedError:
                 if self._is_whole:  # only the report is lost
-                    await send({"type": "http.response.body", "body": b""})
+                    await send(LAST_MESSAGE)
                     return
                 if self._is_started:
                     break
@@ -138,7 +141,7 @@ class Answer(Response):
         if not is_complete:
             raise ReplicaDiedError(self._head.replica if self._head else None)
         await self._start(send)
-        await send({"type": "http.response.body", "body": b""})
+        await send(LAST_MESSAGE)
 
     async def _start(self, send: Send) -> None:
         if not self._is_started:
@@ -158,10 +161,13 @@ class Answer(Response):
             await respond(error)(scope, receive, send)
             return
         assert self._head is not None
+        if self._is_whole:  # an error after the whole answer would be a second end
+            await send(LAST_MESSAGE)
+            return
         if dict(self._head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
             last = f"data: {json.dumps(error.body(), separators=(',', ':'))}\n\n"
             await send({"type": "http.response.body", "body": last.encode(), "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            await send(LAST_MESSAGE)
             return
         raise error  # uvicorn closes the connection before the end of the body
 

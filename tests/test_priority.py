@@ -294,6 +294,21 @@ def test_copies_have_the_bits_of_the_pages(make_engine: EngineFactory) -> None:
     assert num_compared > 4
 
 
+@pytest.mark.parametrize("free_pages", [0, 1, 5, 7.5, 31])
+def test_the_host_pool_is_not_larger_than_the_free_memory(
+    make_engine: EngineFactory, module_of: ModuleOf, free_pages: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Pinned memory takes up to twice as much: torch rounds its size up to a power of two."""
+    engine: Any = make_engine(num_pages=20)
+    page = engine.runner.host_pool.pages[0].nbytes
+    free = int(free_pages * page)
+    monkeypatch.setattr(module_of("host_pool"), "free_memory", lambda device: free)
+    pages = module_of("host_pool").HostPool(engine.runner.kv_pool).pages
+    assert pages.nbytes == 0 or 1 << (pages.nbytes - 1).bit_length() <= free
+    assert len(pages) >= int(free_pages) // 2
+
+
 def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:

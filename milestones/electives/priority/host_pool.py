@@ -28,8 +28,8 @@ class HostPool:
         memory = self._memories()[0]
         self.on_gpu = memory.device.type == "cuda"
         page_values = sum(m[:, 0].numel() for m in self._memories())
-        affordable = free_memory(torch.device("cpu")) // (page_values * memory.itemsize)
-        self.num_pages = min(HOST_RATIO * pool.num_pages, affordable)
+        free = 1 << free_memory(torch.device("cpu")).bit_length() >> 1  # torch pins a power of two
+        self.num_pages = min(HOST_RATIO * pool.num_pages, free // (page_values * memory.itemsize))
         shape = (self.num_pages, page_values)
         self.pages = torch.empty(shape, dtype=memory.dtype, pin_memory=self.on_gpu)
 

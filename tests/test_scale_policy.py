@@ -13,7 +13,7 @@ from milestones.scale.cache_log import CHANGES_KEPT, CacheLog, CacheReport
 from milestones.scale.keys import page_keys
 from milestones.scale.policy import POLICIES, LeastLoad, PrefixAffinity, RoundRobin, make_policy
 from milestones.scale.prefix_index import PrefixIndex
-from milestones.scale.routing import Routing
+from milestones.scale.routing import UNREACHABLE_SECONDS, Routing
 from milestones.scale.wire import ForwardedCall
 
 NAMES = ("a", "b", "c", "d")
@@ -233,6 +233,25 @@ def test_a_dead_replica_that_is_still_listed_does_not_come_back() -> None:
     assert routing.choose(call, ["a", "b", "c"]) in alive
     routing.close(1)
     assert {*routing.balancer.loads.values()} == {0}
+
+
+def test_a_replica_that_could_not_be_reached_comes_back() -> None:
+    """The network was at fault, and Ray still lists the replica. Its cache may have changed."""
+    now = 100.0
+    routing, call = Routing("prefix", most_open=1, clock=lambda: now), call_of(1, *range(9))
+    routing.update(["a", "b"])
+    routing.open(1)
+    lost = routing.choose(call, ["a", "b"])
+    routing.unreachable(lost)
+    assert routing.choose(call, ["a", "b"]) != lost and lost not in routing.balancer.names
+    now += UNREACHABLE_SECONDS
+    assert routing.choose(call, [lost or ""]) == lost
+    assert routing.balancer.index.matches(call.keys).keys() == {"a", "b"}
+    routing.died(lost)
+    now += 2 * UNREACHABLE_SECONDS
+    routing.unreachable(lost)
+    routing.update(["a", "b"])
+    assert lost not in routing.balancer.names, "it is dead, and this stays so"
 
 
 def test_a_replica_that_is_removed_with_an_open_call() -> None:

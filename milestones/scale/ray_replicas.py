@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
@@ -30,7 +30,6 @@ from .wire import Description, ForwardedCall, Head, Item, ReplicaDiedError
 
 APP = "ladder"
 LOCAL = "127.0.0.1"
-DIED = (ActorDiedError, ActorUnavailableError, RayActorError)
 ROUTER: Any = f"{BalancedRouter.__module__}:{BalancedRouter.__name__}"
 HEALTH_PERIOD = 2.0  # seconds
 
@@ -94,9 +93,12 @@ class RayReplicas:
                 if isinstance(item, Head):
                     replica = item.replica
                 yield item
-        except DIED as error:
+        except RayActorError as error:
             replica = replica or self._routing.close(call.number)
-            self._routing.died(replica)
+            if isinstance(error, ActorUnavailableError):  # the network may be at fault
+                self._routing.unreachable(replica)
+            else:
+                self._routing.died(replica)
             raise ReplicaDiedError(replica) from error
         finally:
             response.cancel()

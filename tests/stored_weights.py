@@ -143,10 +143,13 @@ class GgufModel:
         writer.add_value_length(config.head_dim)
         ids = tokenizer.get_vocab()
         vocabulary = sorted(ids, key=lambda token: ids[token])
-        vocabulary += ["ab", "<mask>"]  # what the merge makes, and what Gemma's tokenizer needs
+        added = ["ab", "ba", "<mask>", "<pad>", "<eos>", "<bos>", "<unk>"]  # merges, and Gemma's
+        vocabulary += [token for token in added if token not in ids]
         padding = [f"<unused{i}>" for i in range(config.vocab_size - len(vocabulary))]
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list(vocabulary + padding)
         writer.add_token_types([1] * config.vocab_size)
-        writer.add_token_merges(["a b"])
+        writer.add_token_scores([0.0] * config.vocab_size)
+        writer.add_token_merges(["a b", "b a"])
+        writer.add_bos_token_id(vocabulary.index("<bos>"))
         writer.add_eos_token_id(tokenizer.eos_token_id)

@@ -11,9 +11,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from common import EngineConfig, LoadedModel, load_model
+from common.models.converted import decode_bytes
 from common.models.passes import pack
 from common.models.stored.modules import stored_of, with_stored
 from tests.stored_weights import QUANTIZED, GgufModel
@@ -88,6 +90,30 @@ def test_names_and_orders_of_an_architecture(tmp_path: Path, architecture: str, 
     assert (stored_of(head) is stored_of(embedding)) == tied, "a tied weight is stored once"
     parameters = {id(p): p for p in kept.model.parameters() if p.dim() == 2}.values()
     assert all(p.untyped_storage().nbytes() == 4 for p in parameters), "a float32 weight remains"
+
+
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_a_vocabulary_of_bytes_has_the_decoder_of_bytes(of_bytes: bool) -> None:
+    """Grammars ask the decoder for the kind of the vocabulary. The text stays the same."""
+    parts: list[Any] = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")]
+    parts += [decoders.ByteLevel()] if of_bytes else []
+    tokens = ["Ġ", "h", "é", "Ã", "©", "▁"]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    backend.decoder = decoders.Sequence(parts)
+    before = backend.decode([1, 3, 4, 0, 1]), backend.to_str()
+    decode_bytes(backend)
+    assert backend.decode([1, 3, 4, 0, 1]) == before[0]
+    assert (before[0] == "hé h") == of_bytes
+    assert isinstance(backend.decoder, decoders.ByteLevel) == of_bytes
+    assert of_bytes or backend.to_str() == before[1]
+
+
+def test_the_end_token_is_that_of_the_file(tmp_path: Path) -> None:
+    """Generation must not end at another token, such as the one that begins a text."""
+    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q8_0"])
+    loaded = load(made.write())
+    assert loaded.eos_token_ids == {loaded.model.config.eos_token_id}
+    assert loaded.eos_token_ids == {loaded.tokenizer.eos_token_id}
 
 
 def test_a_norm_that_the_file_has_plus_one(tmp_path: Path) -> None:

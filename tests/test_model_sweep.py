@@ -69,7 +69,6 @@ CASES = [
     Case("mbart", None, POSITIONS, POSITIONS),
     Case("pegasus", None, POSITIONS, POSITIONS),
     Case("marian", None, POSITIONS, POSITIONS),
-    Case("roformer", None, POSITIONS, INTERFACE),
     Case("trocr", None, POSITIONS, INTERFACE),
     Case("xglm", None, None, INTERFACE),
     Case("falcon", None, None, INTERFACE),

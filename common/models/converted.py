@@ -8,6 +8,7 @@ the benchmarks compare with, read Hugging Face folders in float32.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -20,7 +21,8 @@ from typing import Any
 from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders
+from transformers import AutoTokenizer, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from .cache import cache_folder
@@ -32,6 +34,7 @@ from .stored.file import save_weights
 
 logger = logging.getLogger(__name__)
 
+LAYOUT = 2  # of a converted folder: another number converts all models again
 PANEL_SIZE = 32  # without kernels, the layout of stored weights does not matter
 Convert = Callable[[Path, Path], None]
 
@@ -57,7 +60,7 @@ def _name(path: Path) -> str:
     """Return a name for the files of a model: another one if one of them changes."""
     stats = [(file.resolve(), file.stat()) for file in shards_of(path)]
     identity = ",".join(f"{file}:{stat.st_size}:{stat.st_mtime_ns}" for file, stat in stats)
-    return f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return f"{path.stem}-{hashlib.sha256(f'{LAYOUT},{identity}'.encode()).hexdigest()[:12]}"
 
 
 def converted_folder(gguf: Path, name: str, convert: Convert) -> Path:
@@ -115,8 +118,9 @@ def _is_whole(folder: Path) -> bool:
 def _convert_stored(gguf: Path, folder: Path) -> None:
     """Write a folder with the weights as they are stored."""
     require_packages(gguf)
-    with _shown(gguf, folder) as advance:
+    with _shown(gguf) as advance:
         config = config_of(gguf)
+        _convert_tokenizer(gguf, config, folder)
         weights = dict(converted_weights(gguf, config, _panel_size(), advance))
         config.save_pretrained(folder)
         save_weights(weights, folder)
@@ -127,30 +131,45 @@ def _convert(gguf: Path, folder: Path) -> None:
     require_packages(gguf)
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    with _shown(gguf, folder):
+    with _shown(gguf):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, trust_remote_code=False, output_loading_info=True,
             quantization_config=GgufConfig(dequantize=True),
         )  # fmt: skip
         model, info = loaded
         require_all_weights(str(gguf), model, info)
+        _convert_tokenizer(gguf, model.config, folder)
         model.save_pretrained(folder)
 
 
-@contextmanager
-def _shown(gguf: Path, folder: Path) -> Iterator[Callable[[float], None]]:
-    """Show the progress of a conversion, which begins with the tokenizer.
+def _convert_tokenizer(gguf: Path, config: PretrainedConfig, folder: Path) -> None:
+    """Write the tokenizer of a file into a folder."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, trust_remote_code=False
+    )
+    if isinstance(config.eos_token_id, int):  # transformers 5.17 takes the id of another token
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
+    decode_bytes(tokenizer.backend_tokenizer)
+    tokenizer.save_pretrained(folder)
 
-    Yields a function that sets the fraction of the weights that are done.
+
+def decode_bytes(backend: Tokenizer) -> None:
+    """Give a vocabulary of bytes the decoder for bytes alone.
+
+    transformers 5.17 adds decoders of other vocabularies, which change no text. But a library that
+    asks for the kind of the vocabulary, such as llguidance, then takes the bytes for characters.
     """
+    decoder = json.loads(backend.to_str())["decoder"] or {}
+    if any(part["type"] == "ByteLevel" for part in decoder.get("decoders", [])):
+        backend.decoder = decoders.ByteLevel()
+
+
+@contextmanager
+def _shown(gguf: Path) -> Iterator[Callable[[float], None]]:
+    """Show the progress of a conversion. Yields a function that sets the fraction that is done."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress, quiet_transformers():
-        task = progress.add_task(f"{gguf.stem} (once): reading the tokenizer", total=1.0)
-        tokenizer = AutoTokenizer.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, trust_remote_code=False
-        )
-        tokenizer.save_pretrained(folder)
-        progress.update(task, description=f"{gguf.stem} (once): packing the weights")
+        task = progress.add_task(f"{gguf.stem}: converting (once)", total=1.0)
         yield lambda done: progress.update(task, completed=done)
         progress.update(task, completed=1.0, description=f"{gguf.stem}: converted and cached")
 

@@ -61,11 +61,11 @@ def hf_batch(
     longest = max(len(prompt) + n for prompt, n in zip(prompts, max_tokens, strict=True))
     # Memory for all requests at once. By default `generate_batch` takes all memory, which takes a
     # minute.
-    memory = ContinuousBatchingConfig(
-        num_blocks=len(prompts) * (longest // HF_PAGE_SIZE + 2),
-        max_batch_tokens=2048,
-        page_size=HF_PAGE_SIZE,
+    memory: Any = ContinuousBatchingConfig(
+        num_blocks=len(prompts) * (longest // HF_PAGE_SIZE + 2), max_batch_tokens=2048
     )
+    # Newer versions of transformers say page for block.
+    setattr(memory, "page_size" if hasattr(memory, "page_size") else "block_size", HF_PAGE_SIZE)
     outputs = model.generate_batch(
         prompts, generation_config=config, continuous_batching_config=memory
     )

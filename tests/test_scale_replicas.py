@@ -177,6 +177,21 @@ def test_real_replicas() -> None:
             check(front)
 
 
+def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself names neither the token, which `ray start` asks for, nor the variable."""
+    import ray
+
+    from milestones.scale.ray_replicas import connect
+    from milestones.scale.settings import ScaleSettings
+
+    def refuse(**options: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(RuntimeError, match=r"at 10\.0\.0\.1:6379 .* RAY_AUTH_MODE=token"):
+        connect(ScaleSettings(replicas=1, address="10.0.0.1:6379"))
+
+
 CHECKS = (
     answers_are_those_of_one_engine,
     reports_correct_the_router,

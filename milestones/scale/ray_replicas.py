@@ -174,10 +174,20 @@ def started_replicas(
 
 
 def connect(scale: ScaleSettings) -> None:
-    """Join the cluster at `scale.address`, or start a Ray on this machine."""
+    """Join the cluster at `scale.address`, or start a Ray on this machine.
+
+    Raises `RuntimeError` for a cluster that cannot be joined.
+    """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scale.address is not None:
-        ray.init(address=scale.address, namespace=APP, **quiet)
+        try:
+            ray.init(address=scale.address, namespace=APP, **quiet)
+        except ConnectionError as error:
+            raise RuntimeError(
+                f"no cluster of Ray at {scale.address} can be joined ({error}). A cluster that "
+                "`ray start` began asks for a token: set RAY_AUTH_MODE=token, with the token of "
+                "its first machine (~/.ray/auth_token)"
+            ) from error
         return
     ray.init(
         address="local",

@@ -10,6 +10,8 @@ from typing import Any
 from .facts import data, value
 from .svg import WIDTH, line, path, picture, rect, text, text_width
 
+KINDS = ("hot", "prompt", "plan", "cached", "forward")  # of the milestones' curves
+
 
 def bars(
     body: str, form: str = ".1f", unit: str = "", height: str = "44", width: str = "1160"
@@ -156,6 +158,28 @@ def roofline(name: str = "linears") -> str:
     axes.curve([0, 48], [0, 48 * slope], "prompt", "arithmetic", dots=False)
     axes.curve(rows, run["ms"], "forward", "measured")
     return axes.picture("A forward's time by rows: flat until the arithmetic takes over")
+
+
+def goodput(name: str = "load") -> str:
+    """Draw the goodput of each milestone by the rate of arrivals, with its name at the best one."""
+    engines: dict[str, list[dict[str, Any]]] = data(name)["engines"]
+    rates = sorted({point["rate"] for points in engines.values() for point in points})
+    top = math.ceil(max(point["goodput"] for points in engines.values() for point in points))
+    axes = Axes(
+        [0, *rates], [float(y) for y in range(top + 1)], "requests per second",
+        "answers per second within the limits", 400,
+    )  # fmt: skip
+    axes.parts.append(line(axes.x(0), axes.y(0), axes.x(top), axes.y(top), "grid"))
+    for (engine, points), kind in zip(engines.items(), KINDS, strict=True):
+        axes.curve([p["rate"] for p in points], [p["goodput"] for p in points], kind, "")
+        best = max(points, key=lambda point: point["goodput"])
+        x, y, ink = axes.x(best["rate"]), axes.y(best["goodput"]), f"{kind}-ink strong"
+        falls = best is points[0]  # the curve goes to the right from here, so the name is left
+        axes.parts.append(
+            text(x - 14, y + 7, engine, ink, 22, "end") if falls
+            else text(x + 14, y - 4, engine, ink, 22)
+        )  # fmt: skip
+    return axes.picture("Answers within the limits by rate: each milestone breaks down at its own")
 
 
 def lanes(name: str, loop: str) -> str:

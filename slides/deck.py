@@ -59,7 +59,7 @@ FIGURES: dict[str, Callable[..., str]] = {
     "split": ideas_memory.split, "shared": ideas_memory.shared, "drafts": ideas_electives.drafts,
     "two-rows": ideas_electives.two_rows, "masks": ideas_electives.masks,
     "swaps": ideas_electives.swaps, "pooled": ideas_electives.pooled,
-    "slots": ideas_electives.slots,
+    "slots": ideas_electives.slots, "goodput": charts.goodput,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from milestones.course.grading import command as grade
-from milestones.course.grading import grade_files, sandbox, upload
+from milestones.course.grading import grade_files, grader, sandbox, upload
 from milestones.course.grading.grader import Grader
 from tests.mini_course import SHELF
 from tests.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
@@ -216,6 +216,27 @@ def test_interrupted_and_resumed(
     shutil.copyfile(tmp_path / "new" / SOURCE, folders[0] / SOURCE)
     assert grade.main(args) == 0
     assert [float(row["total"]) for row in rows(out)] == [0, 10, 10, 10], "a is graded again"
+
+
+def test_who_is_graded_later_gets_the_same_questions(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that is right for some inputs must not get other points after an interruption."""
+
+    def never() -> tuple[int, ...]:
+        raise AssertionError("other questions would be asked")
+
+    out, folders = tmp_path / "out", [hand_in(tmp_path / name, SHELF) for name in "abc"]
+    words = ["--out", str(out), "--resume"]
+    assert grade.main(arguments(course, *map(str, folders[:2]), *words)) == 0
+    seeds = grade_files.saved_seeds(out)
+    assert len(set(seeds["m2.1"])) == 12 and (out / grade_files.SEEDS).stat().st_mode & 0o77 == 0
+    monkeypatch.setattr(grader, "draw_seeds", never)
+    assert grade.main(arguments(course, *map(str, folders), *words)) == 0
+    assert [row["total"] for row in rows(out)] == ["10.0"] * 3
+    monkeypatch.undo()
+    assert grade.main(arguments(course, *map(str, folders), "--out", str(out))) == 0
+    assert grade_files.saved_seeds(out) != seeds, "a new run has new questions"
 
 
 def points_of(args: argparse.Namespace) -> list[float]:

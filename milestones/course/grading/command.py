@@ -132,7 +132,11 @@ class Batch:
             out_of_sight = [place.resolve() for place in places]
             with ForkServer(scratch, bare=args.bare, namespaces=args.namespaces) as fork_server:
                 grader = Grader(fork_server, course, limits, scratch, out_of_sight)
+                if args.out and args.resume:  # the same questions for the submissions that are left
+                    grader.seeds = grade_files.saved_seeds(args.out)
                 grader.set_papers(args.root)
+                if args.out:
+                    grade_files.save_seeds(args.out, grader.seeds)
                 self._grade(grader, [*self._to_grade(found, course)])
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

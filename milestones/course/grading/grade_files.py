@@ -16,6 +16,8 @@ from rich.text import Text
 
 from .gradebook import Grade, Sheet, gradescope, why
 
+SEEDS = ".seeds.json"  # in the folder of the grades
+
 
 def table(grades: dict[str, Grade]) -> Table:
     """Return a table with a row for each submission and a column for each exercise."""
@@ -72,6 +74,22 @@ def saved(folder: Path, milestone: str, digest: str) -> Grade | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return grade if same else None
+
+
+def save_seeds(folder: Path, seeds: dict[str, tuple[int, ...]]) -> None:
+    """Write the random numbers of each exercise. Only this user may read them: they are secret."""
+    path = folder / SEEDS
+    path.touch(0o600)
+    path.write_text(json.dumps(seeds) + "\n", encoding="utf-8")
+
+
+def saved_seeds(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the random numbers of each exercise; nothing if none were saved."""
+    try:
+        found = json.loads((folder / SEEDS).read_text(encoding="utf-8"))
+        return {str(name): tuple(map(int, seeds)) for name, seeds in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def junit(sheet: Sheet) -> str:

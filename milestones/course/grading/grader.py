@@ -41,16 +41,21 @@ class Grader:
         self.scratch = scratch
         self.out_of_sight = out_of_sight
         self.papers: dict[str, Paper] = {}
+        self.seeds: dict[str, tuple[int, ...]] = {}  # of the questions of each exercise
 
     def set_papers(self, root: Path) -> None:
-        """Collect the tests and the right answers, before any submission is in a tree."""
+        """Collect the tests and the right answers, before any submission is in a tree.
+
+        Random numbers are drawn for the exercises that have none in `seeds`.
+        """
         course, collect = self.course, self.fork_server.collect
         place = Path(tempfile.mkdtemp(dir=self.scratch))  # no other user can enter it
         with_hidden = tree = submission.complete(course, root, course.template, place / "tree")
         if template := course.template_hidden:
             with_hidden = submission.complete(course, root, template, place / "hidden")
         for exercise in course.exercises:
-            tests, questions = collect(tree, exercise.tests, exercise.id, draw_seeds())
+            seeds = self.seeds[exercise.id] = self.seeds.get(exercise.id) or draw_seeds()
+            tests, questions = collect(tree, exercise.tests, exercise.id, seeds)
             hidden: list[str] = []
             if files := course.hidden.get(exercise.id):
                 hidden, _ = collect(with_hidden, files, None, ())

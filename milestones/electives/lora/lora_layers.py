@@ -114,7 +114,7 @@ class LoRALayers:
         self.rows: LoRARows | None = None  # of the forward that runs
 
     def stage(self, weights: LowRanks) -> LowRanks:
-        """Return matrices of an adapter in the dtype of the model, in one piece of host memory.
+        """Return the matrices of an adapter in the dtype of the model, in one piece of host memory.
 
         For a GPU the memory is pinned. Then `write` only starts copies, and the host does not wait.
         """

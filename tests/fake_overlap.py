@@ -107,7 +107,7 @@ class HashRunner:
         self.graphs = type("Graphs", (), {"num_replays": 0})()
         self.hidden_size = HIDDEN_SIZE  # for an engine that reads hidden states
         self.host_pool = HashHostPool(2 * num_pages)  # for an engine that has one
-        self.lora = SimpleNamespace(shapes={})  # for an engine with adapters
+        self.lora = SimpleNamespace(shapes={}, stage=dict)  # for an engine with adapters
         self.copy_stream = type(stream)()
         self.copied: HandEvent | None = None
         self.computed: HandEvent | None = None

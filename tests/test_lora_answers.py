@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from common import EngineConfig, LoadedModel, LoRARequest, load_model
 from common.models.cpu_kernels import kernels
 from common.models.passes.adding import sites_of
+from common.models.peft_folder import read_adapter
 from milestones.chain import load
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.random_adapter import PREFIX, write_adapter
@@ -230,6 +231,33 @@ def test_bfloat16_adapters_agree_with_the_merged_model(
     expected = generate(merged(plain_model(MODEL), adapter), tuple(PROMPTS[0]), 1)
     for token, logprob in ours.logprobs[0].items():
         assert logprob == pytest.approx(float(expected.logprobs[0, token]), abs=0.25)
+
+
+def test_an_adapter_is_ready_to_be_copied_when_it_is_loaded(
+    make_engine: EngineFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host would wait for a copy that changes the dtype, or that reads memory not pinned."""
+    loaded = load_model(EngineConfig(model=MODEL, device="cpu", dtype="bfloat16"))
+    engine: Any = make_engine(loaded)
+    empty, pinned = torch.empty, set()
+
+    def watched(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        tensor = empty(*args, **kwargs)
+        if pin_memory:
+            pinned.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    monkeypatch.setattr(engine.runner.lora, "on_gpu", True)
+    monkeypatch.setattr(torch, "empty", watched)
+    request = written(tmp_path, "A", r=3)
+    adapter = engine.adapters.load(request)
+    exact = read_adapter(request.lora_path, engine.runner.lora.shapes, 16)
+    assert adapter.weights.keys() == exact.keys()
+    for name, low_rank in adapter.weights.items():
+        for ours, theirs in zip(low_rank, exact[name], strict=True):
+            assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs.bfloat16())
+            assert ours.untyped_storage().data_ptr() in pinned
+    assert len(pinned) == 1, "pinning takes long, so an adapter has one piece of memory"
 
 
 @pytest.mark.extra("lora")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,6 +308,20 @@ def test_the_host_pool_is_not_larger_than_the_free_memory(
     pages = module_of("host_pool").HostPool(engine.runner.kv_pool).pages
     assert pages.nbytes == 0 or 1 << (pages.nbytes - 1).bit_length() <= free
     assert len(pages) >= int(free_pages) // 2
+
+
+def test_a_measured_copy_is_waited_for_on_the_gpu_of_the_model(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait for another GPU returns at once: then copies would seem to cost nothing."""
+    engine: Any = make_engine()
+    host_pool, waits = engine.runner.host_pool, list[Any]()
+    second = torch.device("cuda", 1)
+    host_pool.on_gpu, host_pool.copy = True, lambda *_: None
+    host_pool.pool = SimpleNamespace(keys=[SimpleNamespace(device=second)])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.append(device))
+    host_pool.measure()
+    assert waits == [second, second]
 
 
 def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(

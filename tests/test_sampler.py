@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,9 +20,12 @@ from transformers import (
 
 from common import Request, SamplingParams
 from common.models.tiny import byte_tokenizer
+from common.sampling import sampler
 from common.sampling.sampler import (
+    BLOCK,
     DrawParams,
     SamplingMetadata,
+    draw,
     sample,
     scale_and_filter,
     uniform,
@@ -85,6 +89,59 @@ def test_draws_follow_the_distribution() -> None:
     chi_square = float(((counts - expected) ** 2 / expected.clamp(min=1e-9))[:5].sum())
     assert chi_square < 23.5, "4 degrees of freedom: the chance is 1 in 10,000"
     assert counts[5] == 0
+
+
+LARGEST = 1 - 2.0**-48  # the largest number that `uniform` returns
+
+
+def draw_at(number: float, logits: torch.Tensor) -> torch.Tensor:
+    """Return the token of each row if the hash gives this number."""
+    zeros = torch.zeros(len(logits), dtype=torch.int64)
+    with patch.object(
+        sampler, "uniform", lambda *_: torch.full_like(zeros, number, dtype=torch.float64)
+    ):
+        return draw(logits, zeros, zeros)
+
+
+@given(
+    num_tokens=st.one_of(st.integers(1, 40), st.integers(BLOCK - 2, 3 * BLOCK)),
+    share=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    spread=st.sampled_from([0.0, 10.0]),
+    number=st.one_of(st.sampled_from([0.0, 0.5, LARGEST]), st.floats(0, LARGEST)),
+    seed=st.integers(0, 1000),
+)
+def test_a_draw_inverts_the_sum_of_the_whole_row(
+    num_tokens: int, share: float, spread: float, number: float, seed: int
+) -> None:
+    """Blocks do not change a token, and neither do other rows (I2). `share` of the tokens and one
+    more are allowed, all of them equally likely if `spread` is 0.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = -spread * torch.rand(3, num_tokens, generator=generator)
+    logits[torch.rand(3, num_tokens, generator=generator) >= share] = -torch.inf
+    logits[:, seed % num_tokens] = 0
+    drawn = draw_at(number, logits)
+    whole = logits.exp().double().cumsum(dim=-1)
+    expected = torch.searchsorted(whole, number * whole[:, -1:], right=True).squeeze(-1)
+    assert drawn.tolist() == expected.tolist()
+    for row, token in zip(logits, drawn, strict=True):
+        assert draw_at(number, row[None]) == token, "I2: alone it is another token"
+
+
+def test_a_draw_at_the_border_of_a_block_skips_impossible_tokens() -> None:
+    logits = torch.zeros(1, 2 * BLOCK + 5)
+    logits[:, BLOCK : BLOCK + 5] = -torch.inf
+    assert draw_at(0.5, logits) == BLOCK + 5
+    assert draw_at(0.5 - 2.0**-48, logits) == BLOCK - 1
+
+
+@pytest.mark.parametrize("num_tokens", [BLOCK, 2 * BLOCK, 2 * BLOCK + 5])
+def test_a_draw_is_a_possible_token_where_sums_are_rounded(num_tokens: int) -> None:
+    """Added to 1 one after the other, tiny weights change nothing. Added to each other, they do."""
+    logits = torch.full((1, num_tokens), -torch.inf)
+    logits[:, :BLOCK] = -37.4
+    logits[:, 0] = 0
+    assert logits[0, draw_at(LARGEST, logits)] > -torch.inf
 
 
 @given(

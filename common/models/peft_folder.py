@@ -42,7 +42,7 @@ KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
 class LowRank(NamedTuple):
-    """What an adapter adds to a linear layer: x A^T B for each row x. Float32, on the host."""
+    """What an adapter adds to a linear layer: x A^T B for each row x. On the host."""
 
     a: torch.Tensor  # [r, in]
     b: torch.Tensor  # [r, out], with the scale
@@ -55,7 +55,7 @@ class LowRank(NamedTuple):
 def read_adapter(
     folder: str, shapes: Mapping[str, tuple[int, int]], max_rank: int
 ) -> dict[str, LowRank]:
-    """Return the matrices of an adapter by the name of their linear layer.
+    """Return the matrices of an adapter, in float32, by the name of their linear layer.
 
     shapes: (in, out) of each linear layer that may have an adapter. Raises `ValueError`, which
     names the file and the field, for an adapter that would not be computed as PEFT computes it.

@@ -18,11 +18,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from ..request import Request
 from .adjustments import Adjustments, adjust
 from .argmax import argmax
 from .filters import Filters, apply_filters
+
+BLOCK = 1024  # tokens that `draw` adds up together
 
 Logprobs = dict[int, float]  # token id -> log probability
 # A token (None if the logits are not a valid distribution), and log probabilities if requested.
@@ -195,11 +198,22 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     """Draw one token for each row from softmax(logits) by inverting the cumulative distribution.
 
     logits: [B, V] float32, largest 0. seeds, positions: [B] int64. Returns [B] int64.
-    A token with probability zero is never drawn, because it adds nothing to the sum.
+    The sums of blocks say in which block the token is, and only this block gets a cumulative sum. A
+    GPU adds up all blocks at the same time, but the parts of one long cumulative sum in turn.
+    A token with probability zero is never drawn, because it adds nothing to a sum.
     """
-    cumulative = logits.exp().cumsum(dim=-1, dtype=torch.float64)  # [B, V]
-    threshold = uniform(seeds, positions)[:, None] * cumulative[:, -1:]  # [B, 1]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    num_rows, num_tokens = logits.shape
+    weights = logits.new_zeros(num_rows, -(-num_tokens // BLOCK) * BLOCK, dtype=torch.float64)
+    weights[:, :num_tokens] = logits.exp()
+    weights = weights.view(num_rows, -1, BLOCK)
+    sums = weights.sum(dim=-1)  # [B, blocks]
+    before = pad(sums[:, :-1].cumsum(dim=-1), (1, 0))  # [B, blocks]: the sum of all blocks before
+    threshold = uniform(seeds, positions)[:, None] * (before + sums)[:, -1:]  # [B, 1]
+    block = torch.searchsorted(before, threshold, right=True) - 1  # [B, 1]
+    cumulative = weights.take_along_dim(block[:, :, None], 1).squeeze(1).cumsum(dim=-1)
+    # Both sums of a block are rounded, so what is left may be the whole cumulative sum or more.
+    rest = (threshold - before.gather(-1, block)).minimum(cumulative[:, -1:] * (1 - 2**-53))
+    return (block * BLOCK + torch.searchsorted(cumulative, rest, right=True)).squeeze(-1)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

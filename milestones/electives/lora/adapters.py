@@ -7,7 +7,7 @@ change, and the prefixes that it caches are not mixed with those of the new vers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from common import LoRARequest
 from common.models.peft_folder import LowRank, read_adapter
 
 BASE = 0  # the slot of rows without an adapter
+LowRanks = Mapping[str, LowRank]  # by linear layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,7 @@ class Adapter:
     name: str
     path: str
     number: int  # of the load, from 1 on
-    weights: Mapping[str, LowRank]  # by linear layer
+    weights: LowRanks
 
     def __repr__(self) -> str:
         return f"Adapter({self.name!r}, {self.number})"
@@ -40,10 +41,18 @@ class Load(NamedTuple):
 class AdapterRegistry:
     """Loads, finds and removes adapters."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> None:
-        """shapes: (in, out) of each linear layer that may have an adapter."""
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, int]],
+        max_rank: int,
+        stage: Callable[[LowRanks], LowRanks],
+    ) -> None:
+        """shapes: (in, out) of each linear layer that may have an adapter. stage: prepares the
+        matrices, once for each load, for the copies to slots.
+        """
         self.shapes = shapes
         self.max_rank = max_rank
+        self.stage = stage
         self.adapters: dict[str, Adapter] = {}  # by name
         self.num_loads = 0
 
@@ -52,7 +61,7 @@ class AdapterRegistry:
 
         Raises `ValueError`, and changes nothing, if the files cannot be used (I4).
         """
-        weights = read_adapter(request.lora_path, self.shapes, self.max_rank)
+        weights = self.stage(read_adapter(request.lora_path, self.shapes, self.max_rank))
         self.num_loads += 1
         adapter = Adapter(request.lora_name, request.lora_path, self.num_loads, weights)
         self.adapters[adapter.name] = adapter

@@ -48,7 +48,8 @@ class LLMEngine(OfflineEngine):
         super().__init__(config, loaded)
         self.runner = ModelRunner(self.loaded.model, self.config)
         self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages)
-        self.adapters = AdapterRegistry(self.runner.lora.shapes, self.config.max_lora_rank)
+        lora = self.runner.lora
+        self.adapters = AdapterRegistry(lora.shapes, self.config.max_lora_rank, lora.stage)
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
     def add_request(

@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 from common import EngineConfig
 from common.models.cpu_kernels import kernels
 from common.models.passes.adding import Additions, sites_of
+from common.models.peft_folder import LowRank
 
-from .adapters import BASE, Load
+from .adapters import BASE, Load, LowRanks
 
 Groups = list[tuple[int, torch.Tensor]]  # slots with an adapter, and the indices [n] of their rows
 
@@ -106,10 +107,26 @@ class LoRALayers:
             )
             for name, (width, out) in self.shapes.items()
         }
+        self.dtype, self.on_gpu = model.dtype, model.device.type == "cuda"
         in_c = model.device.type == "cpu" and model.dtype == torch.float32
         self.kernels = kernels() if in_c else None
         self.additions = Additions(model, sites, self.add)
         self.rows: LoRARows | None = None  # of the forward that runs
+
+    def stage(self, weights: LowRanks) -> LowRanks:
+        """Return the matrices of an adapter in the dtype of the model, in one piece of host memory.
+
+        For a GPU the memory is pinned. Then `write` only starts copies, and the host does not wait.
+        """
+        size = sum(matrix.numel() for low_rank in weights.values() for matrix in low_rank)
+        memory = torch.empty(size, dtype=self.dtype, pin_memory=self.on_gpu)
+
+        def staged(matrix: torch.Tensor) -> torch.Tensor:
+            nonlocal memory
+            part, memory = memory[: matrix.numel()], memory[matrix.numel() :]
+            return part.view(matrix.shape).copy_(matrix)
+
+        return {name: LowRank(*map(staged, low_rank)) for name, low_rank in weights.items()}
 
     def write(self, load: Load) -> None:
         """Copy an adapter to its slot. This is work of the forward stream."""

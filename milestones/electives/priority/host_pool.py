@@ -50,7 +50,7 @@ class HostPool:
             started = time.perf_counter()
             self.copy([Transfer(0, page, to_host=True) for page in pages], lambda: None)
             if self.on_gpu:
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(self.pool.keys[0].device)
         return (time.perf_counter() - started) / max(1, len(pages))
 
     def _write(self, transfers: Sequence[Transfer]) -> None:

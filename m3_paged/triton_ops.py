@@ -136,8 +136,8 @@ def constants(
         "KEY_DIM": keys.shape[-1],
         "VALUE_DIM": values.shape[-1],
         "PAGE_SIZE": page_size,
-        "BLOCK_K": max(kernels.MIN_ROWS, triton.next_power_of_2(keys.shape[-1])),
-        "BLOCK_V": max(kernels.MIN_ROWS, triton.next_power_of_2(values.shape[-1])),
+        "BLOCK_K": max(kernels.MIN_BLOCK, triton.next_power_of_2(keys.shape[-1])),
+        "BLOCK_V": max(kernels.MIN_BLOCK, triton.next_power_of_2(values.shape[-1])),
         # Float32 stays float32: tf32 on the tensor cores would lose the last digits.
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }

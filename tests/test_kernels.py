@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,6 +243,29 @@ def test_kernels_are_refused_where_they_cannot_run(
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     with pytest.raises(RuntimeError, match="CUDA device"):
         make_engine(attention_backend="triton")
+
+
+class NoCompiler:
+    """Triton's driver on a machine without a C compiler. Triton creates it at the first use."""
+
+    @property
+    def active(self) -> Any:
+        raise RuntimeError("Failed to find C compiler.")
+
+
+def test_a_gpu_without_a_compiler_is_found_at_once(
+    milestone: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles its launcher in C. The error says so before a kernel or a model is tried."""
+    select = load(milestone, "attention_backend").select_backend
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(triton.runtime, "driver", NoCompiler())
+    for name in ("auto", "triton"):
+        with pytest.raises(RuntimeError, match="needs a C compiler and Python's headers") as error:
+            select(name, torch.device("cuda", 0), torch.float16)
+        assert "Failed to find C compiler" in str(error.value), "the cause is missing"
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=1)))
+    assert select("auto", torch.device("cuda", 0), torch.float16) is interpreted
 
 
 @pytest.fixture(scope="session")

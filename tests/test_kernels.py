@@ -303,11 +303,16 @@ def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -
 
 
 def test_attention_in_16_bits_uses_tensor_cores(compiled: list[dict[str, Any]]) -> None:
-    """From capability 8.0 on, both products of attention are computed by tensor cores."""
+    """From capability 8.0 on, both products of attention are computed by tensor cores.
+
+    The other instructions of a program multiply less than one product for the three heads needs.
+    """
     kinds = [entry for entry in compiled if entry["kernel"] in ("decode_kernel", "prefill_kernel")]
     for entry in kinds:
         used = entry["capability"] >= 80 and entry["dtype"] != "fp32"
-        assert (entry["tensor_products"] > 1) == used, entry
+        assert (entry["tensor_products"] > 0) == used, entry
+        if used and "dim" in entry:
+            assert entry["multiplications"] < GROUP * entry["dim"] * entry["tile"], entry
 
 
 def test_a_decode_without_tensor_cores_multiplies_for_its_heads_only(

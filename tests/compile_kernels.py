@@ -59,7 +59,8 @@ def main() -> None:
         )
         if capability in WHOLE or fn.__name__ in LARGEST
     ]
-    others = [(cc, "fp16", *shape) for cc, *shape in UNUSUAL]
+    others: list[tuple[int, str, int, int, int]]
+    others = [(cc, "fp16", group, key_dim, dim) for cc, group, key_dim, dim in UNUSUAL]
     others += [(cc, dtype, 1, dim, dim) for cc, dtype in ALONE for dim in (64, 256)]
     for capability, dtype, group, key_dim, dim in others if paged else ():
         for fn, constants in paged_programs(kernels, dtype, dim, capability, group, key_dim)[:2]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MIN_ROWS = 16  # the smallest number of rows that tl.dot accepts
+MIN_BLOCK = 16  # the rows of a product on tensor cores, and the fewest numbers tl.dot adds up
 CHANGING = ["table_stride", "num_splits", "split_size"]
 CHANGING += ["first_request", "num_requests", "first_token"]
 
@@ -30,20 +30,22 @@ def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[st
     larger one. itemsize: bytes a value. capability: of the GPU; 90 stands for 9.0. Before 8.0 (a T4
     has 7.5), there are no asynchronous copies for more stages, and 64 KiB of shared memory.
     """
-    heads = max(MIN_ROWS, triton.next_power_of_2(group))
+    heads = triton.next_power_of_2(group)  # without tensor cores, each row costs arithmetic
+    padded = max(MIN_BLOCK, heads)
     if itemsize == 4:  # float32 uses no tensor cores: the products need registers
-        tile, stages = (32, 2) if capability >= 80 else (16, 1)
-        decode = {"ROWS": heads, "TILE": tile, "num_warps": 8, "num_stages": stages}
-        return {"decode": decode, "prefill": decode}
-    if capability < 80:
+        shape = {"TILE": 32, "num_stages": 2} if capability >= 80 else {"TILE": 16, "num_stages": 1}
+        warps = 4 if heads < MIN_BLOCK else 8  # more threads would compute the same scores
+        decode = {"ROWS": heads, "num_warps": warps, **shape}
+        return {"decode": decode, "prefill": {"ROWS": padded, "num_warps": 8, **shape}}
+    if capability < 80:  # Triton uses no tensor cores here
         rows, tile = (64, 32) if block_dim <= 64 else (32, 32 if block_dim <= 128 else 16)
-        warps = 4 if heads * block_dim <= MIN_ROWS * 128 else 8
+        warps = 4 if heads * block_dim <= MIN_BLOCK * 128 else 8
         return {
             "decode": {"ROWS": heads, "TILE": 32, "num_warps": warps, "num_stages": 1},
             "prefill": {"ROWS": max(rows, heads), "TILE": tile, "num_warps": 8, "num_stages": 1},
         }
     return {
-        "decode": {"ROWS": heads, "TILE": 64, "num_warps": 4 + heads // 128 * 4, "num_stages": 3},
+        "decode": {"ROWS": padded, "TILE": 64, "num_warps": 4 + heads // 128 * 4, "num_stages": 3},
         "prefill": {
             "ROWS": max(64 if block_dim <= 128 else 32, heads),
             "TILE": 64,
@@ -77,9 +79,7 @@ def store_kernel(
 
 
 @triton.jit
-def _attend(
-    q, k, v, visible, maximum, total, acc, scale, PRECISION: tl.constexpr
-):  # fmt: skip
+def _attend(q, k, v, visible, maximum, total, acc, scale, PRECISION: tl.constexpr):
     """Do one step of the online softmax: q [M, D] against a tile k [N, D], v [N, E].
 
     visible: the scores that count, [M, N] or a shape that broadcasts to it. maximum, total: [M] of

@@ -20,10 +20,19 @@ SPLIT, LARGEST_SPLIT = 256, 4096  # tokens of a context that one of these progra
 
 def require_runnable(device: torch.device) -> None:
     """Raise `RuntimeError` if kernels cannot run: they need CUDA, or Triton's interpreter."""
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if triton.knobs.runtime.interpret:
+        return
+    if device.type != "cuda":
         raise RuntimeError(
             "attention_backend='triton' needs a CUDA device (or TRITON_INTERPRET=1, for tests)"
         )
+    try:
+        _ = triton.runtime.driver.active.utils  # C code, compiled at the first use
+    except Exception as error:
+        raise RuntimeError(
+            "attention_backend='triton' needs a C compiler and Python's headers on a GPU, because "
+            f"Triton compiles its launcher: {error}"
+        ) from error
 
 
 def store_kv(
@@ -136,8 +145,8 @@ def constants(
         "KEY_DIM": keys.shape[-1],
         "VALUE_DIM": values.shape[-1],
         "PAGE_SIZE": page_size,
-        "BLOCK_K": max(kernels.MIN_ROWS, triton.next_power_of_2(keys.shape[-1])),
-        "BLOCK_V": max(kernels.MIN_ROWS, triton.next_power_of_2(values.shape[-1])),
+        "BLOCK_K": max(kernels.MIN_BLOCK, triton.next_power_of_2(keys.shape[-1])),
+        "BLOCK_V": max(kernels.MIN_BLOCK, triton.next_power_of_2(values.shape[-1])),
         # Float32 stays float32: tf32 on the tensor cores would lose the last digits.
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }

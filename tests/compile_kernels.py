@@ -39,6 +39,9 @@ PAGED = [
 # query heads, head dimension of the keys, and of the values.
 UNUSUAL = [(cc, *shape) for cc in (80, 90, 120) for shape in ((48, 128, 128), (71, 64, 64))]
 UNUSUAL += [(cc, 16, 192, 128) for cc in (86, 90)]
+# One query head of a KV head, where no tensor cores are used: a tile with one row.
+ALONE = [(75, "fp16"), (75, "fp32"), (90, "fp32")]
+TENSOR_PRODUCT = r"^\s*(?:@\S+ )?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\."
 ROWS = [(cc, dtype, 128) for cc in WHOLE for dtype in ITEM_SIZES if (cc, dtype) != (75, "bf16")]
 INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64"}
 
@@ -48,6 +51,7 @@ def main() -> None:
     paged = hasattr(kernels, "decode_kernel")
     report = [
         {"kernel": fn.__name__, "capability": capability, "dtype": dtype, "dim": dim}
+        | {"tile": constants.get("TILE")}
         | compile_kernel(fn, constants, dtype, capability)
         for capability, dtype, dim in (PAGED if paged else ROWS)
         for fn, constants in (
@@ -55,11 +59,14 @@ def main() -> None:
         )
         if capability in WHOLE or fn.__name__ in LARGEST
     ]
-    for capability, group, key_dim, dim in UNUSUAL if paged else ():
-        for fn, constants in paged_programs(kernels, "fp16", dim, capability, group, key_dim)[:2]:
+    others: list[tuple[int, str, int, int, int]]
+    others = [(cc, "fp16", group, key_dim, dim) for cc, group, key_dim, dim in UNUSUAL]
+    others += [(cc, dtype, 1, dim, dim) for cc, dtype in ALONE for dim in (64, 256)]
+    for capability, dtype, group, key_dim, dim in others if paged else ():
+        for fn, constants in paged_programs(kernels, dtype, dim, capability, group, key_dim)[:2]:
             report.append(
-                {"kernel": fn.__name__, "capability": capability, "dtype": "fp16", "group": group}
-                | compile_kernel(fn, constants, "fp16", capability)
+                {"kernel": fn.__name__, "capability": capability, "dtype": dtype, "group": group}
+                | compile_kernel(fn, constants, dtype, capability)
             )
     sys.stdout.write(json.dumps(report, indent=1))
 
@@ -127,9 +134,12 @@ def compile_kernel(
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = result.asm["ptx"]
+    threads = 32 * result.metadata.num_warps
     return {
         "shared": result.metadata.shared,
         "wide_copies": len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", ptx)),
+        "tensor_products": len(re.findall(TENSOR_PRODUCT, ptx, re.MULTILINE)),
+        "multiplications": len(re.findall(r"fma\.rn\.f32", ptx)) * threads,
         **assemble(ptx, capability),
     }
 

@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ import torch
 
 from milestones.chain import load, package
 from milestones.instruments.paged_case import PagedCase
-from tests.compile_kernels import UNUSUAL
+from tests.compile_kernels import ALONE, GROUP, UNUSUAL
 from tests.conftest import ROOT, EngineFactory
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
@@ -245,6 +245,29 @@ def test_kernels_are_refused_where_they_cannot_run(
         make_engine(attention_backend="triton")
 
 
+class NoCompiler:
+    """Triton's driver on a machine without a C compiler. Triton creates it at the first use."""
+
+    @property
+    def active(self) -> Any:
+        raise RuntimeError("Failed to find C compiler.")
+
+
+def test_a_gpu_without_a_compiler_is_found_at_once(
+    milestone: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles its launcher in C. The error says so before a kernel or a model is tried."""
+    select = load(milestone, "attention_backend").select_backend
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(triton.runtime, "driver", NoCompiler())
+    for name in ("auto", "triton"):
+        with pytest.raises(RuntimeError, match="needs a C compiler and Python's headers") as error:
+            select(name, torch.device("cuda", 0), torch.float16)
+        assert "Failed to find C compiler" in str(error.value), "the cause is missing"
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=1)))
+    assert select("auto", torch.device("cuda", 0), torch.float16) is interpreted
+
+
 @pytest.fixture(scope="session")
 def compiled(milestone: str) -> list[dict[str, Any]]:
     """The report on every kernel compiled for every GPU, in a process without the interpreter."""
@@ -264,7 +287,8 @@ def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
     """
     assert {entry["capability"] for entry in compiled} == SHARED_MEMORY.keys()
     assert {entry["dtype"] for entry in compiled} == {"fp16", "bf16", "fp32"}
-    assert len(compiled) == 4 * 3 * (2 + 3 + 3) + 2 * 2 * 3 + 2 * len(UNUSUAL)
+    others = 2 * len(UNUSUAL) + 2 * 2 * len(ALONE)
+    assert len(compiled) == 4 * 3 * (2 + 3 + 3) + 2 * 2 * 3 + others
     for entry in compiled:
         assert entry["shared"] <= SHARED_MEMORY[entry["capability"]], entry
         assert entry["spill_stores"] <= FEW_BYTES, entry
@@ -276,6 +300,39 @@ def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -
         is_wide = entry["capability"] >= 80  # a T4 has no asynchronous copies
         if is_wide and entry["kernel"] in ("decode_kernel", "prefill_kernel"):
             assert entry["wide_copies"] > 0, entry
+
+
+def test_attention_in_16_bits_uses_tensor_cores(compiled: list[dict[str, Any]]) -> None:
+    """From capability 8.0 on, both products of attention are computed by tensor cores.
+
+    The other instructions of a program multiply less than one product for the three heads needs.
+    """
+    kinds = [entry for entry in compiled if entry["kernel"] in ("decode_kernel", "prefill_kernel")]
+    for entry in kinds:
+        used = entry["capability"] >= 80 and entry["dtype"] != "fp32"
+        assert (entry["tensor_products"] > 0) == used, entry
+        if used and "dim" in entry:
+            assert entry["multiplications"] < GROUP * entry["dim"] * entry["tile"], entry
+
+
+def test_a_decode_without_tensor_cores_multiplies_for_its_heads_only(
+    compiled: list[dict[str, Any]],
+) -> None:
+    """A tile has hardly more rows than query heads, and hardly any score is computed twice.
+
+    The limit is three times the multiplications that the heads need. 16 rows for the three heads
+    would be more than five times.
+    """
+    decodes = [
+        entry for entry in compiled
+        if entry["kernel"] == "decode_kernel" and "dim" in entry and not entry["tensor_products"]
+    ]  # fmt: skip
+    assert {(entry["capability"], entry["dtype"]) for entry in decodes} == {
+        (75, "fp16"), (75, "fp32"), (80, "fp32"), (90, "fp32"),
+    }  # fmt: skip
+    for entry in decodes:
+        needed = 2 * GROUP * entry["dim"] * entry["tile"]  # of a tile: keys, and values
+        assert entry["multiplications"] <= 3 * needed, entry
 
 
 def test_no_step_waits_for_a_compiler(milestone: str) -> None:

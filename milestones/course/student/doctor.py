@@ -199,7 +199,10 @@ def gpu(result: dict[str, Any]) -> Finding:
     if result.get("gpu") is None and "error" not in result:
         said = "no GPU: engines run on the CPU, and kernels are interpreted"
         return Finding("GPU", True, said, absent=True)
-    mend = "check that nvidia-smi works, and that torch and triton belong to one release"
+    mend = (
+        "check that nvidia-smi works, that torch and triton belong to one release, and that there "
+    )
+    mend += "are a C compiler and Python's headers"
     if "error" in result:
         return Finding("GPU", False, f"a compiled kernel fails: {result['error']}", mend)
     if result["zeros"] or result["error_of"] > 1e-2:

@@ -67,7 +67,7 @@ class EngineConfig:
     page_size: the number of tokens in a KV page.
     num_pages: the number of pages in the pool. None: the engine derives it from free memory.
     attention_backend: `triton` (on CUDA), `compiled` (C, for float32 on a CPU), `torch`
-        (anywhere), or `auto`: the first of these three that can run.
+        (anywhere), or `auto`: `triton` on CUDA, elsewhere `compiled` if it can run, else `torch`.
     schedule_policy: the order in which waiting requests are admitted.
     enable_overlap: plan step N+1 and process step N-1 while step N is computed.
     cuda_graph: replay decode steps as CUDA graphs.

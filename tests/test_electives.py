@@ -13,7 +13,7 @@ from milestones.chain import ROOT, electives, load, package, place, sources
 from milestones.course.maintain.types import merged
 
 MOST_LINES = {
-    "hybrid_memory": 1000,  # two lessons: windows and states
+    "hybrid_memory": 1000,  # two lessons, windows and states: its diff has stops
     "multi_step": 200,
 }  # changed lines of a lesson, without its demo
 ELECTIVES = electives()

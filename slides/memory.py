@@ -108,10 +108,11 @@ def _branch(
             parts.append(line(x - 14, top + 42, x - 14, y + 42))
         parts.append(line(x - 28 if not index else x - 14, y + 42, x, y + 42))
         kind = "locked" if node["locks"] else "cached"
+        count, numbers = len(node["pages"]), " ".join(map(str, node["pages"]))
         parts += [
             rect(x, y + 6, width, 72, kind, 6),
             text(x + 12, y + 34, node["text"].strip(), f"{kind}-ink strong", size),
-            text(x + 12, y + 62, "pages " + " ".join(map(str, node["pages"])), f"{kind}-ink", 20),
+            text(x + 12, y + 62, f"page{'s' * (count != 1)} {numbers}", f"{kind}-ink", 20),
             text(x + width - 12, y + 62, f"locks {node['locks']}", f"{kind}-ink", 20, "end"),
         ]
         y = max(y + 92, _branch(nodes, children, int(key), x + width + 28, y, parts))

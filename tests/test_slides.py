@@ -107,6 +107,16 @@ def test_decks_are_chosen_by_name() -> None:
         build.chosen(["m2", "m9"])
 
 
+def test_each_shape_of_a_picture_has_a_colour(decks: dict[str, Deck]) -> None:
+    """A shape of a class that the theme does not know is black, and its text cannot be read."""
+    known = set(re.findall(r"\.([\w-]+)", (ROOT / "slides/theme.css").read_text()))
+    for deck in decks.values():
+        for number, slide in enumerate(deck.slides, 1):
+            kinds = re.findall(r'<(?:rect|path|circle|line)[^>]* class="([^"]*)"', slide.body)
+            unknown = set(" ".join(kinds).split()) - known
+            assert not unknown, f"{deck.name}, slide {number}: no style for {unknown}"
+
+
 def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
     text = page(decks["m2_continuous"])
     loads = r"<(?:link|img|iframe)\b|<script[^>]*\bsrc=|@import|url\((?!#|data:)"

@@ -216,8 +216,9 @@ def _arrow(placed: dict[str, Box], start: str, kind: str, end: str, words: str) 
     y1, y2 = (min(p.y + 26, p.y + p.height / 2) for p in (a, b))
     if text_width(words, 20) > abs(x2 - x1):
         raise BuildError(f"boxes: {words!r} is wider than the gap from {a.name} to {b.name}")
-    middle = (x1 + x2) / 2
-    return [
-        line(x1, y1, x2, y2, line_kind),
-        text(middle, (y1 + y2) / 2 - 9, words, "soft", 20, "middle"),
-    ]
+    x, y = (x1 + x2) / 2, (y1 + y2) / 2
+    if abs(y2 - y1) < 30:
+        label = text(x, y - 9, words, "soft", 20, "middle")
+    else:  # beside the line, on its right
+        label = text(x + 16, y + (4 if (x2 > x1) == (y2 > y1) else 18), words, "soft", 20)
+    return [line(x1, y1, x2, y2, line_kind), label]

@@ -147,8 +147,8 @@ def slots(name: str = "lora_example") -> str:
         for place, step in enumerate(run["steps"]):
             x, slot = 150 + place * pitch, step["slots"].get(request)
             if slot is not None:
-                kind = "output" if slot else "forward"
-                parts += _word(x, y, pitch, f"slot {slot}", kind, "on strong")
+                kind, ink = ("output", "on strong") if slot else ("forward", "light strong")
+                parts += _word(x, y, pitch, f"slot {slot}", kind, ink)
             elif request in step["waiting"]:
                 parts += _word(x, y, pitch, "waits", "idle", "soft")
     y = top + len(run["adapters"]) * room

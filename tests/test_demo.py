@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,8 +17,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from common import EngineConfig, EngineStats, TokensPrompt, load_model
+from common import EngineConfig, EngineStats, PoolingParams, TokensPrompt, load_model
 from common.displays import comparison
 from common.displays.dashboard import Dashboard
 from common.displays.workload import Workload, WorkloadResult
@@ -34,6 +37,7 @@ def run_demo(milestone: str, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "-m", f"{package(milestone)}.demo", *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "COLUMNS": "80"},
     )  # fmt: skip
 
 
@@ -62,6 +66,13 @@ def test_the_demo_runs_into_a_file(milestone: str) -> None:
     assert milestone in done.stdout and "tokens/s" in done.stdout
     for path in (trace, player):
         assert str(path) in done.stdout and milestone in path.read_text(encoding="utf-8")
+
+
+def test_sentences_wrap_between_words(milestone: str) -> None:
+    """A terminal with 80 columns does not have to break them. Events and paths stay one line."""
+    other = re.compile(r" *\d+\.\d\ds  |(trace|player): |[╭│╰┏┃┡└]")
+    lines = usual_run(milestone)[0].stdout.splitlines()
+    assert [line for line in lines if len(line) > 80 and not other.match(line)] == []
 
 
 @pytest.fixture
@@ -227,6 +238,79 @@ def test_the_screen_fits_a_terminal(milestone: str, width: int) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("num_lines", [3, 4, 5, 30])
+def test_the_last_screen_is_shown_once(milestone: str, num_lines: int) -> None:
+    """No part of an earlier screen stays above it, also if it is higher than the terminal."""
+    engine: Any = build_engine(milestone)
+    out = io.StringIO()
+    with Console(width=80, height=12, file=out, force_terminal=True) as console:
+        lines = [Text(f"line {number}.") for number in range(num_lines)]
+        with Dashboard(engine, "requests", console, lambda: lines, False, num_lines) as dashboard:
+            for number in range(8):
+                engine.add_request([1, 2, 3], greedy(2, ignore_eos=True), f"r{number}")
+                dashboard.add(f"r{number}", "question")
+                dashboard.step()
+            while engine.has_unfinished_requests():
+                dashboard.step()
+        console.print("after it")
+    shown = screen(out.getvalue(), height=12)
+    assert "─ requests ─" in shown[0] and shown[-1] == "after it", "\n".join(shown)
+    assert sum("─ requests ─" in line for line in shown) == 1, "\n".join(shown)
+    assert shown[-1 - num_lines : -1] == [f"line {number}." for number in range(num_lines)]
+    engine.close()
+
+
+@pytest.mark.since("embedding")
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_vector_is_shown_from_its_beginning(milestone: str, width: int) -> None:
+    engine: Any = build_engine(milestone)
+    console = Console(width=width, file=io.StringIO())
+    dashboard = Dashboard(engine, "requests", console, plain=True)
+    engine.add_request([1, 2, 3], PoolingParams("MEAN"), "v0")
+    dashboard.add("v0", "question")
+    while not (outputs := dashboard.step()):
+        pass
+    first, second, *_ = outputs[0].outputs.data
+    row = console.render_lines(dashboard.render(), console.options)[3]
+    assert f" [{first:.3f}, {second:.3f}, ...] " in "".join(segment.text for segment in row)
+    engine.close()
+
+
+def screen(written: str, height: int) -> list[str]:
+    """Return what a terminal of so many lines shows at the end, with the lines above it."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row = max(row - 1, len(lines) - height, 0)  # what has left the screen stays
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] not in "\r\x1b":
+            lines[row] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.mark.since("m4_radix")
+@pytest.mark.parametrize("prompt_tokens", [40, 450])
+def test_the_bar_of_a_request_shows_all_its_tokens(milestone: str, prompt_tokens: int) -> None:
+    """The generated tokens are at the end of the bar. A long prompt does not push them out."""
+    demo = load(milestone, "demo.panels")
+    engine: Any = build_engine(milestone, max_num_seqs=6, page_size=8, num_pages=256)
+    out = io.StringIO()
+    with Console(width=80, height=24, file=out) as console:
+        panels = demo.Panels(engine, console)
+        prompt = [1 + number % 200 for number in range(prompt_tokens)]
+        engine.add_request(prompt, greedy(24, ignore_eos=True), "r0")
+        while engine.has_unfinished_requests():
+            engine.step()
+            console.print(*panels())
+    bars = [line for line in out.getvalue().splitlines() if "A r0" in line]
+    assert "+++" in bars[-1] and not any("…" in bar for bar in bars)
+    engine.close()
+
+
 @pytest.mark.before("m2_continuous")
 def test_a_race_gives_both_sides_the_same_time(milestone: str) -> None:
     race = importlib.import_module(f"{milestone}.demo.race")
@@ -240,4 +324,26 @@ def test_a_race_gives_both_sides_the_same_time(milestone: str) -> None:
     race.race(runners, prompt, greedy(6, ignore_eos=True), console, check=True)
     assert [runner.computed for runner in runners] == [10, 45]
     assert runners[0].final.outputs[0].token_ids == runners[1].final.outputs[0].token_ids
-    assert "a: 10 tokens computed" in out.getvalue() and "b: 45 tokens" in out.getvalue()
+    assert "─ a ─" in out.getvalue() and "─ 10 tokens computed, " in out.getvalue()
+    assert "─ b ─" in out.getvalue() and "─ 45 tokens computed, " in out.getvalue()
+
+
+@pytest.mark.before("m2_continuous")
+def test_a_race_fits_a_narrow_terminal(milestone: str) -> None:
+    """At 80 columns, both costs and the whole text are visible, also a text without spaces."""
+    race = load(milestone, "demo.race")
+    engine: Any = build_engine(milestone)
+    runners = [race.Runner(name, engine) for name in ("with the KV cache", "full recompute")]
+    text = "".join(f"word{i}" for i in range(20))
+    for runner in runners:
+        engine.add_request([1, 2, 3], greedy(4), "r0")
+        while engine.has_unfinished_requests():
+            runner.step(False)
+        assert runner.output is not None
+        runner.output.outputs[0].text, runner.seconds = text, 123.4
+    out = io.StringIO()
+    Console(width=80, file=out).print(race.side_by_side(runners))
+    shown = out.getvalue().splitlines()
+    assert all(runner.name in shown[0] for runner in runners)
+    assert shown[-1].count("tokens computed, 123.4 s") == 2
+    assert "".join(line.split("│")[1].strip() for line in shown[1:-1]) == text

@@ -78,7 +78,7 @@ class Dashboard:
     def __enter__(self) -> Self:
         self._started = time.perf_counter()
         if not self.plain:
-            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
         return self
 
@@ -89,9 +89,9 @@ class Dashboard:
         traceback: TracebackType | None,
     ) -> None:
         if self._live is not None:
-            self._live.stop()
             if kind is None:
-                self.console.print(self.render())
+                self._live.update(self.render())
+            self._live.stop()  # It shows the whole last screen, also if the terminal is too low.
 
     @property
     def elapsed(self) -> float:
@@ -147,7 +147,7 @@ class Dashboard:
         data, reason = output.outputs.data, output.outputs.finish_reason
         entry.state = "done" if data is not None else reason
         if data is not None:
-            entry.text = f"[{', '.join(f'{value:.3f}' for value in data[:4])}, ...]"
+            entry.text = f"[{', '.join(f'{value:.3f}' for value in data[:2])}, ...]"
         self._line(
             f"{output.request_id} ends ({reason}), a vector of {entry.num_prompt_tokens} tokens"
         )

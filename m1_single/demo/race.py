@@ -58,10 +58,13 @@ class Runner:
         return stats.prefill_tokens + stats.decode_tokens
 
     def panel(self) -> RenderableType:
-        """Return the text so far, with the costs so far in the title."""
+        """Return the text so far, with the costs so far below it."""
         text = self.output.outputs[0].text if self.output else ""
-        title = f"{self.name}: {self.computed} tokens computed, {self.seconds:.1f} s"
-        return Panel(Text(text), title=title, title_align="left")
+        costs = f"{self.computed} tokens computed, {self.seconds:.1f} s"
+        return Panel(
+            Text(text, overflow="fold"),
+            title=self.name, title_align="left", subtitle=costs, subtitle_align="left",
+        )  # fmt: skip
 
 
 def race(runners: list[Runner], prompt: TokensPrompt, params: SamplingParams, console: Console,

@@ -18,7 +18,7 @@ from .. import LLMEngine
 from ..kv_cache import PADDING_PAGE
 from ..radix_cache import TreeNode
 
-BAR_TOKENS = 280  # prompt and output that fill a request's bar
+BAR_TOKENS = 280  # prompt and output that fill a request's bar; more, if a request has more
 
 
 class Panels:
@@ -41,13 +41,15 @@ class Panels:
     def __call__(self) -> Iterable[RenderableType]:
         """Return what each request found in the cache, the tree, and the owner of each page."""
         table = Table(box=None, pad_edge=False, show_header=False)
-        for request in self.engine.scheduler.running:
+        running = self.engine.scheduler.running
+        full = max([BAR_TOKENS, *(r.num_prompt_tokens + r.num_output_tokens for r in running)])
+        for request in running:
             cached = request.num_cached_tokens or 0
             computed = min(request.num_computed_tokens, request.num_prompt_tokens) - cached
             parts = (cached, "=", "green"), (computed, "#", "yellow"), (
                 request.num_output_tokens, "+", "cyan",
             )  # fmt: skip
-            shares = [(count / BAR_TOKENS, mark, style) for count, mark, style in parts]
+            shares = [(count / full, mark, style) for count, mark, style in parts]
             name = f"{self._letter(request)} {request.request_id}"
             table.add_row(name, bar(shares, self.console.width - 12))
         title = "tokens: = cached # computed + generated"

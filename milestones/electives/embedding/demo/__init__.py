@@ -107,8 +107,8 @@ def show_steps(engine: LLMEngine, finals: dict[str, RequestOutput], console: Con
     stats = engine.stats()
     console.print(
         f"{stats.num_steps} steps computed {stats.prefill_tokens} tokens of prompts and "
-        f"{stats.decode_tokens} of texts, at most {BUDGET} in a step", soft_wrap=True,
-    )  # fmt: skip
+        f"{stats.decode_tokens} of texts, at most {BUDGET} in a step"
+    )
     console.print(f"{tokens} tokens of the prompts became {len(vectors)} vectors")
 
 

@@ -129,7 +129,7 @@ def main() -> None:
         loads, steps = engine.scheduler.slots.num_loads, engine.stats().num_steps
         console.print(
             f"{len(prompts)} requests of {len(ADAPTERS)} random adapters and of the model alone: "
-            f"{loads} loads into {engine.config.max_loras} slots, in {steps} steps", soft_wrap=True,
-        )  # fmt: skip
+            f"{loads} loads into {engine.config.max_loras} slots, in {steps} steps"
+        )
         title = "without adapters, all requests at once"
         compare(NAME, workload_of(engine, prompts, args), FIGURES, console, title)

@@ -125,8 +125,8 @@ def compare(loaded: LoadedModel, args: Namespace, console: Console) -> None:
     loops = LOOPS[:1] if missing("grammar") else LOOPS
     console.print(
         f"The same requests in {len(loops)} loops, in turn. Each forward sleeps {FORWARD_MS:g} ms "
-        f"(on a CPU): {args.requests} requests of {args.max_tokens} tokens.", soft_wrap=True,
-    )  # fmt: skip
+        f"(on a CPU): {args.requests} requests of {args.max_tokens} tokens."
+    )
     found = measure(
         loaded, loops, num_requests=args.requests, max_tokens=args.max_tokens,
         forward_ms=FORWARD_MS, num_rounds=2,

@@ -57,7 +57,8 @@ function makeCurves() {
     meta.num_pages
       ? ["pages", "pages", [["held", "--output", s => s.kv_pages_total - s.kv_pages_free
                                                        - s.kv_pages_cached],
-                            ["cached", "--cached", s => s.kv_pages_cached],
+                            ...(meta.has_tree
+                              ? [["cached", "--cached", s => s.kv_pages_cached]] : []),
                             ["free", "--line", s => s.kv_pages_free]]]
       : ["kv", "KV tokens", [["used", "--output", s => s.kv_tokens_used],
                              ["reserved, unused", "--line",

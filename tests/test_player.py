@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from common.tracing.chrome import chrome_trace
-from common.tracing.data import State, TraceData
+from common.tracing.data import Span, State, TraceData
 from common.tracing.player import player_html, template
 from common.tracing.trace import Trace
 from milestones.chain import at_least
@@ -136,6 +136,16 @@ def test_siblings_of_the_tree_are_told_apart(tmp_path: Path) -> None:
     made = dom(tmp_path, player_html(dataclasses.replace(trace, frames=[frame])))
     assert "… tutor" in made and "… judge" in made
     assert 'title="You are a kind tutor"' in made and text_of(made, "error") == ""
+
+
+def test_a_long_span_of_the_recording_has_a_readable_name(tmp_path: Path) -> None:
+    """Its colour is that of a panel, so its name has the colour of other text."""
+    data = trace_of(MILESTONES[0])
+    frame = data.frames[3]
+    long = Span("trace", frame.start, frame.end, frame.step)
+    made = dom(tmp_path, player_html(dataclasses.replace(data, spans=[long])), "#step=3")
+    (kind,) = re.findall(r'<text class="(\w*)"[^>]*>trace</text>', made)
+    assert kind != "on"
 
 
 def test_a_hash_beyond_the_end(tmp_path: Path) -> None:

@@ -304,6 +304,21 @@ def opened(run: Running, folder: Path) -> Iterator[Tab]:
         assert page.problems == []
 
 
+# What is cut off, at any step: the facts of a chat, the values of a curve, a column of a request.
+CUT = """(() => {
+  const cut = new Set(), now = shown;
+  for (let step = firstStep(); step <= lastStep(); step++) {
+    jump(step);
+    for (const e of document.querySelectorAll(".facts, #curves p, .row > :not(.text)")) {
+      if (e.scrollWidth > e.clientWidth) cut.add(e.textContent);
+    }
+  }
+  show(now);
+  play(true);
+  return [...cut];
+})()"""
+
+
 def twelve(page: Tab) -> None:
     """Ask a question in each of twelve conversations, and a second one in each."""
     page.evaluate("while (chats.length < 12) $('new-chat').click()")
@@ -325,7 +340,14 @@ def test_twelve_conversations(
             page.resize(*size)
             page.evaluate("new Promise(done => setTimeout(done, 150))")
             assert_fits(page)
+            assert page.evaluate(CUT) == []
         assert page.evaluate("$('engine').textContent") == milestone
+        names = "Object.values(requests).map(r => r.request_id.replace('-', ' '))"
+        assert page.evaluate(f"{names}.filter(n => chats.some(c => c.name === n))") == []
+        left = page.evaluate("[...$('ended').querySelectorAll('.bar')].map(bar => bar.title)")
+        assert left and all(title.endswith(", 1 not computed") for title in left)
+        legend = page.evaluate("[$('requests').innerText, $('curves').innerText].join(' ')")
+        assert ("cached" in legend) == at_least(milestone, "m4_radix")
         panels = page.evaluate("[!$('pages').hidden, !$('tree').hidden]")
         assert panels == [at_least(milestone, "m2_continuous"), at_least(milestone, "m4_radix")]
         cached = page.evaluate("newest.stats.cached_prompt_tokens")

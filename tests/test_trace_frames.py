@@ -89,6 +89,24 @@ def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> Non
         assert parent["pages"] == real.parent.pages
 
 
+@pytest.mark.since("hybrid_memory")
+@pytest.mark.parametrize("model", ["tiny-gemma3_text", "tiny-qwen3_next"])
+def test_pages_of_all_groups_are_whose_they_are(make_engine: EngineFactory, model: str) -> None:
+    """A block may have a page in each group of layers. No page that is in use is shown as free."""
+    engine: Any = make_engine(model, **{**CONFIG, "num_pages": 60})
+    kv_cache = engine.scheduler.kv_cache
+    with Trace(engine) as trace:
+        add_all(engine)
+        while engine.has_unfinished_requests():
+            engine.step()
+            state = replayed(trace.data)
+            free = set(kv_cache.allocator.free_pages)
+            assert set(state.pages) == set(range(1, 61)) - free
+            drawn = {page for node in state.nodes.values() for page in node["pages"]}
+            assert drawn == {page for page, owner in state.pages.items() if owner == "tree"}
+            assert len(free) == state.stats["kv_pages_free"]
+
+
 def test_slots_are_whose_they_are(make_engine: EngineFactory, milestone: str) -> None:
     engine: Any = make_engine(**CONFIG)
     with Trace(engine) as trace:

@@ -147,14 +147,14 @@ class Observer:
         for request in self.scheduler.running:
             self._row_owners[request.row] = self.number(request)
         table = enumerate(self.kv_cache.table.rows)
-        rows = [(self._row_owners.get(row), list(pages)) for row, pages in table]
+        rows = [(self._row_owners.get(row), self._pages_of(blocks)) for row, blocks in table]
         old = self._rows or [(None, [])] * len(rows)
         self._rows = rows
         before = self._before.pages
         if self.radix_cache is not None and self.tree_changed:
             owners = owners_of(rows)
             for node in self.radix_cache.nodes():
-                owners.update(dict.fromkeys(node.pages, TREE))
+                owners.update(dict.fromkeys(self._pages_of(node.pages), TREE))
         else:
             moved = [row for row in range(len(rows)) if rows[row] != old[row]]
             owners = owners_of([rows[row] for row in moved])
@@ -165,6 +165,17 @@ class Observer:
         changes = changed(before, owners)
         changes.update(dict.fromkeys(before.keys() - owners.keys()))
         return changes
+
+    def _pages_of(self, blocks: list[int]) -> list[int]:
+        """Return the pages of the blocks of a row or a node.
+
+        A block is a page, except in an allocator with groups of layers. There it may have a page in
+        each group, and its number is a page only if a group has full attention.
+        """
+        allocator = self.kv_cache.allocator
+        windows = [window.pages for window in getattr(allocator, "windows", ())]
+        in_windows = [pages[block] for pages in windows for block in blocks if block in pages]
+        return [*(blocks if getattr(allocator, "has_full", True) else ()), *in_windows]
 
     def _tree(self) -> dict[int, dict[str, Any] | None]:
         numbers: dict[Any, int] = {}  # a new dict, so that evicted nodes are not kept alive
@@ -177,9 +188,10 @@ class Observer:
                 "locks": node.lock_count,
                 "hits": node.hits,
             }
-            if before.get("pages") != node.pages:
+            pages = self._pages_of(node.pages)
+            if before.get("pages") != pages:
                 tokens = [token % TOKEN_IDS for token in node.tokens[:NODE_TOKENS]]
-                now |= {"pages": list(node.pages), "text": self._text(tokens)}
+                now |= {"pages": pages, "text": self._text(tokens)}
             if change := changed(before, now):
                 changes[number] = change
         gone = self._before.nodes.keys() - set(numbers.values())

@@ -57,7 +57,8 @@ function makeCurves() {
     meta.num_pages
       ? ["pages", "pages", [["held", "--output", s => s.kv_pages_total - s.kv_pages_free
                                                        - s.kv_pages_cached],
-                            ["cached", "--cached", s => s.kv_pages_cached],
+                            ...(meta.has_tree
+                              ? [["cached", "--cached", s => s.kv_pages_cached]] : []),
                             ["free", "--line", s => s.kv_pages_free]]]
       : ["kv", "KV tokens", [["used", "--output", s => s.kv_tokens_used],
                              ["reserved, unused", "--line",
@@ -97,8 +98,8 @@ function drawCounters(step) {
   drawnFrames = drawn;
   for (const [name, title, parts] of curves) {
     const values = parts.flatMap(([label, colour, value]) =>
-      [h("i", { class: "key", style: `background: var(${colour})` }),
-       `${label} ${value(history[indexOf(step)])}\u2002`]);
+      [h("span", {}, h("i", { class: "key", style: `background: var(${colour})` }),
+         `${label} ${value(history[indexOf(step)])}`), "\u2002"]);
     $(`${name}-values`).replaceChildren(h("b", {}, `${title}\u2002`), ...values);
     for (const end of ["x1", "x2"]) $(`${name}-now`).setAttribute(end, indexOf(step) + 0.5);
   }

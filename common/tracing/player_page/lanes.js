@@ -54,7 +54,7 @@ function drawLanes(now, step) {
     drawn.push(box(span.name, span.start, span.end, LANES.cpu, current(span), isOuter ? 0 : 4));
     if (isOuter) label(`step ${span.step}`, span.start, span.end, 13, "soft");
     else label(span.name, span.start, span.end, 35,
-               current(span) && span.name !== "wait" ? "on" : "");
+               current(span) && !["wait", "trace"].includes(span.name) ? "on" : "");
   }
   let gapLabel = 0;
   forwards.forEach((span, n) => {

@@ -2,7 +2,9 @@
 // ---- Requests --------------------------------------------------------------------------------
 
 function bar(number, request) {
-  const prompt = requests[number].num_prompt_tokens, { tokens, computed = 0 } = request;
+  const prompt = requests[number].num_prompt_tokens, { tokens } = request;
+  let computed = request.computed ?? 0;  // m1 sets it back to 0 when a request ends
+  if (!isLive(request) && tokens > prompt) computed = Math.max(computed, tokens - 1);
   const cached = Math.min(request.cached ?? 0, computed);
   const inPrompt = Math.max(cached, Math.min(prompt, computed)), known = Math.max(prompt, computed);
   const parts = [["cached", 0, cached], ["computed", cached, inPrompt], ["todo", inPrompt, prompt],

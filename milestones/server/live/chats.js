@@ -112,7 +112,7 @@ class Chat {
     const facts = [now.state,
                    meta.has_tree ? `${now.cached ?? 0} of ${prompt} cached` : `prompt ${prompt}`];
     if (first <= frames[indexOf(shown)].end) facts.push(`TTFT ${ms(first - arrival)}`);
-    this.facts.textContent = facts.join(" · ");
+    this.facts.textContent = facts.map(fact => fact.replaceAll(" ", "\u00a0")).join(" · ");
     this.facts.title = `${this.name}, request ${request_id}: ${facts.join(" · ")}`;
   }
 }

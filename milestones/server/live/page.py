@@ -63,7 +63,7 @@ class Page:
 
         Raises what the API raises for a bad request.
         """
-        request_id, task = await self._add("chat", messages, params)
+        request_id, task = await self._add("ask", messages, params)
         task.add_done_callback(lambda _: self._answers.append(self._results.pop(request_id)))
         return request_id
 

@@ -240,7 +240,9 @@ def test_the_handout_lists_the_stops(below: str, above: str, count: int) -> None
     assert shown == expected, "the table should have\n" + "\n".join(map(" | ".join, expected))
     assert all(row["it teaches"] for row in rows)
     exercises = {exercise.id for exercise in record.load(above)}
-    assert set(re.findall(r"\[(\w+\.\d)\]", str(shown))) == exercises, "an exercise is in several stops"
+    assert set(re.findall(r"\[(\w+\.\d)\]", str(shown))) == exercises, (
+        "an exercise is in several stops"
+    )
 
 
 def test_no_other_milestone_has_stops() -> None:

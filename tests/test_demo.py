@@ -268,8 +268,9 @@ def test_a_vector_is_shown_from_its_beginning(milestone: str, width: int) -> Non
     dashboard = Dashboard(engine, "requests", console, plain=True)
     engine.add_request([1, 2, 3], PoolingParams("MEAN"), "v0")
     dashboard.add("v0", "question")
-    while not (outputs := dashboard.step()):
-        pass
+    outputs: list[Any] = []
+    while not outputs:
+        outputs = [*dashboard.step()]
     first, second, *_ = outputs[0].outputs.data
     row = console.render_lines(dashboard.render(), console.options)[3]
     assert f" [{first:.3f}, {second:.3f}, ...] " in "".join(segment.text for segment in row)

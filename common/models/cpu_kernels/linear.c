@@ -6,24 +6,30 @@
    eighth of the bytes of float32. Its numbers become floats in registers, just before they are
    used.
 
-   With many rows, a block of the weight stays in the first-level cache of the core while all rows
-   of a chunk are multiplied with it, one tile of rows after the other. A weight in another format
-   than float32 becomes floats once for each block.
+   With many rows, a block of the weight stays in the caches of the core while all rows of a chunk
+   are multiplied with it, one tile of rows after the other. A weight in another format than float32
+   becomes floats once for each block.
 
    Each output has its own lane, which adds up the products one by one, in the order of the inputs,
    always with the same rounding. So a row gets the same bits alone as among a thousand rows (I2),
    and the same bits in each format that stores the same numbers. */
 #include "linear.h"
 
-#define DEPTH 64 /* inputs of a block. 64 * PANEL floats are 4 kB, or 8 kB with AVX-512 */
-#define CHUNK 48 /* the number of rows that share a block */
+/* The most inputs of a block, with few and with many tiles of rows: 4 and 18 kB, or 8 and 36 kB with
+   AVX-512. With few tiles, the next block of the weight is prefetched at the speed of the memory, and
+   must fit into the first cache beside this block. With many tiles, a deep block is faster: a tile
+   loads its sums less often, and the CPU foresees the reads of long pieces of its rows. */
+#define SHALLOW 64
+#define DEEP 288
+#define CHUNK 96 /* the number of rows that share a block */
 #define FEW 3    /* up to so many rows, numbers become floats in registers */
 /* The distance in bytes from the numbers in use to those that are prefetched. In a product of few
    rows, this is the distance for formats of 4 bits, and formats of more bits have a longer one. */
 #define AHEAD 4096
 
 /* sums[rows][2] += x[rows][depth] * block[depth][PANEL]; the rows of x are `stride` numbers apart.
-   For each input, `step` more bytes are prefetched, from `next` on. */
+   For each input, `step` more bytes are prefetched, from `next` on: at most 4 * PANEL. The number of
+   prefetches is a constant, because a loop of unknown length would take more time than they do. */
 INLINE void multiply(
     int rows, const float *x, int64_t stride, const float *block, int64_t depth, const char *next,
     int64_t step, vec (*sums)[2])
@@ -34,7 +40,7 @@ INLINE void multiply(
     for (int64_t i = 0; i < depth; i++) {
         const float *line = block + i * PANEL;
         vec left = load(line), right = load(line + LANES);
-        for (int64_t byte = 0; byte < step; byte += 64)
+        for (int64_t byte = 0; byte < 4 * PANEL; byte += 64)
             __builtin_prefetch(next + i * step + byte);
         for (int r = 0; r < rows; r++) {
             vec input = repeat(x[r * stride + i]);
@@ -127,6 +133,14 @@ static int64_t panel_size_of(int64_t format, int64_t in)
     return panel_bytes(FORMATS[format], in);
 }
 
+/* The number of inputs of a block: a multiple of the inputs of a group, and about the same for all
+   blocks of a panel. */
+static int64_t block_depth(int64_t in, int64_t rows)
+{
+    int64_t most = rows > 2 * TILE ? DEEP : SHALLOW, blocks = (in + most - 1) / most;
+    return ((in + blocks - 1) / blocks + 31) / 32 * 32;
+}
+
 /* The product of `rows` rows of x and one panel of a weight. */
 static void multiply_panel(
     const Weight *w, int64_t panel, const float *x, int64_t in, int64_t rows, vec (*sums)[2])
@@ -141,9 +155,10 @@ static void multiply_panel(
     case NAME * (FEW + 1) + N: multiply_stored(FORMATS[NAME], N, x, in, data, sums); return;
             EACH_FORMAT(FOR_ROWS, 1) EACH_FORMAT(FOR_ROWS, 2) EACH_FORMAT(FOR_ROWS, 3)
         }
-    float floats[DEPTH * PANEL];
-    for (int64_t i = 0; i < in; i += DEPTH) {
-        int64_t depth = smaller(DEPTH, in - i), bytes = size * depth / in;
+    int64_t most = block_depth(in, rows);
+    float floats[DEEP * PANEL];
+    for (int64_t i = 0; i < in; i += most) {
+        int64_t depth = smaller(most, in - i), bytes = size * depth / in;
         const float *block = (const float *)data + i * PANEL;
         if (w->format != F32)
             unpack(w->format, data, i, depth, floats), block = floats;
@@ -259,9 +274,9 @@ void take_rows(const Weight *w, int64_t in, const int64_t *ids, int64_t count, f
 #pragma omp parallel for num_threads(threads)
     for (int64_t row = 0; row < count; row++) {
         const uint8_t *panel = w->data + ids[row] / PANEL * size;
-        float floats[DEPTH * PANEL];
-        for (int64_t i = 0; i < in; i += DEPTH) {
-            int64_t depth = smaller(DEPTH, in - i);
+        float floats[SHALLOW * PANEL];
+        for (int64_t i = 0; i < in; i += SHALLOW) {
+            int64_t depth = smaller(SHALLOW, in - i);
             unpack(w->format, panel, i, depth, floats);
             for (int64_t k = 0; k < depth; k++)
                 out[row * in + i + k] = floats[k * PANEL + ids[row] % PANEL];

@@ -60,8 +60,8 @@ def measure(model: PreTrainedModel) -> Roofline:
         # Far more bytes than any cache holds, and a product that uses each number many times. A GPU
         # needs larger ones, because the launch of a kernel takes microseconds.
         scale = 4 if model.device.type == "cuda" else 1
-        read = torch.ones(scale * 512 << 20 >> 2, dtype=torch.float32, device=model.device)
         side = scale * SIDE
+        read = torch.ones(24, SIDE, side, dtype=torch.float32, device=model.device)
         square = torch.ones(side, side, dtype=model.dtype, device=model.device)
         reading: list[Callable[[], torch.Tensor]] = [read.sum]
         multiplying = [lambda: square @ square]

@@ -77,6 +77,29 @@ def test_only_the_first_decode_step_calls_the_attention(
     assert calls == [0, 1], "the prefill"
 
 
+def test_the_loop_over_the_layers_ends_after_the_call(make_engine: EngineFactory) -> None:
+    loaded = fresh()
+    layers = loaded.model.model.layers
+    engine = make_engine(loaded)
+    engine.generate([[1, 2, 3]], LOGPROBS)  # the first decode step is watched
+    computed: list[int] = []
+
+    def noted(number: int, own: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            computed.append(number)
+            return own(*args, **kwargs)
+
+        return forward
+
+    for number, layer in enumerate(layers):
+        layer.forward = noted(number, layer.forward)
+    engine.generate([[4, 5, 6]], LOGPROBS)
+    assert computed[:3] == [0, 1, 0], "the prefill, and the first decode step"
+    assert set(computed[2:]) == {0}
+    assert len(layers[:]) == len([*layers[:]]) == len([*layers]) == 2
+    assert [*layers[1:]] == [layers[1]]
+
+
 def test_each_engine_has_its_own_memory(make_engine: EngineFactory) -> None:
     loaded = fresh()
     first, second = make_engine(loaded), make_engine(loaded)

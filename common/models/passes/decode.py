@@ -3,8 +3,9 @@
 A step for a few requests computes little in each layer, and Python between the calls of C took a
 third of its time. So the first decode step of an engine is watched: which memory does the attention
 of each layer use, and does it do nothing but store keys and values and attend to them? Then the
-next decode steps are one call of `decode_layers` (`cpu_kernels/layer.c`) in the first layer, and
-the other layers return what it computed.
+next decode steps are one call of `decode_layers` (`cpu_kernels/layer.c`) in the first layer. The
+loop of the model over its layers then ends after the first one. If a model has another kind of
+loop, the other layers return what the first one computed.
 
 This is like the replay of a CUDA graph: the Python code of the attention function does not run in
 these steps. To run it in each step, leave out this pass, or use `model_passes="none"`. A layer with
@@ -14,7 +15,7 @@ a hook is never skipped.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -42,7 +43,42 @@ def join_decodes(model: PreTrainedModel) -> int:
             layer.__dict__["steps"] = steps
             original: Any = type(layer)
             layer.__class__ = subclass(mixin, original)
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList) and [*module] == layers:
+                module.__dict__["steps"] = steps
+                module.__class__ = subclass(cast("Any", _LayerList), type(module))
     return len(layers)
+
+
+class _LayerList(nn.ModuleList):
+    """A mixin for the list of the layers.
+
+    A forward iterates over a slice of it. `nn.ModuleList` makes a new module for each slice, which
+    takes 0.1 ms.
+    """
+
+    steps: DecodeSteps
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _Loop(self.steps, [*self._modules.values()][index])
+        return super().__getitem__(index)
+
+
+class _Loop(list[Any]):
+    """Layers to iterate over. The iteration ends where the first layer has computed all of them."""
+
+    def __init__(self, steps: DecodeSteps, layers: list[Any]) -> None:
+        super().__init__(layers)
+        self.steps = steps
+
+    def __iter__(self) -> Iterator[Any]:
+        self.steps.done = None
+        for layer in super().__iter__():
+            yield layer
+            if self.steps.done is not None:
+                self.steps.done = None
+                return
 
 
 class _SkippedLayer(nn.Module):

@@ -79,7 +79,7 @@ def refresh_readme(document: dict[str, Any]) -> None:
     engines = document["engines"]
     names = [name for name in WORKLOADS if any(name in measured for measured in engines.values())]
     lines = [
-        f"Output tokens per second, SmolLM2-135M, float32, {document['machine']}:",
+        f"Output tokens per second, SmolLM2-135M, {document['machine']}:",
         "",
         f"| engine | {' | '.join(names)} |",
         f"|---|{'---|' * len(names)}",

@@ -43,8 +43,9 @@ def join_decodes(model: PreTrainedModel) -> int:
             layer.__dict__["steps"] = steps
             original: Any = type(layer)
             layer.__class__ = subclass(mixin, original)
-        for module in model.modules():
-            if isinstance(module, nn.ModuleList) and [*module] == layers:
+        lists: list[Any] = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+        for module in lists:
+            if [*module] == layers:
                 module.__dict__["steps"] = steps
                 module.__class__ = subclass(cast("Any", _LayerList), type(module))
     return len(layers)
@@ -53,8 +54,7 @@ def join_decodes(model: PreTrainedModel) -> int:
 class _LayerList(nn.ModuleList):
     """A mixin for the list of the layers.
 
-    A forward iterates over a slice of it. `nn.ModuleList` makes a new module for each slice, which
-    takes 0.1 ms.
+    A forward iterates over a slice of it. `nn.ModuleList` would make a new module for each slice.
     """
 
     steps: DecodeSteps

@@ -43,11 +43,11 @@ def join_decodes(model: PreTrainedModel) -> int:
             layer.__dict__["steps"] = steps
             original: Any = type(layer)
             layer.__class__ = subclass(mixin, original)
-        lists: list[Any] = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-        for module in lists:
-            if [*module] == layers:
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList) and [*module] == layers:
+                list_type: Any = type(module)
                 module.__dict__["steps"] = steps
-                module.__class__ = subclass(cast("Any", _LayerList), type(module))
+                module.__class__ = subclass(cast("Any", _LayerList), list_type)
     return len(layers)
 
 

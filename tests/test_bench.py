@@ -58,6 +58,9 @@ def test_every_engine_samples_as_the_workload_says() -> None:
     assert workloads.workload("nano", "tiny-llama", 50_000).sampling == "greedy"
     assert workloads.workload("nano", "tiny-llama", 50_000, True, 0.0).sampling == "greedy"
     assert workloads.workload("alone", "tiny-llama", 50_000, True, 0.5).temperature == 0.5
+    assert workloads.workload("alone", "any", 300).config["quantization"] == "auto"
+    in_float32 = workloads.workload("alone", "any", 300, quantization="none")
+    assert in_float32.config["quantization"] == "none"
     assert peers.sampling(0.0) == {"do_sample": False}
     assert peers.sampling(0.6)["top_k"] == 0, "Hugging Face keeps 50 tokens by default"
     assert Driver(on_gpu).temperature == 0.6

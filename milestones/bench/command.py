@@ -111,6 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of all engines (default: greedy, but 0.6 for nano on a GPU, as nano-vllm has it)",
     )  # fmt: skip
     parser.add_argument(
+        "--quantization", choices=["auto", "none"], default="auto",
+        help="of the milestones: none computes with the weights in float32 (default: as stored)",
+    )  # fmt: skip
+    parser.add_argument(
         "--engines", help="measure only these engines, such as m5_overlap,speculative"
     )
     parser.add_argument(
@@ -142,13 +146,14 @@ def main(args: argparse.Namespace) -> int:
             console.print(f"unknown engine: {', '.join(unknown)}; there are {', '.join(known)}")
             return 2
         measured = [known[name] for name in engines]
-    loaded = load_model(EngineConfig(model=args.model))
+    loaded = load_model(EngineConfig(model=args.model, quantization=args.quantization))
     floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
     vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
     failed: list[Contender] = []
     del loaded
     works = {
-        name: workload(name, args.model, vocab_size, on_gpu, args.temperature) for name in names
+        name: workload(name, args.model, vocab_size, on_gpu, args.temperature, args.quantization)
+        for name in names
     }
     try:
         for number in range(1, args.rounds + 1):

@@ -2,34 +2,37 @@
    code reads it.
 
    With few rows, the weight is read from memory once, and the time of the product is the time of
-   this reading. Therefore a weight stays in the format of the checkpoint: a format of 4 bits has an
-   eighth of the bytes of float32. Its numbers become floats in registers, just before they are
-   used.
+   this reading. Therefore a weight stays in the format of the checkpoint: a format of 4 bits, with
+   its scales, has about a sixth of the bytes of float32. With up to FEW rows, its numbers become
+   floats in registers, just before they are used.
 
-   With many rows, a block of the weight stays in the caches of the core while all rows of a chunk
-   are multiplied with it, one tile of rows after the other. A weight in another format than float32
-   becomes floats once for each block.
+   With more rows, a block of the weight stays in the caches of the core while all rows of a chunk
+   are multiplied with it, one tile of rows after the other. In another format than float32, the
+   block becomes floats once for each chunk.
 
    Each output has its own lane, which adds up the products one by one, in the order of the inputs,
    always with the same rounding. So a row gets the same bits alone as among a thousand rows (I2),
    and the same bits in each format that stores the same numbers. */
 #include "linear.h"
 
-/* The most inputs of a block, with few and with many tiles of rows: 4 and 18 kB, or 8 and 36 kB with
-   AVX-512. With few tiles, the next block of the weight is prefetched at the speed of the memory, and
-   must fit into the first cache beside this block. With many tiles, a deep block is faster: a tile
-   loads its sums less often, and the CPU foresees the reads of long pieces of its rows. */
+/* The most inputs of a block, with few and with many tiles of rows: 4 and 18 kB, or 8 and 36 kB
+   with AVX-512. With few tiles, the next block of the weight is prefetched at the speed of the
+   memory, and must fit into the first cache beside this block. With many tiles, a deep block is
+   faster: a tile loads its sums less often, and the CPU foresees the reads of long pieces of its
+   rows. */
 #define SHALLOW 64
 #define DEEP 288
 #define CHUNK 96 /* the number of rows that share a block */
 #define FEW 3    /* up to so many rows, numbers become floats in registers */
-/* The distance in bytes from the numbers in use to those that are prefetched. In a product of few
-   rows, this is the distance for formats of 4 bits, and formats of more bits have a longer one. */
+/* How many bytes ahead a stored weight is prefetched: with up to FEW rows, so many in formats of 4
+   bits, and more in formats of more bits; with more rows, so many from the beginning of a block. In
+   float32, the next block is prefetched. */
 #define AHEAD 4096
 
 /* sums[rows][2] += x[rows][depth] * block[depth][PANEL]; the rows of x are `stride` numbers apart.
-   For each input, `step` more bytes are prefetched, from `next` on: at most 4 * PANEL. The number of
-   prefetches is a constant, because a loop of unknown length would take more time than they do. */
+   For each input, `step` more bytes are prefetched, from `next` on: at most 4 * PANEL. The number
+   of prefetches is a constant, although a small step then prefetches some lines twice: a loop of
+   unknown length takes more time. */
 INLINE void multiply(
     int rows, const float *x, int64_t stride, const float *block, int64_t depth, const char *next,
     int64_t step, vec (*sums)[2])
@@ -70,7 +73,7 @@ static void multiply_chunk(
     }
 }
 
-/* sums[rows][2] += x[rows][in] * panel, for a few rows. */
+/* sums[rows][2] += x[rows][in] * panel, for 1 to FEW rows and any format but F32. */
 INLINE void multiply_stored(
     Format f, int rows, const float *x, int64_t in, const uint8_t *panel, vec (*sums)[2])
 {
@@ -85,7 +88,8 @@ INLINE void multiply_stored(
         for (int64_t i = 0; i < count; i++) {
             vec weights[2];
             line_of(f, &g, i, weights);
-            if (i * bytes % 64 < bytes) /* a core can wait for only a few cache lines at once */
+            /* Once for each cache line, spread over the inputs: a core waits for few lines at once */
+            if (i * bytes % 64 < bytes)
                 __builtin_prefetch(g.quanta + AHEAD * f.bits / 4 + i * bytes);
             for (int r = 0; r < rows; r++) {
                 vec input = repeat(x[r * in + first + i]);

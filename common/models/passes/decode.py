@@ -1,15 +1,16 @@
 """All layers of a decode step as one call of C.
 
 A step for a few requests computes little in each layer, and Python between the calls of C took a
-third of its time. So the first decode step of an engine is watched: which memory does the attention
+third of its time. So the first decode step on a KV pool is watched: which memory does the attention
 of each layer use, and does it do nothing but store keys and values and attend to them? Then the
-next decode steps are one call of `decode_layers` (`cpu_kernels/layer.c`) in the first layer. The
-loop of the model over its layers then ends after the first one. If a model has another kind of
-loop, the other layers return what the first one computed.
+same step is computed again by one call of `decode_layers` (`cpu_kernels/layer.c`). If the results
+have the same bits, the first layer of each later decode step makes this call. The loop of the model
+over its layers then ends after the first one. If a model has another kind of loop, the other layers
+return what the first one computed.
 
 This is like the replay of a CUDA graph: the Python code of the attention function does not run in
-these steps. To run it in each step, leave out this pass, or use `model_passes="none"`. A layer with
-a hook is never skipped.
+these steps. To run it in each step, leave out this pass, or use `model_passes="none"`. If any layer
+has a hook, each layer is computed by itself. Hooks of modules inside a layer do not run (`layer`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _Loop(list[Any]):
 
 
 class _SkippedLayer(nn.Module):
-    """A mixin for a joined layer (`layer.py`)."""
+    """A mixin for a joined layer (`layer.py`): `DecodeSteps` may compute its decode steps."""
 
     steps: DecodeSteps
 
@@ -129,7 +130,7 @@ class DecodeSteps:
         return x
 
     def _recorded(self, kwargs: Any, output: torch.Tensor) -> Recorded | None:
-        """Return how to repeat the step that was watched; None if one call would be different."""
+        """Return how to repeat the watched step; None if one call cannot, or gives other bits."""
         x = self.input
         scales = {watched.scale for watched in self.watched}
         if x is None or len(scales) != 1 or len(self.watched) != len(self.layers):
@@ -151,7 +152,7 @@ class DecodeSteps:
 
 
 class Watched:
-    """Kernels for attention that note the calls of one layer. The calls take place."""
+    """Kernels for attention that note the calls of one layer and pass them on."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -194,7 +195,7 @@ class Recorded:
     names: set[str]  # of the arguments of a layer
 
     def covers(self, kwargs: Any, x: torch.Tensor, layers: list[Any]) -> bool:
-        """Return whether a forward does what was recorded."""
+        """Return whether a forward has the same kernels, arguments and attention, and no hooks."""
         return (
             kwargs["paged"].ops is self.ops
             and kwargs.keys() == self.names

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
@@ -84,16 +85,11 @@ def test_the_loop_over_the_layers_ends_after_the_call(make_engine: EngineFactory
     engine.generate([[1, 2, 3]], LOGPROBS)  # the first decode step is watched
     computed: list[int] = []
 
-    def noted(number: int, own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            computed.append(number)
-            return own(*args, **kwargs)
+    def note(module: Any, _: Any) -> None:
+        computed.extend(number for number, layer in enumerate(layers) if layer is module)
 
-        return forward
-
-    for number, layer in enumerate(layers):
-        layer.forward = noted(number, layer.forward)
-    engine.generate([[4, 5, 6]], LOGPROBS)
+    with register_module_forward_pre_hook(note):
+        engine.generate([[4, 5, 6]], LOGPROBS)
     assert computed[:3] == [0, 1, 0], "the prefill, and the first decode step"
     assert set(computed[2:]) == {0}
     assert len(layers[:]) == len([*layers[:]]) == len([*layers]) == 2
@@ -176,6 +172,24 @@ def test_a_layer_with_a_hook_is_computed(make_engine: EngineFactory) -> None:
         engine.generate([[4, 5, 6]], LOGPROBS)
     assert len(seen) >= LOGPROBS.max_tokens
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
+
+
+def test_a_layer_with_a_forward_of_its_own_is_computed(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = fresh()
+    engine = make_engine(loaded)
+    engine.generate([[1, 2, 3]], LOGPROBS)
+    layer: Any = loaded.model.model.layers[1]
+    own, calls = layer.forward, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(layer, "forward", counted)
+    engine.generate([[4, 5, 6]], LOGPROBS)
+    assert len(calls) >= LOGPROBS.max_tokens
 
 
 def test_a_failed_step_leaves_nothing_behind(make_engine: EngineFactory) -> None:

@@ -10,7 +10,8 @@ return what the first one computed.
 
 This is like the replay of a CUDA graph: the Python code of the attention function does not run in
 these steps. To run it in each step, leave out this pass, or use `model_passes="none"`. If any layer
-has a hook, each layer is computed by itself. Hooks of modules inside a layer do not run (`layer`).
+has a hook, or a `forward` of its own, each layer is computed by itself. Hooks of modules inside a
+layer do not run (see `layer`).
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ class Recorded:
             and kwargs.keys() == self.names
             and self.layers.is_alive
             and _forward_of(layers[0], kwargs, x).attend is self.attend
-            and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+            and not any(map(_is_watched, layers))
         )
 
     def replay(self, first: Any, kwargs: Any, x: torch.Tensor) -> torch.Tensor:
@@ -218,6 +219,11 @@ def _is_decode(x: torch.Tensor, kwargs: Any) -> bool:
         return False
     angles, meta = kwargs.get("position_embeddings"), paged.metadata
     return angles is not None and x.shape[1] == meta.num_decodes == len(meta.seq_lens)
+
+
+def _is_watched(layer: Any) -> bool:
+    """Return whether a layer has hooks, or a `forward` of its own, that must run."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
 
 
 def _forward_of(layer: Any, kwargs: Any, x: torch.Tensor) -> Forward:

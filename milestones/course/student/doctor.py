@@ -144,7 +144,7 @@ def compiler() -> Finding:
     except ImportError as error:
         return Finding("C", False, str(error), SET_UP)
     if (found := kernels()) is None:
-        said = "no working C compiler: engines use torch's operations, about half as fast"
+        said = "no working C compiler: engines use torch's operations, 1.4 to 5 times slower"
         return Finding("C", True, said, absent=True)
     x, weight = torch.randn(5, 64), torch.randn(96, 64)
     packed = StoredWeight.of_floats(weight, found.panel_size)

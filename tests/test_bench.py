@@ -120,6 +120,7 @@ def test_bench_measures(
     assert run_bench(*arguments, "--workload", "turns", "--json", file, "--svg", picture) == 0
     measured, shown = json.loads(file.read_text()), capsys.readouterr().out
     assert list(measured["engines"]) == names and measured["machine"]
+    assert bench._earlier(file, "auto") == measured and bench._earlier(file, "none") == {}
     assert measured["roofline"]["bytes_per_second"] > 0
     assert measured["engines"][names[0]]["turns"]["stats"]["decode_tokens"] == 4 * 2
     assert all(measured["engines"][name]["turns"]["tokens_per_second"] > 0 for name in names)

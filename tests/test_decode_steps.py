@@ -96,6 +96,17 @@ def test_the_loop_over_the_layers_ends_after_the_call(make_engine: EngineFactory
     assert [*layers[1:]] == [layers[1]]
 
 
+def test_a_model_with_another_loop_over_its_layers(make_engine: EngineFactory) -> None:
+    """The other layers return what the first one computed."""
+    loaded = fresh()
+    expected = answers(make_engine(loaded))
+    layers = loaded.model.model.layers
+    layers.__class__ = torch.nn.ModuleList
+    engine = make_engine(loaded)
+    assert answers(engine) == expected
+    assert all(steps_of(loaded).recorded.values()), "the steps are calls of C all the same"
+
+
 def test_each_engine_has_its_own_memory(make_engine: EngineFactory) -> None:
     loaded = fresh()
     first, second = make_engine(loaded), make_engine(loaded)

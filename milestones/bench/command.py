@@ -148,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
         measured = [known[name] for name in engines]
     loaded = load_model(EngineConfig(model=args.model, quantization=args.quantization))
     floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
-    vocab_size, earlier = loaded.vocab_size, _earlier(args.json)
+    vocab_size, earlier = loaded.vocab_size, _earlier(args.json, args.quantization)
     failed: list[Contender] = []
     del loaded
     works = {
@@ -171,7 +171,8 @@ def main(args: argparse.Namespace) -> int:
                         continue
                     contender.results.setdefault(name, []).append(result)
                     if args.json:
-                        _write(args.json, _document(measured, floor, earlier, works))
+                        document = _document(measured, floor, earlier, works, args.quantization)
+                        _write(args.json, document)
     except KeyboardInterrupt:
         console.print("interrupted: the tables show what was measured so far")
     finally:
@@ -186,7 +187,7 @@ def main(args: argparse.Namespace) -> int:
     )
     for name in names:
         console.print(report(name, measured, floor, works[name].sampling))
-    document = _document(measured, floor, earlier, works)
+    document = _document(measured, floor, earlier, works, args.quantization)
     if args.svg:
         args.svg.write_text(bars(document), encoding="utf-8")
     if args.readme:
@@ -195,7 +196,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _document(
-    measured: list[Contender], floor: Roofline, before: dict[str, Any], works: dict[str, Workload]
+    measured: list[Contender],
+    floor: Roofline,
+    before: dict[str, Any],
+    works: dict[str, Workload],
+    quantization: str,
 ) -> dict[str, Any]:
     """Return all measurements so far, with those of an earlier run for other workloads."""
     commit = subprocess.run(
@@ -225,17 +230,22 @@ def _document(
         "date": date.today().isoformat(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "commit": commit.stdout.strip(),
+        "quantization": quantization,
         "roofline": asdict(floor),
         "engines": {engine: of_engine for engine, of_engine in engines.items() if of_engine},
     }
 
 
-def _earlier(path: Path | None) -> dict[str, Any]:
-    """Return the results of an earlier run on this machine; an empty dict for any other machine."""
+def _earlier(path: Path | None, quantization: str) -> dict[str, Any]:
+    """Return the results of an earlier run on this machine, with the weights in the same precision.
+
+    Returns an empty dict if there are none.
+    """
     if path is None or not path.exists():
         return {}
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document if document["machine"] == machine() else {}
+    same = document["machine"] == machine() and document.get("quantization") == quantization
+    return document if same else {}
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -202,7 +202,7 @@ class Recorded:
             and kwargs.keys() == self.names
             and self.layers.is_alive
             and _forward_of(layers[0], kwargs, x).attend is self.attend
-            and not any(map(_is_watched, layers))
+            and not any(map(_must_run, layers))
         )
 
     def replay(self, first: Any, kwargs: Any, x: torch.Tensor) -> torch.Tensor:
@@ -221,8 +221,8 @@ def _is_decode(x: torch.Tensor, kwargs: Any) -> bool:
     return angles is not None and x.shape[1] == meta.num_decodes == len(meta.seq_lens)
 
 
-def _is_watched(layer: Any) -> bool:
-    """Return whether a layer has hooks, or a `forward` of its own, that must run."""
+def _must_run(layer: Any) -> bool:
+    """Return whether a layer has hooks or a `forward` of its own."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
 
 

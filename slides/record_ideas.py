@@ -1,6 +1,7 @@
 """Record what the central pictures of the decks show: states of engines, and scores of attention.
 
-No file here has a time. Another run gives the same files, and `tests/test_slides.py` compares them.
+No file here has a time. Another run gives the same files, and
+`tests/slides/test_slides.py` compares them.
 """
 
 from __future__ import annotations

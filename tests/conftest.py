@@ -38,7 +38,7 @@ from common import EngineConfig, LoadedModel, OfflineEngine, load_model
 from common.models.cpu_kernels import Kernels, bind, build, kernels
 from milestones.chain import chain, engines, load, milestones, sources
 from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
-from tests.extras import Extras
+from tests.helpers.extras import Extras
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = DEFAULT_MODE = "overlap"

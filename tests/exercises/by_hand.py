@@ -8,7 +8,7 @@ from typing import Any
 from common import Request
 from common.models.tiny import byte_tokenizer
 from common.text.output_text import OutputText
-from tests.oracle import greedy
+from tests.helpers.oracle import greedy
 
 TOKENIZER = byte_tokenizer()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from common import PoolingParams, PoolingRequest, SamplingParams
 from common.text.output_text import OutputText
-from tests.fake_paged import TOKENIZER
+from tests.helpers.fake_paged import TOKENIZER
 
 
 def pooling_request(name: str, tokens: Sequence[int], kind: Any, **params: Any) -> PoolingRequest:

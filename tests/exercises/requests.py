@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from common import Request
 from common.text.output_text import OutputText
-from tests.fake_paged import TOKENIZER
-from tests.oracle import greedy
+from tests.helpers.fake_paged import TOKENIZER
+from tests.helpers.oracle import greedy
 
 
 def request_of(name: str, tokens: Sequence[int], max_tokens: int = 8) -> Request:

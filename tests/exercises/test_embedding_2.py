@@ -15,8 +15,8 @@ from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.instruments.streams import LateStream
 from tests.exercises.pooling_requests import pooling_request
 from tests.exercises.requests import request_of
-from tests.fake_overlap import expected_states, hash_engine
-from tests.oracle import drain, greedy
+from tests.helpers.fake_overlap import expected_states, hash_engine
+from tests.helpers.oracle import drain, greedy
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

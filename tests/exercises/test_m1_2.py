@@ -13,7 +13,7 @@ from m1_single.model_runner import ModelRunner
 from m1_single.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
 from tests.exercises.by_hand import make_request
-from tests.oracle import assert_same_tokens, reference
+from tests.helpers.oracle import assert_same_tokens, reference
 
 PROMPT = [11, 12, 13, 14, 15]
 

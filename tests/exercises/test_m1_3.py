@@ -9,7 +9,7 @@ from m1_single import LLMEngine
 from m1_single.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
 from tests.exercises.by_hand import names
-from tests.oracle import greedy
+from tests.helpers.oracle import greedy
 
 CACHE: Any = object()  # stands for keys and values
 

@@ -12,7 +12,7 @@ from m1_single.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import make_request, names
-from tests.oracle import assert_one_answer, drain, greedy
+from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(40, 57)), [5] * 9]
 

@@ -11,7 +11,7 @@ from common import Request, SamplingParams
 from m2_continuous.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
-from tests.oracle import assert_one_answer, drain, greedy
+from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(range(90, 97))]
 

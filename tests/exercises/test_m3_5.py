@@ -16,8 +16,8 @@ from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import names, scheduled
 from tests.exercises.paged_states import make_scheduler, run, show, wait
-from tests.fake_paged import FakePagedEngine, expected_tokens
-from tests.oracle import assert_one_answer, drain, greedy
+from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
+from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(15)), list(range(60, 76)), list(range(100, 117)), [5] * 33, [1, 2]]
 

@@ -15,8 +15,8 @@ from m4_radix.scheduler import Scheduler
 from tests.conftest import build_engine
 from tests.exercises.radix_states import cache_by_hand, give_row
 from tests.exercises.requests import request_of
-from tests.fake_paged import FakePagedEngine, expected_tokens
-from tests.oracle import assert_one_answer, greedy
+from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
+from tests.helpers.oracle import assert_one_answer, greedy
 
 
 def scheduler_of(policy: Any = "fcfs", page_size: int = 1) -> Scheduler:

@@ -16,11 +16,11 @@ from milestones.instruments.audit import assert_idle
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
+from tests.engine.test_overlap import fuzz
 from tests.exercises.requests import request_of
-from tests.fake_overlap import hash_engine
-from tests.fake_paged import expected_tokens
-from tests.oracle import assert_one_answer, drain, greedy
-from tests.test_overlap import fuzz
+from tests.helpers.fake_overlap import hash_engine
+from tests.helpers.fake_paged import expected_tokens
+from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 MOST_STEPS = 1000  # an engine that makes no progress fails here, and does not hang
 

@@ -9,7 +9,7 @@ import pytest
 from common import EngineConfig, Request
 from milestones.electives.multi_step.scheduler import Scheduler
 from tests.exercises.requests import request_of
-from tests.oracle import greedy
+from tests.helpers.oracle import greedy
 
 PAGE_SIZE = 4
 

@@ -8,9 +8,9 @@ import pytest
 
 from milestones.electives.speculative import engine as engine_module
 from milestones.instruments.streams import LateStream
-from tests.fake_overlap import hash_engine
-from tests.fake_paged import expected_tokens
-from tests.oracle import greedy
+from tests.helpers.fake_overlap import hash_engine
+from tests.helpers.fake_paged import expected_tokens
+from tests.helpers.oracle import greedy
 
 PROMPT = [3, 1, 4]
 OUTPUT = expected_tokens(PROMPT, 30)

@@ -8,8 +8,8 @@ from typing import Any
 from common import Request
 from milestones.electives.structured_output.grammar_manager import GrammarManager
 from tests.exercises.requests import request_of
-from tests.fake_grammars import FakeCompiler, allowed_tokens, structured
-from tests.oracle import greedy
+from tests.helpers.fake_grammars import FakeCompiler, allowed_tokens, structured
+from tests.helpers.oracle import greedy
 
 
 class WatchedFuture(Future[Any]):

@@ -8,9 +8,15 @@ import pytest
 
 from milestones.electives.structured_output import engine as engine_module
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.fake_grammars import MaskRunner, StepGrammar, expected_under, structured, with_fakes
-from tests.fake_overlap import expected_output, hash_engine
-from tests.oracle import drain, greedy
+from tests.helpers.fake_grammars import (
+    MaskRunner,
+    StepGrammar,
+    expected_under,
+    structured,
+    with_fakes,
+)
+from tests.helpers.fake_overlap import expected_output, hash_engine
+from tests.helpers.oracle import drain, greedy
 
 PROMPT = [3, 1, 4]
 

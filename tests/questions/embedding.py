@@ -16,8 +16,8 @@ from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.instruments.streams import LateStream
 from tests.exercises.pooling_requests import pooling_request
 from tests.exercises.requests import request_of
-from tests.fake_overlap import hash_engine
-from tests.oracle import greedy
+from tests.helpers.fake_overlap import hash_engine
+from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
 KINDS = ("LAST", "MEAN")

@@ -12,7 +12,7 @@ from tests.conftest import build_engine
 from tests.exercises.by_hand import make_request, names, scheduled
 from tests.exercises.test_m1_2 import make_runner, step
 from tests.exercises.test_m1_3 import counters, make_engine, process, run
-from tests.oracle import greedy
+from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
 

@@ -18,7 +18,7 @@ from tests.exercises.by_hand import make_request, names, scheduled
 from tests.exercises.test_m2_2 import make_scheduler
 from tests.exercises.test_m2_3 import of, show, state
 from tests.exercises.test_m2_4 import prepare, sees
-from tests.oracle import greedy
+from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
 

@@ -22,7 +22,7 @@ from tests.exercises.radix_states import (
 )
 from tests.exercises.requests import request_of
 from tests.exercises.test_m4_6 import branches, ordered, overtake, queue, scheduler_of
-from tests.fake_paged import FakePagedEngine
+from tests.helpers.fake_paged import FakePagedEngine
 
 Asked = Iterator[tuple[str, Any]]
 

@@ -19,14 +19,14 @@ from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeh
 from m5_overlap.model_runner import ModelRunner
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import shared_model
+from tests.engine.test_overlap import fuzz
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.requests import request_of
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
 from tests.exercises.test_m5_5 import PlainBuffers, batch_of
 from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
-from tests.oracle import greedy
-from tests.test_overlap import fuzz
+from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
 

@@ -9,8 +9,8 @@ from typing import Any
 from tests.exercises.requests import request_of
 from tests.exercises.test_structured_output_1 import added, make_manager, taken
 from tests.exercises.test_structured_output_2 import add, made
-from tests.fake_grammars import END, allowed_tokens
-from tests.oracle import drain, greedy
+from tests.helpers.fake_grammars import END, allowed_tokens
+from tests.helpers.oracle import drain, greedy
 
 Asked = Iterator[tuple[str, Any]]
 

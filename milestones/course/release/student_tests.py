@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from ...chain import is_elective
@@ -11,13 +12,10 @@ from ..record import RecordError, load, recorded
 from .cut import span_of, tidy
 from .imports import without_unused_imports
 
-# These files test the repository and not an engine.
-NOT_FOR_STUDENTS = re.compile(
-    r"test_(bench|bootstrap|chain|console|course\w*|cuda_protocol|delta|electives|extras|figures"
-    r"|glossary|gpu_check|grade\w*|language|layout|load|mutants\w*|notebook|player|repository"
-    r"|scale\w*|server\w*|slides?\w*|tensor_parallel\w*)\.py|browser\.py|mini_course\.py|serving\.py"
-    r"|fake_ranks\.py|fake_replicas\.py|upper_claims\.py|elective_claims\.py"
-)
+# The folders of `tests/` with tests of an engine. The others test the repository, the course, the
+# server and the slides, and a student's tree has none of these.
+FOLDERS = ("displays", "electives", "engine", "helpers", "invariants", "models")
+NOT_FOR_STUDENTS = ("displays/test_player.py",)  # it needs a browser, and runs of all milestones
 
 
 def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[str, bytes]:
@@ -26,17 +24,20 @@ def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[st
     Raises `RecordError` if a graded test would not be among them.
     """
     found: dict[str, str] = {}
-    for path in sorted((root / "tests").glob("*.py")):
-        if not NOT_FOR_STUDENTS.fullmatch(path.name):
+    tests = root / "tests"
+    paths = [path for folder in FOLDERS for path in sorted((tests / folder).rglob("*.py"))]
+    for path in (*sorted(tests.glob("*.py")), *paths):
+        name = path.relative_to(tests).as_posix()
+        if name not in NOT_FOR_STUDENTS:
             source = pruned(path.read_text(encoding="utf-8"), absent)
             if source is not None:
-                found[f"tests/{path.name}"] = source
+                found[f"tests/{name}"] = source
     graded = {
         test.partition("::")[0]
         for name in recorded(root) if name in milestones
         for exercise in load(name, root) for test in exercise.tests
     }  # fmt: skip
-    for path in sorted((root / "tests" / "exercises").rglob("*.py")):
+    for path in sorted((tests / "exercises").rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if name in graded or not path.name.startswith("test_"):
             found[name] = path.read_text(encoding="utf-8")
@@ -98,7 +99,7 @@ def _closed(found: dict[str, str], absent: set[str]) -> dict[str, str]:
     gone = re.compile(naming(absent))
     found = {name: source for name, source in found.items() if not gone.search(source)}
     while True:
-        needs = {name: _needed(source) for name, source in found.items()}
+        needs = {name: _needed(source, found.keys()) for name, source in found.items()}
         used = {path for paths in needs.values() for path in paths}
         kept = {
             name: source
@@ -114,16 +115,16 @@ def _stands_alone(name: str) -> bool:
     return name.rpartition("/")[2].startswith(("test_", "conftest", "__init__"))
 
 
-def _needed(source: str) -> set[str]:
+def _needed(source: str, known: Collection[str]) -> set[str]:
     """Return the files of `tests/` that a file imports, or runs by name."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tests":
             module = (node.module or "").replace(".", "/")
-            if module in ("tests", "tests/exercises"):
+            if f"{module}/__init__.py" in known:
                 found |= {f"{module}/{alias.name}.py" for alias in node.names}
             else:
                 found.add(f"{module}.py")
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"tests\.\w+", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"tests(\.\w+)+", str(node.value)):
             found.add(f"{str(node.value).replace('.', '/')}.py")
     return found

@@ -1,0 +1,1 @@
+"""The course: record, handouts, releases, the console of a student, the grader."""

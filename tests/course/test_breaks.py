@@ -1,0 +1,262 @@
+"""Each *Break it* of a handout does what the handout says. `break` and `predict` for students."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common import Request
+from m5_overlap import engine as m5_engine
+from m5_overlap.in_flight import StepsInFlight
+from milestones.chain import place
+from milestones.course import record
+from milestones.course.exercise import Exercise
+from milestones.course.release import command as release
+from milestones.course.student import break_it, predict
+from milestones.course.student.break_screen import marked
+from milestones.course.student.handout import part
+from milestones.instruments.streams import EarlyStream, LateStream
+from tests.conftest import ROOT
+from tests.engine.test_overlap import fuzz
+from tests.helpers import mini_course
+from tests.helpers.fake_overlap import HashRunner
+
+EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
+SECTION = """
+
+**Predict.** How many fit?
+
+<details><summary>The answer</summary>
+
+Three of them.
+</details>
+
+**Task.** Write it.
+
+**Break it.** Let one more in. Which test goes red?
+
+<details><summary>The answer</summary>
+
+`test_a_full_shelf_refuses`.
+</details>
+
+**Checkpoint.** Why three?
+"""
+EFFECT = 'red = ["test_a_full_shelf_refuses"]\nanswers = "right"\n\n[[exercise]]\nid = "m2.2"'
+SOURCE = "m2_mini/shelf.py"
+Say = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory: pytest.TempPathFactory) -> break_it.Patches:
+    tree = tmp_path_factory.mktemp("patches") / "tree"
+    return break_it.Patches(ROOT, tree, mini_course.shared_runner())
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_a_mistake_does_what_the_record_says(exercise: Exercise, patches: break_it.Patches) -> None:
+    """All tests that fail are listed, and so is what happens to the answers of an engine."""
+    effect = patches.effect(exercise)
+    assert effect.right and not any(result["error"] for result in effect.right.values())
+    assert effect.run.error is None
+    assert (effect.red, effect.answers) == (exercise.red, exercise.answers), exercise.id
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_a_handout_names_the_tests_that_fail(exercise: Exercise) -> None:
+    """The answer names every one of them, unless it says how many there are."""
+    question, answer = part("Break it", exercise, ROOT)
+    assert question and answer
+    named = dict.fromkeys(re.findall(r"`(test_\w+)`", answer))
+    assert named.keys() <= {*exercise.red}, "the answer names a test that does not fail"
+    if named.keys() != {*exercise.red}:
+        assert f"{len(exercise.red)} tests" in " ".join(answer.split())
+    if "Which test goes red" in " ".join(question.split()):
+        assert len(exercise.red) == 1, "the question asks for one test"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_every_exercise_asks_for_a_prediction(exercise: Exercise) -> None:
+    question, answer = part("Predict", exercise, ROOT)
+    assert question and answer and "<details>" not in question + answer
+
+
+@pytest.mark.parametrize(("stream", "writes"), [(LateStream, True), (EarlyStream, False)])
+def test_where_m5_3_writes_to_a_free_page(
+    monkeypatch: pytest.MonkeyPatch, stream: type[LateStream], writes: bool
+) -> None:
+    """With its mistake, step N+1 writes to a free page on the late stream only. No answer changes,
+    as runs without the audit show: `fuzz` compares every answer."""
+
+    def free_at_once(self: StepsInFlight, request: Request) -> None:
+        self.kv_cache.free(request)
+
+    monkeypatch.setattr(StepsInFlight, "free", free_at_once)
+    found = set()
+    for seed in range(40):
+        try:
+            fuzz(m5_engine, seed, stream)
+        except AssertionError as error:
+            found.add(str(error).partition("\n")[0])
+    assert found == ({"I3: a free page is written"} if writes else set())
+    monkeypatch.setattr(HashRunner, "_compute", unaudited(HashRunner._compute))
+    for seed in range(40):
+        fuzz(m5_engine, seed, stream)
+
+
+def unaudited(compute: Callable[..., None]) -> Callable[..., None]:
+    """Return a forward of the hash model that does not mind a write to a free page."""
+
+    def computed(self: HashRunner, *args: object) -> None:
+        self.free_pages = []
+        compute(self, *args)
+
+    return computed
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a student's tree of the miniature course, solved."""
+    root = mini_course.make(tmp_path / "course")
+    for name, old, new in (
+        ("README.md", "\n\nIt goes where there is room.", SECTION),
+        ("exercises.toml", '\n[[exercise]]\nid = "m2.2"', EFFECT),
+    ):
+        path = root / "milestones/m2_mini" / name
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+    release.release("m2_mini", tmp_path / "student", root)
+    (tmp_path / "student" / SOURCE).write_text(mini_course.SHELF)
+    return tmp_path / "student"
+
+
+@pytest.fixture
+def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    def run(command: object, exercise: str) -> tuple[int, str]:
+        runner = {"runner": mini_course.shared_runner()} if command is break_it else {}
+        args = argparse.Namespace(exercise=exercise)
+        status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def saving(tree: Path, *texts: str) -> Callable[[object], Iterator[None]]:
+    """Return a stand-in for `changes`: the student saves these texts, then presses Ctrl-C."""
+
+    def saved(_: object) -> Iterator[None]:
+        yield
+        for text in texts:
+            (tree / SOURCE).write_text(text)
+            yield
+        raise KeyboardInterrupt
+
+    return saved
+
+
+def test_a_student_makes_the_mistake_and_gets_the_file_back(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake = mini_course.SHELF.replace(">= ROOM", "> ROOM")
+    monkeypatch.setattr(break_it, "changes", saving(tree, "def (", mistake))
+    status, said = say(break_it, "m2.1")
+    assert status == 0 and "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
+    assert "This is what the handout's mistake does." in said
+    assert (tree / SOURCE).read_text() == mini_course.SHELF
+    assert (tree / ".ladder/m2.1.mistake/shelf.py").read_text() == mistake
+
+
+def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command watches the elective's files, and puts them back."""
+    root = mini_course.make_elective(tmp_path / "course")
+    source = root / place("extra") / "shelf.py"
+    watched = []
+
+    def saved(folders: list[Path]) -> Iterator[None]:
+        watched.extend(folders)
+        yield
+        source.write_text(mini_course.SHELF.replace(">= ROOM", "> ROOM"))
+        yield
+
+    monkeypatch.setattr(break_it, "changes", saved)
+    args = argparse.Namespace(exercise="extra.1")
+    status = break_it.main(args, root=root, runner=mini_course.shared_runner())
+    said = capsys.readouterr().out
+    assert "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
+    assert (status, watched) == (0, [source.parent])
+    assert source.read_text() == mini_course.SHELF
+
+
+def test_another_mistake_is_told_apart(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = mini_course.SHELF.replace("return len(self.items)", "return 0")
+    monkeypatch.setattr(break_it, "changes", saving(tree, wrong))
+    status, said = say(break_it, "m2.1")
+    words = " ".join(said.split())
+    assert status == 1
+    assert "these should fail, and pass: test_a_full_shelf_refuses" in words
+    assert "these fail, and should pass: test_items_are_counted" in words
+
+
+def test_what_does_not_pass_cannot_be_broken(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(break_it, "changes", saving(tree))
+    status, said = say(break_it, "m2.1")  # Ctrl-C: nothing was saved
+    assert status == 2 and "nothing was tried" in said
+    (tree / SOURCE).write_text(mini_course.SHELF.replace(">= ROOM", "> ROOM"))
+    assert "m2.1 does not pass yet" in say(break_it, "m2.1")[1]
+    assert say(break_it, "m2.9")[0] == 2 and say(break_it, "m2.2")[0] == 2
+
+
+def test_the_first_difference_is_marked() -> None:
+    assert marked([1, 2, 3], [1, 5, 3], "red").spans[0].start == len("1 ")
+    assert marked([1, 2], [1, 2, 3], "red").plain.strip() == "1 2"
+
+
+def test_a_prediction_is_kept_before_the_answer_is_shown(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    status, said = say(predict, "m2.1")
+    assert status == 1 and "How many fit?" in said and "Three of them" not in said
+    assert not (tree / "ANSWERS.md").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("two,\nperhaps\n\nnot read"))
+    status, said = say(predict, "m2.1")
+    assert status == 0 and "kept in ANSWERS.md" in said and "Three of them" in said
+    text = (tree / "ANSWERS.md").read_text()
+    assert text.count("\n### Prediction\n") == 2 == text.count("\n### Checkpoint\n")
+    assert "## m2.1: Put it there\n\n### Prediction\n\ntwo,\nperhaps\n\n### Break it" in text
+
+
+def test_what_was_written_is_not_asked_for_again(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second call shows the prediction and the answer. Other parts of the file stay."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
+    say(predict, "m2.1")
+    path = tree / "ANSWERS.md"
+    path.write_text(path.read_text().replace("### Checkpoint", "### Checkpoint\n\nBecause.", 1))
+    before = path.read_text()
+    status, said = say(predict, "m2.1")
+    assert status == 0 and "two" in said and "Three of them" in said
+    assert path.read_text() == before
+    assert say(predict, "m2.2")[0] == 2, "its section has no prediction"
+
+
+def test_a_section_that_was_deleted_is_written_again(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "ANSWERS.md").write_text("# My notes\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
+    assert say(predict, "m2.1")[0] == 0
+    text = (tree / "ANSWERS.md").read_text()
+    assert text.startswith("# My notes\n\n## m2.1: Put it there\n\n### Prediction\n\ntwo\n")

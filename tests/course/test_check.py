@@ -1,0 +1,366 @@
+"""A student's commands on a released tree of the miniature course: check, hint, reset, list."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from milestones.course import record
+from milestones.course.release import command as release
+from milestones.course.student import check, hint, lessons, reset, watch
+from milestones.course.student import list as ladder
+from milestones.course.student.progress import load_progress
+from tests.conftest import ROOT
+from tests.helpers import mini_course
+
+PUT = """        if len(self.items) >= ROOM:
+            raise ValueError("no room")
+        self.items.append(item)
+        return len(self.items)"""
+ERROR = """        raise NotImplementedError(
+            "m2.1: Shelf.put is yours to write; see "
+            "milestones/m2_mini/README.md#m21-put-it-there"
+        )"""
+Say = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    release.release("m2_mini", tmp_path / "student", mini_course.make(tmp_path / "course"))
+    return tmp_path / "student"
+
+
+@pytest.fixture
+def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """`say(check, "m2.1", "--json")` returns the exit status and what was printed."""
+
+    def run(command: object, *arguments: str) -> tuple[int, str]:
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)  # type: ignore[attr-defined]
+        args = parser.parse_args(arguments)
+        runner = {"runner": mini_course.shared_runner()} if command is check else {}
+        status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def write(tree: Path, body: str, old: str = ERROR) -> None:
+    path = tree / "m2_mini/shelf.py"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, body))
+
+
+def test_what_is_not_written_takes_a_line(tree: Path, say: Say) -> None:
+    status, said = say(check)
+    assert status == 1
+    assert "m2.1 is not written yet: Shelf.put\n" in said
+    assert "milestones/m2_mini/README.md#m21-put-it-there" in said
+    assert "Traceback" not in said and "NotImplementedError" not in said and "\x1b" not in said
+    assert "Count them all" in said and "not run" in said  # `check` stops at the first failure
+
+
+def test_a_part_that_is_written_is_not_asked_for(tree: Path, say: Say) -> None:
+    complete = mini_course.SHELF.replace("return max(shelf.items)", "raise NotImplementedError")
+    (tree / "m2_mini/shelf.py").write_text(
+        complete.replace("NotImplementedError", 'NotImplementedError("m2.2: largest is yours")')
+    )
+    assert "m2.2 is not written yet: largest\n" in say(check)[1]
+
+
+def test_a_failure_in_words(tree: Path, say: Say) -> None:
+    write(tree, PUT.replace("return len(self.items)", "return 1"))
+    status, said = say(check, "m2")
+    words = " ".join(said.split())
+    assert status == 1
+    assert "test_items_are_counted fails" in words
+    assert "called shelf.put(5) result 1 expected 2" in words
+    assert "message I3: an item is lost" in words
+    assert "I3 Nothing leaks. A request that is done" in words
+    assert "failed 1 of 2 tests" in words
+    assert "Traceback" not in said
+    assert "AssertionError" in say(check, "m2", "--trace")[1]
+
+
+def test_progress_is_made_and_remembered(tree: Path, say: Say) -> None:
+    write(tree, PUT)
+    status, said = say(check)
+    assert status == 1 and "m2.2 is not written yet: Shelf.total, largest" in said
+    assert load_progress(tree).passed == ["m2.1"]
+    shown = say(ladder)[1]
+    assert "10 of 15" in shown
+    assert re.search(r"m2.1 +Put it there +10 points +passed *\n", shown)
+    assert re.search(r"m2.2 +Count them all +5 points +not written *\n", shown)
+    assert say(check, "m2.1") == (0, say(check, "m2.1")[1])
+    write(tree, ERROR, old=PUT)
+    say(check)
+    assert load_progress(tree).passed == []
+
+
+def test_all_of_it_solved(tree: Path, say: Say) -> None:
+    (tree / "m2_mini/shelf.py").write_text(mini_course.SHELF)
+    status, said = say(check)
+    assert status == 0 and "All exercises pass: 15 points" in said
+    assert "done" in say(ladder)[1]
+
+
+def test_check_for_programs(tree: Path, say: Say) -> None:
+    write(tree, PUT)
+    status, said = say(check, "--json")
+    data = json.loads(said)
+    assert status == 1 and not data["passed"]
+    assert (data["points"], data["points_of"]) == (10, 15)
+    first, second = data["exercises"]
+    assert (first["state"], second["state"]) == ("passed", "not written")
+    assert second["tests"][0]["failure"]["unwritten"] == ["m2.2"]
+
+
+def test_an_exercise_that_needs_another_says_so(tree: Path, say: Say) -> None:
+    status, said = say(check, "m2.2")
+    assert status == 1 and "m2.2 needs m2.1, which is not written yet" in said
+
+
+def test_an_error_of_the_students_code(tree: Path, say: Say) -> None:
+    write(tree, "        return self.boxes[item]")
+    said = " ".join(say(check)[1].split())
+    assert "raised AttributeError: 'Shelf' object has no attribute 'boxes'" in said
+    assert "your code m2_mini/shelf.py:23 in put" in said
+
+
+def test_a_loop_that_does_not_end(tree: Path, say: Say) -> None:
+    write(tree, "        while True:\n            pass")
+    said = " ".join(say(check, "--seconds", "0.5")[1].split())
+    assert "test_items_are_counted does not end" in said and "still running after 0.5 s" in said
+
+
+def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
+    write(tree, "        return (item")
+    status, said = say(check)
+    assert status == 1
+    assert "m2_mini/shelf.py:23: '(' was never closed" in said
+    assert "    return (item\n           ^" in said
+    assert json.loads(say(check, "--json")[1])["syntax_error"]["where"] == "m2_mini/shelf.py:23"
+
+
+def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:
+    (tree / "tests/conftest.py").write_text("import nonsense\n")
+    status, said = say(check)
+    assert status == 2 and "stopped with an error" in said and "nonsense" in said
+    assert say(check, "m7")[0] == 2 and say(check, "m2.9")[0] == 2
+
+
+def test_watching_survives_anything_saved(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is first not written, then not valid Python, then right. Then comes Ctrl-C."""
+    bodies = iter(["        return (item", PUT])
+    last = [ERROR]
+
+    def saved(folders: object) -> Iterator[None]:
+        yield
+        for body in bodies:
+            write(tree, body, old=last[0])
+            last[0] = body
+            yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "changes", saved)
+    status, said = say(check, "m2.1", "--watch")
+    assert status == 0
+    order = ["not written yet", "was never closed", "m2.1 passes"]
+    assert [said.index(part) for part in order] == sorted(said.index(part) for part in order)
+
+
+def test_a_change_is_seen_once(tmp_path: Path) -> None:
+    """Two writes in quick succession are one change. Files other than sources do not count."""
+    path = tmp_path / "a.py"
+    edits = iter(
+        [
+            lambda: path.write_text("x = 1"),
+            lambda: path.write_text("x = 12"),  # before the first write has settled
+            lambda: None,
+            lambda: (tmp_path / "a.txt").write_text("no"),
+            lambda: path.unlink(),
+            lambda: None,
+        ]
+    )
+
+    def sleep(_: float) -> None:
+        next(edits)()
+
+    seen = watch.changes([tmp_path], sleep)
+    assert [next(seen) for _ in range(3)] == [None] * 3
+    with pytest.raises((StopIteration, RuntimeError)):
+        next(seen)
+
+
+def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
+    assert "no hint was shown yet" in say(hint, "m2.1", "--all")[1]
+    for number, text in enumerate(record.find("m2.1", tree).hints, start=1):
+        status, said = say(hint, "m2.1")
+        assert status == 0 and f"hint {number} of 3" in said and text in said
+    status, said = say(hint, "m2.1")
+    assert status == 0 and "all 3 hints were shown" in said
+    status, said = say(hint, "m2.1", "--all")
+    assert status == 0 and all(f"hint {number} of 3" in said for number in (1, 2, 3))
+    assert say(hint, "m2.9")[0] == 2
+
+
+def test_a_run_that_was_interrupted_is_no_pass(tree: Path, say: Say) -> None:
+    """KeyboardInterrupt in the student's code ends pytest: what did not run has not passed."""
+    write(tree, PUT.replace("            raise ValueError", "            raise KeyboardInterrupt"))
+    status, said = say(check, "m2.1")
+    assert status == 1 and "m2.1 passes" not in said
+    assert "raised KeyboardInterrupt" in " ".join(said.split())
+    assert load_progress(tree).passed == []
+
+
+def test_all_tests_that_fail_are_named(tree: Path, say: Say) -> None:
+    write(tree, "        return 0")
+    said = say(check, "m2.1")[1]
+    assert "test_items_are_counted fails" in said
+    assert "These tests fail too:\n  test_a_full_shelf_refuses\n" in said
+
+
+def test_the_first_test_that_hangs_ends_the_exercise(tree: Path, say: Say) -> None:
+    """Otherwise each test of the exercise would take its whole limit, one after the other."""
+    write(tree, "        while True:\n            pass")
+    said = say(check, "m2.1", "--seconds", "0.5")[1]
+    words = " ".join(said.split())
+    assert said.count("does not end") == 2 and "1 test was not run after the test" in words
+    assert "failed 1 of 2 tests" in words
+    assert re.search(r"your code m2_mini/shelf.py:2[345] in put", words)
+    assert re.search(r"stacks thread 1 of 1, .* m2_mini/shelf.py:2[345] in put tests/exer", words)
+
+
+def test_what_was_not_checked_is_not_called_failed(tree: Path, say: Say) -> None:
+    def state() -> str:
+        return next(line for line in say(ladder)[1].splitlines() if line.startswith("m2.1"))
+
+    write(tree, PUT)
+    assert state().endswith("not checked")
+    say(check, "m2.1")
+    assert state().rstrip().endswith("passed")
+    conftest = (tree / "tests/conftest.py").read_text()
+    (tree / "tests/conftest.py").write_text("import nonsense\n")
+    say(check, "m2.1")  # the tests cannot be run: that is no result of the exercise
+    assert state().rstrip().endswith("passed")
+    (tree / "tests/conftest.py").write_text(conftest)
+    write(tree, "        return 0", old=PUT)
+    say(check, "m2.1")
+    assert state().rstrip().endswith("failed")
+
+
+def test_undo_keeps_later_work_in_the_same_file(tree: Path, say: Say) -> None:
+    path = tree / "m2_mini/shelf.py"
+    assert say(reset, "m2.1", "--undo")[0] == 1  # it was never reset
+    write(tree, PUT)
+    say(reset, "m2.1")
+    path.write_text(path.read_text() + "\n\nLATER = 1\n")
+    status, said = say(reset, "m2.1", "--undo")
+    assert status == 0 and "m2.1 is your last version again" in said
+    assert PUT in path.read_text() and "LATER = 1" in path.read_text()
+    assert "as in your last version" not in said
+    assert say(reset, "m2.1", "--undo")[0] == 0 and ERROR in path.read_text()  # and back again
+
+
+def test_reset_puts_one_exercise_back(tree: Path, say: Say) -> None:
+    """Other edits of the file stay, and the student's version is kept in a backup."""
+    path = tree / "m2_mini/shelf.py"
+    write(tree, PUT)
+    path.write_text(path.read_text().replace("import math", "") + "\n\nMINE = 1\n")
+    mine = path.read_text()
+    status, said = say(reset, "m2.1")
+    assert status == 0 and "the text before is m2_mini/shelf.py.m2.1.bak" in said
+    assert "imports and helpers that you have added stay" in said
+    assert "python -m milestones reset m2.1 --undo\n" in said and "cp " not in said
+    assert (tree / "m2_mini/shelf.py.m2.1.bak").read_text() == mine
+    assert ERROR in path.read_text() and "MINE = 1" in path.read_text()
+    assert say(reset, "m2.1") == (0, "m2.1 is in its starting state already\n")
+    write(tree, PUT)
+    assert "shelf.py.m2.1.bak.2" in say(reset, "m2.1")[1]
+
+
+@pytest.mark.parametrize("symbol", ["put", "largest"])
+def test_reset_brings_back_what_was_deleted(tree: Path, say: Say, symbol: str) -> None:
+    path = tree / "m2_mini/shelf.py"
+    start = path.read_text()
+    exercise, qualified = {"put": ("m2.1", "Shelf.put"), "largest": ("m2.2", "largest")}[symbol]
+    first, last = reset.definitions(start, "")[qualified]
+    lines = start.splitlines(keepends=True)
+    path.write_text("".join(lines[: first - 1] + lines[last:]).rstrip() + "\n")
+    assert say(reset, exercise)[0] == 0
+    assert reset.definitions(path.read_text(), "").keys() == reset.definitions(start, "").keys()
+    assert start.strip().splitlines()[-4:] == path.read_text().strip().splitlines()[-4:]
+
+
+def test_reset_of_a_file_that_is_no_python(tree: Path, say: Say) -> None:
+    write(tree, "        return (item")
+    before = (tree / "m2_mini/shelf.py").read_text()
+    status, said = say(reset, "m2.1")
+    assert status == 1
+    assert "cp milestones/m2_mini/start/shelf.py.txt m2_mini/shelf.py" in said
+    assert (tree / "m2_mini/shelf.py").read_text() == before
+
+
+def test_the_reference_cannot_be_reset(tmp_path: Path) -> None:
+    root = mini_course.make(tmp_path)
+    with pytest.raises(reset.ResetError, match="only one that `release` has made"):
+        reset.reset(record.find("m2.1", root), root)
+
+
+def test_the_list_counts_lines(tree: Path, say: Say) -> None:
+    """The counts are those of the complete milestone, although the student's tree has holes."""
+    first, second = json.loads(say(ladder, "--json")[1])["milestones"]
+    assert first["given"] and not second["given"]
+    assert second["size"]["lines"] == len(mini_course.SHELF.splitlines()) + 1
+    assert 0 < second["size"]["added"] + second["size"]["changed"] <= second["size"]["lines"]
+    assert (second["points"], second["exercises"]) == (15, 2)
+
+
+def test_the_console_of_a_students_tree(tree: Path) -> None:
+    """Run in a process, as by a student: the console has its commands, and examples in the help."""
+
+    def console(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "milestones", *arguments],
+            cwd=tree, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr
+
+    shown = console("--help")
+    for name in ("list", "check", "hint", "predict", "break", "measure", "reset", "doctor"):
+        assert f"\n    {name} " in shown
+    assert "release" not in shown and "bench" not in shown
+    # The examples name the milestone of this tree.
+    assert "for example:  python -m milestones check m2.2 --watch" in console("check", "--help")
+    assert "milestones diff m1 m2\n" in console("diff", "--help")
+    assert "hint 1 of 3" in console("hint", "m2.1")
+    assert "given" in console("list")
+    assert "invalid choice: 'grade'" in console("grade")
+
+
+def test_a_reader_that_goes_away_is_no_error(tree: Path) -> None:
+    """`python -m milestones diff m1 m2 | head` closes the pipe before all is written."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "milestones", "diff", "m1", "m2", "--json"],
+        cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as done:  # fmt: skip
+        assert done.stdout is not None and done.stderr is not None
+        done.stdout.close()
+        assert done.stderr.read() == b"" and done.wait() == 141
+
+
+def test_the_invariants_are_those_of_the_project() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    for number, (name, _) in lessons.INVARIANTS.items():
+        assert f"**I{number} {name}.**" in page
+    assert lessons.invariants_in("I3: x, I5: y, BI4, I9") == [3, 5]

@@ -1,0 +1,170 @@
+"""`python -m milestones grade`: no submission holds what no limit counts, or sees what is not its
+own. What it says does not write on a screen. Each case is a submission of `hostile_kernel`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milestones.course.grading import command as grade
+from milestones.course.grading import sandbox, system_calls
+from milestones.course.grading.answers import Questions, compare
+from milestones.course.grading.client import ForkServer, Outcome
+from milestones.course.grading.limits import Limits
+from tests.helpers import hostile_kernel
+from tests.helpers.mini_course import SHELF
+from tests.helpers.submissions import arguments, hand_in, make_course, once, skeleton_of
+
+HONEST = "zoe_of_another_group"
+NAMES = [name.lower() for name in vars(hostile_kernel) if name.isupper() and name != "RULES"]
+
+
+class Exam:
+    """Grades the hostile submissions and an honest one, with little memory for each."""
+
+    def __init__(self, folder: Path) -> None:
+        course = make_course(folder / "course")
+        secrets = [HONEST, "the secret of put", f"{course}/m2_mini"]
+        hidden = [f"[{secret[0]}]{secret[1:]}" for secret in secrets]  # matches not itself
+        given = f"{skeleton_of(course)}\n{hostile_kernel.RULES}\nSECRETS = {hidden!r}\n"
+        folders = [
+            hand_in(folder / "given" / name, given + vars(hostile_kernel)[name.upper()])
+            for name in NAMES
+        ]
+        folders.append(hand_in(folder / "given" / HONEST, SHELF))
+        self.out = folder / "out"
+        words = ["--jobs", "2", "--memory", "0.5", "--out", str(self.out)]
+        sheets = grade.grade(arguments(course, *map(str, folders), *words))
+        self.sheets = {sheet.name: sheet for sheet in sheets}
+        self.isolated = not self.sheets[HONEST].not_run
+
+    def output(self, name: str) -> str:
+        data: dict[str, Any] = json.loads((self.out / name / "results.json").read_text())
+        return f"{data['output']}\n{data['tests'][0]['output']}"
+
+
+@pytest.fixture(scope="module")
+def exam(tmp_path_factory: pytest.TempPathFactory) -> Exam:
+    return once(tmp_path_factory, "limits", Exam)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_does_not_reach_its_aim(name: str, exam: Exam) -> None:
+    output = exam.output(name)
+    assert "Held: " not in output or not exam.isolated, output
+    assert exam.sheets[name].points == 0
+    assert [mark.broken for mark in exam.sheets[name].marks] == [None], "the exam itself failed"
+
+
+def test_the_honest_one_beside_them_has_its_points(exam: Exam) -> None:
+    assert exam.sheets[HONEST].points == 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_says_can_be_printed(name: str, exam: Exam) -> None:
+    """An escape sequence could delete or replace what is on the screen."""
+    assert re.sub(r"[\n\t]", "", exam.output(name)).isprintable()
+
+
+def test_page_tables_are_memory(exam: Exam) -> None:
+    assert "memory" in exam.output("page_tables") or not exam.isolated
+
+
+DEPTHS = range(700, 1000)
+
+
+def test_an_answer_that_is_nested_too_deeply_is_wrong() -> None:
+    """Some can be read and not be written again."""
+    questions = Questions((5,), {5: [["what?", 1]]})
+    for depth in DEPTHS:
+        deep = "[" * depth + "]" * depth
+        for text in (f'[5, [["what?", {deep}]], null]', f'[5, [["what?", 1]], {deep}]'):
+            assert compare(questions, [text], "no answer").right == 0
+
+
+def refused(machine: system_calls.Machine, number: int, arguments: dict[int, int]) -> int:
+    """Run the filter as the kernel does. Return its verdict on a system call."""
+    memory = {system_calls.NUMBER: number, system_calls.ARCHITECTURE: machine.architecture}
+    for place, value in arguments.items():
+        memory[system_calls.FIRST_ARGUMENT + 8 * place] = value
+    steps, at, value = system_calls.steps_for(machine), 0, 0
+    while True:
+        kind, if_true, if_false, operand = steps[at]
+        at += 1
+        if kind == system_calls.LOAD:
+            value = memory.get(operand, 0)
+        elif kind == system_calls.AND:
+            value &= operand
+        elif kind == system_calls.RETURN:
+            return operand
+        else:
+            true = {
+                system_calls.EQUAL: value == operand, system_calls.AT_LEAST: value >= operand,
+                system_calls.HAS_BIT: bool(value & operand),
+            }[kind]  # fmt: skip
+            at += if_true if true else if_false
+
+
+@pytest.mark.parametrize("machine", system_calls.MACHINES.values(), ids=system_calls.MACHINES)
+def test_the_filter_on_each_machine(machine: system_calls.Machine) -> None:
+    """Threads, forks and files in memory are allowed."""
+    allowed = system_calls.ALLOW
+    for number in (*machine.refused, *system_calls.NEW_CALLS):
+        assert refused(machine, number, {}) == system_calls.REFUSE
+    assert refused(machine, machine.clone, {0: 0x3D0F00}) == allowed, "a thread"
+    assert refused(machine, machine.clone, {0: 0x1200011}) == allowed, "a fork"
+    assert refused(machine, machine.clone, {0: 0x10000011}) == system_calls.REFUSE
+    assert refused(machine, system_calls.CLONE3, {}) == system_calls.UNKNOWN
+    for flags, verdict in ((0x22, allowed), (0x1, allowed), (0x21, system_calls.REFUSE)):
+        assert refused(machine, machine.mmap, {3: flags}) == verdict
+    assert refused(machine, 0, {}) == allowed
+    other = system_calls.Machine(1, (), 0, 0)
+    assert refused(other, 0, {}) == allowed
+
+
+def test_when_the_server_is_stopped_no_thread_waits_for_an_exam(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exam may be forked just when the server is killed, and go on without it."""
+    kept: list[int] = []
+
+    def fork_that_goes_on(_: object, __: object, fds: list[int]) -> None:
+        kept.extend(map(os.dup, fds))
+
+    outcomes: list[Outcome] = []
+    with ForkServer(tmp_path, bare=True) as server, monkeypatch.context() as patch:
+        patch.setattr(socket, "send_fds", fork_that_goes_on)
+        patch.setattr(server, "_expect", lambda wanted: None)
+
+        def examine() -> None:
+            outcomes.append(server.examine(tmp_path, ["test.py::test"], Limits(), ()))
+
+        thread = threading.Thread(target=examine, daemon=True)
+        thread.start()
+        while not kept:
+            time.sleep(0.01)
+        server.stop()
+        thread.join(30)
+    for fd in kept:
+        os.close(fd)
+    assert [outcome.broken for outcome in outcomes] == ["the exam ended before its last test"]
+
+
+def test_an_exam_that_was_forked_too_late_ends() -> None:
+    """Its parent has ended before the kernel was told to end it too."""
+    alive, parent = os.pipe()
+    os.close(parent)
+    child = os.fork()
+    if not child:
+        sandbox.end_with_parent(alive)
+        os._exit(0)
+    os.close(alive)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

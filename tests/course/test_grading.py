@@ -1,0 +1,234 @@
+"""`python -m milestones grade`: points, reports, and the files taken from a submission."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from milestones.course.grading import command as grade
+from milestones.course.grading import grader, submission
+from milestones.course.grading.answers import Questions, compare
+from milestones.course.grading.client import ForkServer
+from milestones.course.grading.exam import Heard, result_from
+from milestones.course.grading.limits import Limits
+from milestones.course.grading.upload import Upload
+from milestones.course.testing.results import Result
+from tests.helpers.mini_course import SHELF
+from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
+
+HALF_RIGHT = """
+def put(self, item):
+    self.items.append(item)
+    return 1 + (item == 5)
+Shelf.put = put
+"""
+HIDDEN = """
+from m2_mini.shelf import Shelf
+
+
+def test_that_nobody_knows() -> None:
+    shelf = Shelf()
+    assert [shelf.put(1) for _ in range(3)] == [1, 2, 3]
+"""
+
+
+# Says what it finds among the tests, in a message that a student reads.
+SPY = """
+import pathlib
+found = [p.name for p in pathlib.Path("tests").rglob("*hidden*")]
+found += [p.read_text() for p in pathlib.Path("tests").rglob("test_m2_1_more.py")]
+def put(self, item):
+    raise KeyError(found)
+Shelf.put = put
+"""
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_course(tmp_path_factory.mktemp("course"))
+
+
+class Few:
+    """Grades four submissions with a hidden test."""
+
+    def __init__(self, folder: Path) -> None:
+        course = make_course(folder / "course")
+        skeleton = skeleton_of(course)
+        self.out = folder / "out"
+        (folder / "hidden").mkdir()
+        (folder / "hidden/test_m2_1_more.py").write_text(HIDDEN)
+        (folder / "absent").mkdir()
+        folders = [
+            hand_in(folder / "right", SHELF),
+            hand_in(folder / "half", skeleton + HALF_RIGHT),
+            hand_in(folder / "spy", skeleton + SPY),
+            folder / "absent",
+        ]
+        # With these seeds, one item is put on each shelf: `half` gives the right answers.
+        seeds = [seed for seed in range(200) if random.Random(seed).randint(1, 5) == 1]
+        words = ["--hidden", str(folder / "hidden"), "--out", str(self.out)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grader, "draw_seeds", lambda: tuple(seeds[:12]))
+            self.status = grade.main(arguments(course, *map(str, folders), *words))
+
+    def results(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.out / name / "results.json").read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Few:
+    return once(tmp_path_factory, "few", Few)
+
+
+def test_results_are_what_gradescope_reads(few: Few) -> None:
+    """The results have only the documented fields, with the documented types."""
+    found = few.results("half")
+    assert found.keys() <= {
+        "score", "execution_time", "output", "visibility", "stdout_visibility", "extra_data",
+        "tests", "leaderboard",
+    }  # fmt: skip
+    (test,) = found["tests"]
+    assert test.keys() <= {
+        "score", "max_score", "status", "name", "name_format", "number", "output",
+        "output_format", "tags", "visibility", "extra_data",
+    }  # fmt: skip
+    assert isinstance(found["execution_time"], int) and test["status"] in ("passed", "failed")
+    assert found["visibility"] in ("hidden", "after_due_date", "after_published", "visible")
+    assert found["score"] == sum(t["score"] for t in found["tests"]) == 3.33
+    assert (test["number"], test["max_score"]) == ("m2.1", 10)
+
+
+def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
+    output = few.results("half")["tests"][0]["output"]
+    assert "1 of 3 tests passed. 12 of 12 questions" in output
+    assert "a hidden test: failed" in output
+    assert "test_a_full_shelf_refuses: failed" in output
+    assert "gave no error; expected ValueError" in output
+    assert "nobody_knows" not in output
+    assert "nobody_knows" in (few.out / "half/junit.xml").read_text(), "the instructor needs it"
+
+
+def test_what_was_not_run_is_said(few: Few) -> None:
+    assert few.status == 1
+    absent = few.results("absent")
+    assert absent["score"] == 0 and "m2_mini/shelf.py: the file is not there" in absent["output"]
+
+
+def test_hidden_tests_are_not_where_visible_ones_run(few: Few) -> None:
+    output = few.results("spy")["tests"][0]["output"]
+    assert "KeyError: []" in output, "the visible tests and the questions ran beside hidden tests"
+    assert "nobody_knows" not in json.dumps(few.results("spy"))
+
+
+def test_junit_has_each_test(few: Few) -> None:
+    root = ElementTree.parse(few.out / "half/junit.xml").getroot()
+    (suite,) = root.findall("testsuite")
+    assert (suite.get("tests"), suite.get("failures"), len(suite.findall("testcase"))) == (
+        "3", "2", 3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_is_not_followed(what: str, course: Path, tmp_path: Path) -> None:
+    """A link could lead to the reference solution, which the grader may read."""
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    if what == "folder":
+        (folder / "m2_mini").symlink_to(course / "m2_mini")
+    else:
+        (folder / "m2_mini").mkdir()
+        (folder / SOURCE).symlink_to(course / SOURCE)
+    prepared = submission.prepare("m2_mini", course, tmp_path / "template")
+    taken = submission.take(Upload("linked", folder), prepared)
+    assert not taken.files and SOURCE in taken.refused
+
+
+def test_a_huge_file_is_refused(course: Path, tmp_path: Path) -> None:
+    hand_in(tmp_path / "odd", b"#" * (submission.LARGEST + 1))
+    prepared = submission.prepare("m2_mini", course, tmp_path / "template")
+    assert "larger" in submission.take(Upload("odd", tmp_path / "odd"), prepared).refused[SOURCE]
+
+
+def test_no_solution_is_in_the_tree(course: Path, tmp_path: Path) -> None:
+    submission.prepare("m2_mini", course, tmp_path / "template")
+    texts = [p.read_text() for p in (tmp_path / "template").rglob("*") if p.is_file()]
+    assert not [text for text in texts if "the secret of put" in text]
+    assert not (tmp_path / "template/m3_mini").exists(), "a higher milestone has the solutions too"
+
+
+def test_what_is_compiled_has_no_solution(course: Path, tmp_path: Path) -> None:
+    """The reference compiles the tests for all submissions. Its own code stays out."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/test_m2_1_more.py").write_text(HIDDEN)
+    prepared = submission.prepare("m2_mini", course, tmp_path, tmp_path / "hidden")
+    with ForkServer(tmp_path, bare=True) as server:
+        grader.Grader(server, prepared, Limits(), tmp_path, []).set_papers(course)
+    compiled = {path.name.partition(".")[0] for path in prepared.template.rglob("*.pyc")}
+    assert {"questions", "test_m2_1"} <= compiled
+    assert not {"shelf", "test_m2_1_more"} & compiled
+
+
+@pytest.mark.parametrize(
+    ("said", "how", "outcome"),
+    [
+        ({}, "exit status 0", "passed"),
+        ({"results": []}, "exit status 3", "error"),
+        ({"results": [{"outcome": "perfect", "title": 1}]}, "exit status 0", "error"),
+        ({"results": [[]]}, "exit status 0", "error"),
+        ({"results": None}, "exit status 0", "error"),
+        ({}, "timeout", "timeout"),
+        ({}, "memory", "crashed"),
+        (None, "signal 9", "crashed"),
+        ([[[]]], "exit status 0", "error"),
+    ],
+)
+def test_what_a_process_says_is_read_with_care(said: Any, how: str, outcome: str) -> None:
+    if isinstance(said, dict):
+        said = {"results": [asdict(Result("t.py::test", "passed"))], "ended": "", **said}
+    lines = [] if said is None else [json.dumps(said).encode()]
+    result = result_from("t.py::test", Heard(lines, how, ""), Path("/tree"))
+    assert (result.outcome, result.node) == (outcome, "t.py::test")
+
+
+DEEP, HUGE = "[" * 100_000, "9" * 5000
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2]", DEEP, HUGE, "[1e999, [], 1]", "[5, {}, 7]"])
+def test_what_is_no_answer_is_not_right(text: str) -> None:
+    questions = Questions((5,), {5: [["what?", 1.5]]})
+    assert compare(questions, [text], "no answer").right == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        (1.5, True), (1.50001, True), (10**400, False), ("1.5", False), (True, False),
+        (None, False), (float("nan"), False), ([1.5], False),
+    ],
+)  # fmt: skip
+def test_an_answer_is_right_if_it_is_equal(given: Any, right: bool) -> None:
+    questions = Questions((5,), {5: [["what?", 1.5]]})
+    text = json.dumps([5, [["what?", given]], None])
+    assert compare(questions, [text], "no answer").right == right
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "there is no such folder"),
+        ([".", "--milestone", "m9"], "there is no milestone 'm9'"),
+        ([".", "--hidden", "nowhere"], "no such folder of hidden tests"),
+    ],
+)
+def test_wrong_usage(
+    words: list[str], message: str, course: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert grade.main(arguments(course, *words)) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Proof of the exercises: with solutions 1..k, exercises 1..k pass, and the others fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milestones.course import record
+from milestones.course.release.trees import Stages
+from milestones.course.testing.results import Run
+from tests.conftest import ROOT
+from tests.helpers import mini_course
+
+
+def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> list[str]:
+    """Return the problems in the results of a tree with the first `solved` exercises solved.
+
+    A solved exercise must pass. Each test of an unsolved exercise must fail with the error of that
+    exercise, or with the error of an unsolved exercise that it requires.
+    """
+    found = [f"{solved} solved: {run.error}"] if run.error else []
+    done = {exercise.id for exercise in exercises[:solved]}
+    for exercise in exercises:
+        files = {test.partition("::")[0] for test in exercise.tests}
+        results = [r for r in run.results if r.node.partition("::")[0] in files]
+        needed = {exercise.id, *record.closure(exercise, exercises)} - done
+        if not results:
+            found.append(f"{solved} solved: no test of {exercise.id} ran")
+        for result in results:
+            what = f"{solved} solved: {result.node} of {exercise.id}"
+            if exercise.id in done and not result.passed:
+                why = result.failure
+                found.append(f"{what} does not pass: {why and (why.message or why.explanation)}")
+            elif exercise.id not in done and result.passed:
+                found.append(f"{what} passes, and is not solved")
+            elif exercise.id not in done and not needed & set(result.unwritten):
+                why = result.failure
+                found.append(f"{what} fails otherwise: {why and why.kind}: {why and why.message}")
+    return found
+
+
+def prove(milestone: str, root: Path, folder: Path) -> list[str]:
+    """Return all problems of a milestone's exercises, from none solved to all solved."""
+    stages = Stages(milestone, root)
+    exercises, found = stages.exercises, []
+    tests = [test for exercise in exercises for test in exercise.tests]
+    for solved in range(len(exercises) + 1):
+        ids = [exercise.id for exercise in exercises[:solved]]
+        tree = stages.write(ids, folder / f"{milestone}-{solved}")
+        run = mini_course.shared_runner().run(tree, tests, seconds=60)
+        found += problems(exercises, solved, run)
+    return found
+
+
+@pytest.mark.electives
+def test_the_exercises_of_a_milestone(milestone: str, tmp_path: Path) -> None:
+    """With solutions 1..k, exercises 1..k pass, and the others fail with their own errors."""
+    if milestone in record.recorded(ROOT):
+        assert not (wrong := prove(milestone, ROOT, tmp_path)), "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        (None, "", "", None),
+        ("tests/exercises/test_m2_1.py", "== 2,", "== 3,", "1 solved: .* does not pass: I3"),
+        (
+            "tests/exercises/test_m2_2.py", "    assert largest(shelf) == 2", "    pass",
+            "1 solved: .*test_the_largest of m2.2 passes, and is not solved",
+        ),
+        (
+            "tests/exercises/test_m2_2.py", "    assert largest(shelf) == 2", "    raise KeyError",
+            "1 solved: .*test_the_largest of m2.2 fails otherwise: KeyError",
+        ),
+        (
+            "milestones/m2_mini/exercises.toml", 'requires = ["m2.1"]', "",
+            "0 solved: .*test_the_sum of m2.2 fails otherwise: NotImplementedError: m2.1",
+        ),
+    ],
+)  # fmt: skip
+def test_the_proof_can_fail(
+    tmp_path: Path, file: str | None, old: str, new: str, said: str | None
+) -> None:
+    root = mini_course.make(tmp_path / "root")
+    if file is not None:
+        text = (root / file).read_text()
+        assert old in text
+        (root / file).write_text(text.replace(old, new))
+    found = prove("m2_mini", root, tmp_path)
+    if said is None:
+        assert found == []
+    else:
+        with pytest.raises(AssertionError, match=said):
+            raise AssertionError("\n".join(found))

@@ -1,0 +1,162 @@
+"""The record of the exercises: an error in it is reported with file, line and entry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from milestones.chain import course_place
+from milestones.course import record
+from milestones.course.exercise import anchor_of
+from tests.conftest import ROOT
+from tests.helpers import mini_course
+
+RECORD = "milestones/m2_mini/exercises.toml"
+
+
+def line_of(text: str, part: str, occurrence: int = 1) -> int:
+    numbers = [n for n, line in enumerate(text.splitlines(), start=1) if line.startswith(part)]
+    return numbers[occurrence - 1]
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Callable[[str, str], str]:
+    """`broken(old, new)` returns the error of `load` after one replacement in the small record."""
+    mini_course.make(tmp_path)
+
+    def message(old: str, new: str) -> str:
+        assert old in mini_course.RECORD
+        text = mini_course.RECORD.replace(old, new)
+        (tmp_path / RECORD).write_text(text)
+        with pytest.raises(record.RecordError) as caught:
+            record.load("m2_mini", tmp_path)
+        return str(caught.value)
+
+    return message
+
+
+def test_a_record_is_read(tmp_path: Path) -> None:
+    first, second = record.load("m2_mini", mini_course.make(tmp_path))
+    assert (first.id, first.points, first.hours, first.requires) == ("m2.1", 10, 0.5, ())
+    assert second.requires == ("m2.1",)
+    assert second.section == "milestones/m2_mini/README.md#m22-count-them-all"
+    assert second.sources == ("m2_mini/shelf.py",)
+    assert record.closure(second, (first, second)) == {"m2.1"}
+    assert record.find("m2.2", tmp_path) == second
+    assert record.find_milestone("m2", tmp_path) == "m2_mini"
+    assert record.recorded(tmp_path) == ["m2_mini"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "entry", "said"),
+    [
+        ("points = 5", 'points = "5"', "points", 2, "m2.2: points must be a whole number"),
+        ("points = 5", "points = 0", "points", 2, "m2.2: points must be above 0"),
+        ("points = 10", "points = true", "points", 1, "m2.1: points must be a whole number"),
+        ("points = 10", "point = 10", "point", 1, "m2.1: unknown key 'point'"),
+        ("hours = 0.25", "", "[[exercise]]", 2, "m2.2: hours is missing"),
+        ('title = "Put it there"', 'title = ""', "title", 1, "m2.1: title must be one line"),
+        ('"Not sum.", ', "", "hints", 2, "m2.2: there must be exactly three hints, not 2"),
+        ("shelf.py:largest", "shelf.py:biggest", "symbols", 2, "no symbol 'biggest'"),
+        ("shelf.py:largest", "desk.py:largest", "symbols", 2, "there is no m2_mini/desk.py"),
+        ("shelf.py:largest", "shelf.py:Shelf", "symbols", 2, "shelf.py:Shelf is no function"),
+        ("shelf.py:largest", "shelf.py:Shelf.put", "symbols", 2, "named more than once"),
+        ("test_m2_2.py", "test_m2_9.py", "tests", 2, "there is no file"),
+        ("test_m2_2.py", "test_m2_2.py::test_x", "tests", 2, "has no test_x"),
+        ("test_m2_2.py", "__init__.py", "tests", 2, "the file has no test"),
+        ("test_m2_2.py", "test_m2_1.py::test_items_are_counted", "tests", 2, "to m2.1 too"),
+        ('id = "m2.2"', 'id = "m2.1"', "id", 2, "another exercise with this id"),
+        ('id = "m2.2"', 'id = "m2.3"', "id", 2, "this one must be m2.2"),
+        ('requires = ["m2.1"]', 'requires = ["m2.2"]', "requires", 1, "m2.2, which is later"),
+        ('requires = ["m2.1"]', 'requires = ["m2.7"]', "requires", 1, "m2.7, which is unknown"),
+        ('requires = ["m2.1"]', 'requires = "m2.1"', "requires", 1, "must be a list of texts"),
+    ],
+)  # fmt: skip
+def test_an_error_names_file_line_and_entry(
+    broken: Callable[[str, str], str], old: str, new: str, key: str, entry: int, said: str
+) -> None:
+    text = mini_course.RECORD.replace(old, new)
+    message = broken(old, new)
+    assert f"{RECORD}:{line_of(text, key, entry)}: " in message
+    assert said in message
+
+
+def test_everything_wrong_is_said_at_once(broken: Callable[[str, str], str]) -> None:
+    message = broken("points", "pints")
+    assert len(message.splitlines()) == 4  # an unknown key and a missing key in each of 2 entries
+
+
+def test_a_file_that_is_no_toml_is_named(broken: Callable[[str, str], str]) -> None:
+    assert broken("points = 5", "points =").startswith(f"{RECORD}: ")
+    assert "unknown tables ['exercises']" in broken("[[exercise]]", "[[exercises]]")
+
+
+def test_what_there_is_is_listed(tmp_path: Path) -> None:
+    mini_course.make(tmp_path)
+    for name, said in (("m2.3", "m2_mini has m2.1, m2.2"), ("m9.1", "with exercises: m2_mini")):
+        with pytest.raises(record.RecordError, match=said):
+            record.find(name, tmp_path)
+    with pytest.raises(record.RecordError, match="there are m1_mini, m2_mini"):
+        record.find_milestone("m9", tmp_path)
+    with pytest.raises(record.RecordError, match="m1_mini has no exercises"):
+        record.load("m1_mini", tmp_path)
+
+
+def test_a_mutant_is_read(tmp_path: Path) -> None:
+    (mutant,) = record.mutants("m2_mini", mini_course.make(tmp_path))
+    assert (mutant.name, mutant.exercise) == ("one_too_many", "m2.1")
+    assert mutant.killed_by.endswith("::test_a_full_shelf_refuses")
+    assert mutant.patch.startswith("--- a/m2_mini/shelf.py\n+++ b/")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("Exercise: m2.1", "Exercise: m2.9", 1, "no exercise m2.9"),
+        ("Exercise: ", "Excercise: ", 1, 'must read "Exercise: ..."'),
+        ("Mistake: A", "A", 2, 'must read "Mistake: ..."'),
+        ("::test_a_full", "::test_an_empty", 3, "has no test_an_empty"),
+        ("::test_a_full_shelf_refuses", "", 3, "must be the node id of a test"),
+        ("test_m2_1.py::test_a_full_shelf_refuses", "test_m2_2.py::test_the_sum", 3, "not among"),
+        ("refuses\n\n", "refuses\n", 4, "an empty line"),
+        ("--- a/m2_mini", "--- m2_mini", 5, "must begin with --- a/m2_mini/"),
+        ("+++ b/m2_mini", "+++ m2_mini", 6, "must go on with +++ b/m2_mini/"),
+    ],
+)
+def test_a_bad_mutant_is_refused(tmp_path: Path, old: str, new: str, line: int, said: str) -> None:
+    path = mini_course.make(tmp_path) / "milestones/m2_mini/mutants/one_too_many.patch"
+    assert old in mini_course.MUTANT
+    path.write_text(mini_course.MUTANT.replace(old, new))
+    with pytest.raises(record.RecordError) as caught:
+        record.mutants("m2_mini", tmp_path)
+    assert f"one_too_many.patch:{line}: " in str(caught.value) and said in str(caught.value)
+
+
+def test_the_records_of_the_milestones() -> None:
+    """Each real record is valid, and each exercise has a section in the handout and mutants."""
+    for milestone in record.recorded(ROOT):
+        exercises = record.load(milestone)
+        handout = (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
+        headings = [line.lstrip("#").strip() for line in handout.splitlines() if line[:1] == "#"]
+        for exercise in exercises:
+            assert exercise.anchor in map(anchor_of, headings), exercise.section
+            hints = folded_hints(handout, exercise.title)
+            assert len(hints) >= 2 and hints == [*map(plain, exercise.hints)][: len(hints)], (
+                f"{exercise.id}: the hints of the handout differ from those of exercises.toml"
+            )
+        mutants = record.mutants(milestone)
+        assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
+
+
+def folded_hints(handout: str, title: str) -> list[str]:
+    """Return the hints in an exercise's section of the handout, without markup."""
+    section = handout.partition(f": {title}\n")[2].partition("\n## ")[0]
+    folded = re.findall(r"<summary>.*?(?:hint|nudge)</summary>(.*?)</details>", section, re.DOTALL)
+    return [plain(text) for text in folded]
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace("`", "").split())

@@ -1,0 +1,251 @@
+"""The stops of a large lesson: declared in `DELTA.toml`, shown by `diff`, listed in the handout."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from milestones.chain import course_place, electives, is_elective
+from milestones.course import delta, record
+from milestones.course.diff import lesson_text
+from milestones.course.diff.choose import choose_stop, stop_of
+from milestones.course.diff.lesson import Lesson, lesson
+from milestones.course.diff.lesson_html import page
+from milestones.course.diff.lesson_text import counts, plain
+from milestones.course.release.student_tree import without_entries
+from tests.conftest import MILESTONES, ROOT
+from tests.course.test_diff import DELTA, NEW, Page, ladder, run
+from tests.course.test_prose import handout, table
+
+LARGE = [  # and the number of stops
+    ("m2_continuous", "m3_paged", 6),
+    ("m4_radix", "m5_overlap", 3),
+    ("m5_overlap", "hybrid_memory", 5),
+]
+STOPS = """
+[[stop]]
+title = "Put & take"
+symbols = [
+    "shelf.py:Shelf.gone",
+    "shelf.py",
+]
+
+[[stop]]
+title = "More of it"
+symbols = ["shelf.py:more"]
+"""
+DIVIDED = DELTA.replace("\n", f"\n{STOPS}\n", 1)
+
+
+def names(tour: Lesson) -> list[tuple[int, str, list[str]]]:
+    return [(stop.number, stop.title, [e.name for e in stop.entries]) for stop in tour.stops]
+
+
+def test_the_closest_name_decides_and_the_stops_give_the_order(tmp_path: Path) -> None:
+    tour = lesson("m1", "m2", ladder(tmp_path, declared=DIVIDED))
+    assert names(tour) == [
+        (1, "Put & take", ["shelf.py:Shelf.gone", "shelf.py:Shelf.put"]),
+        (2, "More of it", ["shelf.py:more"]),
+    ]
+
+
+def test_what_no_stop_names_comes_last(tmp_path: Path) -> None:
+    """An entry without a stop, and a comment that differs without being declared."""
+    new = NEW.replace("def first()", "# First.\ndef first()")
+    text = DIVIDED.replace('    "shelf.py",\n', "")
+    assert names(lesson("m1", "m2", ladder(tmp_path, new, text))) == [
+        (1, "Put & take", ["shelf.py:Shelf.gone"]),
+        (2, "More of it", ["shelf.py:more"]),
+        (3, "The rest", ["shelf.py:Shelf.put", "shelf.py:first"]),
+    ]
+
+
+def test_without_a_stop_an_overview_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(ladder(tmp_path, declared=DIVIDED), "m1", "m2") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "m1_mini to m2_mini, in 2 stops",
+        "",
+        "stop              lines  symbols",
+        "   1  Put & take  +1 -2        2",
+        "   2  More of it  +4 -0        1",
+        "      together    +5 -2        3",
+        "",
+        "python -m milestones diff m1 m2 --stop 1",
+        "shows a stop; --stop all shows all of them, --html FILE writes them as a page.",
+    ]
+
+
+@pytest.mark.parametrize("wanted", ["2", "More of it", "more"])
+def test_one_stop(wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(ladder(tmp_path, declared=DIVIDED), "m1", "m2", "--stop", wanted) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "# Stop 2: More of it (lines +4 -0, symbols 1)"
+    assert [line for line in out if line.startswith("# ")][1:] == [
+        "# shelf.py:more (added): there is more"
+    ]
+    assert "+    return 3" in out and "+        return item + 1" not in out
+
+
+def test_all_stops_are_the_whole_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ladder(tmp_path, declared=DIVIDED)
+    assert run(root, "m1", "m2", "--stop", "all") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == list(plain(lesson("m1", "m2", root)))
+    assert [line[:8] for line in lines if line.startswith("# Stop")] == ["# Stop 1", "# Stop 2"]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_person_sees_the_title_of_each_stop_once(tmp_path: Path, columns: bool) -> None:
+    console = Console(
+        record=True, width=120, force_terminal=True, file=(tmp_path / "out").open("w")
+    )
+    tour = lesson("m1", "m2", ladder(tmp_path / "ladder", declared=DIVIDED))
+    lesson_text.show(tour, console, columns=columns)
+    text = console.export_text()
+    assert text.count("Stop 1: Put & take (lines +1 -2, symbols 2)") == 1
+    assert text.index("Stop 2: More of it") < text.index("3/3  shelf.py · more  added")
+    columned = "\n".join(lesson_text.plain_columns(tour, 120))
+    assert columned.count("# Stop 1: Put & take") == columned.count("# Stop 2: More of it") == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("3", "no stop has this number; choose one of: 1 Put & take; 2 More of it"),
+        ("shelf", "no stop has this in the title; choose one of: 1 Put & take; 2 More of it"),
+        ("t", "several stops have this in the title; choose one of: 1 Put & take; 2 More of it"),
+    ],
+)
+def test_a_wrong_stop_gets_the_names_of_the_stops(
+    wanted: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(ladder(tmp_path, declared=DIVIDED), "m1", "m2", "--stop", wanted) == 2
+    assert capsys.readouterr().err == f"--stop {wanted!r}: {message}\n"
+
+
+def test_a_lesson_that_is_not_divided_has_no_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = ladder(tmp_path)
+    assert run(root, "m1", "m2", "--stop", "1") == 2
+    assert "m1_mini to m2_mini has no stops" in capsys.readouterr().err
+    assert run(root, "m1", "m2") == 0
+    assert capsys.readouterr().out.startswith("# shelf.py:more (added): there is more\n--- /dev")
+
+
+def test_a_symbol_is_shown_without_its_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(ladder(tmp_path, declared=DIVIDED), "m1", "m2", "--symbol", "more") == 0
+    assert capsys.readouterr().out.startswith("# shelf.py:more (added): there is more\n--- /dev")
+
+
+def test_json_has_the_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ladder(tmp_path, declared=DIVIDED)
+    for options, titles in (((), ["Put & take", "More of it"]), (("--stop", "2"), ["More of it"])):
+        assert run(root, "m1", "m2", "--json", *options) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert [stop["title"] for stop in data["stops"]] == titles
+    assert data["stops"][0]["entries"][0]["name"] == "shelf.py:more"
+
+
+def test_the_page_has_a_section_for_each_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.html"
+    root = ladder(tmp_path / "ladder", declared=DIVIDED)
+    assert run(root, "m1", "m2", "--html", str(out)) == 0
+    assert "2 stops with 3 entries" in capsys.readouterr().err
+    text = out.read_text(encoding="utf-8")
+    contents, first, second = text.partition("</header>")[0], *re.findall(
+        r"(?s)<section id=\"stop-\d\">(.*?)</section>", text
+    )  # fmt: skip
+    for title in ("Put &amp; take", "More of it"):
+        assert re.search(rf'<table class="contents">.*<a href="#stop-\d">{title}</a>', contents)
+    assert "Shelf.gone" in first and "Shelf.put" in first and "return 3" not in first
+    assert "1. Put &amp; take" in first and "Lines +1 -2, symbols 2." in first
+    assert "2. More of it" in second and "Shelf.put" not in second
+    links = Page(text).links
+    assert {"#stop-1", "#stop-2"} <= set(links)
+
+
+def test_the_page_of_one_stop_has_no_other(tmp_path: Path) -> None:
+    tour = choose_stop(lesson("m1", "m2", ladder(tmp_path, declared=DIVIDED)), "1")
+    text = page(tour)
+    assert text.count("<section") == 1 and "More of it" not in text
+    assert not Page(text).open
+
+
+def test_a_removed_helper_leaves_its_stop(tmp_path: Path) -> None:
+    """A student's DELTA.toml names no helper that was cut. All of its stops can still be read."""
+    text = without_entries(DIVIDED, ["shelf.py:Shelf.gone"])
+    assert "Shelf.gone" not in text
+    found = delta.declared("m2_mini", ladder(tmp_path, declared=text))
+    assert found.stops == {"Put & take": ("shelf.py:Shelf.put",), "More of it": ("shelf.py:more",)}
+
+
+@pytest.mark.parametrize(("below", "above", "count"), LARGE)
+def test_every_name_of_a_stop_has_a_symbol_of_its_own(below: str, above: str, count: int) -> None:
+    """No name in a stop is without effect, and the stops have all entries of the tour, once."""
+    path = ROOT / course_place(above) / "DELTA.toml"
+    tables = delta.tomllib.loads(path.read_text(encoding="utf-8"))["stop"]
+    tour = lesson(below, above)
+    assert [stop.number for stop in tour.stops] == list(range(1, count + 1))
+    assert [stop.title for stop in tour.stops] == [*(t["title"] for t in tables), delta.REST]
+    assert len(tour.entries) == len({entry.name for entry in tour.entries})
+    for stop, declared_stop in zip(tour.stops, tables, strict=False):
+        for name in declared_stop["symbols"]:
+            own = [entry.name for entry in stop.entries if delta.covers(name, entry.name)]
+            others = [other for other in declared_stop["symbols"] if len(other) > len(name)]
+            left = [e for e in own if not any(delta.covers(other, e) for other in others)]
+            assert left, f"{path}: {name!r} in stop {stop.title!r} adds nothing to the stop"
+
+
+@pytest.mark.parametrize(("below", "above", "count"), LARGE)
+def test_the_numbers_of_lines_are_those_of_the_diff(below: str, above: str, count: int) -> None:
+    for stop in lesson(below, above).stops:
+        shown = list(plain(Lesson(below, above, [stop])))
+        added = [x for x in shown if x.startswith("+") and not x.startswith("+++ ")]
+        removed = [x for x in shown if x.startswith("-") and not x.startswith("--- ")]
+        assert counts(stop)[0] == f"+{len(added)} -{len(removed)}"
+
+
+@pytest.mark.parametrize(("below", "above", "count"), LARGE)
+def test_the_handout_lists_the_stops(below: str, above: str, count: int) -> None:
+    """The table has the lines, the exercises and the command of each stop."""
+    pair = (below, above)
+    short = [name if is_elective(name) else name.partition("_")[0] for name in pair]
+    rows = table(handout(above), "| stop |")
+    cells = ("stop", "lines", "exercises", "command")
+    shown = [tuple(row[cell] for cell in cells) for row in rows]
+    tour = lesson(below, above)
+    expected = []
+    for stop in tour.stops:
+        links = [
+            f"[{exercise.id}](#{exercise.anchor})"
+            for exercise in record.load(above)
+            if all(stop_of(symbol, tour) is stop for symbol in exercise.symbols)
+        ]
+        title, command = f"{stop.number}. {stop.title}", " ".join(short)
+        expected.append((
+            title, counts(stop)[0], ", ".join(links),
+            f"`python -m milestones diff {command} --stop {stop.number}`",
+        ))  # fmt: skip
+    assert shown == expected, "the table should have\n" + "\n".join(map(" | ".join, expected))
+    assert all(row["it teaches"] for row in rows)
+    exercises = {exercise.id for exercise in record.load(above)}
+    assert set(re.findall(r"\[(\w+\.\d)\]", str(shown))) == exercises, (
+        "an exercise is in several stops"
+    )
+
+
+def test_no_other_milestone_has_stops() -> None:
+    """A milestone that gets stops is tested, and its handout lists them."""
+    divided = {name for name in (*MILESTONES[1:], *electives()) if delta.declared(name).stops}
+    assert divided == {above for _, above, _ in LARGE}

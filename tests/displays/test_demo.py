@@ -1,0 +1,350 @@
+"""The demos, written to a file: the facts that they show, and no control codes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from common import EngineConfig, EngineStats, PoolingParams, TokensPrompt, load_model
+from common.displays import comparison
+from common.displays.dashboard import Dashboard
+from common.displays.workload import Workload, WorkloadResult
+from common.tracing.data import TraceData
+from milestones.chain import at_least, electives, load, package
+from tests.conftest import MILESTONES, ROOT, build_engine
+from tests.helpers.oracle import greedy
+
+DemoHere = Callable[..., tuple[str | int | None, str, str]]
+not_of_electives = pytest.mark.before(*electives())
+
+
+@functools.cache
+def run_demo(milestone: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"{package(milestone)}.demo", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
+
+
+@functools.cache
+def usual_run(milestone: str) -> tuple[subprocess.CompletedProcess[str], Path, Path]:
+    """Return the run that most tests look at, its trace, and its player."""
+    folder = Path(tempfile.mkdtemp())
+    trace, player = folder / "trace.json", folder / "player.html"
+    done = run_demo(
+        milestone, "--model", "tiny-llama", "--requests", "4", "--max-tokens", "5", "--check",
+        "--trace", str(trace), "--player", str(player),
+    )  # fmt: skip
+    return done, trace, player
+
+
+def assert_facts(milestone: str, *facts: str) -> None:
+    done = usual_run(milestone)[0]
+    for fact in facts:
+        assert fact in done.stdout, done.stdout
+
+
+def test_the_demo_runs_into_a_file(milestone: str) -> None:
+    done, trace, player = usual_run(milestone)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout
+    assert milestone in done.stdout and "tokens/s" in done.stdout
+    for path in (trace, player):
+        assert str(path) in done.stdout and milestone in path.read_text(encoding="utf-8")
+
+
+def test_sentences_wrap_between_words(milestone: str) -> None:
+    """A terminal with 80 columns does not have to break them. Events and paths stay one line."""
+    other = re.compile(r" *\d+\.\d\ds  |(trace|player): |[╭│╰┏┃┡└]")
+    lines = usual_run(milestone)[0].stdout.splitlines()
+    assert [line for line in lines if len(line) > 80 and not other.match(line)] == []
+
+
+@pytest.fixture
+def demo_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> DemoHere:
+    """Return a function that runs a demo here. It returns the exit code, stdout and stderr."""
+
+    def run(milestone: str, *arguments: str) -> tuple[str | int | None, str, str]:
+        monkeypatch.setattr(sys, "argv", ["demo", *arguments])
+        code: str | int | None = 0
+        try:
+            load(milestone, "demo").main()
+        except SystemExit as exit:
+            code = exit.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [["--requests", "0"], ["--max-tokens", "many"]])
+def test_bad_arguments(milestone: str, arguments: list[str], demo_here: DemoHere) -> None:
+    code, _, said = demo_here(milestone, *arguments)
+    assert code == 2 and arguments[0] in said
+
+
+def test_a_model_that_is_not_there(milestone: str, demo_here: DemoHere) -> None:
+    """The demo prints one line, and no traceback."""
+    code, _, _ = demo_here(milestone, "--model", "/nowhere/model.gguf")
+    assert code == "model '/nowhere/model.gguf' does not exist"
+
+
+@pytest.mark.before("m2_continuous")
+def test_what_the_first_milestone_shows(milestone: str) -> None:
+    assert_facts(
+        milestone, "with the KV cache", "full recompute", "The text is the same.", "256 tokens"
+    )
+
+
+@pytest.mark.since("m2_continuous")
+def test_requests_that_arrive_are_served(milestone: str) -> None:
+    assert_facts(milestone, "r3 joins", "r3 ends", "ratio", "throughput")
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.before("m5_overlap")
+def test_the_demo_compares_with_the_milestone_below(milestone: str) -> None:
+    assert_facts(milestone, "KV memory", "m" + str(int(milestone[1]) - 1))
+
+
+@pytest.mark.since("m4_radix")
+@pytest.mark.before("m5_overlap")
+def test_what_the_fourth_milestone_shows(milestone: str) -> None:
+    assert_facts(milestone, "hit rate", "TTFT", "dfs-weight", "Say that again in one sentence.")
+
+
+@pytest.mark.since("m5_overlap")
+@not_of_electives
+def test_what_the_fifth_milestone_shows(milestone: str) -> None:
+    """On a CPU: both loops as they are, and both loops on an emulated device, each labelled."""
+    titles = ["real: all requests at once", "emulated: all requests at once, each forward sleeps"]
+    shown = usual_run(milestone)[0].stdout
+    assert_facts(milestone, "Say that again in one sentence.", "recorded tokens", *titles)
+    for kind in ("real", "emulated"):
+        for loop in ("serial", "overlapped"):
+            assert f"─ {loop}, {kind}: L launch, P process" in shown, "the lanes"
+        (header,) = (line for line in shown.splitlines() if line.startswith("┃ ") and kind in line)
+        assert f"serial, {kind}" in header and f"overlapped, {kind}" in header
+    for row in ("gap between forwards, mean", "throughput"):
+        assert shown.count(f"│ {row}") == 2
+    assert shown.index(titles[0]) < shown.index("Emulated: the same requests")
+
+
+@pytest.mark.since("m5_overlap")
+@not_of_electives
+def test_emulation_and_all_milestones(
+    milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of an emulated forward can be chosen. The comparison of all milestones is real."""
+    asked = []
+
+    def run_milestone(milestone: str, workload: Workload) -> WorkloadResult:
+        asked.append((milestone, workload.config["emulated_forward_ms"]))
+        return WorkloadResult([[1]], 1.0, [0.5], stats=asdict(EngineStats(num_steps=1)))
+
+    monkeypatch.setattr(comparison, "run_milestone", run_milestone)
+    code, shown, _ = demo_here(
+        milestone, "--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--ladder",
+        "--emulate", "5", "--plain",
+    )  # fmt: skip
+    assert code == 0 and "each forward sleeps 5 ms" in shown and "(--emulate)" in shown
+    assert asked == [(name, 0.0) for name in MILESTONES]
+    for name in ("all milestones", "m1", "m2", "m3", "m4", "m5"):
+        assert name in shown.split("recorded tokens")[-1]
+
+
+@pytest.mark.since("m5_overlap")
+@not_of_electives
+def test_what_cannot_be_emulated(milestone: str, demo_here: DemoHere) -> None:
+    code, _, said = demo_here(milestone, "--emulate", "-1")
+    assert code == 2 and "--emulate" in said
+
+
+@pytest.mark.since("m5_overlap")
+@not_of_electives
+def test_on_a_gpu_nothing_is_emulated(
+    milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = load(milestone, "demo")
+    monkeypatch.setattr(demo, "runs_on_gpu", lambda engine: True)
+    tiny = ("--model", "tiny-llama", "--requests", "1", "--max-tokens", "2", "--plain")
+    code, shown, _ = demo_here(milestone, *tiny)
+    assert code == 0 and "Real: this GPU" in shown and "overlapped, real" in shown
+    assert "Emulated: " not in shown and "recorded tokens" not in shown
+    assert "--emulate is for CPUs" in str(demo_here(milestone, *tiny, "--emulate", "5")[0])
+
+
+@pytest.mark.since("m5_overlap")
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.before("multi_step", "speculative")
+def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> None:
+    """The recording differs from what the model would say: no forward of the model can hide here.
+
+    One request ends by a stop token before `max_tokens`: a step that computes it is in flight then.
+    """
+    replay = load(milestone, "demo.replay")
+    config = {"max_num_seqs": 3, "page_size": 4, "num_pages": 64, "max_num_batched_tokens": 8}
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    prompts = [[5 + i, *range(20, 20 + 3 * i), 7] for i in range(5)]
+    outputs = [[30 + (7 * i + j) % 60 for j in range(6)] for i in range(5)]
+    outputs[3] = [*outputs[3][:2], min(loaded.eos_token_ids)]
+    workload = Workload(prompts, [6] * 5, config=config)
+    recording = replay.Recording(workload, WorkloadResult(outputs, 1.0, []))
+    loop = replay.replay_loop(workload, overlap, recording, 1.0, loaded)
+    assert loop.result.token_ids == outputs
+    assert len(loop.result.forward_seconds) >= 6 and min(loop.result.forward_seconds) > 0.0009
+    with pytest.raises(AssertionError, match="I1: the replay gave"):
+        recording.check(workload, WorkloadResult([[1]] * 5, 1.0, []))
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_screen_fits_a_terminal(milestone: str, width: int) -> None:
+    """All requests of the demo and all panels fit 40 lines, in every step."""
+    demo = load(milestone, "demo.panels")
+    config: dict[str, Any] = {"max_num_seqs": 6, "page_size": 8, "num_pages": 256}
+    engine: Any = build_engine(milestone, **config)
+    with Console(width=width, height=40, file=io.StringIO()) as console:
+        panels = demo.Panels(engine, console)
+        if at_least(milestone, MILESTONES[-1]):
+            lanes = load(milestone, "demo.lanes")
+            panels = lanes.LivePanels(engine, TraceData({}, 0.0), console)
+        dashboard = Dashboard(engine, "requests", console, panels, True, panels.num_lines)
+        for number in range(12):
+            prompt = [*range(1, 90), 100 + number]
+            engine.add_request(prompt, greedy(6, ignore_eos=True), f"r{number}")
+            dashboard.add(f"r{number}", f"question {number}")
+        states = set()
+        while engine.has_unfinished_requests():
+            dashboard.step()
+            lines = console.render_lines(dashboard.render(), console.options)
+            assert len(lines) <= 40, f"{len(lines)} lines"
+            states |= {entry.state for entry in dashboard.entries.values() if entry.row is not None}
+    assert states == {"running"}, "a request with memory runs"
+    engine.close()
+
+
+@pytest.mark.parametrize("num_lines", [3, 4, 5, 30])
+def test_the_last_screen_is_shown_once(milestone: str, num_lines: int) -> None:
+    """No part of an earlier screen stays above it, also if it is higher than the terminal."""
+    engine: Any = build_engine(milestone)
+    out = io.StringIO()
+    with Console(width=80, height=12, file=out, force_terminal=True) as console:
+        lines = [Text(f"line {number}.") for number in range(num_lines)]
+        with Dashboard(engine, "requests", console, lambda: lines, False, num_lines) as dashboard:
+            for number in range(8):
+                engine.add_request([1, 2, 3], greedy(2, ignore_eos=True), f"r{number}")
+                dashboard.add(f"r{number}", "question")
+                dashboard.step()
+            while engine.has_unfinished_requests():
+                dashboard.step()
+        console.print("after it")
+    shown = screen(out.getvalue(), height=12)
+    assert "─ requests ─" in shown[0] and shown[-1] == "after it", "\n".join(shown)
+    assert sum("─ requests ─" in line for line in shown) == 1, "\n".join(shown)
+    assert shown[-1 - num_lines : -1] == [f"line {number}." for number in range(num_lines)]
+    engine.close()
+
+
+@pytest.mark.since("embedding")
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_vector_is_shown_from_its_beginning(milestone: str, width: int) -> None:
+    engine: Any = build_engine(milestone)
+    console = Console(width=width, file=io.StringIO())
+    dashboard = Dashboard(engine, "requests", console, plain=True)
+    engine.add_request([1, 2, 3], PoolingParams("MEAN"), "v0")
+    dashboard.add("v0", "question")
+    outputs: list[Any] = []
+    while not outputs:
+        outputs = [*dashboard.step()]
+    first, second, *_ = outputs[0].outputs.data
+    row = console.render_lines(dashboard.render(), console.options)[3]
+    assert f" [{first:.3f}, {second:.3f}, ...] " in "".join(segment.text for segment in row)
+    engine.close()
+
+
+def screen(written: str, height: int) -> list[str]:
+    """Return what a terminal of so many lines shows at the end, with the lines above it."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row = max(row - 1, len(lines) - height, 0)  # what has left the screen stays
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] not in "\r\x1b":
+            lines[row] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.mark.since("m4_radix")
+@pytest.mark.parametrize("prompt_tokens", [40, 450])
+def test_the_bar_of_a_request_shows_all_its_tokens(milestone: str, prompt_tokens: int) -> None:
+    """The generated tokens are at the end of the bar. A long prompt does not push them out."""
+    demo = load(milestone, "demo.panels")
+    engine: Any = build_engine(milestone, max_num_seqs=6, page_size=8, num_pages=256)
+    out = io.StringIO()
+    with Console(width=80, height=24, file=out) as console:
+        panels = demo.Panels(engine, console)
+        prompt = [1 + number % 200 for number in range(prompt_tokens)]
+        engine.add_request(prompt, greedy(24, ignore_eos=True), "r0")
+        while engine.has_unfinished_requests():
+            engine.step()
+            console.print(*panels())
+    bars = [line for line in out.getvalue().splitlines() if "A r0" in line]
+    assert "+++" in bars[-1] and not any("…" in bar for bar in bars)
+    engine.close()
+
+
+@pytest.mark.before("m2_continuous")
+def test_a_race_gives_both_sides_the_same_time(milestone: str) -> None:
+    race = importlib.import_module(f"{milestone}.demo.race")
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    engine_class = importlib.import_module(milestone).LLMEngine
+    engines = [engine_class(EngineConfig(model="tiny-llama"), loaded, use_cache=c) for c in (1, 0)]
+    runners = [race.Runner(name, engine) for name, engine in zip("ab", engines, strict=True)]
+    out = io.StringIO()
+    console = Console(width=100, file=out)
+    prompt = TokensPrompt(prompt_token_ids=[1, 2, 3, 4, 5])
+    race.race(runners, prompt, greedy(6, ignore_eos=True), console, check=True)
+    assert [runner.computed for runner in runners] == [10, 45]
+    assert runners[0].final.outputs[0].token_ids == runners[1].final.outputs[0].token_ids
+    assert "─ a ─" in out.getvalue() and "─ 10 tokens computed, " in out.getvalue()
+    assert "─ b ─" in out.getvalue() and "─ 45 tokens computed, " in out.getvalue()
+
+
+@pytest.mark.before("m2_continuous")
+def test_a_race_fits_a_narrow_terminal(milestone: str) -> None:
+    """At 80 columns, both costs and the whole text are visible, also a text without spaces."""
+    race = load(milestone, "demo.race")
+    engine: Any = build_engine(milestone)
+    runners = [race.Runner(name, engine) for name in ("with the KV cache", "full recompute")]
+    text = "".join(f"word{i}" for i in range(20))
+    for runner in runners:
+        engine.add_request([1, 2, 3], greedy(4), "r0")
+        while engine.has_unfinished_requests():
+            runner.step(False)
+        assert runner.output is not None
+        runner.output.outputs[0].text, runner.seconds = text, 123.4
+    out = io.StringIO()
+    Console(width=80, file=out).print(race.side_by_side(runners))
+    shown = out.getvalue().splitlines()
+    assert all(runner.name in shown[0] for runner in runners)
+    assert shown[-1].count("tokens computed, 123.4 s") == 2
+    assert "".join(line.split("│")[1].strip() for line in shown[1:-1]) == text

@@ -1,0 +1,433 @@
+"""priority: preemption, the copies of pages on the host, and random schedules with both."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from milestones.chain import ROOT, course_place, load
+from milestones.instruments.audit import assert_idle
+from milestones.instruments.fake_cuda import FakeCuda
+from milestones.instruments.forced_retractions import force_retractions
+from milestones.instruments.streams import EarlyStream, LateStream
+from tests.conftest import EngineFactory, ModuleOf, build_engine
+from tests.exercises.requests import request_of
+from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
+from tests.helpers.oracle import drain, greedy
+from tests.helpers.serving import Serve, serve_fixture
+
+__all__ = ["serve_fixture"]
+
+pytestmark = pytest.mark.since("priority")
+
+SCHEDULES = 1000
+STREAMS = (LateStream, EarlyStream)
+STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
+
+
+def cache_of(engine: Any) -> Any:
+    return engine.scheduler.kv_cache.radix_cache
+
+
+def resize_host(engine: Any, num_pages: int) -> None:
+    """Give an engine that has not run yet so many host pages."""
+    cache = cache_of(engine)
+    cache.num_host_pages, cache.free_host_pages = num_pages, list(range(num_pages))
+
+
+def check_copies(engine: Any) -> None:
+    """I3: where a page is in the pool and on the host, both have the same keys and values."""
+    cache, runner = cache_of(engine), engine.runner
+    if cache.transfers or (runner.copied is not None and not runner.copied.is_done):
+        return
+    page_keys = load("priority", "hi_radix_cache").page_keys
+    for node in cache.nodes():
+        tokens = [token for part in node.path() for token in part.tokens]
+        for key, page in zip(page_keys(tokens, cache.page_size), node.prefix_pages(), strict=True):
+            if key in cache.copies:
+                slots = range(page * cache.page_size, (page + 1) * cache.page_size)
+                expected = [runner.memory[slot] for slot in slots]
+                assert runner.host_pool.pages[cache.copies[key]] == expected, "I3: copies differ"
+
+
+def fuzz(module: Any, seed: int, forwards: type[LateStream], copies: type[LateStream]) -> Any:
+    """Run one random schedule with priorities, on few pages of either pool; audit each step."""
+    chance = random.Random(seed)
+    page_size, longest = chance.choice([1, 2, 3, 4]), chance.choice([6, 20, 40])
+    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    engine = hash_engine(
+        module, forwards(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 6),
+        max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
+        schedule_policy=chance.choice(["fcfs", "fcfs", "lpm"]),
+    )  # fmt: skip
+    engine.runner.copy_stream = copies()
+    resize_host(engine, chance.choice([0, 2, num_pages // 2, 2 * num_pages, 200]))
+    force_retractions(engine.scheduler, chance.choice([None, None, None, 2, 7]))
+    expected: dict[str, list[int]] = {}
+    finals: dict[str, Any] = {}
+    aborted: set[str] = set()
+    to_come, steps = chance.randint(4, 14), 0
+    while to_come or engine.has_unfinished_requests():
+        steps += 1
+        assert steps < 20_000, "I5: the schedule does not end"
+        while to_come and chance.random() < 0.35:
+            to_come -= 1
+            tail = [chance.randrange(50) for _ in range(longest)]
+            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
+            max_tokens = chance.choice([1, 2, 5, 12, 30])
+            stops = chance.sample(range(50), chance.choice([0, 0, 3, 10]))
+            stop = text_of([chance.randrange(50)]) if chance.random() < 0.2 else ""
+            params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
+            name = engine.add_request(prompt, params, priority=chance.choice([0, 0, 1, -3, 7]))
+            capacity = min(max_tokens, num_pages * page_size + 1 - len(prompt))
+            expected[name] = expected_output(prompt, capacity, stops, stop)
+        live = sorted(expected.keys() - finals.keys())
+        if live and chance.random() < 0.08 and engine.abort_request(victim := chance.choice(live)):
+            aborted.add(victim)
+        if chance.random() < 0.01:
+            engine.reset_prefix_cache()
+        for output in engine.step():
+            assert output.request_id not in finals, "a request has an output after its final one"
+            if output.finished:
+                finals[output.request_id] = output.outputs[0]
+        check_copies(engine)
+    for name, completion in finals.items():
+        tokens = completion.token_ids
+        wanted = expected[name][: len(tokens)] if name in aborted else expected[name]
+        assert tokens == wanted, f"I1, I2: schedule {seed}, {name}"
+    assert finals.keys() == expected.keys(), "I5: a request has no final output"
+    assert_idle(engine)
+    return engine
+
+
+@pytest.mark.parametrize("copies", STREAMS)
+@pytest.mark.parametrize("forwards", STREAMS)
+def test_random_schedules_with_priorities(
+    module_of: ModuleOf, forwards: type[LateStream], copies: type[LateStream]
+) -> None:
+    """A thousand schedules are exact to the token, whenever forwards and copies run."""
+    module = module_of("engine")
+    first = SCHEDULES // 4 * (2 * STREAMS.index(forwards) + STREAMS.index(copies))
+    engines = [fuzz(module, first + i, forwards, copies) for i in range(SCHEDULES // 4)]
+    assert sum(e.scheduler.retraction.num_preemptions for e in engines) > 100
+    assert sum(cache_of(e).num_written for e in engines) > 500
+    assert sum(cache_of(e).num_loaded for e in engines) > 100
+    assert sum(e.stats().num_retractions for e in engines) > 100
+
+
+def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant one of the mistakes that are easy to make with copies and preemption."""
+    module, cache = load("priority", "hi_radix_cache"), load("priority", "hi_radix_cache")
+    copy_pages, page_keys = HashRunner.copy_pages, module.page_keys
+
+    def steps_do_not_wait(self: Any, transfers: list[Any]) -> None:
+        copy_pages(self, transfers)
+        self.copied = None
+
+    def loads_do_not_wait(self: Any, transfers: list[Any]) -> None:
+        self.computed = None
+        copy_pages(self, transfers)
+
+    def sources_stay(self: Any, token_ids: list[int], start: int, most: int) -> Any:
+        keys = page_keys(token_ids, self.page_size)[start:][:most]
+        found = next((i for i, key in enumerate(keys) if key not in self.copies), len(keys))
+        return {key: self.copies[key] for key in keys[:found]}
+
+    def keys_of_single_pages(token_ids: list[int], page_size: int) -> list[bytes]:
+        starts = range(0, len(token_ids) - page_size + 1, page_size)
+        return [page_keys(token_ids[s : s + page_size], page_size)[0] for s in starts]
+
+    def in_flight_too(self: Any, request: Any, batch: Any) -> bool:
+        batches, self.in_flight.batches = self.in_flight.batches, ()
+        try:
+            return bool(make_way(self, request, batch))
+        finally:
+            self.in_flight.batches = batches
+
+    preemption = load("priority", "preemption").Preemption
+    make_way = preemption.make_way
+    target, attribute, bug = {
+        "steps do not wait": (HashRunner, "copy_pages", steps_do_not_wait),
+        "loads do not wait": (HashRunner, "copy_pages", loads_do_not_wait),
+        "sources stay": (cache.HiRadixCache, "take_copies", sources_stay),
+        "keys of single pages": (module, "page_keys", keys_of_single_pages),
+        "in flight too": (preemption, "make_way", in_flight_too),
+    }[name]
+    monkeypatch.setattr(target, attribute, bug)
+
+
+@pytest.mark.parametrize(
+    ("bug", "forwards", "copies"),
+    [
+        ("steps do not wait", LateStream, LateStream),
+        ("loads do not wait", LateStream, EarlyStream),
+        ("sources stay", LateStream, LateStream),
+        ("keys of single pages", EarlyStream, EarlyStream),
+        ("in flight too", LateStream, LateStream),
+    ],
+)
+def test_planted_mistakes_are_caught(
+    module_of: ModuleOf,
+    monkeypatch: pytest.MonkeyPatch,
+    bug: str,
+    forwards: type[LateStream],
+    copies: type[LateStream],
+) -> None:
+    """The schedules can fail: they find each of these mistakes within 150."""
+    plant(bug, monkeypatch)
+    with pytest.raises((AssertionError, KeyError, ValueError, IndexError, RuntimeError)):
+        for seed in range(150):
+            fuzz(module_of("engine"), seed, forwards, copies)
+
+
+def one_page_engine(module_of: ModuleOf, num_pages: int, **config: Any) -> Any:
+    """Return an engine on hashes with pages of two tokens. Forwards and copies run late."""
+    return hash_engine(module_of("engine"), LateStream(), num_pages, page_size=2, **config)
+
+
+def answer(engine: Any, prompt: list[int], max_tokens: int = 2, **more: Any) -> Any:
+    name = engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), **more)
+    output = drain(engine)[name][-1]
+    assert output.outputs[0].token_ids == expected_output(prompt, max_tokens, [], "")
+    return output
+
+
+def test_a_prefix_that_left_the_pool_comes_back_from_the_host(module_of: ModuleOf) -> None:
+    engine = one_page_engine(module_of, num_pages=12)
+    prompts = [[i] * 17 for i in (1, 2, 3)]
+    for prompt in prompts:
+        assert answer(engine, prompt).metrics.num_cached_tokens == 0
+    assert answer(engine, prompts[0]).metrics.num_cached_tokens == 16
+    assert cache_of(engine).num_loaded > 0
+
+
+def test_requests_with_copies_of_most_of_the_pool_all_finish(module_of: ModuleOf) -> None:
+    """I5: each needs 40% of the pool for its copies. Pages are counted before they are taken."""
+    engine = one_page_engine(module_of, num_pages=10, max_num_seqs=4)
+    prompts = [[i] * 9 for i in (1, 2, 3, 4)]
+    for prompt in prompts:
+        answer(engine, prompt)
+    names = [engine.add_request(p, greedy(6, ignore_eos=True)) for p in prompts]
+    finals = drain(engine)
+    for name, prompt in zip(names, prompts, strict=True):
+        assert finals[name][-1].outputs[0].token_ids == expected_output(prompt, 6, [], "")
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("before", range(8))
+def test_an_abort_gives_all_pages_back(module_of: ModuleOf, before: int) -> None:
+    """I3: waiting, loading, preempted, or one step after a load."""
+    engine = one_page_engine(module_of, num_pages=12, max_num_seqs=2)
+    for token in (1, 2, 3):
+        answer(engine, [token] * 17)
+    names = [engine.add_request([t] * 17, greedy(9, ignore_eos=True), priority=5) for t in (1, 2)]
+    for number in range(before):
+        if number == 3:
+            names.append(engine.add_request([4] * 9, greedy(9, ignore_eos=True), priority=0))
+        engine.step()
+    for name in names:
+        assert engine.abort_request(name)
+    drain(engine)
+    assert_idle(engine)
+
+
+def test_a_less_urgent_request_is_not_starved(module_of: ModuleOf) -> None:
+    """I5: more urgent requests overtake it, but no more than the bound allows."""
+    engine = one_page_engine(module_of, num_pages=20, max_num_seqs=1)
+    bound = module_of("policy").MAX_OVERTAKING
+    low = engine.add_request([1, 2, 3], greedy(4, ignore_eos=True), "low", priority=9)
+    overtaken = 0
+    while engine.output_processor.is_in_use(low):
+        if len(engine.scheduler.waiting) < 2:
+            engine.add_request([7, 7, 7], greedy(2, ignore_eos=True), priority=0)
+            overtaken += 1
+        engine.step()
+        assert overtaken <= bound + 3, "I5: it waits for ever"
+    assert overtaken > bound // 2, "the others came first as long as they could"
+    drain(engine)
+
+
+@pytest.mark.parametrize("priority", [None, "high", 1.5, True, 2**63])
+def test_a_bad_priority_is_refused(make_engine: EngineFactory, priority: Any) -> None:
+    engine: Any = make_engine()
+    with pytest.raises(ValueError, match="priority must be"):
+        engine.add_request([1, 2], greedy(2), priority=priority)
+    assert not engine.has_unfinished_requests()
+
+
+def test_children_have_the_priority_of_their_parent(make_engine: EngineFactory) -> None:
+    engine: Any = make_engine()
+    engine.add_request([1, 2], greedy(2, n=2), priority=-4)
+    assert [request.priority for request in engine.scheduler.waiting] == [-4, -4]
+    drain(engine)
+
+
+def test_copies_have_the_bits_of_the_pages(make_engine: EngineFactory) -> None:
+    """I1: tokens and log probabilities are those of m5 with all pages in its pool."""
+    prompts = [[i, *range(5, 38)] for i in (1, 2, 3, 4)]
+    params = greedy(5, ignore_eos=True, logprobs=3)
+    engine: Any = make_engine(page_size=4, num_pages=20, max_num_seqs=1)
+    engine.costs.page_seconds = 0.0
+    with build_engine("m5_overlap", page_size=4, max_num_seqs=1) as m5:
+        for _ in range(2):
+            for prompt in prompts:
+                (ours,) = engine.generate([prompt], params, progress=False)
+                (theirs,) = m5.generate([prompt], params, progress=False)
+                assert ours.outputs == theirs.outputs
+                assert ours.metrics.num_cached_tokens == theirs.metrics.num_cached_tokens
+    assert cache_of(engine).num_loaded >= 8
+    engine.runner.copy_stream.synchronize()
+    engine.runner.stream.synchronize()
+    cache, pool = cache_of(engine), engine.runner.host_pool
+    memories, num_compared = pool._memories(), 0
+    for node in cache.nodes():
+        tokens = [token for part in node.path() for token in part.tokens]
+        keys = load("priority", "hi_radix_cache").page_keys(tokens, 4)
+        for key, page in zip(keys, node.prefix_pages(), strict=True):
+            if key in cache.copies:
+                row = torch.cat([memory[:, page].flatten() for memory in memories])
+                assert torch.equal(pool.pages[cache.copies[key]], row), "I3: the copy differs"
+                num_compared += 1
+    assert num_compared > 4
+
+
+@pytest.mark.parametrize("free_pages", [0, 1, 5, 7.5, 31])
+def test_the_host_pool_is_not_larger_than_the_free_memory(
+    make_engine: EngineFactory, module_of: ModuleOf, free_pages: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Pinned memory takes up to twice as much: torch rounds its size up to a power of two."""
+    engine: Any = make_engine(num_pages=20)
+    page = engine.runner.host_pool.pages[0].nbytes
+    free = int(free_pages * page)
+    monkeypatch.setattr(module_of("host_pool"), "free_memory", lambda device: free)
+    pages = module_of("host_pool").HostPool(engine.runner.kv_pool).pages
+    assert pages.nbytes == 0 or 1 << (pages.nbytes - 1).bit_length() <= free
+    assert len(pages) >= int(free_pages) // 2
+
+
+def test_a_measured_copy_is_waited_for_on_the_gpu_of_the_model(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait for another GPU returns at once: then copies would seem to cost nothing."""
+    engine: Any = make_engine()
+    host_pool, waits = engine.runner.host_pool, list[Any]()
+    second = torch.device("cuda", 1)
+    host_pool.on_gpu, host_pool.copy = True, lambda *_: None
+    host_pool.pool = SimpleNamespace(keys=[SimpleNamespace(device=second)])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waits.append(device))
+    host_pool.measure()
+    assert waits == [second, second]
+
+
+def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
+    make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
+    device = FakeCuda()
+    with device.installed():
+        engine: Any = make_engine(page_size=4, num_pages=12, max_num_seqs=1, cuda_graph=False)
+        engine.costs.observe = lambda *_: None  # the clock of the fake device stands still
+        for name in ("stream", "copy_stream"):
+            getattr(engine.runner, name).close()
+            gpu = module_of("stream").CudaStream(torch.device("cuda", 0))
+            setattr(engine.runner, name, gpu)
+        copies = engine.runner.copy_stream.stream
+        copies.name = "copies"
+        for token in (1, 2, 1):
+            engine.generate([[token] * 33], greedy(1), progress=False)
+    assert cache_of(engine).num_loaded > 0
+    calls = device.names()
+    load = calls.index("copies waits for event")
+    assert calls[load - 1] == calls[load + 1] == "event copies", "within a copy"
+    after = calls[load + 2 :]
+    assert "side waits for event" in after[: after.index("synchronize event")], "before the step"
+    assert "synchronize copies" not in calls and "synchronize device" not in calls
+
+
+@pytest.mark.parametrize("is_cheap", [True, False])
+def test_the_predicted_costs_decide(module_of: ModuleOf, is_cheap: bool) -> None:
+    """Swap or recompute: a preempted request goes on with the same tokens in both ways."""
+    engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4)
+    engine.costs.observe = lambda *_: None
+    engine.costs.page_seconds, engine.costs.token_seconds = (0.1 if is_cheap else 1.0), 0.5
+    low = engine.add_request([1] * 12, greedy(8, ignore_eos=True), priority=1)
+    engine.step()
+    urgent = engine.add_request([2] * 18, greedy(3, ignore_eos=True), priority=0)
+    finals = drain(engine)
+    assert engine.scheduler.retraction.num_preemptions == 1
+    assert finals[low][-1].outputs[0].token_ids == expected_output([1] * 12, 8, [], "")
+    assert finals[urgent][-1].outputs[0].token_ids == expected_output([2] * 18, 3, [], "")
+    assert (cache_of(engine).num_loaded > 0) == is_cheap
+    assert engine.stats().num_retractions == 0
+
+
+@pytest.mark.extra("serve")
+def test_the_server_passes_the_priority_on(serve: Serve, milestone: str) -> None:
+    running = serve()
+    body = {"prompt": [1, 2, 3], "max_tokens": 2, "priority": -2}
+    assert running.post("/v1/completions", body)[0] == 200
+    status, answer, _ = running.post("/v1/completions", {**body, "priority": "high"})
+    assert status == 400 and "priority" in answer["error"]["message"]
+
+
+@pytest.mark.extra("serve")
+def test_a_server_without_priorities_refuses_them(serve: Serve) -> None:
+    running = serve(build_engine("m5_overlap"))
+    body = {"prompt": [1, 2, 3], "max_tokens": 2}
+    assert running.post("/v1/completions", {**body, "priority": 0})[0] == 200
+    status, answer, _ = running.post("/v1/completions", {**body, "priority": 1})
+    assert status == 400 and answer["error"]["param"] == "priority"
+
+
+def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> None:
+    """The policy compares a window of the queue. The most urgent requests are in it."""
+    engine = one_page_engine(module_of, num_pages=8)
+    policy, scheduler = module_of("policy"), engine.scheduler
+    for number in range(policy.WINDOW + 5):
+        scheduler.add_request(request_of(f"r{number}", [1, 2]))
+    urgent = request_of("urgent", [3, 4])
+    urgent.priority = -1
+    scheduler.add_request(urgent)
+    assert scheduler.policy.order(scheduler.waiting)[0] is urgent
+
+
+def picture(module_of: ModuleOf) -> list[str]:
+    """Return the lines of the picture on the elective's page: a run with 12 pages of two tokens."""
+    engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4, enable_overlap=False)
+    launch, cells = engine.runner.launch, dict[tuple[str, int], str]()
+    rows = ("low", "urgent", "to host", "from host")
+    prompts = {"low": [1] * 12, "urgent": [2] * 18}
+    engine.add_request(prompts["low"], greedy(8, ignore_eos=True), "low", priority=1)
+    counted, column = (0, 0), 0
+
+    def noted(batch: Any, table: Any) -> Any:
+        for request, count in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            cells[request.request_id, column] = f"{count}"
+        return launch(batch, table)
+
+    engine.runner.launch = noted
+    while engine.has_unfinished_requests():
+        column += 1
+        if column == 3:
+            engine.add_request(prompts["urgent"], greedy(3, ignore_eos=True), "urgent", priority=0)
+        engine.step()
+        counts = cache_of(engine).num_written, cache_of(engine).num_loaded
+        for row, old, new in zip(rows[2:], counted, counts, strict=True):
+            cells[row, column] = f"{new - old}" if new > old else ""
+        counted = counts
+    lines = ["step      " + "".join(f"{i:4}" for i in range(1, column + 1))]
+    for row in rows:
+        live = [i for name, i in cells if name == row] or [0]
+        gaps = range(min(live), max(live)) if row in prompts else range(0)
+        shown = [cells.get((row, i), "." if i in gaps else "") for i in range(1, column + 1)]
+        lines.append(f"{row:10}" + "".join(f"{cell:>4}" for cell in shown).rstrip())
+    return [line.rstrip() for line in lines]
+
+
+def test_the_picture_of_the_page_is_that_of_a_run(module_of: ModuleOf) -> None:
+    page = (ROOT / course_place("priority") / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(picture(module_of)) in page

@@ -1,0 +1,403 @@
+"""speculative: drafts change the number of steps and no token, and leave no memory behind."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common import SamplingParams
+from common.sampling.sampler import uniform
+from milestones.instruments.streams import LateStream
+from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
+from tests.exercises.requests import request_of
+from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
+from tests.helpers.fake_paged import expected_tokens
+from tests.helpers.oracle import assert_one_answer, greedy
+
+pytestmark = pytest.mark.since("speculative")
+
+PROMPT = [5, 6, 7]
+
+
+class Oracle:
+    """A drafter that knows the hash model's answers, and says some of them wrong."""
+
+    def __init__(self, chance: random.Random, wrong: float) -> None:
+        self.chance = chance
+        self.wrong = wrong
+
+    def propose(self, request: Any, count: int) -> list[int]:
+        assert min(request.token_ids) >= 0, "a drafter never sees a placeholder"
+        count = self.chance.randint(0, count)
+        right = expected_tokens(request.token_ids, count)
+        return [t if self.chance.random() >= self.wrong else (t + 1) % 50 for t in right]
+
+
+class Given:
+    """A drafter that proposes what the test gives it: the output, by position."""
+
+    def __init__(self, output: list[int]) -> None:
+        self.output = output
+
+    def propose(self, request: Any, count: int) -> list[int]:
+        done = request.num_output_tokens
+        return self.output[done : done + count]
+
+
+def with_drafter(engine: Any, drafter: Any) -> Any:
+    engine.scheduler.drafting.drafter = drafter
+    return engine
+
+
+def outputs_of(engine: Any, prompts: list[list[int]], params: Any) -> list[Any]:
+    return [o.outputs[0] for o in engine.generate(prompts, params, progress=False)]
+
+
+def fuzz(module: Any, seed: int) -> Any:
+    """Run one random schedule: arrivals, stops, aborts, retractions, right and wrong drafts."""
+    chance = random.Random(seed)
+    page_size, longest = chance.choice([1, 2, 3, 4, 16]), chance.choice([6, 20])
+    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    engine = hash_engine(
+        module, LateStream(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 10),
+        max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
+    )  # fmt: skip
+    with_drafter(engine, Oracle(chance, chance.choice([0.0, 0.1, 0.5, 1.0])))
+    expected: dict[str, list[int]] = {}
+    finals: dict[str, Any] = {}
+    aborted: set[str] = set()
+    to_come = chance.randint(1, 12)
+    while to_come or engine.has_unfinished_requests():
+        while to_come and chance.random() < 0.4:
+            to_come -= 1
+            prompt = [chance.randrange(50) for _ in range(chance.randint(1, longest))]
+            max_tokens = chance.choice([1, 2, 5, 12, 30])
+            stops = chance.sample(range(50), chance.choice([0, 0, 3, 10]))
+            stop = text_of([chance.randrange(50)]) if chance.random() < 0.3 else ""
+            params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
+            name = engine.add_request(prompt, params)
+            capacity = min(max_tokens, num_pages * page_size + 1 - len(prompt))
+            expected[name] = expected_output(prompt, capacity, stops, stop)
+        live = sorted(expected.keys() - finals.keys())
+        if live and chance.random() < 0.06 and engine.abort_request(victim := chance.choice(live)):
+            aborted.add(victim)
+        for output in engine.step():
+            assert output.request_id not in finals, "an output after the final one"
+            if output.finished:
+                finals[output.request_id] = output.outputs[0]
+        stats = engine.stats()
+        assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
+    for name, completion in finals.items():
+        tokens = completion.token_ids
+        if name in aborted:
+            assert tokens == expected[name][: len(tokens)], f"I1: schedule {seed}, {name}"
+        else:
+            assert tokens == expected[name], f"I1, I2: schedule {seed}, {name}"
+    assert finals.keys() == expected.keys(), "I5: a request has no final output"
+    return engine
+
+
+def test_random_schedules_with_right_and_wrong_drafts(module_of: ModuleOf) -> None:
+    """Each step is audited: pages that refused drafts were written to are free again (I3)."""
+    stats = [fuzz(module_of("engine"), seed).stats() for seed in range(1000)]
+    assert sum(s.num_accepted_tokens for s in stats) > 1000
+    assert sum(s.num_draft_tokens - s.num_accepted_tokens for s in stats) > 1000
+    assert sum(s.num_retractions for s in stats) > 5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
+def test_drafts_change_no_token(make_engine: EngineFactory, temperature: float) -> None:
+    """Right, wrong and no drafts; greedy and sampled; the tokens and log probabilities of m5."""
+    prompts = [PROMPT, [9] * 20, [1, 2] * 6]
+    params = [
+        SamplingParams(max_tokens=24, temperature=temperature, seed=i, ignore_eos=True, logprobs=1)
+        for i in range(3)
+    ]
+    with build_engine("m5_overlap") as plain:
+        expected = outputs_of(plain, prompts, params)
+    right = expected[0].token_ids
+    wrong = [(token + 1) % 250 for token in right]
+    half = [w if i % 3 == 2 else t for i, (t, w) in enumerate(zip(right, wrong, strict=True))]
+    for output in (right, wrong, half, []):
+        engine = with_drafter(make_engine(), Given(output))
+        found = outputs_of(engine, prompts, params)
+        assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            assert [[*x] for x in ours.logprobs or []] == [[*x] for x in theirs.logprobs or []]
+    assert engine.stats().num_draft_tokens == 0
+
+
+def test_penalties_count_no_draft(make_engine: EngineFactory) -> None:
+    """A request with penalties gets the tokens of m5, beside one that verifies drafts."""
+    params = [greedy(20, ignore_eos=True, repetition_penalty=1.5), greedy(20, ignore_eos=True)]
+    with build_engine("m5_overlap") as plain:
+        expected = [o.token_ids for o in outputs_of(plain, [PROMPT, PROMPT], params)]
+    engine = with_drafter(make_engine(), Given(expected[1]))
+    assert [o.token_ids for o in outputs_of(engine, [PROMPT, PROMPT], params)] == expected
+    assert engine.stats().num_accepted_tokens > 0
+
+
+def test_right_drafts_save_steps(make_engine: EngineFactory) -> None:
+    with build_engine("m5_overlap") as plain:
+        [expected] = outputs_of(plain, [PROMPT], greedy(21, ignore_eos=True))
+    engine = with_drafter(make_engine(), Given(expected.token_ids))
+    [output] = outputs_of(engine, [PROMPT], greedy(21, ignore_eos=True))
+    stats = engine.stats()
+    assert output.token_ids == expected.token_ids
+    assert stats.num_steps == 1 + 4, "the prompt, and four steps of five tokens"
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (16, 16)
+    assert stats.decode_tokens == 20 and stats.padding_tokens == 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 8])
+def test_max_tokens_counts_tokens(make_engine: EngineFactory, max_tokens: int) -> None:
+    with build_engine("m5_overlap") as plain:
+        [expected] = outputs_of(plain, [PROMPT], greedy(20, ignore_eos=True))
+    engine = with_drafter(make_engine(), Given(expected.token_ids))
+    [output] = outputs_of(engine, [PROMPT], greedy(max_tokens, ignore_eos=True))
+    assert output.token_ids == expected.token_ids[:max_tokens]
+    assert output.finish_reason == "length"
+    assert engine.stats().num_draft_tokens <= max(0, max_tokens - 2)
+
+
+def test_a_stop_at_every_place_of_a_run(make_engine: EngineFactory) -> None:
+    with build_engine("m5_overlap") as plain:
+        [expected] = outputs_of(plain, [PROMPT], greedy(16, ignore_eos=True))
+    tokens = expected.token_ids
+    for stop in tokens:
+        engine = with_drafter(make_engine(), Given(tokens))
+        params = greedy(16, stop_token_ids=[stop], ignore_eos=True, logprobs=0)
+        [output] = outputs_of(engine, [PROMPT], params)
+        assert output.token_ids == tokens[: tokens.index(stop) + 1]
+        assert output.finish_reason == "stop" and len(output.logprobs or []) == len(
+            output.token_ids
+        )
+
+
+def test_refused_drafts_are_not_in_the_tree(make_engine: EngineFactory) -> None:
+    """A prompt that spells refused drafts finds no page beyond the tokens that were accepted."""
+    with build_engine("m5_overlap") as plain:
+        [expected] = outputs_of(plain, [PROMPT], greedy(9, ignore_eos=True))
+    wrong = [(token + 1) % 250 for token in expected.token_ids]
+    engine: Any = with_drafter(make_engine(page_size=1), Given(wrong))
+    outputs_of(engine, [PROMPT], greedy(9, ignore_eos=True))
+    assert engine.stats().num_draft_tokens > 0 == engine.stats().num_accepted_tokens
+    spelled = [*PROMPT, expected.token_ids[0], *wrong[1:], 3]
+    [output] = engine.generate([spelled], greedy(6, ignore_eos=True), progress=False)
+    assert output.metrics.num_cached_tokens == len(PROMPT) + 1
+    assert_one_answer("tiny-llama", output, 6)
+
+
+def test_drafts_take_only_the_rest_of_the_budget(make_engine: EngineFactory) -> None:
+    engine: Any = with_drafter(make_engine(max_num_batched_tokens=9), Given([7] * 60))
+    for i in range(3):
+        engine.add_request([i + 1, 2], greedy(30, ignore_eos=True))
+    engine.add_request([4] * 40, greedy(3, ignore_eos=True))
+    launch, sizes = engine.runner.launch, list[int]()
+
+    def watched(batch: Any, table: Any) -> Any:
+        sizes.append(batch.num_tokens)
+        unfinished = [r for r in batch.requests if r.num_output_tokens == 0]
+        assert not any(request in batch.drafts for request in unfinished)
+        return launch(batch, table)
+
+    engine.runner.launch = watched
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert max(sizes) == 9
+
+
+def test_many_requests_overlap_and_do_not_draft(make_engine: EngineFactory) -> None:
+    engine: Any = make_engine(max_num_seqs=16, enable_overlap=True)
+    prompts = [[i, 1, i, 1, i, 1, i] for i in range(12)]
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(12, ignore_eos=True))
+    engine.step()
+    assert engine.result_queue, "the next step was launched before this one was processed"
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert engine.stats().num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafts"),
+    [
+        ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2, 3]),
+        ([1, 2, 8, 1, 2, 9, 1, 2], [9, 1, 2]),  # of equal sizes, the latest
+        ([5, 1, 2, 3, 4, 7, 2, 3, 8, 1, 2, 3], [4, 7, 2, 3]),  # the longest
+        ([4, 4, 4], [4]),  # it may overlap itself
+        ([1, 2, 3], []),
+        ([1], []),
+    ],
+)
+def test_prompt_lookup(module_of: ModuleOf, tokens: list[int], drafts: list[int]) -> None:
+    drafter = module_of("drafter").NGramDrafter()
+    assert drafter.propose(request_of("a", tokens), 4) == drafts
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(
+    make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
+    loaded = shared_model("tiny-llama")
+    drafter = module_of("draft_model").DraftModel(loaded, loaded)
+    engine = with_drafter(make_engine(), drafter)
+    outputs = engine.generate([PROMPT, [8] * 9], greedy(20, ignore_eos=True), progress=False)
+    for output in outputs:
+        assert_one_answer("tiny-llama", output, 20)
+    assert engine.stats().num_accepted_tokens == engine.stats().num_draft_tokens > 20
+
+
+def test_a_draft_model_with_other_tokens_is_refused(module_of: ModuleOf) -> None:
+    target = shared_model("tiny-llama")
+
+    other: Any = SimpleNamespace(name="other", vocab_size=target.vocab_size + 1)
+    with pytest.raises(ValueError, match="vocabulary"):
+        module_of("draft_model").DraftModel(other, target)
+    names = {**target.tokenizer.get_vocab(), "one more": 3}
+    tokenizer = SimpleNamespace(get_vocab=lambda: names)
+    same: Any = SimpleNamespace(name="same", vocab_size=target.vocab_size, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="different tokens"):
+        module_of("draft_model").DraftModel(same, target)
+
+
+def test_rejection_sampling_has_the_distribution_of_the_model(module_of: ModuleOf) -> None:
+    """Four tokens, 20,000 seeds: the first two tokens are as likely as without drafts."""
+    verify, seeds = module_of("rejection").verify, 20_000
+    target = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]]).double()
+    draft = torch.tensor([[0.2, 0.2, 0.2, 0.4]]).double()
+    numbers = uniform(torch.arange(seeds).repeat_interleave(5), torch.arange(5).repeat(seeds)).view(
+        seeds, 5
+    )
+    guesses = torch.searchsorted(draft[0].cumsum(0), numbers[:, 4].contiguous(), right=True)
+    firsts, pairs = Counter[int](), Counter[tuple[int, int]]()
+    for guess, row in zip(guesses.tolist(), numbers, strict=True):
+        tokens = verify(target, draft, [guess], row[:4].view(2, 2))
+        firsts[tokens[0]] += 1
+        if len(tokens) == 2:
+            pairs[tokens[0], tokens[1]] += 1
+    for token, share in enumerate(target[0].tolist()):
+        assert abs(firsts[token] / seeds - share) < 4 * (share * (1 - share) / seeds) ** 0.5 + 1e-9
+    accepted = sum(pairs.values())
+    assert abs(accepted / seeds - 0.6) < 0.015, "the sum of min(p, q)"
+    for token, share in enumerate(target[1].tolist()):
+        found = sum(n for (_, second), n in pairs.items() if second == token) / accepted
+        assert abs(found - share) < 4 * (share * (1 - share) / accepted) ** 0.5
+
+
+@pytest.mark.parametrize("distance", range(1, 7))
+def test_drafts_end_before_max_model_len(make_engine: EngineFactory, distance: int) -> None:
+    """No draft has a position that the model does not have, and the output ends where m5's does."""
+    length = 32
+    prompt = [i % 40 for i in range(length - distance)]
+    with build_engine("m5_overlap", max_model_len=length) as plain:
+        [expected] = outputs_of(plain, [prompt], greedy(20, ignore_eos=True))
+    assert len(expected.token_ids) == distance and expected.finish_reason == "length"
+    engine: Any = with_drafter(
+        make_engine(max_model_len=length), Given(expected.token_ids + [7] * 9)
+    )
+    prepare, positions = engine.runner.inputs.prepare, list[int]()
+
+    def watched(batch: Any, static_size: Any = None) -> Any:
+        inputs = prepare(batch, static_size)
+        positions.append(int(inputs.position_ids.max()))
+        return inputs
+
+    engine.runner.inputs.prepare = watched
+    [output] = outputs_of(engine, [prompt], greedy(20, ignore_eos=True))
+    assert output == expected and max(positions) < length
+    assert engine.stats().num_draft_tokens == max(0, distance - 2)
+
+
+def test_a_stop_string_at_every_place_of_a_run(make_engine: EngineFactory) -> None:
+    """Text, tokens and log probabilities end where they end in m5, whole and as a stream."""
+    with build_engine("m5_overlap") as plain:
+        [whole] = outputs_of(plain, [PROMPT], greedy(16, ignore_eos=True))
+        text, num_accepted = whole.text, 0
+        for start in range(len(text) - 1):
+            params = greedy(16, ignore_eos=True, stop=text[start : start + 2], logprobs=0)
+            [expected] = outputs_of(plain, [PROMPT], params)
+            engine = with_drafter(make_engine(), Given(whole.token_ids))
+            outputs = [output.outputs[0] for output in engine.stream(PROMPT, params)]
+            final = outputs[-1]
+            assert (final.text, final.token_ids) == (expected.text, expected.token_ids)
+            assert final.finish_reason == expected.finish_reason == "stop"
+            assert len(final.logprobs or []) == len(final.token_ids)
+            assert all(final.text.startswith(output.text) for output in outputs)
+            num_accepted += engine.stats().num_accepted_tokens
+    assert num_accepted > 0
+
+
+class ByPrompt:
+    """A drafter with a right answer and a number of drafts for each prompt."""
+
+    def __init__(self, answers: list[tuple[list[int], list[int], int]]) -> None:
+        self.answers = {tuple(prompt): (output, count) for prompt, output, count in answers}
+
+    def propose(self, request: Any, count: int) -> list[int]:
+        output, most = self.answers[tuple(request.token_ids[: request.num_prompt_tokens])]
+        done = request.num_output_tokens
+        return output[done : done + min(count, most)]
+
+
+def test_a_ragged_batch_gives_each_request_its_own_answer(make_engine: EngineFactory) -> None:
+    """Four and two drafts, a prompt in chunks and a request without a draft; seeds of their own."""
+    prompts = [PROMPT, [3] * 40, [1, 2], [9] * 5]
+    params = [
+        SamplingParams(max_tokens=20, temperature=temperature, seed=i, ignore_eos=True, logprobs=1)
+        for i, temperature in enumerate([0.0, 0.7, 1.3, 0.0])
+    ]
+    expected = []
+    for prompt, own in zip(prompts, params, strict=True):
+        with build_engine("m5_overlap") as plain:
+            expected += outputs_of(plain, [prompt], own)
+    counts = (4, 3, 0, 2)
+    answers = [(p, o.token_ids, n) for p, o, n in zip(prompts, expected, counts, strict=True)]
+    engine: Any = with_drafter(make_engine(max_num_batched_tokens=16), ByPrompt(answers))
+    launch, shapes = engine.runner.launch, set[tuple[int, ...]]()
+
+    def watched(batch: Any, table: Any) -> Any:
+        shapes.add(tuple(batch.num_scheduled_tokens))
+        return launch(batch, table)
+
+    engine.runner.launch = watched
+    found = outputs_of(engine, prompts, params)
+    assert [o.token_ids for o in found] == [o.token_ids for o in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
+            assert one == pytest.approx(other, abs=1e-4), "the row of another position"
+    assert any(len(set(shape)) > 2 for shape in shapes), "no step was ragged"
+
+
+def test_tokens_behind_the_end_of_a_run_are_not_counted(make_engine: EngineFactory) -> None:
+    """Four drafts and a stop at the second token: one draft is accepted, and two tokens count."""
+    with build_engine("m5_overlap") as plain:
+        [expected] = outputs_of(plain, [PROMPT], greedy(8, ignore_eos=True))
+    tokens = expected.token_ids
+    assert tokens.index(tokens[2]) == 2
+    engine = with_drafter(make_engine(), Given(tokens))
+    params = greedy(8, ignore_eos=True, stop_token_ids=[tokens[2]])
+    [output] = outputs_of(engine, [PROMPT], params)
+    stats = engine.stats()
+    assert output.token_ids == tokens[:3]
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (4, 1)
+    assert (stats.decode_tokens, stats.padding_tokens) == (2, 3)
+
+
+def test_min_tokens_counts_tokens(make_engine: EngineFactory) -> None:
+    """A stop token within a run, before and behind `min_tokens`: the answer is that of m5."""
+    with build_engine("m5_overlap") as plain:
+        [free] = outputs_of(plain, [PROMPT], greedy(12, ignore_eos=True))
+        for place in range(1, 8):
+            params = greedy(
+                12, ignore_eos=True, stop_token_ids=[free.token_ids[place]], min_tokens=4
+            )
+            [expected] = outputs_of(plain, [PROMPT], params)
+            engine = with_drafter(make_engine(), Given(free.token_ids))
+            [output] = outputs_of(engine, [PROMPT], params)
+            assert output.token_ids == expected.token_ids
+            assert output.finish_reason == expected.finish_reason

@@ -1,0 +1,369 @@
+"""structured_output: queues, masks and delayed sampling, with grammars that need no library."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from common import SamplingParams, StructuredOutputsParams
+from milestones.instruments.streams import EarlyStream, LateStream
+from tests.conftest import EngineFactory, ModuleOf
+from tests.helpers.fake_grammars import (
+    END,
+    MaskRunner,
+    StepGrammar,
+    expected_under,
+    structured,
+    with_fakes,
+)
+from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
+from tests.helpers.oracle import drain, greedy
+
+pytestmark = pytest.mark.since("structured_output")
+
+PROMPT = [5, 6, 7]
+
+
+def params_of(salt: int, length: int, max_tokens: int = 30, **more: Any) -> SamplingParams:
+    return greedy(max_tokens, structured_outputs=structured(salt, length), **more)
+
+
+def engine_of(module_of: ModuleOf, num_pages: int = 60, late: bool = True, **config: Any) -> Any:
+    stream = LateStream() if late else EarlyStream()
+    config = {"page_size": 2, **config}
+    return hash_engine(module_of("engine"), stream, num_pages, MaskRunner, **config)
+
+
+class Schedule:
+    """One random schedule: arrivals, grammars that come late or never, stops, aborts, failures."""
+
+    def __init__(self, module: Any, seed: int) -> None:
+        self.seed = seed
+        self.chance = chance = random.Random(seed)
+        self.page_size, self.longest = chance.choice([1, 2, 3, 4, 16]), chance.choice([6, 20])
+        self.num_pages = -(-self.longest // self.page_size) + chance.choice([0, 1, 2, 10, 40])
+        self.engine = hash_engine(
+            module, chance.choice([LateStream, EarlyStream])(), self.num_pages, MaskRunner,
+            page_size=self.page_size, max_num_seqs=chance.randint(1, 10),
+            max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
+            enable_overlap=chance.random() < 0.8,
+        )  # fmt: skip
+        if chance.random() < 0.5:
+            self.engine.scheduler.admission.new_token_ratio = 0.0  # requests join too early
+        self.compiler = with_fakes(self.engine, at_once=False)
+        self.expected: dict[str, list[int]] = {}
+        self.finals: dict[str, Any] = {}
+        self.aborted: set[str] = set()
+        self.bad: set[str] = set()  # requests of which the grammar was refused
+
+    def run(self) -> Any:
+        to_come, chance, engine = self.chance.randint(1, 12), self.chance, self.engine
+        engine.scheduler.grammars.wait = lambda seconds: None
+        while to_come or engine.has_unfinished_requests():
+            while to_come and chance.random() < 0.4:
+                to_come -= 1
+                self.add()
+            live = sorted(self.expected.keys() - self.finals.keys())
+            if live and chance.random() < 0.06:
+                victim = chance.choice(live)
+                if engine.abort_request(victim):
+                    self.aborted.add(victim)
+            self.compile()
+            for output in engine.step():
+                assert output.request_id not in self.finals, "an output after the final one"
+                if output.finished:
+                    self.finals[output.request_id] = output.outputs[0]
+        self.check()
+        return engine
+
+    def add(self) -> None:
+        chance = self.chance
+        prompt = [chance.randrange(50) for _ in range(chance.randint(1, self.longest))]
+        max_tokens = chance.choice([1, 2, 5, 12, 30])
+        most = min(max_tokens, self.num_pages * self.page_size + 1 - len(prompt))
+        if chance.random() < 0.6:
+            salt, length = chance.randrange(10**6), chance.choice([1, 2, 4, 10, 60])
+            name = self.engine.add_request(prompt, params_of(salt, length, max_tokens))
+            self.expected[name] = expected_under(prompt, most, salt, length)
+            return
+        stops = chance.sample(range(50), chance.choice([0, 3]))
+        stop = text_of([chance.randrange(50)]) if chance.random() < 0.3 else ""
+        params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
+        name = self.engine.add_request(prompt, params)
+        self.expected[name] = expected_output(prompt, most, stops, stop)
+
+    def compile(self) -> None:
+        """Let some compilations end, in any order; a few fail."""
+        while self.compiler.pending and self.chance.random() < 0.4:
+            number = self.chance.randrange(len(self.compiler.pending))
+            future = self.compiler.pending[number][0]
+            fails = self.chance.random() < 0.1
+            waiting = self.engine.scheduler.grammars.queue.items()
+            names = {request.request_id for request, (f, _) in waiting if f is future}
+            self.compiler.finish(number, ValueError("a bad grammar") if fails else None)
+            self.bad |= names if fails else set()
+
+    def check(self) -> None:
+        for name, completion in self.finals.items():
+            tokens, about = completion.token_ids, f"I1, I2: schedule {self.seed}, {name}"
+            if name in self.aborted:
+                assert tokens == self.expected[name][: len(tokens)], about
+            elif name in self.bad:
+                assert (tokens, completion.finish_reason) == ([], "error"), about
+                assert completion.error == "a bad grammar"
+            else:
+                assert tokens == self.expected[name], about
+        assert self.finals.keys() == self.expected.keys(), "I5: a request has no final output"
+        outputs = [c.token_ids for c in self.finals.values()]
+        for state in self.compiler.states():
+            assert state.accepted in outputs or not state.accepted, "a token is not taken once"
+        grammars = self.engine.scheduler.grammars
+        assert not grammars.queue and not grammars.grammars, "I3: a grammar is left"
+
+
+def test_random_schedules_with_grammars(module_of: ModuleOf) -> None:
+    """Each step is audited. Tokens depend on every mask, and on every token before it."""
+    schedules = [Schedule(module_of("engine"), seed) for seed in range(1000)]
+    stats = [schedule.run().stats() for schedule in schedules]
+    assert sum(s.num_retractions for s in stats) > 5
+    assert sum(len(s.bad) for s in schedules) > 100 and sum(len(s.aborted) for s in schedules) > 50
+    assert sum(len(state.accepted) for s in schedules for state in s.compiler.states()) > 9_000
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_the_forward_is_launched_before_the_tokens_and_sampled_after(
+    module_of: ModuleOf, late: bool
+) -> None:
+    """Delayed sampling: launch 2, accept 1, sample 2. Without overlap, accept 1 comes first."""
+    for overlap in (True, False):
+        engine = engine_of(module_of, late=late, enable_overlap=overlap)
+        compiler, events = with_fakes(engine), list[str]()
+        record(engine.runner, "launch", "launch", events)
+        record(engine.runner, "sample", "sample", events)
+        record(engine.scheduler.grammars, "accept", "accept", events)
+        engine.add_request(PROMPT, params_of(1, 3))
+        drain(engine)
+        ahead = ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"]
+        assert events == (ahead if overlap else ["launch", "sample", "accept"] * 4)
+        assert compiler.states()[0].accepted == expected_under(PROMPT, 30, 1, 3)
+
+
+def record(owner: Any, name: str, event: str, events: list[str]) -> None:
+    method = getattr(owner, name)
+
+    def recorded(*args: Any) -> Any:
+        events.append(event)
+        return method(*args)
+
+    vars(owner)[name] = recorded
+
+
+def test_only_steps_with_grammars_are_sampled_later(module_of: ModuleOf) -> None:
+    """A plain request pays for the steps that it shares with a grammar, and for no others."""
+    engine, delayed = engine_of(module_of), list[int]()
+    with_fakes(engine)
+    sample = engine.runner.sample
+
+    def counted(result: Any, rows: Any, bits: Any) -> None:
+        delayed.append(len(result.places))
+        sample(result, rows, bits)
+
+    engine.runner.sample = counted
+    engine.add_request(PROMPT, greedy(20, ignore_eos=True), "plain")
+    for _ in range(4):
+        engine.step()
+    assert delayed == []
+    engine.add_request([1, 2], params_of(3, 4), "grammar")
+    outputs = drain(engine)
+    assert delayed == [2] * 6, "four tokens, the end, and the step in flight with it"
+    assert outputs["plain"][-1].outputs[0].token_ids == expected_output(PROMPT, 20, [], "")
+
+
+def test_no_mask_before_the_end_of_the_prompt(module_of: ModuleOf) -> None:
+    """A prompt of 100 tokens in chunks of 32: nothing is masked before the fourth chunk."""
+    engine, events = engine_of(module_of, max_num_batched_tokens=32), list[str]()
+    with_fakes(engine)
+    prompt = [token % 50 for token in range(100)]
+    record(engine.runner, "launch", "launch", events)
+    record(engine.runner, "sample", "sample", events)
+    engine.add_request(prompt, params_of(1, 3, 20))
+    outputs = drain(engine)
+    assert events[:5] == ["launch", "launch", "launch", "launch", "sample"]
+    [[*_, last]] = outputs.values()
+    assert last.outputs[0].token_ids == expected_under(prompt, 20, 1, 3)
+
+
+def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf) -> None:
+    """The grammar takes each output token once, also if the request computes it again."""
+    for count in range(1, 8):
+        engine = engine_of(module_of, num_pages=60)
+        compiler = with_fakes(engine)
+        name = engine.add_request(PROMPT, params_of(2, 9))
+        while len(accepted(compiler)) < count:
+            engine.step()
+        engine.undo_steps_in_flight()
+        engine.scheduler.retraction.retract(engine.scheduler.running[0])
+        assert len(accepted(compiler)) == count and engine.scheduler.waiting
+        final = drain(engine)[name][-1].outputs[0]
+        assert final.token_ids == accepted(compiler) == expected_under(PROMPT, 30, 2, 9)
+        assert engine.stats().num_retractions == 1
+
+
+def accepted(compiler: Any) -> list[int]:
+    states = compiler.states()
+    return list(states[0].accepted) if states else []
+
+
+@pytest.mark.parametrize("max_tokens", [1, 3, 4, 5])
+def test_cut_output_is_told_so(module_of: ModuleOf, max_tokens: int) -> None:
+    """Four tokens and an end: with the end as the last permitted token, the output is whole."""
+    engine = engine_of(module_of)
+    with_fakes(engine)
+    engine.add_request(PROMPT, params_of(1, 4, max_tokens), "a")
+    final = drain(engine)["a"][-1].outputs[0]
+    assert final.finish_reason == ("stop" if max_tokens == 5 else "length")
+    assert final.token_ids == expected_under(PROMPT, max_tokens, 1, 4)
+
+
+def test_an_illegal_token_ends_only_its_request(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of)
+    with_fakes(engine)
+    names = [engine.add_request([i, 9], params_of(i, 10), f"r{i}") for i in range(3)]
+    for _ in range(4):
+        engine.step()
+    grammar = next(g for r, g in engine.scheduler.grammars.grammars.items() if r.request_id == "r1")
+    grammar.length = len(grammar.accepted) + 1  # only the end is allowed behind the token in flight
+    grammar.fill = StepGrammar(1, 10).fill  # ... but the mask does not say so
+    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    assert finals["r1"].finish_reason == "error"
+    assert "does not allow the sampled token" in (finals["r1"].error or "")
+    for i in (0, 2):
+        assert finals[names[i]].token_ids == expected_under([i, 9], 30, i, 10)
+        assert finals[names[i]].token_ids[-1] == END
+
+
+def test_other_requests_do_not_wait_for_a_grammar(module_of: ModuleOf) -> None:
+    """A plain request that arrives later starts first; ten slow grammars cost no waiting."""
+    engine = engine_of(module_of)
+    compiler, waits = with_fakes(engine, at_once=False), list[float]()
+    engine.scheduler.grammars.wait = waits.append
+    engine.add_request([8, 9], greedy(30, ignore_eos=True), "runs")
+    engine.step()
+    for number in range(10):
+        engine.add_request(PROMPT, params_of(number, 3), f"slow{number}")
+    engine.add_request([4], greedy(3, ignore_eos=True), "later")
+    for _ in range(4):
+        names = {output.request_id for output in engine.step()}
+        assert "runs" in names and not any(name.startswith("slow") for name in names)
+    assert not waits, "a step with other work never waits for a compiler"
+    assert engine.stats().num_waiting == 10
+    while compiler.pending:
+        compiler.finish()
+    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    assert finals["slow3"].token_ids == expected_under(PROMPT, 30, 3, 3)
+
+
+def test_an_idle_engine_waits_for_a_compiler_and_does_not_spin(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of)
+    compiler, waits = with_fakes(engine, at_once=False), list[float]()
+    engine.scheduler.grammars.wait = waits.append
+    engine.add_request(PROMPT, params_of(1, 2), "a")
+    assert engine.step() == [] and engine.step() == [] and len(waits) == 2
+    engine.abort_request("a")
+    assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]
+    assert len(waits) == 2, "an output that is ready is not held back"
+    compiler.finish()
+    assert engine.step() == [] and not engine.scheduler.waiting, "the late result changes nothing"
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_grammar_that_takes_too_long(module_of: ModuleOf) -> None:
+    engine = engine_of(module_of)
+    with_fakes(engine, at_once=False)
+    engine.scheduler.grammars.timeout = 0.0
+    engine.add_request(PROMPT, params_of(1, 2), "late")
+    engine.add_request([4], greedy(2, ignore_eos=True), "plain")
+    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    assert finals["late"].finish_reason == "error" and "0 s" in (finals["late"].error or "")
+    assert finals["plain"].finish_reason == "length"
+
+
+def test_requests_share_a_compilation_and_no_state(module_of: ModuleOf) -> None:
+    """Equal parameters are compiled once; equal texts of another kind are not equal."""
+    made, manager = list[Any](), module_of("grammar_manager")
+
+    def slow(wanted: Any) -> StepGrammar:
+        made.append(wanted)
+        time.sleep(0.01)
+        return StepGrammar(0, 3)
+
+    compiler = manager.GrammarCompiler(slow)
+    regex, choice = (
+        StructuredOutputsParams(regex="[0-9]+"),
+        StructuredOutputsParams(choice=["[0-9]+"]),
+    )
+    futures = [compiler.submit(wanted) for wanted in [regex, choice] * 10]
+    assert len({id(future.result()) for future in futures}) == 2 and len(made) == 2
+    one, other = futures[0].result().fork(), futures[0].result().fork()
+    assert one.accept(0) and not other.accepted
+    for number in range(manager.NUM_CACHED + 10):
+        compiler.submit(StructuredOutputsParams(regex=str(number)))
+    assert len(compiler.cache) == manager.NUM_CACHED
+    compiler.close()
+
+
+@pytest.mark.parametrize("size", [31, 32, 33, 95, 300])
+def test_masks_of_every_width(module_of: ModuleOf, size: int) -> None:
+    """Rows without a grammar are bit-equal; columns behind the last word are never allowed."""
+    bitmask, chance = module_of("bitmask"), random.Random(size)
+    words = bitmask.num_words(size)
+    allowed = [sorted(chance.sample(range(size), size // 3)) for _ in range(2)]
+    bits = torch.zeros(2, words, dtype=torch.int32)
+    for row, tokens in enumerate(allowed):
+        for token in tokens:
+            bits[row, token // 32] |= torch.tensor(1 << token % 32).int()
+    for columns in (size, size + 40):
+        logits = torch.randn(4, columns)
+        masked = bitmask.TokenMask(torch.tensor([1, 3]), bits)(logits)
+        assert torch.equal(masked[[0, 2]], logits[[0, 2]])
+        for row, tokens in zip((1, 3), allowed, strict=True):
+            assert masked[row].isfinite().nonzero().flatten().tolist() == tokens
+            assert torch.equal(masked[row, tokens], logits[row, tokens])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"json": {}, "regex": "a"}, {"json": "{"}, {"json": "[]"}, {"json": {"a": {1}}},
+        {"json": '{"a":' * 5000 + "1" + "}" * 5000}, {"regex": ""}, {"regex": "a" * 100_001},
+        {"regex": 3}, {"choice": []}, {"choice": "yes"}, {"choice": [""]}, {"choice": ["\ud83d"]},
+        {"choice": ["a"] * 10_001},
+    ],
+)  # fmt: skip
+def test_wrong_parameters_are_refused(wrong: Any) -> None:
+    """I4: where they are made, with the name of the field."""
+    with pytest.raises(ValueError, match="structured_outputs"):
+        StructuredOutputsParams(**wrong)
+
+
+def test_parameters_that_exclude_each_other() -> None:
+    grammar: Any = StructuredOutputsParams(regex="a")
+    with pytest.raises(ValueError, match="ignore_eos"):
+        SamplingParams(structured_outputs=grammar, ignore_eos=True)
+    with pytest.raises(ValueError, match="structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+    assert hash(SamplingParams(structured_outputs=grammar)) == hash(
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    )
+
+
+def test_a_missing_library_is_named(make_engine: EngineFactory) -> None:
+    engine: Any = make_engine()
+    engine.input_processor.no_structured_outputs = "llguidance is not installed"
+    with pytest.raises(ValueError, match="structured_outputs: llguidance is not installed"):
+        engine.add_request(PROMPT, params_of(1, 2))
+    assert not engine.has_unfinished_requests()

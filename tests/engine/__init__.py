@@ -1,0 +1,1 @@
+"""The parts of an engine: schedulers, caches, sampling, overlap, failures, interrupts."""

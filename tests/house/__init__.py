@@ -1,0 +1,1 @@
+"""The rules of the repository: layout, language, deltas, set-up, the console."""

@@ -1,0 +1,121 @@
+"""A milestone differs from the milestone below only by what its DELTA.toml declares."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from milestones.chain import below, sources
+from milestones.course import delta
+from tests.course.test_diff import DELTA, ladder
+
+
+@pytest.mark.electives
+@pytest.mark.since("m2_continuous")
+def test_every_difference_is_declared(milestone: str) -> None:
+    says = delta.declared(milestone)
+    assert says.below == below(milestone)
+    assert not (problems := delta.problems(says, delta.found_in(milestone))), "\n".join(problems)
+
+
+@pytest.mark.since("m2_continuous")
+@pytest.mark.before("embedding", "lora", "priority")  # their lessons change this method
+def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
+    """One line is changed, in a method that the lesson does not touch."""
+    files = sources(milestone)
+    source_file = files["engine.py"]
+    engine = files["engine.py"] = tmp_path / "engine.py"
+    shutil.copy(source_file, engine)
+    source = engine.read_text()
+    assert "return request.request_id" in source
+    engine.write_text(source.replace("return request.request_id", "return str(request.request_id)"))
+    says = delta.declared(milestone)
+    problems = delta.problems(says, delta.compared(says.below, sources(says.below), files))
+    assert problems == ["engine.py:LLMEngine.add_request is changed, but not declared"]
+
+
+def test_comments_and_layout_do_not_count(tmp_path: Path) -> None:
+    for name, body in (
+        ("a", "x = 1\ndef f():\n    return 1\n"),
+        ("b", "x  =  1 # one\n\ndef f(): return 1\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "engine.py").write_text(body)
+    real = delta.found(tmp_path / "a", tmp_path / "b")
+    assert not real.added | real.changed | real.removed
+
+
+def test_what_is_declared_and_not_there_is_a_problem() -> None:
+    nothing = delta.Delta("m", frozenset(), frozenset(), frozenset(), {})
+    says = delta.Delta("m", frozenset({"a.py"}), frozenset({"b.py:f"}), frozenset(), {})
+    assert len(delta.problems(says, nothing)) == 2
+
+
+def test_symbols_of_every_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(
+        '"""Doc."""\nX = 1\ndef f(): ...\nclass C:\n    y = 2\n'
+        "    @property\n    def p(self): ...\n"
+        "    @p.setter\n    def p(self, v): ...\n"
+    )
+    assert set(delta.symbols(path)) == {"<module>", "f", "C", "C.p"}
+
+
+def test_a_broken_declaration_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "ROOT", tmp_path)
+    folder = tmp_path / "milestones" / "m9_nine"
+    folder.mkdir(parents=True)
+    for text, message in (
+        ("below = ", "DELTA.toml"),
+        ('below = "m8"\n[added]\n"a.py" = ""', "a.py"),
+    ):
+        (folder / "DELTA.toml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            delta.declared("m9_nine")
+
+
+ONE = '[[stop]]\ntitle = "One"\nsymbols = ["shelf.py"]\n'
+
+
+def declared(root: Path, stops: str) -> delta.Delta:
+    """Return the delta of the small ladder, with these stops."""
+    ladder(root, declared=DELTA.replace("\n", f"\n{stops}\n", 1))
+    return delta.declared("m2_mini", root)
+
+
+def test_the_first_of_two_equal_names_decides(tmp_path: Path) -> None:
+    stops = "".join(
+        f'[[stop]]\ntitle = "{title}"\nsymbols = ["shelf.py:Shelf", "shelf.py:{more}"]\n'
+        for title, more in (("One", "Shelf"), ("Two", "more"))
+    )
+    assert declared(tmp_path, stops).stops == {
+        "One": ("shelf.py:Shelf.put", "shelf.py:Shelf.gone"), "Two": ("shelf.py:more",)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stops", "message"),
+    [
+        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py:Shelf.putt"]', "'A' names 'shelf.py:Shelf.p"),
+        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py:mor"]', "'A' names 'shelf.py:mor', which is"),
+        ('[[stop]]\ntitle = "A"\nsymbols = []', "'A' names no symbols"),
+        ('[[stop]]\ntitle = "A"', "'A' names no symbols"),
+        ('[[stop]]\ntitle = "A"\nsymbols = "shelf.py"', "'A' must be a list of names"),
+        ('[[stop]]\nsymbols = ["shelf.py"]', "stop 1 needs a title of one line"),
+        ('[[stop]]\ntitle = "The rest"\nsymbols = ["shelf.py"]', "another stop 'The rest'"),
+        ('[[stop]]\ntitle = "A"\nsymbols = ["shelf.py"]\norder = 1', r"unknown keys \['order'\]"),
+        ('[stop]\ntitle = "A"\nsymbols = ["shelf.py"]', r"write each stop as \[\[stop\]\]"),
+        (ONE + ONE, "stop 2: there is another stop 'One'"),
+        (
+            f'{ONE}[[stop]]\ntitle = "Z"\nsymbols = ["shelf.py"]',
+            "all symbols of stop 'Z' belong to other stops",
+        ),
+    ],
+)
+def test_a_wrong_stop_is_named_with_its_file(stops: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"m2_mini/DELTA.toml: .*{message}"):
+        declared(tmp_path, stops)

@@ -1,0 +1,77 @@
+"""Optional packages: `python -m milestones extras`, and the mark of tests that need them."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from milestones import extras
+from tests.conftest import ROOT
+from tests.house.test_repository import pins
+
+
+def test_extras_are_pinned() -> None:
+    """The constraints have a version of each package, and the oldest allowed one is not newer."""
+    found = pins()
+    for lines in extras.extras().values():
+        for requirement in map(Requirement, lines):
+            assert requirement.specifier.contains(found[requirement.name]), requirement
+
+
+def test_the_command_installs_with_the_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str]) -> Any:
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    parser = argparse.ArgumentParser()
+    extras.add_arguments(parser)
+    assert extras.main(parser.parse_args(["serve"])) == 3
+    assert extras.main(parser.parse_args(["--all"])) == 3
+    assert ran[0][0] == sys.executable and str(ROOT / "constraints.txt") in ran[0]
+    assert ran[0][-len(extras.extras()["serve"]) :] == extras.extras()["serve"]
+    assert extras.main(parser.parse_args(["nothing"])) == 2 and len(ran) == 2
+
+
+def test_the_command_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    extras.add_arguments(parser)
+    assert extras.main(parser.parse_args([])) == 0
+    assert "serve: fastapi" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_tests_without_their_extra_are_deselected_and_counted(workers: str, tmp_path: Path) -> None:
+    """Also with xdist, where the workers collect."""
+    (tmp_path / "conftest.py").write_text(
+        "import milestones.extras as extras\n"
+        "import tests.helpers.extras as plugin\n"
+        "plugin.missing = lambda name: f'{name} is missing' if name == 'absent' else None\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(plugin.Extras())\n"
+        "    config.addinivalue_line('markers', 'extra(name): needs it')\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.extra('absent')\n"
+        "@pytest.mark.parametrize('i', range(3))\n"
+        "def test_a(i): assert False\n"
+        "@pytest.mark.extra('present')\n"
+        "def test_b(): pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", "/dev/null", str(tmp_path),
+         "-p", "no:cacheprovider", "--rootdir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert "3 tests deselected: absent is missing" in done.stdout

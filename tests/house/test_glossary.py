@@ -1,0 +1,122 @@
+"""GLOSSARY.md, ARCHITECTURE.md and the handouts name files and symbols that exist."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+from milestones.chain import course_place
+from tests.conftest import ENGINES, MILESTONES, ROOT
+from tests.helpers.documented_symbols import (
+    defined,
+    is_path,
+    missing_in_block,
+    missing_in_page,
+    path_of,
+    spans,
+)
+
+GLOSSARY = (ROOT / "milestones/GLOSSARY.md").read_text(encoding="utf-8")
+ELECTIVES = set(ENGINES) - set(MILESTONES)
+HEADER = ["ours", "meaning", "vLLM", "SGLang"]
+OURS = re.compile(r"`[\w.]+` in `[\w/]+\.py`(?: \((?P<since>from )?(?P<mark>\w+)\))?")
+THEIRS = re.compile(
+    r"(`[\w.]+`(?:, `[\w.]+`)* in `[\w/]+\.py`(?:, (?=`))?)+(?: \(v[\d.]+\)|[,:] .+)?"
+)
+FOREIGN = re.compile(r"(?:vllm|python/sglang/srt)/")  # a handout gives whole paths
+TITLE = "## Where this is in vLLM and SGLang\n"
+
+
+class Row(NamedTuple):
+    """A row of a table of the glossary."""
+
+    ours: str
+    meaning: str
+    vllm: str
+    sglang: str
+
+
+def rows() -> list[Row]:
+    lines = [line for line in GLOSSARY.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [Row(*c) for c in cells if c != HEADER and set(c) != {"---"}]
+
+
+def engines_of(ours: str) -> list[str]:
+    """Return the engines that have the symbol of a row, by its mark."""
+    found = OURS.fullmatch(ours)
+    assert found, f"write `symbol` in `file.py`, and perhaps (m2) or (from m3), not: {ours}"
+    if found["mark"] in ELECTIVES:
+        return [found["mark"]]
+    if found["mark"] is None:
+        return MILESTONES
+    first = next(i for i, name in enumerate(MILESTONES) if name.startswith(found["mark"]))
+    return MILESTONES[first:] if found["since"] else [MILESTONES[first]]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: spans(row.ours)[0])
+def test_a_row_of_the_glossary(row: Row) -> None:
+    """Our symbol exists in the milestones of its mark and in no other; the row has a meaning."""
+    assert row.meaning.endswith("."), f"{row.ours} has no meaning"
+    for cell in (row.vllm, row.sglang):
+        assert not cell or THEIRS.fullmatch(cell), f"write `symbol` in `file.py`, not: {cell}"
+    symbol, file = spans(row.ours)
+    having = engines_of(row.ours)
+    assert not [missing for name in having for missing in missing_in_block(row.ours, name)]
+    for other in set(MILESTONES) - set(having):
+        path = path_of(file, other)
+        assert not path.exists() or symbol not in defined(path), f"{other} has {symbol} as well"
+
+
+def test_a_name_has_one_row() -> None:
+    names = [tuple(spans(row.ours)) for row in rows()]
+    assert len(names) >= 45 and len(set(names)) == len(names)
+
+
+def test_the_architecture_is_that_of_the_code() -> None:
+    assert not list(missing_in_page((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+
+
+def test_a_handout_says_where_to_read_on(milestone: str) -> None:
+    """Its last section names the releases of the glossary, and files that the glossary names."""
+    handout = (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
+    section = handout.partition(TITLE)[2]
+    assert section and "\n#" not in section, "this is the last section of a handout"
+    releases, *bullets = re.split(r"^- ", section, flags=re.MULTILINE)
+    last, _, link = bullets.pop().partition("\n\n")
+    assert "/GLOSSARY.md)" in link and 3 <= len(bullets) + 1 <= 6
+    assert all(release in GLOSSARY for release in re.findall(r"v\d+\.\d+\.\d+", releases))
+    known = {span for row in rows() for span in spans(row.vllm + row.sglang) if is_path(span)}
+    for bullet in [*bullets, last]:
+        files = {FOREIGN.sub("", span) for span in spans(bullet) if FOREIGN.match(span)}
+        assert files and files <= known, f"not in the glossary: {files - known or bullet}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "`Scheduler.plan` in `scheduler.py`",
+        "`Scheduler.schedule` in `engine.py`",
+        "`schedular.py`",
+        "# The engine m3_paged\n\n`policy.py`",
+        "```\nscheduler.py   Scheduler.plan   chooses\n```",
+        "```\nengine.py ──> planner.py\n```",
+        "```\nengine.py   LLMEngine.step\npolicy.py     SchedulePolicy.order\n```",
+    ],
+)
+def test_a_wrong_name_is_found(page: str) -> None:
+    assert len(list(missing_in_page(page))) == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "`Scheduler.schedule` and `Scheduler.waiting` in `scheduler.py` raise `ValueError`",
+        "# The engine m4_radix\n\nIn m2, `Move` is in `kv_cache.py`",
+        "```\nengine.py      LLMEngine.step\nscheduler.py     Scheduler.schedule   chooses\n```",
+    ],
+)
+def test_a_right_name_passes(page: str) -> None:
+    assert not list(missing_in_page(page))

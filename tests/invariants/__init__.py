@@ -1,0 +1,1 @@
+"""The six invariants, on every engine."""

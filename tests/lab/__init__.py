@@ -1,0 +1,1 @@
+"""Benchmarks, the soak, and what can be tested of the GPU's path without a GPU."""

@@ -1,0 +1,1 @@
+"""Loading models, their passes, stored weights, the kernels in C and in Triton."""

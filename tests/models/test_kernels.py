@@ -1,0 +1,349 @@
+"""The Triton kernels without a GPU.
+
+They are interpreted and compared with the torch version in float64, and compiled for real GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from milestones.chain import load, package
+from milestones.instruments.paged_case import PagedCase
+from tests.conftest import ROOT, EngineFactory
+from tests.helpers.compile_kernels import ALONE, GROUP, UNUSUAL
+
+triton = pytest.importorskip("triton", reason="Triton is for Linux")
+# Bytes of shared memory that a program may use, by compute capability.
+SHARED_MEMORY = {kind: kib * 1024 for kind, kib in (
+    (75, 64), (80, 163), (86, 99), (90, 227), (100, 227), (120, 99),
+)}  # fmt: skip
+FEW_BYTES = 16  # some versions of Triton spill up to four registers of a kernel, once
+
+pytestmark = [
+    pytest.mark.since("m3_paged"),
+    pytest.mark.only_of("attention.py", "kernels.py", "triton_ops.py"),
+]
+
+
+@pytest.fixture(scope="session")
+def attention(milestone: str) -> ModuleType:
+    return load(milestone, "attention")
+
+
+@pytest.fixture(scope="session")
+def interpreted(milestone: str) -> ModuleType:
+    """The launchers of the kernels. `tests.conftest` turns Triton's interpreter on."""
+    return load(milestone, "triton_ops")
+
+
+def check(case: PagedCase, interpreted: ModuleType) -> None:
+    assert (error := case.error(interpreted)) < case.tolerance, f"relative error {error:.2e}"
+
+
+def dense(case: PagedCase) -> torch.Tensor:
+    """Compute attention by its textbook formula, one request at a time, in float64."""
+    meta, outputs = case.meta, []
+    keys, values = case.keys.double(), case.values.double()
+    case.attention.store_kv(keys, values, case.key.double(), case.value.double(), meta)
+    for row, (context, count) in enumerate(
+        zip(meta.seq_lens_cpu, meta.query_lens_cpu, strict=True)
+    ):
+        start = int(meta.query_start_loc[row])
+        positions = torch.arange(context)
+        pages = meta.page_table[row, positions // meta.page_size].long()
+        slots = pages * meta.page_size + positions % meta.page_size
+        group = case.query.shape[1] // keys.shape[0]
+        k, v = (m.flatten(1, 2)[:, slots].repeat_interleave(group, 0) for m in (keys, values))
+        q = case.query[start : start + count].double().transpose(0, 1)
+        scores = q @ k.transpose(1, 2) * 0.25
+        seen = positions <= torch.arange(context - count, context)[:, None]
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        outputs.append((weights @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+EDGES = [  # contexts and new tokens of the requests, at page edges and one token off
+    ([1], [1]),
+    ([1, 3, 4, 5, 8], [1, 1, 1, 1, 1]),
+    ([4, 5, 3], [4, 5, 3]),
+    ([9, 8, 7], [4, 4, 4]),
+    ([1, 255, 256, 257, 513], [1, 1, 1, 1, 1]),
+    ([7, 16, 70, 2, 65], [1, 1, 70, 2, 3]),
+    ([300, 5], [2, 5]),
+]
+
+
+@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
+def test_the_torch_version_is_attention(
+    attention: ModuleType, contexts: list[int], counts: list[int]
+) -> None:
+    case = PagedCase(attention, contexts, counts)
+    torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
+
+
+def test_a_long_chunk_behind_a_prefix(attention: ModuleType) -> None:
+    """The chunk has more queries than one mask covers, so it is computed in blocks."""
+    case = PagedCase(attention, [900, 700], [600, 530], page_size=16)
+    torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
+
+
+@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
+def test_kernels_at_the_edges(
+    attention: ModuleType, interpreted: ModuleType, contexts: list[int], counts: list[int]
+) -> None:
+    check(PagedCase(attention, contexts, counts), interpreted)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_kernels_for_all_head_ratios(
+    attention: ModuleType, interpreted: ModuleType, group: int
+) -> None:
+    """Query head h reads KV head h // group."""
+    check(PagedCase(attention, [33, 6, 40, 9], [1, 1, 12, 9], (2 * group, 2)), interpreted)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_kernels_for_all_head_sizes(
+    attention: ModuleType, interpreted: ModuleType, dim: int, dtype: torch.dtype
+) -> None:
+    """All head sizes work in float32 and float16.
+
+    The interpreter cannot run bfloat16: it multiplies the raw bits. Tests below compile the same
+    source for bfloat16, and a GPU runs it.
+    """
+    case = PagedCase(attention, [17, 5, 21, 3], [1, 1, 8, 3], (6, 2), dim, page_size=8, dtype=dtype)
+    check(case, interpreted)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64, 256])
+def test_kernels_for_all_page_sizes(
+    attention: ModuleType, interpreted: ModuleType, page_size: int
+) -> None:
+    edges = [max(1, page_size + d) for d in (-1, 0, 1)]
+    case = PagedCase(attention, [*edges, *edges], [1, 1, 1, *[min(e, 5) for e in edges]],
+                page_size=page_size)  # fmt: skip
+    check(case, interpreted)
+
+
+def test_kernels_on_random_batches(attention: ModuleType, interpreted: ModuleType) -> None:
+    chance = random.Random(0)
+    for _ in range(12):
+        decodes, chunks = chance.randint(0, 3), chance.randint(0, 3)
+        counts = [1] * decodes + [chance.randint(2, 30) for _ in range(chunks)]
+        if not counts:
+            continue
+        contexts = [n + chance.choice([0, 0, 1, 7, 64, 300]) for n in counts]
+        group = chance.choice([1, 3, 4, 7])
+        heads, dim = (group * chance.choice([1, 2]),), chance.choice([32, 80])
+        kv_heads = heads[0] // group
+        page_size = chance.choice([1, 4, 16])
+        case = PagedCase(attention, contexts, counts, (heads[0], kv_heads), dim, page_size)
+        check(case, interpreted)
+
+
+def test_contexts_are_split_only_where_programs_are_missing(interpreted: ModuleType) -> None:
+    """The standard benchmark has 256 requests and 8 KV heads: enough programs without splits."""
+    size = interpreted.split_size
+    assert [size(n * 8, 2048) for n in (1, 8, 16, 64, 256)] == [256, 256, 256, 1024, 2048]
+    assert size(256 * 8, 40_960) == 4096, "a long context must not keep one program busy"
+    assert size(1, 16) == 256
+
+
+def test_split_and_unsplit_contexts_agree(
+    attention: ModuleType, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for programs in (1, 8, 1024):
+        monkeypatch.setattr(interpreted, "PROGRAMS", programs)
+        check(PagedCase(attention, [513, 1, 300, 256], [1] * 4), interpreted)
+
+
+def test_the_wider_of_keys_and_values_decides_the_tile(interpreted: ModuleType) -> None:
+    keys = torch.zeros(2, 3, 4, 192, dtype=torch.float16)
+    shape = interpreted.constants(torch.zeros(1, 4, 192), keys, torch.zeros(2, 3, 4, 128), 4)
+    assert interpreted.tiles(keys, shape) == interpreted.kernels.tiles(2, 256, 2, 80)
+
+
+LARGE = 2**31 // 64  # slots of 64 numbers
+
+
+def test_a_pool_may_have_more_numbers_than_32_bits_can_count(
+    attention: ModuleType, interpreted: ModuleType
+) -> None:
+    """The system gives memory to those pages only that are written: a few, at the end."""
+    small, large = (
+        PagedCase(attention, [19, 5, 9], [1, 1, 9], (2, 1), 64, 16, torch.float16) for _ in range(2)
+    )
+    shift = LARGE // 16  # pages: the address of each slot needs more than 32 bits
+    large.keys, large.values = (
+        torch.empty(1, shift + small.keys.shape[1], 16, 64, dtype=torch.float16) for _ in range(2)
+    )
+    large.keys[:, shift:], large.values[:, shift:] = small.keys, small.values
+    large.meta.page_table += shift
+    large.meta.slot_mapping += shift * 16
+    outputs, n = [], small.meta.num_decodes
+    for case in (small, large):
+        interpreted.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+        memory = case.keys, case.values, case.meta, 0.25
+        decoded = interpreted.paged_decode(case.query[:n], *memory)
+        outputs.append([decoded, interpreted.paged_prefill(case.query[n:], *memory)])
+    for ours, expected in zip(*outputs, strict=True):
+        assert torch.equal(ours, expected) and not ours.isnan().any()
+
+
+def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType) -> None:
+    """A CUDA graph may replay empty rows, of length 0. Their output must be zeros, not NaN."""
+    case = PagedCase(attention, [5, 9], [1, 1])
+    attention.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+    case.meta.seq_lens[1] = 0
+    output = interpreted.paged_decode(case.query, case.keys, case.values, case.meta, 0.25)
+    assert torch.equal(output[1], torch.zeros_like(output[1]))
+
+
+@pytest.mark.only_of()
+def test_the_engine_under_the_interpreter(milestone: str) -> None:
+    """An engine on the interpreted kernels gives the reference's answer, token for token."""
+    assert_engine_on_kernels(milestone, "tiny-qwen3")
+
+
+def test_heads_with_biases_under_the_interpreter(milestone: str) -> None:
+    assert_engine_on_kernels(milestone, "tiny-qwen2")
+
+
+def assert_engine_on_kernels(milestone: str, model: str) -> None:
+    program = f"""
+from tests.conftest import build_engine
+from tests.helpers.oracle import assert_one_answer, greedy
+engine = build_engine("{milestone}", "{model}", attention_backend="triton",
+                      page_size=4, max_num_batched_tokens=11, max_num_seqs=3)
+assert engine.runner.ops.__name__.endswith("triton_ops")
+for output in engine.generate([[7], list(range(40, 57)), [1, 2], list(range(9))], greedy(8)):
+    assert_one_answer("{model}", output, 8)
+print("token for token")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert "token for token" in done.stdout, done.stderr
+
+
+def test_kernels_are_refused_where_they_cannot_run(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(RuntimeError, match="CUDA device"):
+        make_engine(attention_backend="triton")
+
+
+class NoCompiler:
+    """Triton's driver on a machine without a C compiler. Triton creates it at the first use."""
+
+    @property
+    def active(self) -> Any:
+        raise RuntimeError("Failed to find C compiler.")
+
+
+def test_a_gpu_without_a_compiler_is_found_at_once(
+    milestone: str, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles its launcher in C. The error says so before a kernel or a model is tried."""
+    select = load(milestone, "attention_backend").select_backend
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(triton.runtime, "driver", NoCompiler())
+    for name in ("auto", "triton"):
+        with pytest.raises(RuntimeError, match="needs a C compiler and Python's headers") as error:
+            select(name, torch.device("cuda", 0), torch.float16)
+        assert "Failed to find C compiler" in str(error.value), "the cause is missing"
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=1)))
+    assert select("auto", torch.device("cuda", 0), torch.float16) is interpreted
+
+
+@pytest.fixture(scope="session")
+def compiled(milestone: str) -> list[dict[str, Any]]:
+    """The report on every kernel compiled for every GPU, in a process without the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.compile_kernels", f"{package(milestone)}.kernels"],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
+    """The kernels compile in three dtypes and three head sizes.
+
+    They fit into the shared memory, and spill hardly any registers. So do unusual shapes of heads.
+    """
+    assert {entry["capability"] for entry in compiled} == SHARED_MEMORY.keys()
+    assert {entry["dtype"] for entry in compiled} == {"fp16", "bf16", "fp32"}
+    others = 2 * len(UNUSUAL) + 2 * 2 * len(ALONE)
+    assert len(compiled) == 4 * 3 * (2 + 3 + 3) + 2 * 2 * 3 + others
+    for entry in compiled:
+        assert entry["shared"] <= SHARED_MEMORY[entry["capability"]], entry
+        assert entry["spill_stores"] <= FEW_BYTES, entry
+
+
+def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
+    """Keys and values are copied into shared memory by the widest instructions there are."""
+    for entry in compiled:
+        is_wide = entry["capability"] >= 80  # a T4 has no asynchronous copies
+        if is_wide and entry["kernel"] in ("decode_kernel", "prefill_kernel"):
+            assert entry["wide_copies"] > 0, entry
+
+
+def test_attention_in_16_bits_uses_tensor_cores(compiled: list[dict[str, Any]]) -> None:
+    """From capability 8.0 on, both products of attention are computed by tensor cores.
+
+    The other instructions of a program multiply less than one product for the three heads needs.
+    """
+    kinds = [entry for entry in compiled if entry["kernel"] in ("decode_kernel", "prefill_kernel")]
+    for entry in kinds:
+        used = entry["capability"] >= 80 and entry["dtype"] != "fp32"
+        assert (entry["tensor_products"] > 0) == used, entry
+        if used and "dim" in entry:
+            assert entry["multiplications"] < GROUP * entry["dim"] * entry["tile"], entry
+
+
+def test_a_decode_without_tensor_cores_multiplies_for_its_heads_only(
+    compiled: list[dict[str, Any]],
+) -> None:
+    """A tile has hardly more rows than query heads, and hardly any score is computed twice.
+
+    The limit is three times the multiplications that the heads need. 16 rows for the three heads
+    would be more than five times.
+    """
+    decodes = [
+        entry for entry in compiled
+        if entry["kernel"] == "decode_kernel" and "dim" in entry and not entry["tensor_products"]
+    ]  # fmt: skip
+    assert {(entry["capability"], entry["dtype"]) for entry in decodes} == {
+        (75, "fp16"), (75, "fp32"), (80, "fp32"), (90, "fp32"),
+    }  # fmt: skip
+    for entry in decodes:
+        needed = 2 * GROUP * entry["dim"] * entry["tile"]  # of a tile: keys, and values
+        assert entry["multiplications"] <= 3 * needed, entry
+
+
+def test_no_step_waits_for_a_compiler(milestone: str) -> None:
+    """Steps of all shapes use the same variant of a kernel, so the first ones compile it."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.count_variants", milestone],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    variants = json.loads(done.stdout)
+    assert 0 < variants.pop("widest") < 2**16, "a launch with 65,536 tokens fails on a GPU"
+    assert variants.pop("rms_norm_kernel") == 2, "one for the hidden size, one for heads"
+    assert len(variants) == 8 and set(variants.values()) == {1}, variants

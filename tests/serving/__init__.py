@@ -1,0 +1,1 @@
+"""The server, replicas and the router, load, tensor parallelism."""

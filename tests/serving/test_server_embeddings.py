@@ -1,0 +1,106 @@
+"""`/v1/embeddings` on the elective `embedding`, and on engines that have none."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import build_engine, plain_model
+from tests.helpers.serving import MODEL, Serve, serve_fixture
+
+__all__ = ["serve_fixture"]
+
+pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("embedding")]
+
+IDS = [*range(3, 20)]
+
+
+def expected(ids: list[int], dimensions: int | None = None) -> Any:
+    """Return the normalized last hidden state of the model of the tests."""
+    with torch.inference_mode():
+        out = plain_model(MODEL).model(torch.tensor([ids]), output_hidden_states=True)
+    vector = out.hidden_states[-1][0, -1][:dimensions]
+    return (vector / vector.norm()).numpy()
+
+
+def test_the_official_client_gets_vectors(serve: Serve) -> None:
+    """It asks for base64 by itself. Text, texts, token ids, and lists of token ids."""
+    running = serve()
+    client = running.client()
+    tokenizer = running.engine.input_processor.tokenizer
+    hello, bye = tokenizer.encode("hello"), tokenizer.encode("good bye")
+    inputs = {"hello": [hello], ("hello", "good bye"): [hello, bye]}
+    for given, ids in inputs.items():
+        text = given if isinstance(given, str) else list(given)
+        for asked in (text, ids if len(ids) > 1 else ids[0]):
+            for form in ({}, {"encoding_format": "float"}):
+                answer = client.embeddings.create(model=MODEL, input=asked, **form)
+                assert [item.index for item in answer.data] == [*range(len(ids))]
+                for item, tokens in zip(answer.data, ids, strict=True):
+                    assert np.abs(np.array(item.embedding) - expected(tokens)).max() < 1e-5
+                assert answer.usage.prompt_tokens == answer.usage.total_tokens
+                assert answer.usage.prompt_tokens == sum(map(len, ids))
+                assert (answer.model, answer.object) == (MODEL, "list")
+
+
+def test_dimensions_and_the_two_formats(serve: Serve) -> None:
+    running, body = serve(), {"input": IDS, "dimensions": 10}
+    wanted = expected(IDS, 10)
+    _, numbers, _ = running.post("/v1/embeddings", body)
+    _, packed, _ = running.post("/v1/embeddings", {**body, "encoding_format": "base64"})
+    decoded = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    assert np.abs(decoded - wanted).max() < 1e-5
+    assert numbers["data"][0]["embedding"] == decoded.tolist()
+    raw = {**body, "pooling_type": "MEAN", "normalize": False}
+    status, answer, _ = running.post("/v1/embeddings", raw)
+    assert status == 200 and abs(np.linalg.norm(answer["data"][0]["embedding"]) - 1) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": []}, "input"), ({"input": [""]}, "input"), ({"input": 5}, "input"),
+        ({"input": [[1, "a"]]}, "input"), ({"input": [999]}, "input"),
+        ({"input": [1] * 513}, "input"), ({"dimensions": 65}, "dimensions"),
+        ({"dimensions": 0}, "dimensions"), ({"dimensions": "8"}, "dimensions"),
+        ({"encoding_format": "int8"}, "encoding_format"), ({"pooling_type": "CLS"}, "pooling_type"),
+        ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"), ({"stream": True}, "stream"),
+    ],
+)  # fmt: skip
+def test_bad_calls_are_refused_by_name(serve: Serve, change: Any, param: str) -> None:
+    """I4. Nothing is cut off silently, and other calls are answered."""
+    running = serve()
+    status, answer, _ = running.post("/v1/embeddings", {"input": IDS, **change})
+    assert status == 400 and answer["error"]["param"] == param, answer
+    assert running.post("/v1/embeddings", {"input": [1] * 512})[0] == 200
+
+
+def test_one_bad_input_refuses_the_whole_call(serve: Serve) -> None:
+    running = serve()
+    status, answer, _ = running.post("/v1/embeddings", {"input": [IDS, [999]]})
+    assert status == 400 and "999" in answer["error"]["message"]
+    assert running.is_idle()
+
+
+def test_texts_and_vectors_are_counted(serve: Serve) -> None:
+    """The metrics have no output tokens and no first token for a vector."""
+    running = serve()
+    running.post("/v1/embeddings", {"input": [IDS, IDS[:4]]})
+    running.post("/v1/completions", {"prompt": IDS, "max_tokens": 3, "ignore_eos": True})
+    _, page = running.get("/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[:1] not in ("#", ""))
+    of = {name.partition("{")[0]: value for name, value in lines.items()}
+    assert float(of["vllm:prompt_tokens_total"]) == len(IDS) * 2 + 4
+    assert float(of["vllm:generation_tokens_total"]) == 3
+    assert float(of["vllm:e2e_request_latency_seconds_count"]) == 3
+    assert float(of["vllm:time_to_first_token_seconds_count"]) == 1
+
+
+def test_a_server_without_embeddings_names_the_elective(serve: Serve) -> None:
+    running = serve(build_engine("m5_overlap"))
+    status, answer, _ = running.post("/v1/embeddings", {"input": "hello"})
+    assert status == 400 and "elective embedding" in answer["error"]["message"]

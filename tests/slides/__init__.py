@@ -1,0 +1,1 @@
+"""The decks, their code, figures and claims."""

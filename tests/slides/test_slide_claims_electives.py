@@ -1,0 +1,269 @@
+"""What the deck of the electives and the case of m4 say about their recorded runs is true.
+
+`test_slides.py` runs the recorded runs again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from milestones.chain import place
+from milestones.course import record
+from slides import facts
+from slides.figures import forwards_of
+from slides.record_mistakes import M4_MUTANT, SPECULATIVE_MUTANT
+from slides.sources import mutant_lines
+from tests.conftest import ROOT
+from tests.exercises import test_multi_step_1 as multi_step_1
+from tests.exercises import test_speculative_1 as speculative_1
+from tests.exercises import test_structured_output_2 as structured_output_2
+from tests.exercises.requests import request_of
+from tests.helpers import elective_claims
+
+Json = dict[str, Any]
+Claims = list[tuple[str, Callable[[], Any]]]
+
+
+def data(name: str) -> Json:
+    found: Json = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+CASE, PLANS, M5, LANES, VAIN, DRAFTS, MISTAKE = (
+    data(name)
+    for name in (
+        "m4_mistake", "multi_step_example", "m5_example", "multi_step_lanes", "multi_step_vain",
+        "speculative_drafts", "speculative_mistake",
+    )
+)  # fmt: skip
+ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
+    data(name)
+    for name in (
+        "structured_answer", "structured_lanes", "priority_example", "priority_waits",
+        "embedding_example", "embedding_gaps", "lora_example",
+    )
+)  # fmt: skip
+PAGES, STATES = data("hybrid_pages"), data("hybrid_states")
+RIGHT, WRONG = CASE["right"], CASE["wrong"]
+ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
+TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A
+
+
+def dropped(run: Json) -> int:
+    """Return the tokens of B that are computed after the step in which its end is read."""
+    states = [step["requests"]["B"]["state"] for step in run["steps"]]
+    return sum("B" in batch for batch in forwards_of(run)[states.index("stop") + 1 :])
+
+
+def gaps(run: Json) -> list[float]:
+    return [b["start"] - a["end"] for a, b in pairwise(run["forward"])]
+
+
+def planned() -> list[list[str]]:
+    scheduler = multi_step_1.make_scheduler()
+    multi_step_1.decoding(scheduler, request_of("a", [1, 2], 4), request_of("b", [3], 6))
+    return multi_step_1.plan(scheduler)
+
+
+def calls() -> list[str]:
+    """Return the calls of an engine that runs one request, with a grammar of three tokens."""
+    engine = structured_output_2.made()
+    structured_output_2.add(engine, "a", 1, 3)
+    structured_output_2.tokens_of(engine)
+    found: list[str] = engine.events
+    return found
+
+
+def code(name: str, file: str) -> str:
+    return (ROOT / place(name) / f"{file}.py").read_text(encoding="utf-8")
+
+
+def is_run(number: str) -> bool:
+    """Run the claim about the prediction of an exercise. It raises if it is wrong."""
+    elective_claims.CLAIMS[number][1](pytest.MonkeyPatch())
+    return True
+
+
+def wait(engine: str, key: str) -> float:
+    """Return a number of the table of priority: of the load with urgent requests."""
+    (row,) = (r for r in WAITS["rows"] if (r["load"], r["engine"]) == ("urgent", engine))
+    return float(row[key])
+
+
+def computed(name: str) -> list[int]:
+    """Return the tokens of a request in each step of the run of embedding; 0 where it has none."""
+    return [step["tokens"].get(name, 0) for step in POOLED["steps"]]
+
+
+def in_vain(name: str) -> int:
+    return int(VAIN["runs"][name]["in_vain"])
+
+
+ELECTIVES: Claims = [
+    ("there is one gap for eight forwards", lambda: (
+        1 <= sum(gap > 0.5 for gap in gaps(LANES["multi_step"])) <= 2)),
+    ("In m5 there is none", lambda: max(gaps(LANES["m5_overlap"])) < 0.5),
+    ("Both pictures are recorded runs on one scale", lambda: (
+        len(LANES["m5_overlap"]["forward"]) == len(LANES["multi_step"]["forward"]))),
+    ("**Five steps and eight tokens.**", lambda: (
+        (len(planned()), sum(map(len, planned()))) == (5, 8))),
+    ("in which one token of B is dropped", lambda: dropped(M5) == 1),
+    ("Here it is as many as the plan has steps left", lambda: dropped(PLANS) > 1),
+    ("All engines return the same", lambda: (
+        len({run["tokens"] for run in VAIN["runs"].values()}) == 1)),
+    ("Where a plan of eight steps throws away four tokens, it throws away one", lambda: (
+        round(in_vain("plans_of_8") / in_vain("m5_overlap")) == 4)),
+    ("**9.** Both earlier places match", lambda: (
+        speculative_1.propose([1, 2, 8, 1, 2, 9, 1, 2], 4, (2,)) == [9, 1, 2])),
+    ("Every step appends at least one token", lambda: (
+        min(step["appended"] for step in DRAFTS["steps"]) >= 1)),
+    ("Up to the first difference, everything is right", lambda: all(
+        step["own"][: step["appended"] - 1] == step["drafts"][: step["appended"] - 1]
+        for step in DRAFTS["steps"])),
+    ("Three tests of the exercise find it", lambda: len(record.find("speculative.2").red) == 3),
+    ("Up to the first wrong draft they are equal", lambda: (
+        MISTAKE["right"]["text"]["text"][:12] == MISTAKE["wrong"]["text"]["text"][:12]
+        and MISTAKE["right"]["text"]["text"] != MISTAKE["wrong"]["text"]["text"])),
+    ("from a copy of the sources with this mistake", lambda: (
+        MISTAKE["mutant"] == SPECULATIVE_MUTANT)),
+]  # fmt: skip
+STRUCTURED: Claims = [
+    ("In most of them the grammar leaves one token", lambda: (
+        2 * [step["allowed"] for step in ANSWER["steps"]].count(1) > len(ANSWER["steps"]))),
+    ("At the color, several tokens are allowed", lambda: (
+        [step["allowed"] > 1 for step in ANSWER["steps"] if step["token"] == "red"] == [True])),
+    ("and the model decides", lambda: all(
+        step["own"] == step["token"] for step in ANSWER["steps"] if step["token"] == "red")),
+    ("The last token is the end", lambda: (
+        ANSWER["steps"][-1]["token"] == "<|im_end|>" and ANSWER["finish_reason"] == "stop")),
+    ("the schema has two keys, `color` and `sweet`", lambda: (
+        [*json.loads(ANSWER["text"])] == ["color", "sweet"])),
+    ("`launch sample`, three times `launch accept sample`, and `launch accept`.", lambda: (
+        calls() == ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"])),
+    ("exactly as in m5, and there is no gap", lambda: max(gaps(LOOPS["plain"])) < 0.5),
+    ("would take the overlap from all requests of its batch", lambda: (
+        sum(gaps(LOOPS["waiting"])) > 1.5 * sum(gaps(LOOPS["delayed"])))),
+    ("`sample_newest` is called twice", lambda: (
+        code("structured_output", "engine").count("self.sample_newest()") == 2)),
+    ("One test of the exercise finds it", lambda: (
+        record.find("structured_output.1").mistake == "a-grammar-is-shared"
+        and len(record.find("structured_output.1").red) == 1)),
+]  # fmt: skip
+PRIORITIES: Claims = [
+    ("`urgent` arrives before step 3", lambda: (
+        ["urgent" in step["tokens"] for step in SWAPS["steps"][:3]] == [False, False, True])),
+    ("So six pages are copied", lambda: SWAPS["steps"][2]["to_host"] == 6),
+    ("In step 6, the pages come back. Only **two** tokens", lambda: (
+        SWAPS["steps"][5]["tokens"] == {"low": 2})),
+    ("four pages come back. The other two were still in the tree", lambda: (
+        SWAPS["steps"][5]["from_host"] == 4 and (14 - 2) // SWAPS["page_size"] == 4 + 2)),
+    ("the pages of `urgent`, which has ended, move", lambda: (
+        SWAPS["steps"][5]["to_host"] == (18 + 2) // SWAPS["page_size"])),
+    ("**One**, and **two**.", lambda: (
+        is_run("priority.2"))),
+    ("# Urgent requests wait two steps at most", lambda: wait("host_2", "urgent_p95") == 2),
+    ("The price is six tokens", lambda: wait("host_2", "computed") - wait("m5", "computed") == 6),
+    ("pay for it with three steps at the median", lambda: (
+        wait("host_2", "others_p50") - wait("m5", "others_p50") == 3)),
+    ("Seven requests were preempted", lambda: wait("host_2", "preempted") == 7),
+    ("Two tests of the exercise find it", lambda: (
+        record.find("priority.1").mistake == "a-source-is-dropped"
+        and len(record.find("priority.1").red) == 2)),
+]  # fmt: skip
+HYBRID: Claims = [
+    ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
+    ("A window needs few pages, however long the context is", lambda: (
+        PAGES["last"]["windows"] <= 2 * (PAGES["window"] // PAGES["page_size"] + 1))),
+    ("both windows, first chunk", lambda: (
+        PAGES["first"]["windows"] == PAGES["last"]["windows"] < PAGES["last"]["full"])),
+    ("After 10 tokens **0, 1 and 2**; after 11 **1 and 2**", lambda: is_run("hybrid_memory.1")),
+    ("can resume after 16 cached tokens. **It cannot resume after 12.**", lambda: (
+        is_run("hybrid_memory.2"))),
+    ("the second prompt is computed from its first token", lambda: (
+        STATES["computed"]["second"] == STATES["computed"]["first"] == STATES["prompt"])),
+    ("the third prompt resumes there", lambda: (
+        STATES["prompt"] - STATES["computed"]["third"] == STATES["stem"] // 8 * 8)),
+    ("Four tests of the exercise find it", lambda: (
+        record.find("hybrid_memory.2").mistake == "only-the-last-page-is-asked-for"
+        and len(record.find("hybrid_memory.2").red) == 4)),
+]  # fmt: skip
+EMBEDDINGS: Claims = [
+    ("`MEAN` arrives before step 2", lambda: (
+        [count > 0 for count in computed("MEAN")[:2]] == [False, True])),
+    ("so it is computed in two chunks, and each chunk gives a sum", lambda: (
+        computed("MEAN") == [0, 7, 7, 0, 0, 0]
+        and [step["pooled"] for step in POOLED["steps"][1:3]] == [["MEAN"]] * 2)),
+    ("With the second one, the request ends", lambda: "MEAN" in POOLED["steps"][2]["ended"]),
+    ("It finds three of its pages in the cache, and computes **two** tokens", lambda: (
+        POOLED["cached"] == 3 * POOLED["page_size"] and computed("LAST") == [0, 0, 0, 0, 2, 0])),
+    ("The text gets a token in every step", lambda: min(computed("text")) >= 1),
+    ("**Eight**, and **two**.", lambda: is_run("embedding.2")),
+    ("no text ever waits for a second step", lambda: (
+        {row["gap_steps"] for row in BESIDE["rows"]} == {1})),
+    ("A small budget divides it into many short steps", lambda: (
+        [row["gap_tokens_max"] for row in BESIDE["rows"] if row["vectors"]] == [16, 64, 128])),
+    ("and then the vectors are late", lambda: (
+        [row["vector_steps"] for row in BESIDE["rows"] if row["vectors"]] == [54, 4, 2])),
+    ("no vectors, any budget", lambda: (
+        {row["gap_tokens_p50"] for row in BESIDE["rows"] if not row["vectors"]} == {8})),
+    ("One test of the exercise finds it. A test that sends each text once", lambda: (
+        record.find("embedding.2").mistake == "a-mean-uses-cached-pages"
+        and len(record.find("embedding.2").red) == 1)),
+]  # fmt: skip
+LORA: Claims = [
+    ("In step 2, C has no slot and waits", lambda: ADAPTERS["steps"][1]["waiting"] == ["r3"]),
+    ("In step 3, a request without an adapter joins before it", lambda: (
+        ADAPTERS["steps"][2]["slots"]["r4"] == 0 and "r3" in ADAPTERS["steps"][2]["waiting"])),
+    ("In step 1, A and B get the two slots", lambda: (
+        ADAPTERS["steps"][0]["loads"] == ["A to 1", "B to 2"])),
+    ("Both join at once", lambda: {"r4", "r5"} <= ADAPTERS["steps"][2]["slots"].keys()),
+    ("C is loaded into its slot", lambda: (
+        [load for step in ADAPTERS["steps"][1:] for load in step["loads"]] == ["C to 2"])),
+    ("**Four**: A and B for each of two slots. Rows **1, 2 and 5**.", lambda: is_run("lora.2")),
+    ("One test of the exercise finds it: rows of several", lambda: (
+        record.find("lora.2").mistake == "neighbours-share-an-adapter"
+        and len(record.find("lora.2").red) == 1)),
+]  # fmt: skip
+M4_CASE: Claims = [
+    ("# The case: B is wrong after a reset of the cache", lambda: (
+        [name for name in WRONG if WRONG[name]["text"] != RIGHT[name]["text"]] == ["after_reset"])),
+    ("right in the first two runs", lambda: (
+        WRONG["alone"]["text"] == WRONG["after_a"]["text"] == RIGHT["after_reset"]["text"])),
+    ("The pages 1 to 4 were on the free list **twice**", lambda: (
+        {page for page in ROWS[1] if ROWS[1].count(page) > 1} == {1, 2, 3, 4})),
+    ("page 1 first held the first two words", lambda: ROWS[1][0] == 1 in ROWS[1][1:]),
+    ("The second half of the prompt has overwritten", lambda: (
+        len(set(ROWS[0])) == len(ROWS[0]) and ROWS[1][:4] == ROWS[1][5:9])),
+    ("Here it owns pages of its parent", lambda: (
+        {*TREES[1][0]} <= {*TREES[1][1]} and not {*TREES[0][0]} & {*TREES[0][1]})),
+    ("although B reads wrong pages", lambda: (
+        WRONG["after_a"]["pages"][0] != RIGHT["after_a"]["pages"][0])),
+    ("from a copy of the sources with one wrong line", lambda: (
+        [line.kind for line in mutant_lines("m4_radix", M4_MUTANT)].count("add") == 1)),
+    ("`test_of_a_longer_prefix_the_tree_takes_the_rest`", lambda: (
+        killer("m4_radix", M4_MUTANT) == "test_of_a_longer_prefix_the_tree_takes_the_rest")),
+]  # fmt: skip
+CLAIMS = {
+    "electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES, *EMBEDDINGS, *HYBRID, *LORA],
+    "m4_radix": M4_CASE,
+}
+
+
+def killer(engine: str, name: str) -> str:
+    (mutant,) = (m for m in record.mutants(engine, ROOT) if m.name == name)
+    return mutant.killed_by.rpartition("::")[2]
+
+
+@pytest.mark.parametrize(
+    ("deck", "number"), [(deck, n) for deck, claims in CLAIMS.items() for n in range(len(claims))]
+)
+def test_what_a_deck_says_about_its_runs(deck: str, number: int) -> None:
+    words, holds = CLAIMS[deck][number]
+    text = (ROOT / "slides" / "decks" / f"{deck}.md").read_text(encoding="utf-8")
+    assert words in " ".join(text.split()), f"the deck no longer says {words!r}: change its claim"
+    assert holds(), f"{deck} says {words!r}, and that is not so"

@@ -20,6 +20,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # The suite is for CPUs, also on a machine with a GPU: `device="auto"` must not choose the GPU,
 # where kernels would be interpreted. `python -m milestones gpu-check` is for the GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# A thread that spins at a barrier of OpenMP takes the core that the work of another worker needs.
+# OpenMP reads this when torch is imported, also in the processes that tests start.
+os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 import ctypes
 import functools
@@ -37,11 +40,12 @@ from hypothesis import HealthCheck, settings
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
 from common.models.cpu_kernels import Kernels, bind, build, kernels
 from milestones.chain import chain, engines, load, milestones, sources
-from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
-from tests.helpers.extras import Extras
+from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
+from tests.helpers.deselected import Deselected
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = DEFAULT_MODE = "overlap"
+THOROUGH = False
 MILESTONES = milestones(ROOT)
 ENGINES = engines(ROOT)  # the milestones, and then the electives
 
@@ -63,16 +67,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mode", choices=MODES, default=DEFAULT_MODE,
         help="forwards on a thread with or without overlap; as early or as late as events allow",
     )  # fmt: skip
+    parser.addoption("--thorough", action="store_true", help="run the second tier, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    global MODE
+    global MODE, THOROUGH
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))  # workers share the cores
+        threads = max(1, (os.cpu_count() or 1) // workers)  # workers share the cores,
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # and so do the processes that tests start
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a job in a shell's background has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     MODE = config.getoption("--mode")
-    config.pluginmanager.register(Extras())
+    THOROUGH = config.getoption("--thorough")
+    config.pluginmanager.register(Deselected(config.getoption("--thorough")))
     config.addinivalue_line("markers", "extra(name): the test needs the packages of this extra")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
@@ -81,6 +89,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "electives: about files. Run it on the electives without --milestone too, in one mode only",
+    )
+    config.addinivalue_line(
+        "markers",
+        "thorough(reason, fast_on=()): the second tier, which `make test-all` runs. On the engines "
+        "in fast_on, the test is in the first tier",
+    )
+    config.addinivalue_line(
+        "markers",
+        "streams(*engines): the moment at which a forward ends matters, so the test runs on early "
+        "and late streams too: on m5 and its electives, or on these engines",
     )
     config.addinivalue_line(
         "markers", "only_of(*files): the subject is in these; equal copies of them are tested once"
@@ -93,10 +111,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.getoption("--milestone") or [None, *ENGINES]
+    wanted = _chosen(config) or [None, *ENGINES]
     kept = [item for item in items if _milestone_of(item) in wanted]
     if MODE != DEFAULT_MODE:  # files are the same in every mode
         kept = [item for item in kept if not item.get_closest_marker("electives")]
+    if MODE in STREAMS and not config.getoption("--milestone"):
+        kept = [item for item in kept if _depends_on_the_stream(item)]
     dropped = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = kept
@@ -111,6 +131,18 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()  # nanobind warns about what is left at the end
 
 
+def _chosen(config: pytest.Config) -> list[str]:
+    """Return the engines that a run is for: those that can differ in its mode. [] is all."""
+    named: list[str] = config.getoption("--milestone")
+    differ = [name for name in ENGINES if "stream.py" in sources(name, ROOT)]
+    return named or (differ if MODE != DEFAULT_MODE else [])
+
+
+def _depends_on_the_stream(item: pytest.Item) -> bool:
+    marks = item.iter_markers("streams")
+    return any(not mark.args or _milestone_of(item) in mark.args for mark in marks)
+
+
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
     """Return the engines that a test is for, as its marks and `--milestone` say.
 
@@ -122,7 +154,7 @@ def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
     (first,), ends = marks.get("since", MILESTONES[:1]), {*marks.get("before", ())}
     chains = {name: chain(name, ROOT) for name in ENGINES}
     names = [name for name, lessons in chains.items() if first in lessons and not ends & {*lessons}]
-    wanted = {*MILESTONES, first, *metafunc.config.getoption("--milestone")}
+    wanted = {*MILESTONES, first, *_chosen(metafunc.config)}
     wanted |= set(ENGINES) if "electives" in marks else set()
     names = [name for name in names if name in wanted]
     if files := marks.get("only_of"):
@@ -177,6 +209,11 @@ def tokens_in_flight(engine: OfflineEngine) -> int:
 
 EngineFactory = Callable[..., OfflineEngine]
 ModuleOf = Callable[[str], ModuleType]
+
+
+def schedules(count: int) -> int:
+    """Return how many random schedules a test runs: the first tier runs a fifth of `count`."""
+    return count if THOROUGH else max(20, count // 5)
 
 
 NATIVE = "the lanes of this CPU"

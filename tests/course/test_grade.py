@@ -14,6 +14,8 @@ from tests.helpers import hostile
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import arguments, hand_in, make_course, once, skeleton_of
 
+pytestmark = pytest.mark.thorough("some thirty hostile submissions, each in a process")
+
 HONEST = "zoe"
 
 

@@ -194,6 +194,7 @@ class Interrupting:
         os.kill(os.getpid(), self.number)
 
 
+@pytest.mark.thorough("three gradings of four submissions")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_and_resumed(
     number: signal.Signals, course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -218,6 +219,7 @@ def test_interrupted_and_resumed(
     assert [float(row["total"]) for row in rows(out)] == [0, 10, 10, 10], "a is graded again"
 
 
+@pytest.mark.thorough("three gradings")
 def test_who_is_graded_later_gets_the_same_questions(
     course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def points_of(args: argparse.Namespace) -> list[float]:
     return [sheet.points for sheet in grade.grade(args)]
 
 
+@pytest.mark.thorough("two graders that import torch")
 def test_two_graders_at_once(course: Path, tmp_path: Path) -> None:
     """The kernel counts processes for each user: two exams must not share one."""
     folders = [hand_in(tmp_path / name, SHELF) for name in "ab"]
@@ -296,6 +299,7 @@ def test_code_never_runs_as_root(
 IMPORT_HANGS = "\nwhile True:\n    pass\n"
 
 
+@pytest.mark.thorough("it waits for a time limit")
 def test_an_endless_import_costs_one_time_limit(course: Path, tmp_path: Path) -> None:
     folder = hand_in(tmp_path / "loops", SHELF + IMPORT_HANGS)
     (sheet,) = grade.grade(arguments(course, str(folder), "--seconds", "3"))

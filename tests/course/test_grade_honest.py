@@ -121,6 +121,7 @@ def sheets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sheet]:
     return once(tmp_path_factory, "honest", graded)
 
 
+@pytest.mark.thorough("fifteen submissions, some with big imports")
 @pytest.mark.parametrize("name", HONEST)
 def test_an_odd_solution_has_all_points(name: str, sheets: dict[str, Sheet]) -> None:
     sheet = sheets[name]

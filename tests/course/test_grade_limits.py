@@ -56,6 +56,7 @@ def exam(tmp_path_factory: pytest.TempPathFactory) -> Exam:
     return once(tmp_path_factory, "limits", Exam)
 
 
+@pytest.mark.thorough("fifteen submissions that use up their limits")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_does_not_reach_its_aim(name: str, exam: Exam) -> None:
     output = exam.output(name)
@@ -64,16 +65,19 @@ def test_it_does_not_reach_its_aim(name: str, exam: Exam) -> None:
     assert [mark.broken for mark in exam.sheets[name].marks] == [None], "the exam itself failed"
 
 
+@pytest.mark.thorough("fifteen submissions that use up their limits")
 def test_the_honest_one_beside_them_has_its_points(exam: Exam) -> None:
     assert exam.sheets[HONEST].points == 10
 
 
+@pytest.mark.thorough("fifteen submissions that use up their limits")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_says_can_be_printed(name: str, exam: Exam) -> None:
     """An escape sequence could delete or replace what is on the screen."""
     assert re.sub(r"[\n\t]", "", exam.output(name)).isprintable()
 
 
+@pytest.mark.thorough("fifteen submissions that use up their limits")
 def test_page_tables_are_memory(exam: Exam) -> None:
     assert "memory" in exam.output("page_tables") or not exam.isolated
 

@@ -134,6 +134,7 @@ def test_refusals(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.thorough("it runs tests on a hundred mutants")
 def test_every_mistake_of_the_course_is_caught(runner: Runner) -> None:
     found = list(mutants.fates_of(mutants.choose(None, None), runner))
     assert [(f.mutant.name, f.state, f.words) for f in found if f.state != "killed"] == []

@@ -53,6 +53,9 @@ def prove(milestone: str, root: Path, folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.thorough(
+    "all tests of a milestone for each number of solved exercises", fast_on=("m2_continuous",)
+)
 @pytest.mark.electives
 def test_the_exercises_of_a_milestone(milestone: str, tmp_path: Path) -> None:
     """With solutions 1..k, exercises 1..k pass, and the others fail with their own errors."""

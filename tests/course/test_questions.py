@@ -16,6 +16,7 @@ from milestones.course.grading.answers import Answers, Questions
 from milestones.course.grading.client import ForkServer
 from milestones.course.grading.limits import Limits
 from tests.conftest import ROOT
+from tests.helpers.deselected import thorough_except
 
 EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
 SEEDS = tuple(range(12))
@@ -78,7 +79,11 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trees]:
         yield Trees(server, tmp_path_factory.mktemp("trees"))
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+@pytest.mark.parametrize(
+    "exercise",
+    thorough_except(("m1.1", "m2.1"), EXERCISES, "an exam for each mutant of each exercise"),
+    ids=lambda exercise: exercise.id,
+)
 def test_only_code_without_a_mistake_has_the_right_answers(
     exercise: Exercise, trees: Trees, tmp_path: Path
 ) -> None:

@@ -209,6 +209,7 @@ def test_a_paragraph_about_the_pages_of_the_slides_is_left_out() -> None:
     assert without_run_pages(page) == "One.\n\nTwo.\n"
 
 
+@pytest.mark.thorough("a whole tree for each milestone", fast_on=("m2_continuous",))
 @pytest.mark.electives
 def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None:
     """A real milestone's tree refers to nothing absent, and has no line of a solution."""

@@ -36,7 +36,7 @@ from tests.helpers.fake_overlap import (
 )
 from tests.helpers.oracle import drain, greedy
 
-pytestmark = pytest.mark.since("embedding")
+pytestmark = [pytest.mark.since("embedding"), pytest.mark.streams]
 
 SCHEDULES = 150  # on each stream, and without overlap
 STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)

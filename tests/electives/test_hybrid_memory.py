@@ -26,7 +26,7 @@ from tests.helpers.oracle import Reference, assert_same_tokens, drain, generate,
 from tests.helpers.sweep_models import subject
 from tests.helpers.tiny_configs import tiny_config
 
-pytestmark = pytest.mark.since("hybrid_memory")
+pytestmark = [pytest.mark.since("hybrid_memory"), pytest.mark.streams]
 
 SCHEDULES = 300
 STREAMS = (LateStream, EarlyStream)

@@ -20,7 +20,7 @@ from tests.conftest import ModuleOf
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
 from tests.helpers.oracle import drain, greedy
 
-pytestmark = pytest.mark.since("lora")
+pytestmark = [pytest.mark.since("lora"), pytest.mark.streams]
 
 SCHEDULES = 400
 STREAMS = (LateStream, EarlyStream)

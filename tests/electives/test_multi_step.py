@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = pytest.mark.since("multi_step")
+pytestmark = [pytest.mark.since("multi_step"), pytest.mark.streams]
 
 NUM_STEPS = 8
 PROMPT = [5, 6]

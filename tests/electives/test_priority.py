@@ -22,7 +22,7 @@ from tests.helpers.serving import Serve, serve_fixture
 
 __all__ = ["serve_fixture"]
 
-pytestmark = pytest.mark.since("priority")
+pytestmark = [pytest.mark.since("priority"), pytest.mark.streams]
 
 SCHEDULES = 1000
 STREAMS = (LateStream, EarlyStream)

@@ -19,7 +19,7 @@ from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, greedy
 
-pytestmark = pytest.mark.since("speculative")
+pytestmark = [pytest.mark.since("speculative"), pytest.mark.streams]
 
 PROMPT = [5, 6, 7]
 

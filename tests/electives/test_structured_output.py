@@ -23,7 +23,7 @@ from tests.helpers.fake_grammars import (
 from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
 from tests.helpers.oracle import drain, greedy
 
-pytestmark = pytest.mark.since("structured_output")
+pytestmark = [pytest.mark.since("structured_output"), pytest.mark.streams]
 
 PROMPT = [5, 6, 7]
 

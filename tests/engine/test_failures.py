@@ -21,6 +21,8 @@ from tests.conftest import EngineFactory, assert_idle, build_engine
 from tests.exercises.by_hand import make_request
 from tests.helpers.oracle import drain, greedy
 
+pytestmark = pytest.mark.streams
+
 POISON = 251  # a token in the prompt of the request that fails
 Answer = dict[str, RequestOutput]
 

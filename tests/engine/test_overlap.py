@@ -13,13 +13,13 @@ import pytest
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.conftest import ModuleOf
+from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
 from tests.helpers.oracle import greedy
 
-pytestmark = pytest.mark.since("m5_overlap")
+pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams]
 
-SCHEDULES = 1100  # on each of the two streams
+SCHEDULES = schedules(1100)  # on each of the two streams
 STEMS: tuple[list[int], ...] = ([], [], [1] * 12, [1] * 5 + [2] * 9)
 STREAMS = (LateStream, EarlyStream)
 
@@ -86,7 +86,7 @@ def test_random_schedules(module_of: ModuleOf, stream: type[LateStream]) -> None
 
 @pytest.mark.before("speculative")
 def test_random_schedules_without_overlap(module_of: ModuleOf) -> None:
-    for seed in range(150):
+    for seed in range(schedules(150)):
         engine = fuzz(module_of("engine"), seed, LateStream, enable_overlap=False)
         assert engine.stats().padding_tokens == 0, "a serial loop computed a useless token"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from milestones.instruments.forced_retractions import force_retractions
-from tests.conftest import ModuleOf
+from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 
-SCHEDULES = 1200
+SCHEDULES = schedules(1200)
 STEMS: tuple[list[int], ...] = ([], [], [1] * 12, [1] * 5 + [2] * 9)  # some prompts begin alike
 
 pytestmark = pytest.mark.since("m3_paged")

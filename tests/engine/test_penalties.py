@@ -22,6 +22,8 @@ from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.sampling_reference import adjusted, hash_answer
 
+pytestmark = pytest.mark.streams("m5_overlap")
+
 TOKENIZER = byte_tokenizer()
 HASH = hash_model()
 VOCAB = 40  # of the tests without an engine

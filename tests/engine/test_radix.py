@@ -18,12 +18,12 @@ from hypothesis.stateful import (
 
 from common.config import POLICIES
 from milestones.instruments.forced_retractions import force_retractions
-from tests.conftest import EngineFactory, ModuleOf
+from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.engine.test_paged_scheduler import fuzz
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = pytest.mark.since("m4_radix")
+pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.streams("m5_overlap")]
 
 STEMS = [[1] * 12, [1] * 7 + [2] * 9, [3, 1, 4, 1, 5, 9, 2, 6], []]
 
@@ -111,7 +111,8 @@ def test_storms_over_shared_prefixes(module_of: ModuleOf) -> None:
         scheduler = module_of("scheduler")
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=250, stateful_step_count=40, deadline=None)
+        Machine,
+        settings=settings(max_examples=schedules(250), stateful_step_count=40, deadline=None),
     )
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.conftest import ModuleOf
+from tests.conftest import ModuleOf, schedules
 
 pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.only_of("radix_cache.py")]
 
@@ -116,7 +116,8 @@ def test_the_tree_is_a_dict_of_prefixes(module_of: ModuleOf, size: int) -> None:
         page_size = size
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        Machine,
+        settings=settings(max_examples=schedules(150), stateful_step_count=40, deadline=None),
     )
 
 

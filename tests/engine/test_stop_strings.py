@@ -15,6 +15,7 @@ from common.models.tiny import byte_tokenizer
 from common.sampling.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from common.text.output_text import OutputText
 from common.text.stop_strings import StopStrings
+from tests.conftest import schedules
 
 TOKENIZER = byte_tokenizer()
 
@@ -82,7 +83,7 @@ def run(text: Any, pieces: list[str]) -> list[tuple[bool, str]]:
 texts = st.text(alphabet="abé", max_size=6)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=schedules(1000))
 @given(
     pieces=st.lists(texts, max_size=12),
     last=texts,

@@ -22,7 +22,7 @@ from tests import conftest
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = pytest.mark.since("m5_overlap")
+pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams]
 
 THREADS = Path("/proc/self/task")
 

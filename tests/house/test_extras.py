@@ -49,15 +49,15 @@ def test_the_command_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_tests_without_their_extra_are_deselected_and_counted(workers: str, tmp_path: Path) -> None:
+def test_tests_that_are_left_out_are_counted(workers: str, tmp_path: Path) -> None:
     """Also with xdist, where the workers collect."""
     (tmp_path / "conftest.py").write_text(
-        "import milestones.extras as extras\n"
-        "import tests.helpers.extras as plugin\n"
+        "import tests.helpers.deselected as plugin\n"
         "plugin.missing = lambda name: f'{name} is missing' if name == 'absent' else None\n"
         "def pytest_configure(config):\n"
-        "    config.pluginmanager.register(plugin.Extras())\n"
+        "    config.pluginmanager.register(plugin.Deselected(thorough=False))\n"
         "    config.addinivalue_line('markers', 'extra(name): needs it')\n"
+        "    config.addinivalue_line('markers', 'thorough(reason): costs much')\n"
     )
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
@@ -66,6 +66,8 @@ def test_tests_without_their_extra_are_deselected_and_counted(workers: str, tmp_
         "def test_a(i): assert False\n"
         "@pytest.mark.extra('present')\n"
         "def test_b(): pass\n"
+        "@pytest.mark.thorough('many cases')\n"
+        "def test_c(): assert False\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", "/dev/null", str(tmp_path),
@@ -75,3 +77,4 @@ def test_tests_without_their_extra_are_deselected_and_counted(workers: str, tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
     assert "3 tests deselected: absent is missing" in done.stdout
+    assert "1 tests deselected: thorough: `make test-all` runs them" in done.stdout

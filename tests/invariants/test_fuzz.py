@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.hash_model import expected_tokens, hash_model
-from tests.conftest import build_engine
+from tests.conftest import build_engine, schedules
 from tests.helpers.oracle import greedy
+
+pytestmark = pytest.mark.streams
 
 FAKE = hash_model()
 STEMS: tuple[list[int], ...] = ([], [7] * 16, [7] * 9 + [8] * 8)  # prompts may share a beginning
@@ -24,7 +26,7 @@ def test_the_hash_model_agrees_with_its_definition() -> None:
     assert len(set(output.outputs[0].token_ids)) > 8
 
 
-@settings(max_examples=60)
+@settings(max_examples=schedules(60))
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), budget=st.sampled_from([24, 50, 2048]))
 def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> None:
     """Arrivals, lengths, shared prefixes and aborts are random. Answers are exact to the token."""

@@ -17,6 +17,8 @@ from milestones.instruments.audit import assert_idle
 from tests.conftest import EngineFactory, build_engine, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
+pytestmark = pytest.mark.streams
+
 PROMPTS = [[7], [1, 2, 3], list(range(20)), [9, 8], list(range(60, 90))]
 
 

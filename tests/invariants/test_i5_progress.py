@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import EngineFactory
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
+pytestmark = pytest.mark.streams
+
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("budget", [40, 64, 2048])

@@ -33,6 +33,13 @@ def run_bench(*arguments: object) -> int:
     return bench.main(parser.parse_args([str(argument) for argument in arguments]))
 
 
+@pytest.fixture
+def no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bench measures this machine for seconds. Tests of anything else do not wait for it."""
+    floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6)
+    monkeypatch.setattr("milestones.bench.roofline.measure", lambda model: floor)
+
+
 def test_every_milestone_and_the_peers_are_there() -> None:
     names = [c.name for c in contenders.contenders("any", Path("p"), Path("p"))]
     assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama", "llama-stored"]
@@ -103,6 +110,7 @@ def test_tokens_of_one_output_count_one_by_one() -> None:
     assert driver.turns[0][0].token_seconds == [1.0, 2.0, 2.0] and driver.done
 
 
+@pytest.mark.thorough("it measures three engines in processes")
 def test_bench_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +138,7 @@ def test_bench_measures(
     assert len(ET.parse(picture).findall(".//{*}rect")) == 3
 
 
+@pytest.mark.usefixtures("no_roofline")
 def test_an_elective_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +161,7 @@ def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "m9_magic" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_roofline")
 def test_what_is_cut_short_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +181,7 @@ def test_what_is_cut_short_is_kept(
     assert "interrupted: " in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_roofline")
 def test_who_fails_is_left_out_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +202,7 @@ def test_who_fails_is_left_out_and_the_others_go_on(
     assert calls.count("b") == 4 and "a reads other models" in shown and "no such python" in shown
 
 
+@pytest.mark.usefixtures("no_roofline")
 def test_another_workload_stands_beside_what_was_measured_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import MILESTONES, ROOT
 
 NOTEBOOK = ROOT / "milestones" / "colab.ipynb"
@@ -41,6 +43,7 @@ def test_the_setup_installs_what_the_project_needs() -> None:
     assert (ROOT / "requirements.txt").exists()
 
 
+@pytest.mark.thorough("it sets up an environment and runs the real model")
 def test_the_cells_run(tmp_path: Path) -> None:
     script = "\n\n".join("".join(cell["source"]) for cell in cells() if not is_setup(cell))
     assert HUB_MODEL in script

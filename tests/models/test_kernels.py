@@ -209,12 +209,17 @@ def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType
     assert torch.equal(output[1], torch.zeros_like(output[1]))
 
 
+@pytest.mark.thorough(
+    "Triton's interpreter is slow, and the kernels are the same in all engines",
+    fast_on=("m3_paged",),
+)
 @pytest.mark.only_of()
 def test_the_engine_under_the_interpreter(milestone: str) -> None:
     """An engine on the interpreted kernels gives the reference's answer, token for token."""
     assert_engine_on_kernels(milestone, "tiny-qwen3")
 
 
+@pytest.mark.thorough("Triton's interpreter is slow")
 def test_heads_with_biases_under_the_interpreter(milestone: str) -> None:
     assert_engine_on_kernels(milestone, "tiny-qwen2")
 
@@ -280,6 +285,7 @@ def compiled(milestone: str) -> list[dict[str, Any]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
 def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
     """The kernels compile in three dtypes and three head sizes.
 
@@ -294,6 +300,7 @@ def test_kernels_compile_for_real_gpus(compiled: list[dict[str, Any]]) -> None:
         assert entry["spill_stores"] <= FEW_BYTES, entry
 
 
+@pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
 def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -> None:
     """Keys and values are copied into shared memory by the widest instructions there are."""
     for entry in compiled:
@@ -302,6 +309,7 @@ def test_kernels_read_pages_16_bytes_at_a_time(compiled: list[dict[str, Any]]) -
             assert entry["wide_copies"] > 0, entry
 
 
+@pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
 def test_attention_in_16_bits_uses_tensor_cores(compiled: list[dict[str, Any]]) -> None:
     """From capability 8.0 on, both products of attention are computed by tensor cores.
 
@@ -315,6 +323,7 @@ def test_attention_in_16_bits_uses_tensor_cores(compiled: list[dict[str, Any]]) 
             assert entry["multiplications"] < GROUP * entry["dim"] * entry["tile"], entry
 
 
+@pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
 def test_a_decode_without_tensor_cores_multiplies_for_its_heads_only(
     compiled: list[dict[str, Any]],
 ) -> None:
@@ -335,6 +344,7 @@ def test_a_decode_without_tensor_cores_multiplies_for_its_heads_only(
         assert entry["multiplications"] <= 3 * needed, entry
 
 
+@pytest.mark.thorough("it compiles all kernels")
 def test_no_step_waits_for_a_compiler(milestone: str) -> None:
     """Steps of all shapes use the same variant of a kernel, so the first ones compile it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

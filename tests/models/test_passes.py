@@ -457,6 +457,7 @@ def test_gates_are_fused_on_cuda_only() -> None:
     assert fuse_gates(unchanged("llama")) == 0
 
 
+@pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
 def test_kernels_compile_for_real_gpus() -> None:
     done = subprocess.run(
         [

@@ -48,7 +48,11 @@ from tests.invariants.test_i3_nothing_leaks import (
 )
 from tests.invariants.test_i6_text import test_streamed_pieces_join
 
-pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.before(*electives())]
+pytestmark = [
+    pytest.mark.thorough("each test starts processes that import torch"),
+    pytest.mark.since("m5_overlap"),
+    pytest.mark.before(*electives()),
+]
 
 AT_ONCE = 10.0  # seconds, on a busy machine
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp

@@ -305,6 +305,7 @@ def test_the_ratio_of_m3_falls_as_its_deck_says() -> None:
     assert admission.new_token_ratio == pytest.approx(0.1)
 
 
+@pytest.mark.thorough("a copy of the tree, and a run of tests, for each mistake")
 @pytest.mark.parametrize(
     ("name", "mutant", "test", "says"),
     [

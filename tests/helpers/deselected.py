@@ -1,0 +1,72 @@
+"""Tests that this run leaves out: those of missing extras, and, without `--thorough`, of the second
+tier.
+
+The summary says how many tests were left out, and what runs them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+from milestones.extras import missing
+
+COUNTED = "deselected tests by reason"
+THOROUGH = "thorough: `make test-all` runs them"
+
+
+class Deselected:
+    """A plugin of pytest. With xdist, the workers tell the controller what they deselected."""
+
+    def __init__(self, thorough: bool) -> None:
+        """thorough: run the tests of the second tier, too."""
+        self.thorough = thorough
+        self.counts: dict[str, int] = {}  # tests by reason
+        self.missing = functools.cache(missing)
+
+    @pytest.hookimpl(trylast=True)  # counted are tests of the chosen engines only
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        reasons = {item: self._reasons(item) for item in items}
+        for reason in (reason for of_item in reasons.values() for reason in of_item):
+            self.counts[reason] = self.counts.get(reason, 0) + 1
+        config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
+        items[:] = [item for item in items if not reasons[item]]
+        if hasattr(config, "workeroutput"):
+            config.workeroutput[COUNTED] = self.counts
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        self.counts |= getattr(node, "workeroutput", {}).get(COUNTED, {})
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for reason, count in self.counts.items():
+            terminalreporter.write_line(f"{count} tests deselected: {reason}")
+
+    def _reasons(self, item: pytest.Item) -> set[str]:
+        """Return why a test is left out, or an empty set."""
+        needed = {mark.args[0] for mark in item.iter_markers("extra")}
+        absent = {text for name in needed if (text := self.missing(name)) is not None}
+        return absent if self.thorough or not is_thorough(item) else absent | {THOROUGH}
+
+
+def is_thorough(item: pytest.Item) -> bool:
+    """Return whether a test is in the second tier: one of its marks says so for its engine."""
+    callspec = getattr(item, "callspec", None)
+    milestone = callspec.params.get("milestone") if callspec else None
+    marks = item.iter_markers("thorough")
+    return any(milestone not in mark.kwargs.get("fast_on", ()) for mark in marks)
+
+
+def thorough_except(fast: Collection[str], cases: Iterable[Any], reason: str) -> list[Any]:
+    """Return the cases of a parametrized test. Only those named in `fast` are in the first tier.
+
+    A case is named by its `id`, or it is a name itself.
+    """
+    mark = pytest.mark.thorough(reason)
+    names = [(case, getattr(case, "id", case)) for case in cases]
+    return [case if name in fast else pytest.param(case, marks=mark) for case, name in names]

@@ -171,7 +171,7 @@ def test_what_is_cut_short_is_kept(
     assert "interrupted: " in capsys.readouterr().out
 
 
-def test_who_fails_is_left_out_and_the_others_go_on(
+def test_an_engine_that_fails_is_left_out_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, calls = tmp_path / "bench.json", list[str]()

@@ -98,6 +98,10 @@ def _load_config(source: str) -> PretrainedConfig:
             f"model {source!r} is quantized (quant_method={get('quant_method')}), which is not "
             "supported: take the checkpoint that is not quantized, or a .gguf file"
         )
+    text: Any = config.get_text_config()
+    size, pad = (getattr(text, name, None) or 0 for name in ("vocab_size", "pad_token_id"))
+    if pad >= size > 0:  # an added token: torch makes no embedding with it, and no engine uses it
+        text.pad_token_id = None
     return config
 
 
@@ -180,10 +184,15 @@ def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
 
 
 def _require_room(source: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ValueError` if the tokenizer has token ids for which the embedding has no row."""
+    """Raise `ValueError` if the tokenizer's own vocabulary is larger than the embedding.
+
+    Added tokens may be outside of it: many fine-tuned models add a padding token and do not resize
+    the embedding. Requests that use such a token are refused.
+    """
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
-    largest = max(tokenizer.get_vocab().values(), default=0)
+    added = {i for i in tokenizer.added_tokens_decoder if i >= tokenizer.vocab_size}
+    largest = max({*tokenizer.get_vocab().values()} - added, default=0)
     if largest >= len(weight):
         raise ValueError(
             f"the tokenizer of {source!r} has token ids up to {largest}, and the model's "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from ..parallel.group import RankGroup
@@ -24,20 +26,37 @@ class LoadedModel:
     def vocab_size(self) -> int:
         """Return the number of rows of the embedding. Token ids are in [0, vocab_size).
 
-        The tokenizer may not know all of them.
+        The tokenizer may not know all of them, and may have added tokens with larger ids.
         """
         weight = self.model.get_input_embeddings().weight
         assert isinstance(weight, torch.Tensor)
         return weight.shape[0]
 
     @property
+    def own_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer without the added tokens that the model does not have.
+
+        A text that contains one of these is then encoded with tokens of the model. A grammar needs
+        this: where its text has no choice, it allows only the tokens of the encoding.
+        """
+        tokenizer, size = self.tokenizer, self.vocab_size
+        if not tokenizer.is_fast or max(tokenizer.added_tokens_decoder, default=0) < size:
+            return tokenizer
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < size]
+        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Return the token ids that end a sequence. Models list them in up to three places."""
+        """Return the token ids that end a sequence. Models list them in up to three places.
+
+        An id outside the vocabulary is never sampled, so it is left out.
+        """
         ids: set[int | None] = set()
         for source in (self.model.generation_config, self.model.config, self.tokenizer):
             eos = getattr(source, "eos_token_id", None)
             ids.update(eos if isinstance(eos, (list, tuple)) else [eos])
-        return frozenset(token_id for token_id in ids if token_id is not None)
+        return frozenset(i for i in ids if i is not None and 0 <= i < self.vocab_size)
 
     def resolve_max_model_len(self, config: EngineConfig) -> int:
         """Return `config.max_model_len`, or the model's limit, at most `DEFAULT_MAX_MODEL_LEN`.

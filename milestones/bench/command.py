@@ -15,6 +15,7 @@ import subprocess
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -52,13 +53,13 @@ def report(name: str, measured: list[Contender], floor: Roofline, sampling: str)
         if summary is None:
             continue
         first = first or summary.tokens_per_second
-        latest, stats = contender.results[name][-1], summary.stats
-        inter = summary.inter_token
+        stats, inter = summary.stats, summary.inter_token
+        of_floor = (floor.seconds(r) / r.seconds for r in contender.results[name] if stats)
         table.add_row(
             contender.name,
             f"{summary.tokens_per_second:.1f}",
             f"{summary.tokens_per_second / first:.2f}",
-            f"{floor.seconds(latest) / latest.seconds:.0%}" if stats else "",
+            f"{median(of_floor):.0%}" if stats else "",
             f"{summary.first_token[0]:.2f} / {summary.first_token[1]:.2f}",
             f"{inter[0] * 1e3:.0f} / {inter[1] * 1e3:.0f}" if inter else "",
             "" if summary.gap is None else f"{summary.gap * 1e3:.2f}",

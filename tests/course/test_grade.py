@@ -148,7 +148,7 @@ def test_the_report_says_what_happened(name: str, words: str, exam: Hostile) -> 
 
 
 @pytest.mark.parametrize("name", LIARS)
-def test_who_passes_tests_with_wrong_answers_is_shown_to_a_person(name: str, exam: Hostile) -> None:
+def test_wrong_answers_that_pass_tests_are_shown_to_a_person(name: str, exam: Hostile) -> None:
     sheet = exam.sheets[name]
     assert sheet.marks[0].passed == 2, "this submission does not reach its aim: it proves nothing"
     assert sheet.suspect and not exam.sheets[HONEST].suspect

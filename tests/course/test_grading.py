@@ -32,7 +32,7 @@ HIDDEN = """
 from m2_mini.shelf import Shelf
 
 
-def test_that_nobody_knows() -> None:
+def test_that_no_student_knows() -> None:
     shelf = Shelf()
     assert [shelf.put(1) for _ in range(3)] == [1, 2, 3]
 """
@@ -111,8 +111,8 @@ def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
     assert "a hidden test: failed" in output
     assert "test_a_full_shelf_refuses: failed" in output
     assert "gave no error; expected ValueError" in output
-    assert "nobody_knows" not in output
-    assert "nobody_knows" in (few.out / "half/junit.xml").read_text(), "the instructor needs it"
+    assert "no_student_knows" not in output
+    assert "no_student_knows" in (few.out / "half/junit.xml").read_text(), "the instructor needs it"
 
 
 def test_what_was_not_run_is_said(few: Few) -> None:
@@ -124,7 +124,7 @@ def test_what_was_not_run_is_said(few: Few) -> None:
 def test_hidden_tests_are_not_where_visible_ones_run(few: Few) -> None:
     output = few.results("spy")["tests"][0]["output"]
     assert "KeyError: []" in output, "the visible tests and the questions ran beside hidden tests"
-    assert "nobody_knows" not in json.dumps(few.results("spy"))
+    assert "no_student_knows" not in json.dumps(few.results("spy"))
 
 
 def test_junit_has_each_test(few: Few) -> None:

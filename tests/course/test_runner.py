@@ -117,7 +117,7 @@ def test_an_error_of_the_code(tree: Path) -> None:
     assert why.called == "assert shelf.total() == 5" and why.returned is None
 
 
-def test_an_environment_in_the_tree_is_nobodys_code(tree: Path) -> None:
+def test_an_environment_in_the_tree_is_no_code_of_the_student(tree: Path) -> None:
     """An installed package may have a frame between pytest and the test, as pytest itself has."""
     package = tree / ".venv/lib/python3/site-packages/between.py"
     package.parent.mkdir(parents=True)

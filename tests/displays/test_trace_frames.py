@@ -56,7 +56,7 @@ def replayed(data: TraceData) -> State:
 
 @pytest.mark.since("m3_paged")
 @pytest.mark.parametrize("steps", [1, 3, 7, 80])
-def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> None:
+def test_each_page_has_its_owner(make_engine: EngineFactory, steps: int) -> None:
     """The owners of pages are right, also in a pool so small that cached pages are evicted."""
     engine: Any = make_engine(**{**CONFIG, "num_pages": 18})
     with Trace(engine) as trace:
@@ -91,7 +91,7 @@ def test_pages_are_whose_they_are(make_engine: EngineFactory, steps: int) -> Non
 
 @pytest.mark.since("hybrid_memory")
 @pytest.mark.parametrize("model", ["tiny-gemma3_text", "tiny-qwen3_next"])
-def test_pages_of_all_groups_are_whose_they_are(make_engine: EngineFactory, model: str) -> None:
+def test_each_page_of_all_groups_has_its_owner(make_engine: EngineFactory, model: str) -> None:
     """A block may have a page in each group of layers. No page that is in use is shown as free."""
     engine: Any = make_engine(model, **{**CONFIG, "num_pages": 60})
     kv_cache = engine.scheduler.kv_cache
@@ -107,7 +107,7 @@ def test_pages_of_all_groups_are_whose_they_are(make_engine: EngineFactory, mode
             assert len(free) == state.stats["kv_pages_free"]
 
 
-def test_slots_are_whose_they_are(make_engine: EngineFactory, milestone: str) -> None:
+def test_each_slot_has_its_owner(make_engine: EngineFactory, milestone: str) -> None:
     engine: Any = make_engine(**CONFIG)
     with Trace(engine) as trace:
         add_all(engine)

@@ -63,6 +63,7 @@ def library(module_of: ModuleOf, size: int = 300, rows: int | None = None) -> An
     tokenizer = byte_tokenizer(size)
     loaded = SimpleNamespace(
         tokenizer=tokenizer,
+        own_tokenizer=tokenizer,
         vocab_size=rows or size,
         eos_token_ids=frozenset({tokenizer.eos_token_id, tokenizer.eos_token_id + 2}),
     )

@@ -99,7 +99,7 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
     def pages_are_freed_at_once(self: Any, request: Any) -> None:
         self.kv_cache.free(request)
 
-    def nobody_is_known_to_end(running: list[Any]) -> list[Any]:
+    def no_request_is_known_to_end(running: list[Any]) -> list[Any]:
         return list(running)
 
     def lengths_stay_where_they_are(self: Any, batch: Any) -> None:
@@ -130,7 +130,7 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
     advance, process, force = in_flight.advance, engine.process, force_retractions
     target, attribute, bug = {
         "freed at once": (in_flight, "free", pages_are_freed_at_once),
-        "useless step": (module_of("scheduler"), "continuing", nobody_is_known_to_end),
+        "useless step": (module_of("scheduler"), "continuing", no_request_is_known_to_end),
         "stale lengths": (in_flight, "advance", lengths_stay_where_they_are),
         "one future": (module_of("in_flight"), "placeholder", every_row_has_the_same_future),
         "positive placeholder": (module_of("in_flight"), "placeholder", futures_are_tokens),

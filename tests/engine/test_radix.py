@@ -156,7 +156,7 @@ def test_a_cold_prefix_is_computed_once(make_engine: EngineFactory) -> None:
     assert [o.metrics.num_cached_tokens for o in outputs] == [0, 40, 40, 40, 40, 40]
 
 
-def test_nobody_waits_for_a_prefix_it_does_not_share(make_engine: EngineFactory) -> None:
+def test_no_request_waits_for_a_prefix_that_it_does_not_share(make_engine: EngineFactory) -> None:
     engine = make_engine(page_size=4)
     for name, prompt in (("a", [1] * 40), ("b", [1] * 40), ("c", [2] * 40)):
         engine.add_request(prompt, greedy(3, ignore_eos=True), name)

@@ -73,7 +73,7 @@ def test_the_token_budget_counts_padding(module_of: ModuleOf) -> None:
     assert names(scheduler.schedule().requests) == ["0", "1", "2"]
 
 
-def test_nobody_overtakes(module_of: ModuleOf) -> None:
+def test_no_request_overtakes_another(module_of: ModuleOf) -> None:
     """A short prompt that fits does not overtake a long prompt that does not fit."""
     scheduler = make_scheduler(module_of, 10, 20, 1, max_num_batched_tokens=20)
     assert names(scheduler.schedule().requests) == ["0"]

@@ -47,7 +47,7 @@ def test_without_a_cache_everything_is_computed_again() -> None:
     )
 
 
-def test_nobody_joins_who_runs() -> None:
+def test_a_waiting_request_does_not_join_a_running_one() -> None:
     a = make_request("A", 5, output=1, computed=5)
     scheduler = make_scheduler(make_request("B", 1), running=a)
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_the_next_one_runs_when_one_has_ended() -> None:
     assert got == [("B", 3)], f"I5: B came before C; scheduled {got}"
 
 
-def test_who_waits_may_leave_too() -> None:
+def test_a_waiting_request_may_leave_too() -> None:
     a, b, c, d = (make_request(name, 3) for name in "ABCD")
     scheduler = make_scheduler(b, c, d, running=a)
     scheduler.finish_request(c)
@@ -85,6 +85,6 @@ def test_a_batch_is_a_snapshot() -> None:
     )
 
 
-def test_an_idle_scheduler_schedules_nobody() -> None:
+def test_an_idle_scheduler_schedules_no_request() -> None:
     got = scheduled(make_scheduler().schedule())
     assert got == [], f"no request waits or runs; scheduled {got}"

@@ -99,7 +99,7 @@ def test_an_empty_step_counts_for_nothing() -> None:
     assert (outputs, counters(engine)) == ([], (0, 0, 0)), f"{outputs}, {counters(engine)}"
 
 
-def test_who_ends_by_length_keeps_its_last_token() -> None:
+def test_a_request_that_ends_by_length_keeps_its_last_token() -> None:
     engine = make_engine()
     request = run(engine, "A", 3, max_tokens=2)
     process(engine, request, 3, 97)
@@ -116,7 +116,7 @@ def test_one_token_needs_one_step() -> None:
     assert output.finished, "max_tokens=1: the token of the prefill is the whole answer"
 
 
-def test_who_ends_holds_nothing() -> None:
+def test_a_request_that_has_ended_holds_nothing() -> None:
     engine = make_engine()
     a = run(engine, "A", 3, max_tokens=1)
     engine.add_request([5, 6], greedy(4), "B")
@@ -151,7 +151,7 @@ def test_only_the_given_requests_lose_their_memory() -> None:
     )
 
 
-def test_who_is_forgotten_begins_anew() -> None:
+def test_a_request_without_its_keys_begins_anew() -> None:
     engine = make_engine()
     request = run(engine, "A", 3)
     request.num_computed_tokens = 3

@@ -43,14 +43,14 @@ def test_the_last_row_moves_into_the_hole() -> None:
     )
 
 
-def test_who_was_moved_knows_its_new_row() -> None:
+def test_a_moved_request_knows_its_new_row() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6, "D": 7})
     manager.free(requests["B"])
     rows = {name: requests[name].row for name in "ACD"}
     assert rows == {"A": 0, "D": 1, "C": 2}, f"I3: D was moved to row 1; `row` is {rows}"
 
 
-def test_who_leaves_has_no_row() -> None:
+def test_a_request_that_leaves_has_no_row() -> None:
     manager, requests = filled({"A": 4, "B": 5})
     for name in "AB":
         manager.free(requests[name])

@@ -37,7 +37,7 @@ def test_prompts_that_fit_join_in_one_step() -> None:
     )
 
 
-def test_who_joins_runs_and_owns_a_row() -> None:
+def test_a_request_that_joins_runs_and_owns_a_row() -> None:
     scheduler = make_scheduler(5, 3)
     scheduler.schedule()
     assert (names(scheduler.running), names(scheduler.waiting)) == ("0 1", "none"), (
@@ -55,7 +55,7 @@ def test_a_prompt_goes_before_decode() -> None:
     )
 
 
-def test_everybody_decodes_when_nobody_can_join() -> None:
+def test_all_running_requests_decode_when_none_waits() -> None:
     scheduler = make_scheduler(running="A B C")
     got = scheduled(scheduler.schedule())
     assert got == [("A", 1), ("B", 1), ("C", 1)], f"one token of each running request, not {got}"
@@ -71,7 +71,7 @@ def test_decode_follows_the_rows() -> None:
     assert got == "A C B", f"I2: rows 0, 1, 2 belong to A, C, B, but the batch is {got}"
 
 
-def test_rows_bound_who_joins() -> None:
+def test_free_rows_bound_how_many_requests_join() -> None:
     scheduler = make_scheduler(2, 2, 2, running="A B", max_num_seqs=4)
     got = names(scheduler.schedule().requests)
     assert got == "0 1", f"two of four rows are free: requests 0 and 1 join, not {got}"
@@ -98,7 +98,7 @@ def test_the_token_budget_counts_padding(lengths: tuple[int, int, int]) -> None:
         )
 
 
-def test_nobody_overtakes() -> None:
+def test_no_request_overtakes_another() -> None:
     scheduler = make_scheduler(10, 20, 1, max_num_batched_tokens=20)
     got = names(scheduler.schedule().requests)
     assert got == "0", (
@@ -109,7 +109,7 @@ def test_nobody_overtakes() -> None:
     )
 
 
-def test_who_does_not_join_is_untouched() -> None:
+def test_a_request_that_does_not_join_is_untouched() -> None:
     scheduler = make_scheduler(10, 20, max_num_batched_tokens=20)
     scheduler.schedule()
     refused = scheduler.waiting[0]
@@ -123,6 +123,6 @@ def test_one_prompt_may_take_the_whole_budget() -> None:
     assert got == [("0", 20)], f"I5: 20 tokens fit into a budget of 20; scheduled {got}"
 
 
-def test_an_idle_scheduler_schedules_nobody() -> None:
+def test_an_idle_scheduler_schedules_no_request() -> None:
     got = scheduled(make_scheduler().schedule())
     assert got == [], f"no request waits or runs; scheduled {got}"

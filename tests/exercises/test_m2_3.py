@@ -38,7 +38,7 @@ def of(scheduler: Scheduler, name: str) -> Request:
     return next(request for request in live if request.request_id == name)
 
 
-def test_who_waits_leaves_the_queue_and_nothing_else() -> None:
+def test_a_waiting_request_leaves_the_queue_and_nothing_else() -> None:
     scheduler = state(running="A B", waiting="X Y Z")
     scheduler.finish_request(of(scheduler, "Y"))
     assert show(scheduler) == ("A B", "X Z", "A B"), (
@@ -48,7 +48,7 @@ def test_who_waits_leaves_the_queue_and_nothing_else() -> None:
     assert not moves, f"Y had no row, so nothing moves; `moves` is {moves}"
 
 
-def test_who_runs_gives_its_row_back() -> None:
+def test_a_running_request_gives_its_row_back() -> None:
     scheduler = state(running="A B C", waiting="X")
     scheduler.finish_request(of(scheduler, "C"))
     assert show(scheduler) == ("A B", "X", "A B"), (
@@ -86,7 +86,7 @@ def test_a_failed_prefill_leaves_nothing_behind() -> None:
     scheduler.check_invariants()
 
 
-def test_a_failed_prefill_does_not_touch_who_runs() -> None:
+def test_a_failed_prefill_does_not_touch_running_requests() -> None:
     scheduler = state(running="A B", joined="0 1", waiting="X")
     scheduler.undo(ScheduleBatch(scheduler.running[2:], [3, 3]))
     assert show(scheduler) == ("A B", "0 1 X", "A B"), (

@@ -90,7 +90,7 @@ def test_a_decode_copies_nothing(pool: KVPool) -> None:
     [([2, 0], [[0, 1, 2]] * 2, 3), ([0, 1, 2], [[4], [1], [7]], 8), ([3], [[0]], 1)],
     ids=["prefill", "decode", "prompt of one token"],
 )
-def test_nobody_else_is_touched(
+def test_no_other_slot_is_touched(
     pool: KVPool, rows: list[int], positions: list[list[int]], context: int
 ) -> None:
     before = [memory.clone() for memory in (*pool.keys, *pool.values)]

@@ -59,7 +59,7 @@ def abort_all(engine: Any) -> None:
     assert_idle(engine)
 
 
-def test_everybody_gets_its_token() -> None:
+def test_each_request_gets_its_token() -> None:
     engine = make_engine()
     requests = running(engine, {"A": 4, "B": 6, "C": 5})
     outputs = engine.process(
@@ -92,7 +92,7 @@ def test_the_counters_tell_prompts_from_decodes_and_padding() -> None:
     abort_all(engine)
 
 
-def test_who_ends_leaves_and_its_row_is_filled() -> None:
+def test_a_request_that_ends_leaves_and_its_row_is_filled() -> None:
     engine = make_engine()
     a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     a.max_num_tokens = 5

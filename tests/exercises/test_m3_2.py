@@ -69,7 +69,7 @@ def test_a_position_is_in_the_slot_the_table_says(page_size: int) -> None:
         )
 
 
-def test_everybody_writes_through_its_own_row() -> None:
+def test_each_request_writes_through_its_own_row() -> None:
     got = prepare((19, 20), (3, 6), (0, 2)).metadata.slot_mapping.tolist()
     expected = [12 * 4 + 3, 5 * 4 + 3, 11 * 4, 11 * 4 + 1, 6 * 4, 6 * 4 + 1]
     assert got == expected, (

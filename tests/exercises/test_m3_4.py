@@ -8,7 +8,7 @@ from tests.exercises.by_hand import names
 from tests.exercises.paged_states import make_scheduler, run, show, wait
 
 
-def test_nobody_gives_way_while_a_page_is_free() -> None:
+def test_no_request_gives_way_while_a_page_is_free() -> None:
     scheduler = make_scheduler(4)
     a, _ = run(scheduler, "A", 8), run(scheduler, "B", 4)
     scheduler.retraction.make_room(a)
@@ -17,7 +17,7 @@ def test_nobody_gives_way_while_a_page_is_free() -> None:
     )
 
 
-def test_nobody_gives_way_while_the_last_page_has_room() -> None:
+def test_no_request_gives_way_while_the_last_page_has_room() -> None:
     scheduler = make_scheduler(3)
     a, _ = run(scheduler, "A", 7), run(scheduler, "B", 4)
     scheduler.retraction.make_room(a)
@@ -77,7 +77,7 @@ def test_the_newest_gives_way_to_itself_last() -> None:
     )
 
 
-def test_who_is_retracted_keeps_its_tokens_and_nothing_else() -> None:
+def test_a_retracted_request_keeps_its_tokens_and_nothing_else() -> None:
     scheduler = make_scheduler(4)
     a, b = run(scheduler, "A", 8), run(scheduler, "B", 4, output=5)
     tokens = list(b.token_ids)
@@ -96,7 +96,7 @@ def test_who_is_retracted_keeps_its_tokens_and_nothing_else() -> None:
     scheduler.check_invariants()
 
 
-def test_who_is_retracted_waits_before_all_others() -> None:
+def test_a_retracted_request_waits_before_all_others() -> None:
     scheduler = make_scheduler(4)
     a, _ = run(scheduler, "A", 8), run(scheduler, "B", 8)
     wait(scheduler, "X", 3)
@@ -122,7 +122,7 @@ def test_a_retraction_makes_admission_less_hopeful(before: float) -> None:
     )
 
 
-def test_who_is_retracted_counts_too() -> None:
+def test_the_retracted_request_counts_too() -> None:
     """A runs alone: the new ratio can only come from the tokens of A itself."""
     scheduler = make_scheduler(20)
     scheduler.admission.new_token_ratio = 0.1

@@ -71,7 +71,7 @@ def test_a_chunk_that_runs_goes_before_a_prompt_that_waits() -> None:
     )
 
 
-def test_only_who_reaches_its_end_is_sampled() -> None:
+def test_only_requests_that_reach_their_end_are_sampled() -> None:
     scheduler = make_scheduler(100, max_num_batched_tokens=16)
     run(scheduler, "A", 5)
     run(scheduler, "B", 20, output=0, computed=8)
@@ -84,7 +84,7 @@ def test_only_who_reaches_its_end_is_sampled() -> None:
     )
 
 
-def test_who_is_scheduled_holds_the_pages_for_it() -> None:
+def test_a_scheduled_request_holds_the_pages_for_its_tokens() -> None:
     scheduler = make_scheduler(100, max_num_batched_tokens=16)
     a = run(scheduler, "A", 4)
     x = wait(scheduler, "X", 20)
@@ -127,7 +127,7 @@ def test_the_oldest_moves_when_chunks_have_filled_the_pool() -> None:
     )
 
 
-def test_who_was_retracted_is_not_in_the_step() -> None:
+def test_a_retracted_request_is_not_in_the_step() -> None:
     """A retracted request may join the same step if there is memory; here there is none."""
     scheduler = make_scheduler(4)
     scheduler.admission.new_token_ratio = 1.0

@@ -165,7 +165,7 @@ def test_a_request_that_computed_nothing_leaves_nothing() -> None:
     audit_pages(kv_cache, [], "after free of a request that computed nothing")
 
 
-def test_who_shares_a_prefix_leaves_it_to_the_other() -> None:
+def test_a_request_leaves_a_shared_prefix_to_the_other_one() -> None:
     kv_cache = manager()
     stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
     leaving, staying = (request_of(name, [1, 2, 3, 4, ord(name)]) for name in "ab")

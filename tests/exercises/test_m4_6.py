@@ -75,7 +75,7 @@ def test_to_order_is_not_to_admit() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "lof", "random"])
-def test_who_is_due_goes_first(policy: str) -> None:
+def test_a_request_that_is_due_goes_first(policy: str) -> None:
     """I5: after a fixed number of admissions, a request that a policy puts last goes first."""
     scheduler = scheduler_of(policy)
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
@@ -92,7 +92,7 @@ def test_who_is_due_goes_first(policy: str) -> None:
     assert sorted(order[2:]) == [request.request_id for request in better]
 
 
-def test_who_is_not_due_yet_waits_its_turn() -> None:
+def test_a_request_that_is_not_due_yet_waits_its_turn() -> None:
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
     queue(scheduler, request_of("cold", [9]))
@@ -159,7 +159,7 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
     )
 
 
-def test_nobody_is_lost_in_the_branches() -> None:
+def test_no_request_is_lost_in_the_branches() -> None:
     scheduler = scheduler_of("dfs-weight")
     branches(scheduler, [2, 2])
     queue(scheduler, request_of("cold", [9, 9]), request_of("stem only", [1, 50]))
@@ -191,7 +191,7 @@ def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
         ("the running prompt ends before the page does", [1], [1, 2, 3, 4, 9]),
     ],
 )
-def test_nobody_waits_in_vain(name: str, computing: list[int], waiting: list[int]) -> None:
+def test_no_request_waits_in_vain(name: str, computing: list[int], waiting: list[int]) -> None:
     scheduler = scheduler_of(page_size=2)
     runs, waits = request_of("runs", computing), request_of("waits", waiting)
     queue(scheduler, waits)
@@ -201,7 +201,7 @@ def test_nobody_waits_in_vain(name: str, computing: list[int], waiting: list[int
     assert not scheduler.admission.waits_for_prefix(waits), f"{waiting} beside {computing}: {name}"
 
 
-def test_nobody_waits_for_what_is_there() -> None:
+def test_no_request_waits_for_pages_that_are_there() -> None:
     """The running request has inserted this page already, so it can be shared at once."""
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 9, 9, 9]), request_of("runs", [1, 2, 3, 4, 5])
@@ -213,7 +213,7 @@ def test_nobody_waits_for_what_is_there() -> None:
     assert not scheduler.admission.waits_for_prefix(waits), "no request computes its next page, 9 9"
 
 
-def test_who_is_due_waits_for_nobody() -> None:
+def test_a_request_that_is_due_waits_for_no_other() -> None:
     """I5: there may always be another prefix to wait for; the bound holds in that case too."""
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 3, 4, 9]), request_of("runs", [1, 2, 3, 4, 5])

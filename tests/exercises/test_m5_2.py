@@ -61,7 +61,7 @@ def test_a_future_stays_until_its_row_stores_again() -> None:
     assert got == [80, 19], f"row 3 stored 80 and nothing after that; row 0 last stored 19: {got}"
 
 
-def test_padding_is_nobodys_future() -> None:
+def test_padding_is_the_future_of_no_request() -> None:
     """All rows of padding store their token in one place, which belongs to no request."""
     futures = stored(row0=50, row1=60)
     indices = torch.tensor([future_index(0), PADDING_INDEX, PADDING_INDEX])
@@ -159,7 +159,7 @@ def test_a_step_is_advanced_once() -> None:
     )
 
 
-def test_who_has_ended_is_left_as_it_is() -> None:
+def test_a_request_that_has_ended_is_left_as_it_is() -> None:
     """A request may end, or be aborted, when this step is already in flight."""
     steps = steps_in_flight()
     ended, lives = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))

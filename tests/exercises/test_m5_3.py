@@ -17,7 +17,7 @@ def all_pages_can_be_had(steps: StepsInFlight) -> bool:
     return steps.kv_cache.num_free_pages == NUM_PAGES
 
 
-def test_who_is_known_to_end_is_not_planned_again() -> None:
+def test_a_request_that_is_known_to_end_is_not_planned_again() -> None:
     """Step N gives both requests a token, and it is the last one of the first request."""
     steps = steps_in_flight()
     last = running(steps, "last", [1, 2, 3], computed=2)
@@ -58,7 +58,7 @@ def test_a_chunk_has_no_placeholder_to_lose() -> None:
     audit(steps, [request], "after complete of a chunk")
 
 
-def test_who_ended_meanwhile_keeps_its_last_token() -> None:
+def test_a_request_that_ended_meanwhile_keeps_its_last_token() -> None:
     """It ended in step N. It is in step N+1 too, but has no placeholder that could be removed."""
     steps = steps_in_flight()
     ended = running(steps, "a", [1, 2, 3], computed=2)

@@ -34,7 +34,7 @@ def test_buffers_are_filled_again_when_their_step_is_done_and_not_before() -> No
     )
 
 
-def test_nobody_waits_for_more_than_the_step_before_last() -> None:
+def test_no_step_waits_for_more_than_the_step_before_last() -> None:
     buffers, stream = two_buffers(), LateStream()
     waits = []
     for step in range(4):
@@ -48,7 +48,7 @@ def test_nobody_waits_for_more_than_the_step_before_last() -> None:
     )
 
 
-def test_a_buffer_that_nobody_uses_is_free() -> None:
+def test_a_buffer_that_no_step_uses_is_free() -> None:
     mine: Any = StepBuffers(CPU)
     mine.begin()
     mine.begin()

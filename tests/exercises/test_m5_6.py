@@ -83,7 +83,7 @@ def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list
     return [finals[name] for name in names]
 
 
-def test_with_memory_to_spare_nobody_waits() -> None:
+def test_with_memory_to_spare_the_host_does_not_wait() -> None:
     scheduler = scheduler_of(num_pages=20)
     in_flight(scheduler, [1, 2, 3], [4, 5, 6])
     assert not scheduler.needs_result(), "both requests have room in their last page: plan N+1 now"
@@ -110,7 +110,7 @@ def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
     assert not scheduler.needs_result(), "no page is free, but a cached page can be evicted"
 
 
-def test_who_is_known_to_end_needs_no_page() -> None:
+def test_a_request_that_is_known_to_end_needs_no_page() -> None:
     scheduler = scheduler_of(num_pages=2)
     scheduler.admission.new_token_ratio = 0.0
     in_flight(scheduler, [1, 2], [4, 5], max_tokens=1)
@@ -262,7 +262,7 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateS
     assert_idle(engine)
 
 
-def test_a_step_that_nobody_is_left_in_is_dropped() -> None:
+def test_a_step_without_live_requests_is_dropped() -> None:
     """The only request stops in step N. When its final output is returned, no step is in flight."""
     engine = engine_of(LateStream(), page_size=1)
     answer = expected_tokens([5, 6], 20)

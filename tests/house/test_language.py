@@ -2,7 +2,8 @@
 
 "Who reads a prefix locks it" makes a student guess the subject. "A request locks the prefix that it
 reads" says it. This test finds the words for people that have stood for requests, pages and steps.
-It reads pages, docstrings, comments and messages. It does not read code and quotations.
+It reads pages, docstrings, comments and messages, and the names of tests and mutants. It does not
+read other code and quotations.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from pathlib import PurePath
 
 import pytest
 
 from tests.conftest import ROOT
 
 SUFFIXES = (".py", ".md", ".toml", ".html", ".c", ".h", ".css", ".js", ".in", ".patch")
-WORDS = re.compile(r"\b(?:who(?:ever|m|se)?|(?:no|some|any|every)body|rungs?)\b", re.IGNORECASE)
+WORDS = re.compile(r"\b(?:who(?:ever|m|se)?|(?:no|some|any|every)bodys?|rungs?)\b", re.IGNORECASE)
 PEOPLE = (
     r"(?:student|reader|person|instructor|lecturer|teacher|author|engineer|user|colleague|beginner"
     r"|developer|programmer|researcher|contributor|maintainer|speaker|listener)s?"
@@ -141,6 +143,19 @@ def problems(path: str, text: str) -> Iterator[str]:
         yield f"{path}:{line}: {' '.join((before + after).split())}"
 
 
+def names(path: str, text: str) -> list[str]:
+    """Return the names of tests in a file, or the name of a mutant: students read both."""
+    if path.endswith(".patch"):
+        return [PurePath(path).stem]
+    if not path.startswith("tests/"):
+        return []
+    return re.findall(r"(?m)^\s*(?:async )?def (test_\w+)", text)
+
+
+def is_plain(name: str) -> bool:
+    return not WORDS.search(blank(ABOUT_PEOPLE, re.sub("[_-]", " ", name)))
+
+
 def public_files() -> list[str]:
     """Return the paths of the repository's texts, also of those that are not committed yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -156,6 +171,17 @@ def test_sentences_name_their_subjects() -> None:
     if found:
         listed = "\n".join(found)
         pytest.fail(f"{len(found)} words to replace:\n{listed}", pytrace=False)
+
+
+def test_names_of_tests_name_their_subjects() -> None:
+    found = [
+        f"{path}: {name}"
+        for path in public_files()
+        for name in names(path, (ROOT / path).read_text("utf-8"))
+    ]
+    assert len(found) > 1000
+    if bad := [name for name in found if not is_plain(name)]:
+        pytest.fail("names to replace:\n" + "\n".join(bad), pytrace=False)
 
 
 def test_exceptions_are_in_use() -> None:
@@ -219,3 +245,20 @@ def test_a_bad_sentence_is_found(path: str, text: str, line: int) -> None:
 )
 def test_a_good_sentence_passes(path: str, text: str) -> None:
     assert not list(problems(path, text))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_good"),
+    [
+        ("tests/test_a.py", "def test_who_runs() -> None:", False),
+        ("tests/test_a.py", "async def test_padding_is_nobodys_token(x: int) -> None:", False),
+        ("tests/test_a.py", "def test_a_page_whose_end_is_full(", False),
+        ("m5_overlap/mutants/forgets_who-runs.patch", "", False),
+        ("tests/test_a.py", "def test_a_whole_step(", True),
+        ("tests/test_a.py", "def test_a_student_who_asks_is_answered(", True),
+        ("m5_overlap/mutants/forgets-all.patch", "", True),
+    ],
+)
+def test_names_are_checked(path: str, text: str, is_good: bool) -> None:
+    (name,) = names(path, text)
+    assert is_plain(name) == is_good

@@ -182,7 +182,7 @@ def test_what_is_cut_short_is_kept(
 
 
 @pytest.mark.usefixtures("no_roofline")
-def test_who_fails_is_left_out_and_the_others_go_on(
+def test_an_engine_that_fails_is_left_out_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, calls = tmp_path / "bench.json", list[str]()
@@ -242,6 +242,19 @@ def test_a_summary_is_the_median_round() -> None:
     summary = Summary.of(rounds)
     assert summary.tokens_per_second == 2.0 and summary.first_token == (0.1, 1.0)
     assert summary.inter_token is None and summary.gap is None
+
+
+def test_the_share_of_the_floor_is_a_median_as_the_speed_is() -> None:
+    """A machine that is busy in the last round slows both columns down, or neither."""
+    contender = Contender("m4_radix")
+    stats = {"num_steps": 1, "decode_tokens": 1, "prefill_tokens": 0}
+    seconds = (0.2, 0.25, 9.0)
+    contender.results["alone"] = [WorkloadResult([[1]], s, [s], stats) for s in seconds]
+    floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6)
+    table = bench.report("alone", [contender], floor, "greedy")
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["tokens/s"] == ["4.0"]
+    assert cells["of floor"] == ["40%"], "0.1 s of the median round's 0.25 s"
 
 
 def test_the_floor_of_a_run() -> None:

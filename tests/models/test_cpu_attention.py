@@ -140,7 +140,7 @@ def test_what_does_not_fit_together_is_refused(attention: ModuleType, ops: Modul
         case.run(ops)
 
 
-def test_pages_that_nobody_has_yet_cost_nothing(
+def test_pages_that_no_request_has_yet_cost_nothing(
     attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page table may have columns for the longest request. Unused columns add no work."""
@@ -174,7 +174,7 @@ def test_tensors_may_be_views(attention: ModuleType, ops: ModuleType) -> None:
     assert torch.equal(case.run(ops), expected)
 
 
-def test_who_asks_for_kernels_that_cannot_run_is_told(
+def test_kernels_that_cannot_run_are_refused(
     milestone: str, attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select = load(milestone, "attention_backend").select_backend

@@ -22,7 +22,7 @@ from common.models.converted import converted_folder, gguf_folder
 from common.models.cpu_kernels import kernels
 from common.models.embedded import EmbeddedModelMissingError, is_embedded
 from common.models.random_shapes import SHAPES
-from common.models.tiny import config_class
+from common.models.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
 from m1_single import LLMEngine
 from milestones.bench.workloads import workload
 from tests.conftest import plain_model, shared_model
@@ -249,7 +249,14 @@ def test_large_weights_are_no_infinite_ones(checkpoint: Path) -> None:
 def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
     small = tiny_config("llama", vocab_size=100, eos_token_id=1, pad_token_id=1)
     AutoModelForCausalLM.from_config(small).save_pretrained(checkpoint)
-    with pytest.raises(ValueError, match=r"token ids up to 258, .* only 100 \(vocab_size\)"):
+    with pytest.raises(ValueError, match=r"token ids up to 255, .* only 100 \(vocab_size\)"):
+        load_model(EngineConfig(model=str(checkpoint)))
+
+
+def test_a_tokenizer_with_one_token_too_many(checkpoint: Path) -> None:
+    """It belongs to another model, unless the token was added: see `test_added_tokens.py`."""
+    byte_tokenizer(260 + len(SPECIAL_TOKENS)).save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match=r"token ids up to 259, .* only 259 \(vocab_size\)"):
         load_model(EngineConfig(model=str(checkpoint)))
 
 

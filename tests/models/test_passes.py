@@ -232,7 +232,7 @@ def test_attention_that_does_more_than_llamas_keeps_its_own(
     assert apply_passes(model, "layer") == {"layer": 0}, "a forward without readable source"
 
 
-def test_a_layer_whose_parts_cannot_be_read_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_with_parts_that_cannot_be_read_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm may have no weight, or a part may raise when it is called."""
     model: Any = unchanged("llama")
     merge_linears(model)
@@ -292,7 +292,7 @@ def test_the_last_layer_leaves_out_what_the_head_leaves_out(
     assert computed == [theirs.shape[1]]
 
 
-def test_whoever_wants_the_hidden_states_gets_them_whole() -> None:
+def test_hidden_states_that_are_asked_for_are_whole() -> None:
     model, prompt = unchanged("llama"), torch.arange(6)[None]
     assert apply_passes(model)["last"] == 1
     with torch.inference_mode():

@@ -90,7 +90,7 @@ def test_refused_by_feature(
         make_engine(random_model(config), max_model_len=64)
 
 
-def test_a_window_nobody_reaches_is_no_obstacle(make_engine: EngineFactory) -> None:
+def test_a_window_that_no_context_reaches_is_no_obstacle(make_engine: EngineFactory) -> None:
     """Within its window, a model with a sliding window computes plain causal attention."""
     loaded = random_model(config_of("mistral", num_key_value_heads=2, sliding_window=64))
     engine = make_engine(loaded, max_model_len=64, max_num_seqs=2)

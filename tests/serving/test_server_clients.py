@@ -87,7 +87,7 @@ def check_aborted(engine: OfflineEngine, serve: Serve, fields: dict[str, Any], w
 
 
 @only_highest
-def test_a_slow_reader_gets_the_whole_text_and_delays_no_one(
+def test_a_slow_reader_gets_the_whole_text_and_delays_no_other(
     make_engine: EngineFactory, serve: Serve
 ) -> None:
     """Its unread outputs are merged: the server holds one output and the bytes of a buffer."""

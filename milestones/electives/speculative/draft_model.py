@@ -21,7 +21,7 @@ class DraftModel:
                 f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, and {target.name} of "
                 f"{target.vocab_size}: a draft model needs the same one"
             )
-        if draft.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        if _tokens_of(draft) != _tokens_of(target):
             raise ValueError(f"{draft.name} and {target.name} have different tokens")
         self.model = draft.model
         self.caches: WeakKeyDictionary[Request, tuple[DynamicCache, list[int]]]
@@ -45,3 +45,9 @@ class DraftModel:
             tokens = [int(logits.argmax())]
             drafts += tokens
         return drafts
+
+
+def _tokens_of(loaded: LoadedModel) -> dict[str, int]:
+    """Return the tokens that a model has. A tokenizer may have added tokens beyond these."""
+    vocab = loaded.tokenizer.get_vocab()
+    return {token: token_id for token, token_id in vocab.items() if token_id < loaded.vocab_size}

@@ -103,7 +103,7 @@ class GrammarLibrary:
     def _make_tokenizer(self) -> Any:
         from llguidance.hf import from_tokenizer
 
-        tokenizer: Any = self.loaded.tokenizer
+        tokenizer: Any = self.loaded.own_tokenizer
         return from_tokenizer(tokenizer, self.loaded.vocab_size, sorted(self.loaded.eos_token_ids))
 
 

@@ -219,12 +219,8 @@ def test_interrupted_and_resumed(
     assert [float(row["total"]) for row in rows(out)] == [0, 10, 10, 10], "a is graded again"
 
 
-<<<<<<< HEAD
 @pytest.mark.thorough("three gradings")
-def test_who_is_graded_later_gets_the_same_questions(
-=======
 def test_a_submission_graded_later_gets_the_same_questions(
->>>>>>> he
     course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code that is right for some inputs must not get other points after an interruption."""

@@ -223,11 +223,12 @@ def test_the_text_of_a_special_token_is_spelled(make_engine: EngineFactory, mode
     texts = [text for token in added if token.special for text in (str(token), f"a{token}b")]
     expected = [t for text in texts for t in (text, text, json.dumps(text), f"z{text}")]
     wanted = [
-        params_of(StructuredOutputsParams(**{kind: value}))
+        params_of(grammar)
         for text in texts
-        for kind, value in (
-            ("choice", [text]), ("regex", re.escape(text)), ("json", {"const": text}),
-            ("regex", f"[xyz]{re.escape(text)}"),
+        for grammar in (
+            StructuredOutputsParams(choice=[text]), StructuredOutputsParams(regex=re.escape(text)),
+            StructuredOutputsParams(json={"const": text}),
+            StructuredOutputsParams(regex=f"[xyz]{re.escape(text)}"),
         )
     ]  # fmt: skip
     engine = make_engine(model, max_num_seqs=len(wanted), max_model_len=64)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import torch
-from tokenizers import Tokenizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import DEFAULT_MAX_MODEL_LEN, EngineConfig
 from ..parallel.group import RankGroup
@@ -31,20 +29,6 @@ class LoadedModel:
         weight = self.model.get_input_embeddings().weight
         assert isinstance(weight, torch.Tensor)
         return weight.shape[0]
-
-    @property
-    def own_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer without the added tokens that the model does not have.
-
-        A text that contains one of these is then encoded with tokens of the model. A grammar needs
-        this: where its text has no choice, it allows only the tokens of the encoding.
-        """
-        tokenizer, size = self.tokenizer, self.vocab_size
-        if not tokenizer.is_fast or max(tokenizer.added_tokens_decoder, default=0) < size:
-            return tokenizer
-        state = json.loads(tokenizer.backend_tokenizer.to_str())
-        state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < size]
-        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:

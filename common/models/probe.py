@@ -141,7 +141,8 @@ class Probe:
         expected = torch.stack([self._logits_after(span) for span in step])
         if logits.shape != expected.shape:
             raise ProbeError(f"logits have shape {list(logits.shape)}, not {list(expected.shape)}")
-        errors = (logits.float() - expected).abs().amax(dim=-1) / expected.abs().amax(dim=-1)
+        errors = (logits.float() - expected).abs().amax(dim=-1)
+        errors = errors.where(errors == 0, errors / expected.abs().amax(dim=-1))  # 0 of 0 is right
         for span, error in zip(step, errors.tolist(), strict=True):
             error = math.inf if math.isnan(error) else error
             self.errors[span] = min(error, self.errors.get(span, math.inf))

@@ -23,7 +23,6 @@ class Grammars:
     """Compiles the grammars of calls, if the served engine has grammars."""
 
     def __init__(self, engine: OfflineEngine) -> None:
-        self._compile = getattr(engine, "compile_grammar", None)
         self._refusal = engine.input_processor.no_structured_outputs
         self._manager = getattr(engine.scheduler, "grammars", None)
 
@@ -34,15 +33,20 @@ class Grammars:
         grammar is bad or takes too long.
         """
         name = next((name for name in NAMES if given.get(name) is not None), NAMES[1])
-        if self._refusal is not None or self._compile is None or self._manager is None:
+        if self._refusal is not None or self._manager is None:
             raise ApiError(
                 400, f"{name} is not supported by this server: {self._refusal}",
                 param=name, code="unsupported_parameter",
             )  # fmt: skip
-        # `wait` cancels nothing: other calls may wait for the same grammar.
-        future, seconds = asyncio.wrap_future(self._compile(structured)), self._manager.timeout
-        if not (await asyncio.wait([future], timeout=seconds))[0]:
-            raise ApiError(400, f"{name} was not compiled within {seconds:g} s", param=name)
+        compiler, seconds = self._manager.compiler, self._manager.timeout
+        shared = compiler.submit(structured)
+        try:
+            # `wait` cancels nothing: other calls may wait for the same grammar.
+            future = asyncio.wrap_future(shared)
+            if not (await asyncio.wait([future], timeout=seconds))[0]:
+                raise ApiError(400, f"{name} was not compiled within {seconds:g} s", param=name)
+        finally:
+            compiler.abandon(shared)  # also if the client has gone away
         if isinstance(error := future.exception(), ValueError):
             raise ApiError(400, f"{name}: {error}", param=name)
         future.result()

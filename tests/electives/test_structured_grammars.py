@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common import SamplingParams, StructuredOutputsParams
+from common import EMBEDDED_MODEL, SamplingParams, StructuredOutputsParams
 from common.models.tiny import byte_tokenizer
+from common.sampling.structured import MAX_CHARACTERS, MAX_CHOICES
 from tests.conftest import EngineFactory, ModuleOf, shared_model
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.schemas import schema
@@ -63,7 +64,6 @@ def library(module_of: ModuleOf, size: int = 300, rows: int | None = None) -> An
     tokenizer = byte_tokenizer(size)
     loaded = SimpleNamespace(
         tokenizer=tokenizer,
-        own_tokenizer=tokenizer,
         vocab_size=rows or size,
         eos_token_ids=frozenset({tokenizer.eos_token_id, tokenizer.eos_token_id + 2}),
     )
@@ -216,6 +216,61 @@ def test_cut_in_the_middle_of_a_character(make_engine: EngineFactory) -> None:
         assert ("😀" <= completion.text <= "🙏") == (max_tokens >= 4)
 
 
+@pytest.mark.parametrize("model", ["tiny-llama", EMBEDDED_MODEL])
+def test_the_text_of_a_special_token_is_spelled(make_engine: EngineFactory, model: str) -> None:
+    """Ordinary tokens spell it, also that of the end token. The special token is no text."""
+    added = shared_model(model).tokenizer.added_tokens_decoder.values()
+    texts = [text for token in added if token.special for text in (str(token), f"a{token}b")]
+    expected = [t for text in texts for t in (text, text, json.dumps(text), f"z{text}")]
+    wanted = [
+        params_of(grammar)
+        for text in texts
+        for grammar in (
+            StructuredOutputsParams(choice=[text]), StructuredOutputsParams(regex=re.escape(text)),
+            StructuredOutputsParams(json={"const": text}),
+            StructuredOutputsParams(regex=f"[xyz]{re.escape(text)}"),
+        )
+    ]  # fmt: skip
+    engine = make_engine(model, max_num_seqs=len(wanted), max_model_len=64)
+    found = answers(engine, wanted)
+    assert [c.error for c in found if c.finish_reason != "stop"] == []
+    assert [re.sub("^[xyz]", "z", c.text) for c in found] == expected
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_an_added_token_is_spelled(module_of: ModuleOf, is_special: bool) -> None:
+    """Also one behind the vocabulary of the model, and one that is not special."""
+    compiler = library(module_of, 300, 310)
+    compiler.loaded.tokenizer.add_tokens(["<tool>", "tool"], special_tokens=is_special)
+    for text in ("<tool>", "x<tool>y"):
+        grammar, tokens = compile_regex(compiler, text), list[int]()
+        while not (mask := allowed(compiler, grammar)) & compiler.loaded.eos_token_ids:
+            tokens.append(min(mask))
+            assert grammar.accept(tokens[-1]), grammar.error
+        assert compiler.loaded.tokenizer.decode(tokens) == text
+        assert 300 not in tokens and (301 in tokens) == (not is_special)
+
+
+def test_each_character_of_a_choice(make_engine: EngineFactory) -> None:
+    """All of ASCII, and characters that are written with quotes, lines or surrogates elsewhere."""
+    texts = [*map(chr, range(128)), "\x80\x85", "\u2028\u2029", "😀", "\\n", '"', "a\nb", "/ | ()"]
+    wanted = [params_of(StructuredOutputsParams(choice=[f"<{text}>"])) for text in texts]
+    found = answers(make_engine(max_num_seqs=64), wanted)
+    assert [completion.text for completion in found] == [f"<{text}>" for text in texts]
+
+
+@pytest.mark.parametrize("size", [1, 9])
+def test_as_many_choices_as_the_limit_says(module_of: ModuleOf, size: int) -> None:
+    compiler = library(module_of)
+    choices = [f"{number:0{size}x}"[::-1] for number in range(MAX_CHOICES)]
+    assert sum(map(len, choices)) <= MAX_CHARACTERS
+    grammar = compiler(StructuredOutputsParams(choice=choices))
+    encode, end = compiler.loaded.tokenizer.encode, min(compiler.loaded.eos_token_ids)
+    for choice in (choices[0], choices[17], choices[-1]):
+        assert follows(grammar, [*encode(choice), end])
+    assert not follows(grammar, encode("x"))
+
+
 HOSTILE: list[Any] = [
     {"regex": "("}, {"regex": "(a{1000}){1000}"}, {"regex": "(" * 49_000 + "a" + ")" * 49_000},
     {"regex": "(?=a)b"}, {"json": '{"items":' * 5000 + "{}" + "}" * 5000},
@@ -223,6 +278,7 @@ HOSTILE: list[Any] = [
     {"json": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
     {"json": {"type": "nothing"}}, {"json": {"type": "string", "format": "nothing"}},
     {"json": {"x-guidance": {"lenient": True}, "not": {}}},
+    {"choice": ["a" * 50_000, "b" * 50_000]},
 ]  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from tests.helpers.oracle import drain, greedy
 pytestmark = [pytest.mark.since("structured_output"), pytest.mark.streams]
 
 PROMPT = [5, 6, 7]
+PATIENCE = 60.0  # seconds until a test that hangs fails
 
 
 def params_of(salt: int, length: int, max_tokens: int = 30, **more: Any) -> SamplingParams:
@@ -313,6 +316,103 @@ def test_requests_share_a_compilation_and_no_state(module_of: ModuleOf) -> None:
     for number in range(manager.NUM_CACHED + 10):
         compiler.submit(StructuredOutputsParams(regex=str(number)))
     assert len(compiler.cache) == manager.NUM_CACHED
+    compiler.close()
+
+
+class HeldCompile:
+    """A compile function that keeps all threads of a compiler busy until it is released."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.begun: SimpleQueue[StructuredOutputsParams] = SimpleQueue()
+        self.made: list[StructuredOutputsParams] = []
+        self.released = threading.Event()
+        self.blockers = [structured(10**6 + number, 1) for number in range(num_threads)]
+
+    def __call__(self, wanted: StructuredOutputsParams) -> StepGrammar:
+        self.made.append(wanted)
+        self.begun.put(wanted)
+        assert self.released.wait(PATIENCE)
+        return StepGrammar(0, 3)
+
+    def wait_for_blockers(self) -> None:
+        """Wait until each thread compiles. What is submitted from now on is queued."""
+        for _ in self.blockers:
+            self.begun.get(timeout=PATIENCE)
+
+    def made_after(self) -> list[StructuredOutputsParams]:
+        return [wanted for wanted in self.made if wanted not in self.blockers]
+
+
+@pytest.mark.parametrize("ends_by", ["abort", "timeout"])
+def test_what_no_request_waits_for_is_not_compiled(module_of: ModuleOf, ends_by: str) -> None:
+    """Sixteen requests end while their grammars are queued. The next one does not wait for them."""
+    engine = engine_of(module_of)
+    manager, held = engine.scheduler.grammars, HeldCompile(module_of("grammar_manager").NUM_THREADS)
+    engine.compiler.compile, engine.input_processor.no_structured_outputs = held, None
+    blocking = [engine.compiler.submit(wanted) for wanted in held.blockers]
+    held.wait_for_blockers()
+    engine.add_request(PROMPT, params_of(3, 3), "kept")
+    manager.timeout = 0.0 if ends_by == "timeout" else PATIENCE
+    for number in range(16):  # each grammar is that of two requests
+        for half in "ab":
+            engine.add_request(PROMPT, params_of(number, 3), f"{number}{half}")
+    for number in range(16):
+        for half in "ab" if ends_by == "abort" else "":
+            assert engine.abort_request(f"{number}{half}")
+    reasons = {output.outputs[0].finish_reason for output in engine.step()}
+    assert reasons == {"abort" if ends_by == "abort" else "error"}
+    manager.timeout = PATIENCE
+    engine.add_request(PROMPT, params_of(99, 3), "next")
+    held.released.set()
+    finals = drain(engine)
+    assert finals["kept"][-1].finished and finals["next"][-1].finished
+    assert held.made_after() == [structured(3, 3), structured(99, 3)]
+    assert all(future.result() for future in blocking), "a compilation that runs goes on"
+    engine.close()
+
+
+def test_a_compilation_is_cancelled_when_its_last_request_has_ended(module_of: ModuleOf) -> None:
+    manager = module_of("grammar_manager")
+    held = HeldCompile(manager.NUM_THREADS)
+    compiler = manager.GrammarCompiler(held)
+    for wanted in held.blockers:
+        compiler.submit(wanted)
+    held.wait_for_blockers()
+    shared, alone = structured(1, 1), structured(2, 1)
+    first, second = compiler.submit(shared), compiler.submit(shared)
+    compiler.abandon(first)
+    assert not second.cancelled(), "another request waits for it"
+    cancelled = compiler.submit(alone)
+    compiler.abandon(cancelled)
+    assert cancelled.cancelled() and alone not in compiler.cache
+    again = compiler.submit(alone)
+    held.released.set()
+    assert second.result(PATIENCE) is first.result(PATIENCE) and again.result(PATIENCE)
+    compiler.abandon(second)  # too late, so it changes nothing
+    assert compiler.submit(shared).result(PATIENCE) is first.result()
+    compiler.close()
+    assert held.made_after() == [shared, alone]
+
+
+@pytest.mark.parametrize("passing", [MemoryError(), RuntimeError("planted"), SystemExit("panic")])
+def test_only_verdicts_are_remembered(module_of: ModuleOf, passing: BaseException) -> None:
+    """A bad grammar stays bad. Memory may be free the next time."""
+    outcomes: list[Any] = [passing, StepGrammar(0, 3), ValueError("a bad grammar")]
+
+    def compile_grammar(wanted: StructuredOutputsParams) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    compiler = module_of("grammar_manager").GrammarCompiler(compile_grammar)
+    good, bad = structured(1, 1), structured(2, 1)
+    assert compiler.submit(good).exception(PATIENCE) is passing
+    grammar = compiler.submit(good).result(PATIENCE)
+    assert compiler.submit(good).result(PATIENCE) is grammar
+    for _ in range(2):
+        assert str(compiler.submit(bad).exception(PATIENCE)) == "a bad grammar"
+    assert not outcomes and list(compiler.cache) == [good, bad]
     compiler.close()
 
 

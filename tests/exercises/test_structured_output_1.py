@@ -121,6 +121,8 @@ def test_a_request_waits_no_longer_than_the_timeout() -> None:
     assert [name for name, _ in found] == ["late"], f"each has its own deadline: {found}"
     assert "0 s" in str(found[0][1]), f"the reason names the limit: {found[0][1]}"
     assert request not in manager.queue and request not in manager.grammars, "I3: it ends"
+    future = compiler.known[request.params.structured_outputs]
+    assert compiler.abandoned == [future], "the compiler would compile what no request waits for"
     compiler.finish(1)
     assert taken(manager) == [], "a result that comes too late changes nothing"
     assert patient in manager.queue
@@ -133,3 +135,4 @@ def test_a_compiled_grammar_is_never_too_late() -> None:
     compiler.finish()
     found = taken(manager)
     assert found == [("a", None)], f"there is nothing to wait for: {found}"
+    assert compiler.abandoned == [], "its grammar is used"

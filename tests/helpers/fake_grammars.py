@@ -85,6 +85,7 @@ class FakeCompiler:
 
     pending: list[tuple[Future[Any], Any]] = field(default_factory=list)
     compiled: list[StepGrammar] = field(default_factory=list)
+    abandoned: list[Future[Any]] = field(default_factory=list)
     at_once: bool = False
 
     def submit(self, wanted: StructuredOutputsParams) -> Future[Any]:
@@ -102,6 +103,10 @@ class FakeCompiler:
             return
         self.compiled.append(StepGrammar(**wanted))
         future.set_result(self.compiled[-1])
+
+    def abandon(self, future: Future[Any]) -> None:
+        """Take note of it, and go on: a compilation may have begun."""
+        self.abandoned.append(future)
 
     def close(self) -> None:
         """Nothing to end."""

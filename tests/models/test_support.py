@@ -228,6 +228,29 @@ def test_low_precision_is_probed_again_with_other_tokens(
     assert accepted == (wrong_attempts == 0 or (wrong_attempts == 1 and dtype == torch.bfloat16))
 
 
+def test_a_model_with_logits_of_0_is_computed(make_engine: EngineFactory) -> None:
+    """An error is a fraction of the largest logit. If all are 0, a 0 is still right."""
+    loaded = random_model(config_of("llama"))
+    head: Any = loaded.model.get_output_embeddings()
+    torch.nn.init.zeros_(head.weight)
+    (output,) = make_engine(loaded, max_model_len=64).generate([[1, 2]], greedy(3))
+    assert output.outputs[0].token_ids == [0, 0, 0]
+
+
+@pytest.mark.parametrize("wrong", [1e-30, float("nan"), float("inf")])
+def test_a_logit_that_should_be_0_is_wrong(wrong: float) -> None:
+    loaded = random_model(config_of("llama"))
+    head: Any = loaded.model.get_output_embeddings()
+    torch.nn.init.zeros_(head.weight)
+    probe, step = Probe(loaded.model, 64), [Span(0, 0, 5)]
+    assert probe.again()
+    logits = torch.zeros(1, loaded.vocab_size)
+    logits[0, 7] = wrong
+    probe.check(step, logits)
+    with pytest.raises(ProbeError):
+        probe.again()
+
+
 @pytest.mark.since("m3_paged")
 @pytest.mark.parametrize("backend", ["torch", "compiled", "triton"])
 def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend: str) -> None:

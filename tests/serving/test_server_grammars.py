@@ -174,6 +174,33 @@ def test_a_client_that_goes_away_during_a_compilation(
     assert server.post(COMPLETE, call())[0] == 200 and len(added) == 1
 
 
+@pytest.mark.parametrize("ends_by", ["client", "timeout"])
+def test_what_no_call_waits_for_is_not_compiled(
+    ends_by: str, make_engine: EngineFactory, serve: Serve
+) -> None:
+    """Two calls keep the threads busy, and a third one ends while its grammar is queued."""
+    engine: Any = make_engine()
+    _, release = hold_compilations(engine)
+    server, cache = serve(engine), engine.compiler.cache
+    running = [server.open(COMPLETE, call(structured_outputs={"regex": r})) for r in ("a", "b")]
+    server.wait_until(lambda: sum(future.running() for future in cache.values()) == 2)
+    futures = list(cache.values())
+    if ends_by == "timeout":
+        engine.scheduler.grammars.timeout = 0.0
+        status, answer, _ = server.post(COMPLETE, call(response_format=form()))
+        assert status == 400 and "0 s" in answer["error"]["message"]
+    else:
+        connection = server.open(COMPLETE, call(response_format=form()))
+        server.wait_until(lambda: len(engine.compiler.cache) == 3)
+        connection.close()
+        server.wait_until(lambda: server.api.open.count == 2)
+    assert list(engine.compiler.cache.values()) == futures
+    release.set()
+    for connection in running:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
 def test_a_drain_waits_for_a_compilation(make_engine: EngineFactory, serve: Serve) -> None:
     engine: Any = make_engine(max_num_seqs=1)
     begun, release = hold_compilations(engine)

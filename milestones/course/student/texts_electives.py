@@ -60,7 +60,7 @@ def prepare(engine: Any) -> None:
         drafting.drafter.sizes = (1,)  # a random model hardly ever repeats two tokens
     if has_grammars(engine):
         engine.compiler.compile = lambda _: ClassGrammar(engine.loaded.vocab_size)
-        engine.compile_grammar(ANY).result()  # then no run depends on the compiler's threads
+        engine.compiler.submit(ANY).result()  # then no run depends on the compiler's threads
         engine.input_processor.no_structured_outputs = None
     if has_adapters(engine):
         add_adapters(engine)
@@ -73,7 +73,7 @@ def prepare(engine: Any) -> None:
 
 def has_grammars(engine: Any) -> bool:
     """Return whether requests may have grammars."""
-    return hasattr(engine, "compile_grammar")
+    return hasattr(engine, "compiler")
 
 
 def has_priorities(engine: Any) -> bool:

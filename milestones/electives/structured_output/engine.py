@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -30,13 +29,12 @@ from common import (
     Request,
     RequestOutput,
     SamplingParams,
-    StructuredOutputsParams,
 )
 from common.engine.call import ForwardError
 from common.sampling.sampler import SampledToken
 
 from .bitmask import num_words
-from .grammar import Grammar, GrammarLibrary
+from .grammar import GrammarLibrary
 from .grammar_manager import GrammarCompiler, GrammarManager
 from .model_runner import ModelRunner, StepResult
 from .schedule_batch import ScheduleBatch
@@ -71,10 +69,6 @@ class LLMEngine(OfflineEngine):
         self.scheduler.add_request(request)
         self.output_processor.add_request(request)
         return request.request_id
-
-    def compile_grammar(self, structured: StructuredOutputsParams) -> Future[Grammar]:
-        """Compile a grammar before a request needs it. Any thread may call it."""
-        return self.compiler.submit(structured)
 
     def step(self) -> list[RequestOutput]:
         """Return the outputs of one step. The forward of the next step is already queued."""

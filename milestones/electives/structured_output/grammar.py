@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from typing import Any, Protocol
 
@@ -86,25 +87,58 @@ class GrammarLibrary:
             raise ValueError(f"structured_outputs cannot be compiled: {str(cause)[:300]}") from None
         matcher = llguidance.LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
         grammar = MatcherGrammar(matcher, self.loaded.eos_token_ids)
-        if error := grammar.error or self._try_first_token(grammar.fork()):
+        if error := grammar.error or self._try_first_tokens(grammar.fork()):
             raise ValueError(f"structured_outputs cannot be compiled: {error[:300]}")
         return grammar
 
-    def _try_first_token(self, grammar: MatcherGrammar) -> str:
-        """Return the error of the first token, or "". The library does most of its work there."""
+    def _try_first_tokens(self, grammar: MatcherGrammar) -> str:
+        """Return the error of the first two tokens, or "". The library does most of its work there.
+
+        It finds with the second token that a text of more than some 30,000 characters is too long.
+        """
         bits = np.zeros(-(-self.tokenizer.vocab_size // WORD), np.int32)
-        grammar.fill(bits)
-        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-        if len(allowed) == 0:
-            return grammar.error or "no token of the vocabulary is allowed at its beginning"
-        grammar.accept(int(allowed[0]))
+        for _ in range(2):
+            grammar.fill(bits)
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            if len(allowed) == 0:
+                return grammar.error or "no token of the vocabulary is allowed at its beginning"
+            grammar.accept(int(allowed[0]))
         return grammar.error
 
     def _make_tokenizer(self) -> Any:
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
-        tokenizer: Any = self.loaded.own_tokenizer
-        return from_tokenizer(tokenizer, self.loaded.vocab_size, sorted(self.loaded.eos_token_ids))
+        size = self.loaded.vocab_size
+        text = _without_special_text(self.loaded.tokenizer, size)
+        return LLTokenizer(text, size, sorted(self.loaded.eos_token_ids))
+
+
+def _without_special_text(tokenizer: Any, vocab_size: int) -> str:
+    """Return a tokenizer as JSON. Its special tokens have random names, which no grammar contains.
+
+    Added tokens that the model does not have, with ids from `vocab_size` on, are left out.
+
+    Where a grammar allows only one text, such as "<|im_start|>", the library allows the tokens of
+    the tokenizer's own encoding, but never a special token. With its own name, the special token
+    would be that encoding, and no token would be left.
+    """
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ValueError(f"structured_outputs: {type(tokenizer).__name__} is no fast tokenizer")
+    found = json.loads(tokenizer.backend_tokenizer.to_str())
+    found["padding"] = found["truncation"] = None  # they would change the encoding
+    found["added_tokens"] = [t for t in found["added_tokens"] if t["id"] < vocab_size]
+    model, names = found["model"], dict[str, str]()
+    for token in found["added_tokens"]:
+        name = token["content"]
+        if token["special"] or (name.startswith("<") and name.endswith(">")):  # the library's rule
+            token["content"] = names[name] = f"<{secrets.token_hex(16)}>"
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): i for name, i in model["vocab"].items()}
+    else:  # Unigram
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(found)
 
 
 def _grammar_text(structured: StructuredOutputsParams) -> str:
@@ -114,8 +148,10 @@ def _grammar_text(structured: StructuredOutputsParams) -> str:
     if structured.regex is not None:
         return str(LLMatcher.grammar_from_regex(structured.regex))
     if structured.choice is not None:
+        # Inside a terminal (an upper-case name), the library takes more than 2,000 choices.
         choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice)
-        return str(LLMatcher.grammar_from_lark(f"start: {choices}"))
+        choices = choices.replace("\x7f", "\\u007f")  # which JSON allows and the library does not
+        return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
     schema = json.loads(str(structured.json))
     if "x-guidance" in schema:
         raise ValueError("json must not have the keyword 'x-guidance'")

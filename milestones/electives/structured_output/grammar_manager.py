@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -38,21 +39,44 @@ class GrammarCompiler:
         self.threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self.lock = threading.Lock()
         self.cache: dict[StructuredOutputsParams, Future[Grammar]] = {}  # least recently used first
+        self.waiters: WeakKeyDictionary[Future[Grammar], int] = WeakKeyDictionary()
 
     def submit(self, structured: StructuredOutputsParams) -> Future[Grammar]:
         """Return a future of the grammar in its first state. Compile it if it is not cached."""
         with self.lock:
             future = self.cache.pop(structured, None)
-            if future is None:
+            if future is None or not _may_be_shared(future):
                 future = self.threads.submit(self.compile, structured)
+            self.waiters[future] = self.waiters.get(future, 0) + 1
             self.cache[structured] = future
             if len(self.cache) > NUM_CACHED:
                 del self.cache[next(iter(self.cache))]
         return future
 
+    def abandon(self, future: Future[Grammar]) -> None:
+        """Take note that one caller of `submit` no longer waits for this future.
+
+        Without callers that wait, a compilation is cancelled if it has not begun. Otherwise the
+        queue of the threads would be full of work for requests that have ended.
+        """
+        with self.lock:
+            self.waiters[future] -= 1
+            if self.waiters[future] == 0 and future.cancel():
+                self.cache = {key: kept for key, kept in self.cache.items() if kept is not future}
+
     def close(self) -> None:
         """Start to compile no more grammars, and wait for those that are being compiled."""
         self.threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _may_be_shared(future: Future[Grammar]) -> bool:
+    """Return whether a cached future is a grammar, a refusal of one, or not done yet.
+
+    Other failures, such as a `MemoryError`, say nothing about the grammar.
+    """
+    if not future.done():
+        return True
+    return not future.cancelled() and isinstance(future.exception(), ValueError | None)
 
 
 class GrammarManager:
@@ -91,9 +115,10 @@ class GrammarManager:
                 if error is None:
                     self.grammars[request] = future.result().fork()
                 else:
-                    reason = str(error)
+                    reason = str(error) or repr(error)
             elif time.monotonic() >= deadline:
                 reason = f"structured_outputs were not compiled within {self.timeout:g} s"
+                self.abandon(future)
             else:
                 continue
             del self.queue[request]
@@ -133,4 +158,12 @@ class GrammarManager:
     def remove(self, request: Request) -> bool:
         """Forget a request. Return whether it was still waiting for its grammar."""
         self.grammars.pop(request, None)
-        return self.queue.pop(request, None) is not None
+        waiting = self.queue.pop(request, None)
+        if waiting is not None:
+            self.abandon(waiting[0])
+        return waiting is not None
+
+    def abandon(self, future: Future[Grammar]) -> None:
+        """Tell the compiler that a request of the queue no longer waits."""
+        assert self.compiler is not None, "nothing was compiled"
+        self.compiler.abandon(future)

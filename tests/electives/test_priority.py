@@ -451,6 +451,8 @@ def test_a_failed_copy_costs_time_and_no_request(
         if on_cuda:
             put_on_gpu(engine, module_of)
         copy, calls = engine.runner.host_pool.copy, iter(range(100))
+        suspects, failed = list[Any](), engine.scheduler.isolation.failed
+        engine.scheduler.isolation.failed = lambda found: suspects.extend(found) or failed(found)
 
         def failing(transfers: list[Any], before_loading: Any) -> None:
             copy(transfers, before_loading)
@@ -463,6 +465,7 @@ def test_a_failed_copy_costs_time_and_no_request(
             assert (output.finish_reason, output.error) == ("length", None)
             assert_same_tokens(expected[i], output.token_ids)
         assert next(calls) > nth + 3, "pages are copied again"
+        assert suspects == [], "no request is tried alone, because none is the cause"
         assert cache_of(engine).num_loaded > 0
         assert_idle(engine)
         engine.close()

@@ -451,8 +451,13 @@ def test_a_failed_copy_costs_time_and_no_request(
         if on_cuda:
             put_on_gpu(engine, module_of)
         copy, calls = engine.runner.host_pool.copy, iter(range(100))
-        suspects, failed = list[Any](), engine.scheduler.isolation.failed
-        engine.scheduler.isolation.failed = lambda found: suspects.extend(found) or failed(found)
+        failed, suspects = engine.scheduler.isolation.failed, list[Any]()
+
+        def noted(requests: list[Any]) -> Any:
+            suspects.extend(requests)
+            return failed(requests)
+
+        engine.scheduler.isolation.failed = noted
 
         def failing(transfers: list[Any], before_loading: Any) -> None:
             copy(transfers, before_loading)

@@ -42,14 +42,18 @@ class LoadedModel:
             ids.update(eos if isinstance(eos, (list, tuple)) else [eos])
         return frozenset(i for i in ids if i is not None and 0 <= i < self.vocab_size)
 
+    @property
+    def num_positions(self) -> int | None:
+        """Return the number of positions of the model, or None if it has no limit."""
+        limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        return limit if limit is None or limit > 0 else None  # XLNet means no limit by -1
+
     def resolve_max_model_len(self, config: EngineConfig) -> int:
         """Return `config.max_model_len`, or the model's limit, at most `DEFAULT_MAX_MODEL_LEN`.
 
         Raises `ValueError` if `config.max_model_len` is larger than the model's limit.
         """
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and limit <= 0:  # XLNet means by this that there is no limit
-            limit = None
+        limit = self.num_positions
         if config.max_model_len is None:
             return min(limit or DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_MODEL_LEN)
         if limit is not None and config.max_model_len > limit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def poison_free_pages(engine: OfflineEngine) -> None:
     """Fill the padding page, and the pages and states that nothing owns, with NaN.
 
     An engine without pages is not changed. On a forward stream, this work is queued like a forward:
-    a step in flight may still read a page that was just freed, but a later step may not.
+    a step in flight may still read a page that was just freed, but a later step may not. Copies may
+    read it too, so the work waits for them as a forward does.
     """
     kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
     allocator = getattr(kv_cache, "allocator", None)
@@ -78,9 +80,17 @@ def poison_free_pages(engine: OfflineEngine) -> None:
     if not hasattr(runner, "stream"):
         poison()
         return
-    done = runner.stream.launch(poison)
-    if hasattr(runner, "copy_stream"):  # a page is filled with NaN before it is loaded from host
-        runner.computed = done
+    if not hasattr(runner, "copy_stream"):
+        runner.stream.launch(poison)
+        return
+    copied, wait_in_stream = runner.copied, sys.modules[type(runner).__module__].wait_in_stream
+
+    def poison_after_copies() -> None:
+        wait_in_stream(copied, raising=False)
+        poison()
+
+    # Copies that are started later wait for it: a page is filled before it is loaded from host.
+    runner.computed = runner.stream.launch(poison_after_copies)
 
 
 def assert_idle(engine: OfflineEngine) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from common.engine.call import EngineDeadError
 from milestones.chain import ROOT, course_place, load
-from milestones.instruments.audit import assert_idle
+from milestones.instruments.audit import assert_idle, poison_free_pages
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.oracle import assert_same_tokens, drain, greedy, reference
 from tests.helpers.serving import Serve, serve_fixture
 
 __all__ = ["serve_fixture"]
@@ -44,6 +46,8 @@ def check_copies(engine: Any) -> None:
     cache, runner = cache_of(engine), engine.runner
     if cache.transfers or (runner.copied is not None and not runner.copied.is_done):
         return
+    if runner.is_copying:  # a copy has failed: the next step fails, and then all pages are dropped
+        return
     page_keys = load("priority", "hi_radix_cache").page_keys
     for node in cache.nodes():
         tokens = [token for part in node.path() for token in part.tokens]
@@ -54,13 +58,20 @@ def check_copies(engine: Any) -> None:
                 assert runner.host_pool.pages[cache.copies[key]] == expected, "I3: copies differ"
 
 
-def fuzz(module: Any, seed: int, forwards: type[LateStream], copies: type[LateStream]) -> Any:
+def fuzz(
+    module: Any,
+    seed: int,
+    forwards: type[LateStream],
+    copies: type[LateStream],
+    runner_class: type[HashRunner] = HashRunner,
+) -> Any:
     """Run one random schedule with priorities, on few pages of either pool; audit each step."""
     chance = random.Random(seed)
     page_size, longest = chance.choice([1, 2, 3, 4]), chance.choice([6, 20, 40])
     num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
     engine = hash_engine(
-        module, forwards(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 6),
+        module, forwards(), num_pages, runner_class,
+        page_size=page_size, max_num_seqs=chance.randint(1, 6),
         max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm"]),
     )  # fmt: skip
@@ -324,6 +335,32 @@ def test_a_measured_copy_is_waited_for_on_the_gpu_of_the_model(
     assert waits == [second, second]
 
 
+@pytest.mark.parametrize("forwards", STREAMS)
+def test_the_audit_fills_a_page_after_the_copies_that_read_it(
+    make_engine: EngineFactory, module_of: ModuleOf, forwards: type[LateStream]
+) -> None:
+    """A page may be free again before its copy to the host has begun."""
+    engine: Any = make_engine(page_size=4, num_pages=8)
+    runner = engine.runner
+    runner.stream.synchronize()
+    runner.stream, runner.copy_stream = forwards(), LateStream()
+    for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
+        memory[:, 5] = 1.0
+    runner.copy_pages([module_of("hi_radix_cache").Transfer(5, 0, to_host=True)])
+    poison_free_pages(engine)
+    runner.stream.synchronize()
+    runner.copy_stream.synchronize()
+    assert runner.host_pool.pages[0].eq(1.0).all()
+    assert runner.kv_pool.keys[0][:, 5].isnan().all()
+
+
+def put_on_gpu(engine: Any, module_of: ModuleOf) -> None:
+    """Give an engine on a CPU the streams that it would have on a GPU."""
+    for name in ("stream", "copy_stream"):
+        getattr(engine.runner, name).close()
+        setattr(engine.runner, name, module_of("stream").CudaStream(torch.device("cuda", 0)))
+
+
 def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -331,10 +368,7 @@ def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     with device.installed():
         engine: Any = make_engine(page_size=4, num_pages=12, max_num_seqs=1, cuda_graph=False)
         engine.costs.observe = lambda *_: None  # the clock of the fake device stands still
-        for name in ("stream", "copy_stream"):
-            getattr(engine.runner, name).close()
-            gpu = module_of("stream").CudaStream(torch.device("cuda", 0))
-            setattr(engine.runner, name, gpu)
+        put_on_gpu(engine, module_of)
         copies = engine.runner.copy_stream.stream
         copies.name = "copies"
         for token in (1, 2, 1):
@@ -363,6 +397,122 @@ def test_the_predicted_costs_decide(module_of: ModuleOf, is_cheap: bool) -> None
     assert finals[urgent][-1].outputs[0].token_ids == expected_output([2] * 18, 3, [], "")
     assert (cache_of(engine).num_loaded > 0) == is_cheap
     assert engine.stats().num_retractions == 0
+
+
+class Refused(RuntimeError):
+    pass
+
+
+class EnqueuingStream(EarlyStream):
+    """As on CUDA, the host runs the work, and a failure of it reaches the caller of `launch`."""
+
+    def launch(self, work: Any, is_forward: bool = True) -> Any:
+        event = super().launch(work, is_forward)
+        self.failure = None
+        if event.failure is not None:
+            raise event.failure
+        return event
+
+
+@pytest.mark.parametrize("copies", [*STREAMS, EnqueuingStream])
+@pytest.mark.parametrize("forwards", STREAMS)
+def test_random_schedules_with_copies_that_fail(
+    module_of: ModuleOf, forwards: type[LateStream], copies: type[LateStream]
+) -> None:
+    """Each fourth copy stops half-way. All requests have the right answers, as if none had."""
+    module, failures = module_of("engine"), list[int]()
+
+    class FailingRunner(HashRunner):
+        def _copy(self, transfers: list[Any], computed: Any) -> None:
+            chance = self.__dict__.setdefault("chance", random.Random(self.kv_pool.num_pages))
+            if chance.random() < 0.25:
+                failures.append(len(transfers))
+                super()._copy(transfers[: len(transfers) // 2], computed)
+                raise Refused("no memory for a copy")
+            super()._copy(transfers, computed)
+
+    engines = [fuzz(module, seed, forwards, copies, FailingRunner) for seed in range(60)]
+    assert len(failures) > 20
+    assert sum(cache_of(e).num_loaded for e in engines) > 20
+
+
+@pytest.mark.parametrize("on_cuda", [False, True])
+@pytest.mark.parametrize("nth", [0, 1, 2])
+def test_a_failed_copy_costs_time_and_no_request(
+    make_engine: EngineFactory, module_of: ModuleOf, nth: int, on_cuda: bool
+) -> None:
+    """The engine goes on as if it had just been made: with nothing cached, and no copies."""
+    prompts = {i: [i, *range(5, 38)] for i in (1, 2, 3)}
+    expected = {i: reference("tiny-llama", tuple(prompts[i]), 2) for i in prompts}
+    params = greedy(2, ignore_eos=True)
+    with FakeCuda().installed() if on_cuda else nullcontext():
+        engine: Any = make_engine(page_size=4, num_pages=20, max_num_seqs=1, cuda_graph=False)
+        engine.costs.observe = lambda *_: None
+        if on_cuda:
+            put_on_gpu(engine, module_of)
+        copy, calls = engine.runner.host_pool.copy, iter(range(100))
+        failed, suspects = engine.scheduler.isolation.failed, list[Any]()
+
+        def noted(requests: list[Any]) -> Any:
+            suspects.extend(requests)
+            return failed(requests)
+
+        engine.scheduler.isolation.failed = noted
+
+        def failing(transfers: list[Any], before_loading: Any) -> None:
+            copy(transfers, before_loading)
+            if next(calls) == nth:
+                raise Refused("the last transfer")
+
+        engine.runner.host_pool.copy = failing
+        for i in (1, 2, 3, 1, 2, 3, 1, 2, 3):
+            [output] = engine.generate([prompts[i]], params, progress=False)[0].outputs
+            assert (output.finish_reason, output.error) == ("length", None)
+            assert_same_tokens(expected[i], output.token_ids)
+        assert next(calls) > nth + 3, "pages are copied again"
+        assert suspects == [], "no request is tried alone, because none is the cause"
+        assert cache_of(engine).num_loaded > 0
+        assert_idle(engine)
+        engine.close()
+
+
+def test_a_broken_invariant_of_a_copy_ends_the_engine(module_of: ModuleOf) -> None:
+    engine = one_page_engine(module_of, num_pages=12)
+
+    def broken(*_: Any) -> None:
+        raise AssertionError("I3: here")
+
+    engine.runner._copy = broken
+    with pytest.raises(AssertionError, match="I3: here"):
+        for token in (1, 2, 3):
+            answer(engine, [token] * 17)
+    with pytest.raises(EngineDeadError):
+        engine.step()
+
+
+def test_a_request_aborted_during_a_failed_load_leaves_no_page(module_of: ModuleOf) -> None:
+    """Its pages were never written. In the tree, the next request would find them there."""
+    engine = one_page_engine(module_of, num_pages=12)
+    prompts = [[i] * 17 for i in (1, 2, 3)]
+    for prompt in prompts:
+        answer(engine, prompt)
+    copy, loads = engine.runner._copy, list[int]()
+
+    def failing(transfers: list[Any], computed: Any) -> None:
+        if not all(transfer.to_host for transfer in transfers) and not loads:
+            loads.append(len(transfers))
+            raise Refused
+        copy(transfers, computed)
+
+    engine.runner._copy = failing
+    engine.add_request(prompts[0], greedy(3, ignore_eos=True), "loads")
+    engine.launch()
+    engine.abort_request("loads")
+    drain(engine)
+    assert loads
+    for number in range(30):
+        answer(engine, prompts[number % 3])
+    assert_idle(engine)
 
 
 @pytest.mark.extra("serve")

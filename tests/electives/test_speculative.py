@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from common import SamplingParams
+from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.sampling.sampler import uniform
 from milestones.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
@@ -263,6 +263,98 @@ def test_a_draft_model_with_other_tokens_is_refused(module_of: ModuleOf) -> None
     same: Any = SimpleNamespace(name="same", vocab_size=target.vocab_size, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="different tokens"):
         module_of("draft_model").DraftModel(same, target)
+
+
+@pytest.mark.parametrize("name", ["tiny-gemma3_text", "tiny-qwen3_next"])
+def test_a_draft_model_with_a_cache_that_cannot_be_cropped_is_refused(
+    module_of: ModuleOf, name: str
+) -> None:
+    """Refused drafts leave its cache again: a window or a state has forgotten what was before."""
+    with pytest.raises(ValueError, match=f"{name} has sliding windows or"):
+        module_of("draft_model").DraftModel(shared_model(name), shared_model("tiny-llama"))
+
+
+def separate_model(name: str) -> LoadedModel:
+    """Return a model that no other test uses, so that it may be changed."""
+    return load_model(EngineConfig(model=name, device="cpu"), plain=True)
+
+
+@pytest.mark.parametrize(("num_positions", "num_drafts"), [(2, 0), (9, 4 + 1), (16, 4 + 4 + 3)])
+def test_drafts_end_at_the_positions_of_the_draft_model(
+    make_engine: EngineFactory, module_of: ModuleOf, num_positions: int, num_drafts: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """GPT-2 has a vector for each position, and raises where it has none."""
+    draft: Any = separate_model("tiny-gpt2")
+    draft.model.config.max_position_embeddings = num_positions
+    draft.model.transformer.wpe.weight.data = draft.model.transformer.wpe.weight[:num_positions]
+    drafter = module_of("draft_model").DraftModel(draft, shared_model("tiny-gpt2"))
+    engine = with_drafter(make_engine("tiny-gpt2"), drafter)
+    [output] = engine.generate([PROMPT], greedy(24, ignore_eos=True), progress=False)
+    assert_one_answer("tiny-gpt2", output, 24)
+    stats = engine.stats()
+    assert stats.num_accepted_tokens == stats.num_draft_tokens == num_drafts
+    assert not caplog.records
+
+
+class Failing(Given):
+    """A drafter that raises an error at some of its calls."""
+
+    def __init__(self, output: list[int], error: type[Exception]) -> None:
+        super().__init__(output)
+        self.error = error
+        self.num_calls = 0
+
+    def propose(self, request: Any, count: int) -> list[int]:
+        self.num_calls += 1
+        if self.num_calls % 3 == 2:
+            raise self.error("no guess")
+        return super().propose(request, count)
+
+
+def test_a_drafter_that_fails_costs_steps_and_no_token(
+    make_engine: EngineFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts, params = [PROMPT, [9] * 20], greedy(24, ignore_eos=True)
+    with build_engine("m5_overlap") as plain:
+        expected = [o.token_ids for o in outputs_of(plain, prompts, params)]
+    drafter = Failing(expected[0], RuntimeError)
+    engine = with_drafter(make_engine(), drafter)
+    assert [o.token_ids for o in outputs_of(engine, prompts, params)] == expected
+    assert engine.stats().num_accepted_tokens > 0 and drafter.num_calls > 6
+    [record] = caplog.records
+    assert "drafter failed" in record.message and record.exc_info, "it is logged once"
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, AssertionError])
+def test_the_errors_of_an_unfinished_drafter_are_seen(
+    milestone: str, error: type[Exception]
+) -> None:
+    engine = with_drafter(build_engine(milestone), Failing([], error))
+    engine.add_request(PROMPT, greedy(9, ignore_eos=True))
+    with pytest.raises(error, match="no guess"):
+        for _ in range(9):
+            engine.step()
+    engine.close()
+
+
+def test_a_draft_model_that_failed_starts_anew(
+    make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
+    """When its last layer fails, the others have more in the cache. That cache is not used."""
+    draft: Any = separate_model("tiny-llama")
+    drafter = module_of("draft_model").DraftModel(draft, shared_model("tiny-llama"))
+    engine, calls = with_drafter(make_engine(), drafter), iter(range(1000))
+
+    def fail(*_: Any) -> None:
+        if next(calls) == 6:
+            raise RuntimeError("the last layer")
+
+    draft.model.model.layers[-1].register_forward_pre_hook(fail)
+    [output] = engine.generate([PROMPT], greedy(30, ignore_eos=True), progress=False)
+    assert_one_answer("tiny-llama", output, 30)
+    stats = engine.stats()
+    assert next(calls) > 12 and stats.num_accepted_tokens == stats.num_draft_tokens > 15
 
 
 def test_rejection_sampling_has_the_distribution_of_the_model(module_of: ModuleOf) -> None:

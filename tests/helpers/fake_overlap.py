@@ -15,7 +15,7 @@ import torch
 
 from common import EngineConfig, LoadedModel
 from milestones.instruments.hash_model import hash_model
-from milestones.instruments.streams import HandEvent, LateStream
+from milestones.instruments.streams import HandEvent, LateStream, Work
 from tests.helpers.fake_paged import expected_tokens, kv_of, next_token
 
 FAKE: LoadedModel = hash_model()
@@ -110,6 +110,7 @@ class HashRunner:
         self.lora = SimpleNamespace(shapes={}, stage=dict)  # for an engine with adapters
         self.copy_stream = type(stream)()
         self.copied: HandEvent | None = None
+        self.is_copying = False
         self.computed: HandEvent | None = None
         self.page_size = page_size
         self.stream = stream
@@ -144,22 +145,44 @@ class HashRunner:
                 Part(request.row + 1, pages, start, tokens, outputs, bool(drafts), pooled, slot)
             )
         result = HashResult([])
-        copied, loads = self.copied, getattr(batch, "loads", ())
+        loads = getattr(batch, "loads", ())
 
         def work() -> None:
-            if copied is not None:
-                copied.wait()
             self.adapters |= {load.slot: load.adapter.number for load in loads}
             self._compute(parts, result)
 
-        result.event = self.computed = self.stream.launch(work)
+        result.event = self.computed = self.launch_after_copies(work)
         return result
+
+    def launch_after_copies(self, work: Work) -> HandEvent:
+        """Launch work that waits for the copies that were started before."""
+        copied = self.copied
+
+        def waiting() -> None:
+            if copied is not None:
+                copied.wait()
+            work()
+
+        return self.stream.launch(waiting)
 
     def copy_pages(self, transfers: list[Any]) -> None:
         """Copy pages between the memory and the host, on a stream of its own."""
-        if transfers:
-            computed = self.computed
-            self.copied = self.copy_stream.launch(lambda: self._copy(transfers, computed))
+        if not transfers:
+            return
+        computed = self.computed
+
+        def work() -> None:
+            self.is_copying = True
+            self._copy(transfers, computed)
+            self.is_copying = False
+
+        self.copied = self.copy_stream.launch(work)
+
+    def end_copies(self) -> bool:
+        """Wait for all copies, and clear their failures. Return whether one has failed."""
+        self.copy_stream.synchronize()
+        has_failed, self.is_copying, self.copied = self.is_copying, False, None
+        return has_failed
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -177,6 +200,7 @@ class HashRunner:
         for page, host_page, to_host in transfers:
             slots = range(page * self.page_size, (page + 1) * self.page_size)
             if to_host:
+                assert all(slot in self.memory for slot in slots), "I3: an empty page is copied"
                 self.host_pool.pages[host_page] = [self.memory[slot] for slot in slots]
                 continue
             if computed is not None:
@@ -233,7 +257,9 @@ def hash_engine(
             self.check_invariants()
             pages = list(self.scheduler.kv_cache.allocator.free_pages)
             self.runner.free_pages = self.scheduler.kv_cache.allocator.free_pages
-            self.runner.computed = self.runner.stream.launch(lambda: self.runner.forget(pages))
+            self.runner.computed = self.runner.launch_after_copies(
+                lambda: self.runner.forget(pages)
+            )
 
     settings = EngineConfig(model="hash-model", num_pages=num_pages, max_model_len=200, **config)
     runner = runner_class(num_pages, settings.page_size, stream)

@@ -84,7 +84,8 @@ class LLMEngine(OfflineEngine):
         """Plan a step and queue its forward behind the step in flight."""
         batch = self.scheduler.schedule()
         # The copies start before this step can write to their pages, even if it is empty.
-        self.runner.copy_pages(self.scheduler.kv_cache.radix_cache.take_transfers())
+        with self._undoing_failures(batch):
+            self.runner.copy_pages(self.scheduler.kv_cache.radix_cache.take_transfers())
         if batch.requests:
             with self._undoing_failures(batch):
                 result = self.runner.launch(batch, self.scheduler.kv_cache.table)
@@ -140,6 +141,9 @@ class LLMEngine(OfflineEngine):
         except BaseException as error:
             self.undo_steps_in_flight()
             live = [request for request in batch.requests if not request.is_finished]
+            if self.runner.end_copies():  # any page may be one that was not written
+                self.scheduler.drop_pages()
+                live = []  # no request is the cause
             raise ForwardError(live, error) from error
 
     def abort_request(self, request_id: str) -> bool:

@@ -77,6 +77,7 @@ class ModelRunner:
         self.copy_stream = open_stream(model.device, 0.0)
         self.copy_stream.wait_before_freeing(self)
         self.copied: Event | None = None  # set after all copies that were started
+        self.is_copying = False  # a copy that fails leaves it True
         self.computed: Event | None = None  # set after all steps that were launched
 
     @torch.inference_mode()
@@ -114,11 +115,21 @@ class ModelRunner:
 
         Pages of the device are written only after that step, which may still read a freed page.
         """
+        computed = self.computed
+
+        def work() -> None:
+            self.is_copying = True
+            self.host_pool.copy(transfers, lambda: wait_in_stream(computed, False))
+            self.is_copying = False
+
         if transfers:
-            computed = self.computed
-            self.copied = self.copy_stream.launch(
-                lambda: self.host_pool.copy(transfers, lambda: wait_in_stream(computed, False))
-            )
+            self.copied = self.copy_stream.launch(work)
+
+    def end_copies(self) -> bool:
+        """Wait for all copies, and clear their failures. Return whether one has failed."""
+        self.copy_stream.synchronize()
+        has_failed, self.is_copying, self.copied = self.is_copying, False, None
+        return has_failed
 
     def synchronize(self) -> None:
         """Wait until all launched work has ended, also if it failed."""

@@ -147,6 +147,12 @@ class Scheduler:
         while not self.in_flight.batches and len(self.running) > self.max_num_running:
             self.retraction.send_back(self.running[-1])
 
+    def drop_pages(self) -> None:
+        """Send all running requests back, and empty the cache. No step may be in flight."""
+        for request in self.running[::-1]:
+            self.retraction.send_back(request)
+        self.kv_cache.reset_prefix_cache()
+
     def finish_request(self, request: Request) -> None:
         """Remove a request from its queue and free its memory. It has finished or was aborted."""
         self.isolation.remove(request)

@@ -6,11 +6,15 @@ needs, and evict no cached page.
 
 from __future__ import annotations
 
+import logging
+
 from common import EngineConfig, Request
 
 from .drafter import Drafter
 from .kv_cache import KVCacheManager
 from .schedule_batch import ScheduleBatch
+
+logger = logging.getLogger(__name__)
 
 NUM_DRAFTS = 4  # of a request in one step, at most; vLLM: num_speculative_tokens
 MOST_REQUESTS = 8  # with more, a step computes so many tokens that drafts make it slower
@@ -25,6 +29,7 @@ class Drafting:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_cache = kv_cache
         self.drafter = drafter
+        self.has_failed = False  # at least once, which is logged
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
 
@@ -44,10 +49,22 @@ class Drafting:
                 continue
             if request.params.is_adjusted:  # a penalty counts the tokens before it, not drafts
                 continue
-            if drafts := self.drafter.propose(request, most):
+            if drafts := self._propose(self.drafter, request, most):
                 num_tokens = request.num_computed_tokens + 1 + len(drafts)
                 self.kv_cache.allocate_slots(request, num_tokens)
                 batch.add_drafts(request, drafts, num_decodes)
+
+    def _propose(self, drafter: Drafter, request: Request, most: int) -> list[int]:
+        """Return the drafts of a request. If the drafter fails, there are none."""
+        try:
+            return drafter.propose(request, most)
+        except (AssertionError, NotImplementedError):  # the code is wrong, or not written yet
+            raise
+        except Exception:
+            if not self.has_failed:
+                logger.warning("the drafter failed; this is logged once", exc_info=True)
+            self.has_failed = True
+            return []
 
     def _room(self, request: Request) -> int:
         """Return how many drafts fit into the request's own pages and free pages."""

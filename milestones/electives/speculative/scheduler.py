@@ -122,12 +122,7 @@ class Scheduler:
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        return (
-            self.may_draft()
-            or is_short
-            or self.isolation.is_active
-            or self._is_computing_a_shared_prefix()
-        )
+        return is_short or self.isolation.is_active or self._is_computing_a_shared_prefix()
 
     def update_after_step(self, batch: ScheduleBatch) -> None:
         """Complete a computed batch, and count its tokens.

@@ -16,6 +16,7 @@ MOST_LINES = {
     "hybrid_memory": 1000,  # two lessons, windows and states: its diff has stops
     "multi_step": 200,
     "priority": 525,  # two lessons: requests that make way, and pages that move to the host
+    "structured_output": 575,  # two lessons: grammars that a library compiles, and late sampling
 }  # changed lines of a lesson, without its demo
 ELECTIVES = electives()
 TOP = chain.milestones()[-1]

@@ -48,6 +48,9 @@ MODE = DEFAULT_MODE = "overlap"
 THOROUGH = False
 MILESTONES = milestones(ROOT)
 ENGINES = engines(ROOT)  # the milestones, and then the electives
+CHAINS = {name: chain(name, ROOT) for name in ENGINES}
+# Only these engines differ in their modes.
+WITH_STREAM = [name for name in ENGINES if "stream.py" in sources(name, ROOT)]
 
 settings.register_profile(
     "ladder",
@@ -134,8 +137,7 @@ def pytest_unconfigure() -> None:
 def _chosen(config: pytest.Config) -> list[str]:
     """Return the engines that a run is for: those that can differ in its mode. [] is all."""
     named: list[str] = config.getoption("--milestone")
-    differ = [name for name in ENGINES if "stream.py" in sources(name, ROOT)]
-    return named or (differ if MODE != DEFAULT_MODE else [])
+    return named or (WITH_STREAM if MODE != DEFAULT_MODE else [])
 
 
 def _depends_on_the_stream(item: pytest.Item) -> bool:
@@ -152,8 +154,7 @@ def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:
     for mark in metafunc.definition.iter_markers():  # a test's own marks come before its module's
         marks.setdefault(mark.name, mark.args)
     (first,), ends = marks.get("since", MILESTONES[:1]), {*marks.get("before", ())}
-    chains = {name: chain(name, ROOT) for name in ENGINES}
-    names = [name for name, lessons in chains.items() if first in lessons and not ends & {*lessons}]
+    names = [name for name, lessons in CHAINS.items() if first in lessons and not ends & {*lessons}]
     wanted = {*MILESTONES, first, *_chosen(metafunc.config)}
     wanted |= set(ENGINES) if "electives" in marks else set()
     names = [name for name in names if name in wanted]

@@ -35,6 +35,7 @@ def test_the_live_demo_of_pages_retracts(live: Live, milestone: str) -> None:
     assert shown.count("is retracted: it waits to be computed again") >= 1
 
 
+@pytest.mark.thorough("a demo on the real model")
 @pytest.mark.since("m4_radix")
 @pytest.mark.before("m5_overlap")
 def test_the_live_demo_of_the_tree_evicts(

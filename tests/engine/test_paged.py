@@ -18,6 +18,7 @@ PROMPTS = [[7], list(range(15)), list(range(60, 76)), list(range(100, 117)), [5]
 UNLIMITED = 2048
 
 
+@pytest.mark.thorough("sixty sizes on three engines", fast_on=("m3_paged",))
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("chunk", [1, 3, 16, 17, UNLIMITED])
 def test_sizes_change_nothing(make_engine: EngineFactory, page_size: int, chunk: int) -> None:

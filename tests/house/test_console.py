@@ -24,6 +24,7 @@ def console(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.thorough("a process that imports torch, to see one line")
 def test_gpu_check_says_that_it_needs_a_gpu() -> None:
     done = console("gpu-check")
     assert done.returncode == 2 and "needs a CUDA device" in done.stdout

@@ -48,7 +48,9 @@ def test_the_command_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> 
     assert "serve: fastapi" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    "workers", ["0", pytest.param("2", marks=pytest.mark.thorough("more processes"))]
+)
 def test_tests_that_are_left_out_are_counted(workers: str, tmp_path: Path) -> None:
     """Also with xdist, where the workers collect."""
     (tmp_path / "conftest.py").write_text(

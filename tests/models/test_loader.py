@@ -392,6 +392,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.thorough("a process, and a model of many megabytes")
 @pytest.mark.skipif(kernels() is None, reason="without our kernels, weights become float32")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc for its freed memory")
 def test_a_checkpoint_of_16_bits_takes_16_bits(tmp_path: Path) -> None:

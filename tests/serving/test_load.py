@@ -103,6 +103,7 @@ def test_a_run_against_a_server(
     assert command.main(parser.parse_args(["http://127.0.0.1:9/v1", "--duration", "0.1"])) == 1
 
 
+@pytest.mark.thorough("it starts servers in processes")
 @pytest.mark.extra("serve")
 @pytest.mark.since("m5_overlap")
 @pytest.mark.before(*electives())

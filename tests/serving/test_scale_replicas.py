@@ -171,6 +171,7 @@ def replicas_are_killed_under_load(front: RunningFront) -> None:
     assert front.complete(PROMPT)["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.thorough("it starts Ray and engines in processes")
 def test_real_replicas() -> None:
     with running_front() as front:
         for check in CHECKS:

@@ -21,9 +21,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # where kernels would be interpreted. `python -m milestones gpu-check` is for the GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-import ctypes
 import functools
 import gc
+import platform
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     MODE = config.getoption("--mode")
     config.pluginmanager.register(Extras())
     config.addinivalue_line("markers", "extra(name): the test needs the packages of this extra")
+    config.addinivalue_line("markers", "thorough(reason): `make test-all` runs it")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
         "markers", "before(*engines): the lessons of these engines remove the subject"
@@ -179,22 +180,30 @@ EngineFactory = Callable[..., OfflineEngine]
 ModuleOf = Callable[[str], ModuleType]
 
 
-NATIVE = "the lanes of this CPU"
+# GCC needs minutes to optimize vectors that are wider than the registers of this CPU. With -Og it
+# needs seconds, and the libraries are kept in the cache folder like those of the engines.
+PORTABLE = ["-march=x86-64"] if platform.machine() == "x86_64" else []  # without intrinsics
+WIDTHS = {
+    "this-cpu": [],
+    "16-lanes": ["-Og", "-DLANES=16", *PORTABLE],
+    "8-lanes": ["-Og", "-DLANES=8"],
+    "4-lanes": ["-Og", "-DLANES=4"],
+}
 
 
-@pytest.fixture(scope="session", params=[NATIVE, "-DLANES=16", "-DLANES=8", "-DLANES=4"])
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """The kernels, compiled for this CPU and for registers of other widths.
-
-    The compiler can build other widths from this CPU's registers. Those kernels have no fused
-    product, so the code without it is tested too.
-    """
+def compiled_for(width: str) -> Kernels:
+    """Return the kernels for registers of this width."""
+    library = build.load_library(*WIDTHS[width])
     if kernels() is None:
         pytest.skip("no C compiler")
-    flags = [] if request.param == NATIVE else [request.param]
-    folder = tmp_path_factory.mktemp("compiled")
-    path = build.compile_library([*build.compilers()[0], *flags], folder, "kernels")
-    return bind(ctypes.CDLL(str(path)))
+    assert library is not None, "the compiler compiles the kernels of this CPU and no others"
+    return bind(library)
+
+
+@pytest.fixture(scope="session", params=WIDTHS)
+def compiled(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels that engines use on this CPU, and those for registers of other widths."""
+    return compiled_for(request.param)
 
 
 @pytest.fixture

@@ -1,17 +1,31 @@
 """Tests with the mark `extra("serve")` need the packages of that extra.
 
-Without the packages, the tests are deselected, and the summary says how many.
+Without the packages, the tests are deselected, and the summary says how many. An extra may also be
+programs of the system, which pip does not install.
 """
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 
-from milestones.extras import missing
+from milestones import extras
 
 COUNTED = "tests without their extra"
+PROGRAMS = {  # of each extra, with Debian's package that has the program
+    "arm": {"aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"},
+}
+
+
+def missing(extra: str) -> str | None:
+    """Return a line that says how to install what an extra lacks; None if it is complete."""
+    if extra not in PROGRAMS:
+        return extras.missing(extra)
+    absent = [name for name in PROGRAMS[extra] if not shutil.which(name)]
+    packages = " ".join(PROGRAMS[extra][name] for name in absent)
+    return f"no {', '.join(absent)}: apt-get install {packages}" if absent else None
 
 
 class Extras:

@@ -41,7 +41,7 @@ def test_torch_and_our_kernels_are_made_narrower(kind: str, said: str) -> None:
 def test_the_kernels_of_this_run_are_as_narrow_as_it_asks() -> None:
     """The variables of torch are set in the environment, which children inherit."""
     kind = os.environ.get(cpu.VARIABLE)
-    assert cpu.MARCH == (kind or "native")
+    assert (kind or "native") == cpu.MARCH
     assert all(os.environ[key] == value for key, value in cpu.KINDS.get(cpu.MARCH, {}).items())
 
 

@@ -200,7 +200,18 @@ def compiled_for(width: str) -> Kernels:
     return bind(library)
 
 
-@pytest.fixture(scope="session", params=WIDTHS)
+THOROUGH = pytest.mark.thorough("this CPU's kernels and those of one other width run the same code")
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "this-cpu",
+        pytest.param("16-lanes", marks=THOROUGH),
+        pytest.param("8-lanes", marks=THOROUGH),
+        "4-lanes",
+    ],
+)
 def compiled(request: pytest.FixtureRequest) -> Kernels:
     """The kernels that engines use on this CPU, and those for registers of other widths."""
     return compiled_for(request.param)

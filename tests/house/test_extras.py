@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from milestones import extras
 from tests.conftest import ROOT
+from tests.helpers.extras import missing
 from tests.house.test_repository import pins
 
 
@@ -75,3 +76,15 @@ def test_tests_without_their_extra_are_deselected_and_counted(workers: str, tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
     assert "3 tests deselected: absent is missing" in done.stdout
+
+
+def test_programs_of_the_system_are_an_extra_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "qemu-aarch64").write_text("")
+    (tmp_path / "qemu-aarch64").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = missing("arm")
+    assert said == "no aarch64-linux-gnu-gcc: apt-get install gcc-aarch64-linux-gnu"
+    (tmp_path / "qemu-aarch64").rename(tmp_path / "aarch64-linux-gnu-gcc")
+    assert missing("arm") == "no qemu-aarch64: apt-get install qemu-user"

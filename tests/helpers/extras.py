@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from milestones import extras
+from milestones.extras import missing as missing_of_pip
 
 COUNTED = "tests without their extra"
 PROGRAMS = {  # of each extra, with Debian's package that has the program
@@ -22,7 +22,7 @@ PROGRAMS = {  # of each extra, with Debian's package that has the program
 def missing(extra: str) -> str | None:
     """Return a line that says how to install what an extra lacks; None if it is complete."""
     if extra not in PROGRAMS:
-        return extras.missing(extra)
+        return missing_of_pip(extra)
     absent = [name for name in PROGRAMS[extra] if not shutil.which(name)]
     packages = " ".join(PROGRAMS[extra][name] for name in absent)
     return f"no {', '.join(absent)}: apt-get install {packages}" if absent else None

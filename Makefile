@@ -25,6 +25,9 @@ demo: setup
 test: setup
 	@$(PYTEST) $(ARGS)
 
+# Kinds of CPU that every x86 CPU with AVX2 can play, and a machine without a C compiler.
+NARROWER = $(if $(filter x86_64,$(shell uname -m)),LADDER_CPU=x86-64-v3 LADDER_CPU=x86-64) CC=none
+
 # An engine with a forward stream also runs the suite without overlap, and what depends on the moment
 # at which a forward ends on streams that end forwards as early and as late as possible.
 test-all: setup
@@ -32,6 +35,7 @@ test-all: setup
 	@$(PYTEST) --thorough --mode serial $(ARGS)
 	@$(PYTEST) --thorough --mode early $(ARGS)
 	@$(PYTEST) --thorough --mode late $(ARGS)
+	@for narrower in $(NARROWER); do env $$narrower $(PYTEST) -m cpu $(ARGS) || exit 1; done
 	@$(MAKE) --no-print-directory slides
 
 lint: setup

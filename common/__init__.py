@@ -1,5 +1,6 @@
 """Code that all milestones share and no lesson changes: configuration, sampling, text, models."""
 
+from . import cpu  # noqa: F401 (the first import: it must run before torch computes anything)
 from .config import EMBEDDED_MODEL, EngineConfig
 from .engine.call import EngineDeadError
 from .engine.failure_isolation import FailureIsolation

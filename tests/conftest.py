@@ -24,7 +24,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # OpenMP reads this when torch is imported, also in the processes that tests start.
 os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
-import ctypes
 import functools
 import gc
 import signal
@@ -38,7 +37,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
-from common.models.cpu_kernels import Kernels, bind, build, kernels
 from milestones.chain import chain, engines, load, milestones, sources
 from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
 from tests.helpers.deselected import Deselected
@@ -98,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "thorough(reason, fast_on=()): the second tier, which `make test-all` runs. On the engines "
         "in fast_on, the test is in the first tier",
     )
+    config.addinivalue_line("markers", "cpu: `make test-all` runs it on narrower kinds of CPU too")
     config.addinivalue_line(
         "markers",
         "streams(*engines): the moment at which a forward ends matters, so the test runs on early "
@@ -215,24 +214,6 @@ ModuleOf = Callable[[str], ModuleType]
 def schedules(count: int) -> int:
     """Return how many random schedules a test runs: the first tier runs a fifth of `count`."""
     return count if THOROUGH else max(20, count // 5)
-
-
-NATIVE = "the lanes of this CPU"
-
-
-@pytest.fixture(scope="session", params=[NATIVE, "-DLANES=16", "-DLANES=8", "-DLANES=4"])
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
-    """The kernels, compiled for this CPU and for registers of other widths.
-
-    The compiler can build other widths from this CPU's registers. Those kernels have no fused
-    product, so the code without it is tested too.
-    """
-    if kernels() is None:
-        pytest.skip("no C compiler")
-    flags = [] if request.param == NATIVE else [request.param]
-    folder = tmp_path_factory.mktemp("compiled")
-    path = build.compile_library([*build.compilers()[0], *flags], folder, "kernels")
-    return bind(ctypes.CDLL(str(path)))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
 from tests.helpers.oracle import greedy
 
-pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams]
+pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams, pytest.mark.cpu]
 
 SCHEDULES = schedules(1100)  # on each of the two streams
 STEMS: tuple[list[int], ...] = ([], [], [1] * 12, [1] * 5 + [2] * 9)

@@ -1,21 +1,35 @@
 """Tests that this run leaves out: those of missing extras, and, without `--thorough`, of the second
 tier.
 
-The summary says how many tests were left out, and what runs them.
+The summary says how many tests were left out, and what runs them. An extra may also be programs of
+the system, which pip does not install.
 """
 
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
-from milestones.extras import missing
+from milestones.extras import missing as missing_of_pip
 
 COUNTED = "deselected tests by reason"
 THOROUGH = "thorough: `make test-all` runs them"
+PROGRAMS = {  # of each extra, with Debian's package that has the program
+    "arm": {"aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"},
+}
+
+
+def missing(extra: str) -> str | None:
+    """Return a line that says how to install what an extra lacks; None if it is complete."""
+    if extra not in PROGRAMS:
+        return missing_of_pip(extra)
+    absent = [name for name in PROGRAMS[extra] if not shutil.which(name)]
+    packages = " ".join(PROGRAMS[extra][name] for name in absent)
+    return f"no {', '.join(absent)}: apt-get install {packages}" if absent else None
 
 
 class Deselected:

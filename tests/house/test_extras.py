@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 
 from milestones import extras
 from tests.conftest import ROOT
+from tests.helpers.deselected import missing
 from tests.house.test_repository import pins
 
 
@@ -80,3 +81,15 @@ def test_tests_that_are_left_out_are_counted(workers: str, tmp_path: Path) -> No
     assert "1 passed" in done.stdout
     assert "3 tests deselected: absent is missing" in done.stdout
     assert "1 tests deselected: thorough: `make test-all` runs them" in done.stdout
+
+
+def test_programs_of_the_system_are_an_extra_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "qemu-aarch64").write_text("")
+    (tmp_path / "qemu-aarch64").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = missing("arm")
+    assert said == "no aarch64-linux-gnu-gcc: apt-get install gcc-aarch64-linux-gnu"
+    (tmp_path / "qemu-aarch64").rename(tmp_path / "aarch64-linux-gnu-gcc")
+    assert missing("arm") == "no qemu-aarch64: apt-get install qemu-user"

@@ -18,7 +18,7 @@ from tests.helpers.oracle import (
     reference,
 )
 
-pytestmark = pytest.mark.streams
+pytestmark = [pytest.mark.streams, pytest.mark.cpu]
 
 PROMPTS = [[7], [1, 2], list(range(40, 57)), list(range(200, 160, -1)), [9, 9, 9], [72, 105]]
 LENGTHS = [24, 1, 9, 17, 30, 2]

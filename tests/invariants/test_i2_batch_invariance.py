@@ -13,7 +13,7 @@ from milestones.chain import chain
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = pytest.mark.streams
+pytestmark = [pytest.mark.streams, pytest.mark.cpu]
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=24)
 sampling = st.builds(

@@ -12,6 +12,8 @@ import pytest
 from common.models.cpu_kernels import kernels
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.cpu
+
 # A stand-in for the C compiler, which takes seconds: it copies a library that is compiled already.
 COMPILER = """
 import shutil, sys
@@ -83,7 +85,7 @@ print("all right")
 
 @pytest.mark.skipif(kernels() is None, reason="no C compiler")
 def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
-    """This also holds for several processes at once. An undamaged library is not compiled again."""
+    """Of several processes at once, one compiles it. An undamaged library is not compiled again."""
     loaded = kernels()
     assert loaded is not None
     log, compiler, cache = tmp_path / "log", tmp_path / "cc.py", tmp_path / "cache"
@@ -100,6 +102,6 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
     assert done.returncode == 0 and "all right" in done.stdout, done.stdout + done.stderr
     warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING")]
     assert all("damaged: the CPU kernels are compiled again" in line for line in warnings)
-    assert 8 <= len(warnings) <= 13, done.stdout  # a line for each load that found a damaged file
+    assert len(warnings) == 8, done.stdout  # a line for each damaged file
     # The loads with a warning compiled the library, and so did the two loads that found no file.
     assert len(log.read_text().splitlines()) == len(warnings) + 2

@@ -21,6 +21,7 @@ from tests.conftest import EngineFactory, ModuleOf, build_engine
 pytestmark = [
     pytest.mark.since("m3_paged"),
     pytest.mark.skipif(kernels() is None, reason="this pass needs a C compiler"),
+    pytest.mark.cpu,
 ]
 PROMPTS = [[5, 6, 7], [8, 9], list(range(20, 60))]
 LOGPROBS = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=3)

@@ -14,6 +14,8 @@ from common.models.stored.modules import dequantize, keep, keep_narrow, stored_o
 from common.models.stored.weight import StoredWeight
 from tests.helpers.stored_weights import QUANTIZED, dequantized, random_blocks, random_weight
 
+pytestmark = pytest.mark.cpu
+
 
 def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return torch.equal(ours.view(torch.int32), theirs.view(torch.int32))

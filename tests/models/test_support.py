@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from common import LoadedModel, UnsupportedModelError
+from common.models.cpu_kernels import kernels
 from common.models.probe import Probe, ProbeError, Span, longest_limit
 from common.models.support import require_full_attention
 from common.models.tiny import ARCHITECTURES
@@ -19,6 +20,7 @@ from tests.conftest import EngineFactory, shared_model
 from tests.helpers.oracle import assert_same_tokens, generate, greedy
 from tests.helpers.tiny_configs import tiny_config
 
+NEEDS_C = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 SMALL: dict[str, Any] = {
     "vocab_size": 259, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 128, "pad_token_id": 0,
@@ -252,7 +254,7 @@ def test_a_logit_that_should_be_0_is_wrong(wrong: float) -> None:
 
 
 @pytest.mark.since("m3_paged")
-@pytest.mark.parametrize("backend", ["torch", "compiled", "triton"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("compiled", marks=NEEDS_C), "triton"])
 def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend: str) -> None:
     """In DeepSeek's models, keys and values differ in size: here 24 and 12 numbers."""
     loaded = random_model(tiny_config("deepseek_v3"))

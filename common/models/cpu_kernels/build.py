@@ -20,48 +20,66 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from filelock import FileLock
+
+from ...cpu import MARCH
 from ..cache import cache_folder
 
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
 # The loops run on the threads of the OpenMP library that torch has loaded. We compile for that
 # library and do not link another one: the threads of two libraries would compete for the cores.
-FLAGS = ["-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"]
-FLAGS += ["-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi"]
+LANGUAGE = ["-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+LANGUAGE += ["-fopenmp", "-fPIC", "-Wno-psabi"]
+FLAGS = [*LANGUAGE, "-O3", f"-march={MARCH}"]
 FAILURES = (OSError, ValueError, RuntimeError, subprocess.SubprocessError)
 logger = logging.getLogger(__name__)
 
 
 @functools.cache
-def load_library() -> ctypes.CDLL | None:
-    """Return the compiled kernels; None if this machine has no compiler that can compile them."""
+def load_library(*flags: str) -> ctypes.CDLL | None:
+    """Return the compiled kernels; None if this machine has no compiler that can compile them.
+
+    flags: more flags for the compiler. Tests compile for other CPUs.
+    """
     for compiler in compilers():
         try:
-            name = f"cpu_kernels-{_fingerprint(compiler)}"
-            if (kept := _load_kept(name)) is not None:
-                return kept
-            return ctypes.CDLL(str(compile_library(compiler, cache_folder(), name)))
+            return _load(compiler, [*FLAGS, *flags])
         except FAILURES as error:
             said = getattr(error, "stderr", None) or str(error)
             logger.info("%s does not compile the CPU kernels: %s", shlex.join(compiler), said)
     return None
 
 
-def _load_kept(name: str) -> ctypes.CDLL | None:
-    """Return the library from the cache folder; None if there is no file, or no undamaged file.
+def _load(compiler: list[str], flags: list[str]) -> ctypes.CDLL:
+    """Return the library from the cache folder. Compile it if there is no undamaged file.
+
+    Several processes may call this at once: one of them compiles, and the others wait for it.
+    """
+    folder, name = cache_folder(), f"cpu_kernels-{_fingerprint(compiler, flags)}"
+    if (kept := _load_kept(folder, name)) is not None:
+        return kept
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):
+        if (kept := _load_kept(folder, name)) is not None:
+            return kept
+        if damaged := sorted(folder.glob(f"{name}-*.so")):
+            logger.warning("%s is damaged: the CPU kernels are compiled again", damaged[0])
+        return ctypes.CDLL(str(compile_library(compiler, flags, folder, name)))
+
+
+def _load_kept(folder: Path, name: str) -> ctypes.CDLL | None:
+    """Return the library from the folder; None if there is no file, or no undamaged file.
 
     The system kills a process that loads a truncated library, so the content is checked first. A
     damaged file is not removed: another process may just have replaced it by a good one.
     """
-    files = sorted(cache_folder().glob(f"{name}-*.so"))
-    for path in files:
+    for path in sorted(folder.glob(f"{name}-*.so")):
         try:
             if path.name == _name_of(name, path.read_bytes()):
                 return ctypes.CDLL(str(path))
         except OSError as error:  # compiled by another system that shares the folder
             logger.info("%s cannot be loaded: %s", path, error)
-    if files:
-        logger.warning("%s is damaged: the CPU kernels are compiled again", files[0])
     return None
 
 
@@ -80,17 +98,16 @@ def compilers() -> list[list[str]]:
     return [command for command in commands if command and shutil.which(command[0])]
 
 
-def compile_library(compiler: list[str], folder: Path, name: str) -> Path:
+def compile_library(compiler: list[str], flags: list[str], folder: Path, name: str) -> Path:
     """Compile the library into `folder`; return its path, made of `name` and a hash of the content.
 
-    The file appears whole or not at all, so several processes may do this at the same time. Raises
-    `OSError` or `subprocess.SubprocessError` if it fails.
+    The file appears whole or not at all. Raises `OSError` or `subprocess.SubprocessError` if it
+    fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as partial:
         sources = [str(source) for source in sorted(HERE.glob("*.c"))]
         for command in (
-            [*compiler, *FLAGS, "-c", *sources],
+            [*compiler, *flags, "-c", *sources],
             [*compiler, "-shared", "-o", "library.so", *(f"{Path(s).stem}.o" for s in sources)],
         ):
             subprocess.run(
@@ -102,9 +119,9 @@ def compile_library(compiler: list[str], folder: Path, name: str) -> Path:
     return path
 
 
-def _fingerprint(compiler: list[str]) -> str:
+def _fingerprint(compiler: list[str], flags: list[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=60, check=True)
-    parts = [version.stdout, shlex.join(compiler + FLAGS).encode(), _cpu()]
+    parts = [version.stdout, shlex.join(compiler + flags).encode(), _cpu()]
     parts += [source.read_bytes() for source in sorted(HERE.glob("*.[ch]"))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

@@ -28,7 +28,7 @@ from .sandbox import new_user
 
 GRACE = 30.0  # seconds for an exam in addition to those of its tests
 SECONDS_OF_REFERENCE = 300.0
-KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT")
+KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "LADDER_CPU")
 
 
 class GraderError(RuntimeError):

@@ -1,0 +1,28 @@
+"""The kernels in C, compiled for registers of other widths than this CPU has."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from common.models.cpu_kernels import Kernels, bind, build, kernels
+
+# GCC needs minutes to optimize vectors that are wider than the registers of this CPU. With -Og it
+# needs seconds, and the libraries are kept in the cache folder like those of the engines.
+PORTABLE = ["-march=x86-64"] if platform.machine() == "x86_64" else []  # without intrinsics
+WIDTHS = {
+    "this-cpu": [],
+    "16-lanes": ["-Og", "-DLANES=16", *PORTABLE],
+    "8-lanes": ["-Og", "-DLANES=8"],
+    "4-lanes": ["-Og", "-DLANES=4"],
+}
+
+
+def compiled_for(width: str) -> Kernels:
+    """Return the kernels for registers of this width."""
+    library = build.load_library(*WIDTHS[width])
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    assert library is not None, "the compiler compiles the kernels of this CPU and no others"
+    return bind(library)

@@ -1,0 +1,24 @@
+"""The fixture `compiled`: the kernels in C, for several widths of registers."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.models.cpu_kernels import Kernels
+from tests.helpers.kernel_widths import compiled_for
+
+WIDER = pytest.mark.thorough("this CPU's kernels and those of one other width run the same code")
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "this-cpu",
+        pytest.param("16-lanes", marks=WIDER),
+        pytest.param("8-lanes", marks=WIDER),
+        "4-lanes",
+    ],
+)
+def compiled(request: pytest.FixtureRequest) -> Kernels:
+    """The kernels that engines use on this CPU, and those for registers of other widths."""
+    return compiled_for(request.param)

@@ -99,8 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu: `make test-all` runs it on narrower kinds of CPU too")
     config.addinivalue_line(
         "markers",
-        "streams(*engines): the moment at which a forward ends matters, so the test runs on early "
-        "and late streams too: on m5 and its electives, or on these engines",
+        "streams(electives=True): the moment at which a forward ends matters, so the test runs on early "
+        "and late streams too: on m5 and its electives, or on m5 only",
     )
     config.addinivalue_line(
         "markers", "only_of(*files): the subject is in these; equal copies of them are tested once"
@@ -141,7 +141,8 @@ def _chosen(config: pytest.Config) -> list[str]:
 
 def _depends_on_the_stream(item: pytest.Item) -> bool:
     marks = item.iter_markers("streams")
-    return any(not mark.args or _milestone_of(item) in mark.args for mark in marks)
+    is_elective = _milestone_of(item) not in MILESTONES
+    return any(mark.kwargs.get("electives", True) or not is_elective for mark in marks)
 
 
 def _milestones_of(metafunc: pytest.Metafunc) -> list[str]:

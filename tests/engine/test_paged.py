@@ -12,7 +12,7 @@ from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, ModuleOf, shared_model, tokens_in_flight
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = [pytest.mark.since("m3_paged"), pytest.mark.streams("m5_overlap"), pytest.mark.cpu]
+pytestmark = [pytest.mark.since("m3_paged"), pytest.mark.streams(electives=False), pytest.mark.cpu]
 
 PROMPTS = [[7], list(range(15)), list(range(60, 76)), list(range(100, 117)), [5] * 33, [1, 2]]
 UNLIMITED = 2048

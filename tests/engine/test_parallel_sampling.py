@@ -14,7 +14,7 @@ from common.parent_request import child_seed
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = pytest.mark.streams("m5_overlap")
+pytestmark = pytest.mark.streams(electives=False)
 
 
 def sampled(n: int, max_tokens: int = 6, **values: Any) -> SamplingParams:

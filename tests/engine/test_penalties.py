@@ -22,7 +22,7 @@ from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.sampling_reference import adjusted, hash_answer
 
-pytestmark = pytest.mark.streams("m5_overlap")
+pytestmark = pytest.mark.streams(electives=False)
 
 TOKENIZER = byte_tokenizer()
 HASH = hash_model()

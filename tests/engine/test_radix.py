@@ -23,7 +23,7 @@ from tests.engine.test_paged_scheduler import fuzz
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.streams("m5_overlap"), pytest.mark.cpu]
+pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.streams(electives=False), pytest.mark.cpu]
 
 STEMS = [[1] * 12, [1] * 7 + [2] * 9, [3, 1, 4, 1, 5, 9, 2, 6], []]
 

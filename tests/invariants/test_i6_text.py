@@ -20,7 +20,7 @@ from common.text.output_text import OutputText
 from tests.conftest import EngineFactory, shared_model
 from tests.helpers.oracle import greedy, reference
 
-pytestmark = pytest.mark.streams("m5_overlap")
+pytestmark = pytest.mark.streams(electives=False)
 
 TOKENIZER = byte_tokenizer()
 PROMPT = list(range(40, 57))

@@ -15,7 +15,8 @@ from .imports import without_unused_imports
 # The folders of `tests/` with tests of an engine. The others test the repository, the course, the
 # server and the slides, and a student's tree has none of these.
 FOLDERS = ("displays", "electives", "engine", "helpers", "invariants", "models")
-NOT_FOR_STUDENTS = ("displays/test_player.py",)  # it needs a browser, and runs of all milestones
+# The player's test needs a browser, and runs of all milestones. Tests with a server are left out.
+NOT_FOR_STUDENTS = ("displays/test_player.py", "helpers/browser.py", "helpers/serving.py")
 
 
 def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ import pytest
 from milestones.extras import missing as missing_of_pip
 
 COUNTED = "deselected tests by reason"
-THOROUGH = "thorough: `make test-all` runs them"
+THOROUGH = "thorough: `make test-all` or --thorough runs them"
 PROGRAMS = {  # of each extra, with Debian's package that has the program
     "arm": {"aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"},
 }

@@ -99,8 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu: `make test-all` runs it on narrower kinds of CPU too")
     config.addinivalue_line(
         "markers",
-        "streams(electives=True): the moment at which a forward ends matters: the test also runs on "
-        "early and late streams, of m5 and its electives, or of m5 only",
+        "streams(electives=True): the moment at which a forward ends matters: it also runs on early "
+        "and late streams, of m5 and its electives, or of m5 only",
     )
     config.addinivalue_line(
         "markers", "only_of(*files): the subject is in these; equal copies of them are tested once"

@@ -99,7 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu: `make test-all` runs it on narrower kinds of CPU too")
     config.addinivalue_line(
         "markers",
-        "streams(electives=True): the moment at which a forward ends matters: it also runs on early "
+        "streams(electives=True): the moment when a forward ends matters: it also runs on early "
         "and late streams, of m5 and its electives, or of m5 only",
     )
     config.addinivalue_line(

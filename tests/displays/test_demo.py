@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
@@ -22,7 +23,7 @@ from rich.text import Text
 from common import EngineConfig, EngineStats, PoolingParams, TokensPrompt, load_model
 from common.displays import comparison
 from common.displays.dashboard import Dashboard
-from common.displays.workload import Workload, WorkloadResult
+from common.displays.workload import Workload, WorkloadResult, run
 from common.tracing.data import TraceData
 from milestones.chain import at_least, electives, load, package
 from tests.conftest import MILESTONES, ROOT, build_engine
@@ -32,46 +33,63 @@ DemoHere = Callable[..., tuple[str | int | None, str, str]]
 not_of_electives = pytest.mark.before(*electives())
 
 
-@functools.cache
-def run_demo(milestone: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", f"{package(milestone)}.demo", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
+def arguments_of(folder: Path) -> list[str]:
+    """Return the arguments of the run that most tests look at. It writes a trace and a player."""
+    small = ["--model", "tiny-llama", "--requests", "4", "--max-tokens", "5", "--check"]
+    return [*small, "--trace", f"{folder}/trace.json", "--player", f"{folder}/player.html"]
+
+
+def run_milestone_here(milestone: str, workload: Workload) -> WorkloadResult:
+    """Do what `run_milestone` does, without a process that imports torch."""
+    with load(milestone).LLMEngine(EngineConfig(**workload.config)) as engine:
+        return run(engine, workload)
 
 
 @functools.cache
-def usual_run(milestone: str) -> tuple[subprocess.CompletedProcess[str], Path, Path]:
-    """Return the run that most tests look at, its trace, and its player."""
-    folder = Path(tempfile.mkdtemp())
-    trace, player = folder / "trace.json", folder / "player.html"
-    done = run_demo(
-        milestone, "--model", "tiny-llama", "--requests", "4", "--max-tokens", "5", "--check",
-        "--trace", str(trace), "--player", str(player),
-    )  # fmt: skip
-    return done, trace, player
+def usual_run(milestone: str) -> tuple[str, Path]:
+    """Return what the demo shows, and the folder of its trace and its player."""
+    folder, shown = Path(tempfile.mkdtemp()), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        patch.setattr(comparison, "run_milestone", run_milestone_here)
+        patch.setattr(sys, "argv", ["demo", *arguments_of(folder)])
+        patch.setenv("COLUMNS", "80")
+        load(milestone, "demo").main()
+    return shown.getvalue(), folder
 
 
 def assert_facts(milestone: str, *facts: str) -> None:
-    done = usual_run(milestone)[0]
+    shown, _ = usual_run(milestone)
     for fact in facts:
-        assert fact in done.stdout, done.stdout
+        assert fact in shown, shown
+
+
+def assert_whole(milestone: str, shown: str, folder: Path) -> None:
+    """Check what a demo shows in a file, and the two files that it writes."""
+    assert "\x1b" not in shown and "\r" not in shown
+    assert milestone in shown and "tokens/s" in shown
+    for path in (folder / "trace.json", folder / "player.html"):
+        assert str(path) in shown and milestone in path.read_text(encoding="utf-8")
 
 
 def test_the_demo_runs_into_a_file(milestone: str) -> None:
-    done, trace, player = usual_run(milestone)
+    assert_whole(milestone, *usual_run(milestone))
+
+
+@pytest.mark.thorough("up to three processes that import torch", fast_on=(MILESTONES[-1],))
+def test_the_command_of_the_demo(milestone: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"{package(milestone)}.demo", *arguments_of(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "COLUMNS": "80"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout and "\r" not in done.stdout
-    assert milestone in done.stdout and "tokens/s" in done.stdout
-    for path in (trace, player):
-        assert str(path) in done.stdout and milestone in path.read_text(encoding="utf-8")
+    assert_whole(milestone, done.stdout, tmp_path)
 
 
 def test_sentences_wrap_between_words(milestone: str) -> None:
     """A terminal with 80 columns does not have to break them. Events and paths stay one line."""
     other = re.compile(r" *\d+\.\d\ds  |(trace|player): |[╭│╰┏┃┡└]")
-    lines = usual_run(milestone)[0].stdout.splitlines()
+    lines = usual_run(milestone)[0].splitlines()
     assert [line for line in lines if len(line) > 80 and not other.match(line)] == []
 
 
@@ -132,7 +150,7 @@ def test_what_the_fourth_milestone_shows(milestone: str) -> None:
 def test_what_the_fifth_milestone_shows(milestone: str) -> None:
     """On a CPU: both loops as they are, and both loops on an emulated device, each labelled."""
     titles = ["real: all requests at once", "emulated: all requests at once, each forward sleeps"]
-    shown = usual_run(milestone)[0].stdout
+    shown, _ = usual_run(milestone)
     assert_facts(milestone, "Say that again in one sentence.", "recorded tokens", *titles)
     for kind in ("real", "emulated"):
         for loop in ("serial", "overlapped"):

@@ -149,7 +149,7 @@ def test_a_hot_prefix_spreads_when_its_replica_is_busy() -> None:
         sent(router, keys)
         if i == 40:
             assert sorted(router.loads.values())[1] > 0, "three of four replicas have the prefix"
-    assert min(router.loads.values()) >= 30 and router.loads[first] >= 50
+    assert min(router.loads.values()) >= 30 and router.loads[first] >= 40
 
 
 def test_a_full_replica_gets_nothing() -> None:

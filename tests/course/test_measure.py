@@ -38,6 +38,7 @@ def test_the_tokens_that_m1_feeds_are_those_of_the_handout() -> None:
     assert "18.5 on average for n = 16, and 482.5 for n = 480" in " ".join(text.split())
 
 
+@pytest.mark.thorough("it measures a whole table")
 def test_the_steps_of_speculative_are_those_of_the_handout() -> None:
     """The counters of one request are the same on every machine. Sixteen requests never draft.
 

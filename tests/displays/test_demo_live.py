@@ -28,6 +28,7 @@ def live(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
+@pytest.mark.thorough("a demo on the real model")
 @pytest.mark.since("m3_paged")
 @pytest.mark.before("m4_radix")
 def test_the_live_demo_of_pages_retracts(live: Live, milestone: str) -> None:

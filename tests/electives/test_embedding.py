@@ -26,7 +26,7 @@ from milestones.instruments.audit import assert_idle
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model
+from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, schedules
 from tests.helpers.fake_overlap import (
     HashResult,
     HashRunner,
@@ -38,7 +38,7 @@ from tests.helpers.oracle import drain, greedy
 
 pytestmark = [pytest.mark.since("embedding"), pytest.mark.streams]
 
-SCHEDULES = 150  # on each stream, and without overlap
+SCHEDULES = schedules(150)  # on each stream, and without overlap
 STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
 KINDS: tuple[Any, ...] = ("LAST", "MEAN")
 LENGTHS = (1, 15, 16, 17, 100)
@@ -176,12 +176,12 @@ def fuzz(module: Any, seed: int, stream: type[LateStream], **config: Any) -> Any
 def test_random_schedules_of_texts_and_vectors(
     module_of: ModuleOf, stream: type[LateStream], overlap: bool
 ) -> None:
-    """Six hundred schedules are exact: tokens and vectors, also after failures and retractions."""
+    """Schedules are exact: tokens and vectors, also after failures and retractions."""
     module = module_of("engine")
     engines = [fuzz(module, i, stream, enable_overlap=overlap) for i in range(SCHEDULES)]
-    assert sum(e.stats().num_retractions for e in engines) > 50
-    assert sum(e.stats().cached_prompt_tokens for e in engines) > 100
-    assert sum(e.runner.healthy < 5 for e in engines) > 5, "no forward failed"
+    assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
+    assert sum(e.stats().cached_prompt_tokens for e in engines) > len(engines) // 2
+    assert sum(e.runner.healthy < 5 for e in engines) > len(engines) // 30, "no forward failed"
 
 
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

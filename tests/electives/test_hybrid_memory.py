@@ -18,7 +18,7 @@ from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.conftest import EngineFactory, ModuleOf
+from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.exercises.requests import request_of
 from tests.helpers.fake_hybrid import Groups, expected_output, groups_of, hybrid_engine
 from tests.helpers.fake_overlap import hash_engine, text_of
@@ -28,7 +28,7 @@ from tests.helpers.tiny_configs import tiny_config
 
 pytestmark = [pytest.mark.since("hybrid_memory"), pytest.mark.streams]
 
-SCHEDULES = 300
+SCHEDULES = schedules(300)
 STREAMS = (LateStream, EarlyStream)
 STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
 
@@ -100,8 +100,8 @@ def test_random_schedules_with_windows(module_of: ModuleOf, stream: type[LateStr
     first = SCHEDULES // 2 * STREAMS.index(stream)
     engines = [fuzz(module_of("engine"), first + i, stream) for i in range(SCHEDULES // 2)]
     stats = [engine.stats() for engine in engines]
-    assert sum(s.num_retractions for s in stats) > 100
-    assert sum(s.cached_prompt_tokens for s in stats) > 1000
+    assert sum(s.num_retractions for s in stats) > len(engines) // 2
+    assert sum(s.cached_prompt_tokens for s in stats) > 6 * len(engines)
 
 
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,7 @@ def test_a_shared_model_does_not_change(make_engine: EngineFactory, tmp_path: Pa
     assert [*loaded.model.state_dict()] == keys
 
 
+@pytest.mark.thorough("many captures on the fake device")
 def test_graphs_with_adapters_and_without(
     make_engine: EngineFactory, module_of: ModuleOf, tmp_path: Path
 ) -> None:

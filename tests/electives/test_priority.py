@@ -16,7 +16,7 @@ from milestones.instruments.audit import assert_idle, poison_free_pages
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.forced_retractions import force_retractions
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.conftest import EngineFactory, ModuleOf, build_engine
+from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
 from tests.helpers.oracle import assert_same_tokens, drain, greedy, reference
@@ -26,7 +26,7 @@ __all__ = ["serve_fixture"]
 
 pytestmark = [pytest.mark.since("priority"), pytest.mark.streams]
 
-SCHEDULES = 1000
+SCHEDULES = schedules(1000)
 STREAMS = (LateStream, EarlyStream)
 STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
 
@@ -120,14 +120,14 @@ def fuzz(
 def test_random_schedules_with_priorities(
     module_of: ModuleOf, forwards: type[LateStream], copies: type[LateStream]
 ) -> None:
-    """A thousand schedules are exact to the token, whenever forwards and copies run."""
+    """Schedules are exact to the token, whenever forwards and copies run."""
     module = module_of("engine")
     first = SCHEDULES // 4 * (2 * STREAMS.index(forwards) + STREAMS.index(copies))
     engines = [fuzz(module, first + i, forwards, copies) for i in range(SCHEDULES // 4)]
-    assert sum(e.scheduler.retraction.num_preemptions for e in engines) > 100
-    assert sum(cache_of(e).num_written for e in engines) > 500
-    assert sum(cache_of(e).num_loaded for e in engines) > 100
-    assert sum(e.stats().num_retractions for e in engines) > 100
+    assert sum(e.scheduler.retraction.num_preemptions for e in engines) > len(engines) // 3
+    assert sum(cache_of(e).num_written for e in engines) > 2 * len(engines)
+    assert sum(cache_of(e).num_loaded for e in engines) > len(engines) // 3
+    assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
 
 
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.sampling.sampler import uniform
 from milestones.instruments.streams import LateStream
-from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
+from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, shared_model
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
 from tests.helpers.fake_paged import expected_tokens
@@ -104,10 +104,10 @@ def fuzz(module: Any, seed: int) -> Any:
 
 def test_random_schedules_with_right_and_wrong_drafts(module_of: ModuleOf) -> None:
     """Each step is audited: pages that refused drafts were written to are free again (I3)."""
-    stats = [fuzz(module_of("engine"), seed).stats() for seed in range(1000)]
-    assert sum(s.num_accepted_tokens for s in stats) > 1000
-    assert sum(s.num_draft_tokens - s.num_accepted_tokens for s in stats) > 1000
-    assert sum(s.num_retractions for s in stats) > 5
+    stats = [fuzz(module_of("engine"), seed).stats() for seed in range(schedules(1000))]
+    assert sum(s.num_accepted_tokens for s in stats) > len(stats)
+    assert sum(s.num_draft_tokens - s.num_accepted_tokens for s in stats) > len(stats)
+    assert sum(s.num_retractions for s in stats) > len(stats) // 200
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])

@@ -107,6 +107,7 @@ def started_on_gpu(engine: Any, module_of: ModuleOf, **config: Any) -> Any:
     return engine
 
 
+@pytest.mark.thorough("many captures on the fake device")
 @pytest.mark.since("m5_overlap")
 def test_graphs_are_captured_at_the_start(
     cuda: FakeCuda,
@@ -128,6 +129,7 @@ def test_graphs_are_captured_at_the_start(
     assert engine.stats().num_graph_replays == engine.stats().num_steps - 1
 
 
+@pytest.mark.thorough("many captures on the fake device")
 @pytest.mark.since("m5_overlap")
 def test_a_capture_that_fails_keeps_no_graphs(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
@@ -150,6 +152,7 @@ def test_a_capture_that_fails_keeps_no_graphs(
     assert tokens_of(engine, 4) == expected and engine.stats().num_graph_replays == 0
 
 
+@pytest.mark.thorough("many captures on the fake device")
 @pytest.mark.since("m5_overlap")
 def test_a_model_that_waits_runs_without_graphs(
     cuda: FakeCuda,

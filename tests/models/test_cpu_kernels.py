@@ -201,6 +201,7 @@ def test_a_layer_of_other_arithmetic_is_not_compiled() -> None:
         torch.testing.assert_close(model(tokens).logits, before, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.thorough("a process that imports torch")
 def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
     """Torch's own products and attention run, and the answer is the reference's."""
     program = """

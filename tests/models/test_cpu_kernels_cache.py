@@ -83,6 +83,7 @@ print("all right")
 """
 
 
+@pytest.mark.thorough("it compiles the kernels")
 @pytest.mark.skipif(kernels() is None, reason="no C compiler")
 def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
     """Of several processes at once, one compiles it. An undamaged library is not compiled again."""

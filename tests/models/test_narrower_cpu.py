@@ -23,6 +23,7 @@ print(torch.backends.cpu.get_cpu_capability(), build.FLAGS[-1])
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="about kinds of x86-64 CPUs")
 
 
+@pytest.mark.thorough("processes that import torch")
 @ON_X86
 @pytest.mark.parametrize(
     ("kind", "said"),

@@ -419,6 +419,7 @@ def test_heads_are_normed_and_rotated_in_one_kernel(
         )
 
 
+@pytest.mark.thorough("Triton's interpreter is slow")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_layers_with_fused_kernels_compute_what_they_did(

@@ -21,6 +21,7 @@ def rows(milestone: str, *sizes: float) -> list[measure.Row]:
     return list(chosen.rows(milestone, model, sizes or chosen.sizes))
 
 
+@pytest.mark.thorough("it measures whole tables")
 @pytest.mark.parametrize("name", ["m3_paged", "m4_radix", "priority", "embedding", "hybrid_memory"])
 def test_the_counters_are_those_of_the_handout(name: str) -> None:
     columns = MEASUREMENTS[short(name)].columns

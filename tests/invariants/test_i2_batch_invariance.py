@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common import SamplingParams
 from milestones.chain import chain
-from tests.conftest import EngineFactory, build_engine
+from tests.conftest import EngineFactory, build_engine, schedules
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 pytestmark = [pytest.mark.streams, pytest.mark.cpu]
@@ -30,7 +30,7 @@ sampling = st.builds(
 arrivals = st.lists(st.tuples(st.integers(0, 12), prompts, sampling), min_size=2, max_size=7)
 
 
-@settings(max_examples=30)
+@settings(max_examples=schedules(30))
 @given(arrivals=arrivals, rows=st.integers(1, 4))
 def test_company_changes_nothing(
     milestone: str, arrivals: list[tuple[int, list[int], SamplingParams]], rows: int

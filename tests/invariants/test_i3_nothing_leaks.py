@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common import SamplingParams
 from common.sampling.sampler import SamplerOutput
 from milestones.instruments.audit import assert_idle
-from tests.conftest import EngineFactory, build_engine, shared_model
+from tests.conftest import EngineFactory, build_engine, schedules, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 pytestmark = pytest.mark.streams
@@ -51,7 +51,7 @@ def alone(milestone: str, i: int) -> list[int]:
     return engine.generate(PROMPTS[i], greedy(4 + 3 * i, ignore_eos=True))[0].outputs[0].token_ids
 
 
-@settings(max_examples=40)
+@settings(max_examples=schedules(40))
 @given(
     aborts=st.lists(st.tuples(st.integers(0, 25), st.integers(0, 4)), max_size=5),
     rows=st.integers(1, 5),

@@ -209,10 +209,7 @@ def test_a_padded_row_gives_zeros(attention: ModuleType, interpreted: ModuleType
     assert torch.equal(output[1], torch.zeros_like(output[1]))
 
 
-@pytest.mark.thorough(
-    "Triton's interpreter is slow, and the kernels are the same in all engines",
-    fast_on=("m3_paged",),
-)
+@pytest.mark.thorough("Triton's interpreter is slow")
 @pytest.mark.only_of()
 def test_the_engine_under_the_interpreter(milestone: str) -> None:
     """An engine on the interpreted kernels gives the reference's answer, token for token."""

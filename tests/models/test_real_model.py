@@ -9,9 +9,10 @@ from itertools import pairwise
 import pytest
 
 from common import EMBEDDED_MODEL, OfflineEngine, SamplingParams
-from tests.conftest import EngineFactory, plain_model, shared_model
+from tests.conftest import MILESTONES, EngineFactory, plain_model, shared_model
 from tests.helpers.oracle import Reference, assert_same_tokens, drain, generate, greedy
 
+SLOW = "the real model, on an engine whose tests on tiny models are all in the first tier"
 CHATS = [
     [{"role": "user", "content": "What is the capital of France?"}],
     [{"role": "user", "content": "Write one sentence about the sea."}],
@@ -35,6 +36,7 @@ def engine(make_engine: EngineFactory) -> OfflineEngine:
     return make_engine(EMBEDDED_MODEL, max_num_seqs=4, max_model_len=256)
 
 
+@pytest.mark.thorough(SLOW, fast_on=MILESTONES[::4])
 def test_chats_are_answered(engine: OfflineEngine) -> None:
     outputs = engine.chat(CHATS, greedy(24))
     for output in outputs:
@@ -47,6 +49,7 @@ def test_chats_are_answered(engine: OfflineEngine) -> None:
     assert (outputs[0].prompt or "").endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.thorough(SLOW, fast_on=MILESTONES[-1:])
 def test_streamed_text_is_whole(engine: OfflineEngine) -> None:
     prompt = engine.input_processor.apply_chat_template(CHATS[2])
     params = SamplingParams(max_tokens=40, temperature=1.2, seed=3)
@@ -56,12 +59,14 @@ def test_streamed_text_is_whole(engine: OfflineEngine) -> None:
     assert "\ufffd" not in "".join(texts[:-1])
 
 
+@pytest.mark.thorough(SLOW, fast_on=MILESTONES[-1:])
 def test_a_stop_string_in_real_text(engine: OfflineEngine) -> None:
     plain, stopped = engine.chat([CHATS[1]] * 2, [greedy(24), greedy(24, stop=["sea", "ocean"])])
     whole, cut = plain.outputs[0].text, stopped.outputs[0].text
     assert whole.startswith(cut) and "sea" not in cut and stopped.outputs[0].finish_reason == "stop"
 
 
+@pytest.mark.thorough(SLOW, fast_on=MILESTONES[-1:])
 def test_joining_and_leaving(engine: OfflineEngine) -> None:
     prompts = [engine.input_processor.apply_chat_template(chat) for chat in CHATS]
     finals = {}

@@ -253,6 +253,7 @@ def test_a_logit_that_should_be_0_is_wrong(wrong: float) -> None:
         probe.again()
 
 
+@pytest.mark.thorough("nine models on three engines")
 @pytest.mark.since("m3_paged")
 @pytest.mark.parametrize("backend", ["torch", pytest.param("compiled", marks=NEEDS_C), "triton"])
 def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend: str) -> None:

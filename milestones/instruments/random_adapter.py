@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+from common.models.passes.adding import sites_of
 
 PREFIX = "base_model.model."
+
+
+def shapes_of(model: Any) -> dict[str, tuple[int, int]]:
+    """Return (in, out) of each linear layer that may have an adapter."""
+    return {
+        name: (site.linear.in_features, size)
+        for site in sites_of(model)
+        for name, size in zip(site.names, site.sizes, strict=True)
+    }
+
+
+def merged_model(model: Any, folder: str) -> Any:
+    """Return a copy with the weights W + scale * B A, as PEFT's `merge_and_unload` does."""
+    config = json.loads(Path(folder, "adapter_config.json").read_text())
+    tensors = load_file(Path(folder, "adapter_model.safetensors"))
+    model = copy.deepcopy(model)
+    for key in [key for key in tensors if ".lora_A." in key]:
+        name = key.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+        a, b = tensors[key], tensors[key.replace("lora_A", "lora_B")]
+        alpha = config.get("alpha_pattern", {}).get(name, config["lora_alpha"])
+        scale = alpha / len(a) ** (0.5 if config.get("use_rslora") else 1)
+        model.get_submodule(name).weight.data += scale * (b @ a)
+    return model
 
 
 def write_adapter(

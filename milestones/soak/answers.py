@@ -16,27 +16,31 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
-from transformers import DynamicCache
-
-from common import EngineConfig, LoadedModel, Request, SamplingParams, load_model
-from common.sampling.sampler import SamplingMetadata, sample
+from common import LoadedModel, SamplingParams
 from common.text.output_text import OutputText
 
 from ..instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain, hash_model
+from .extras import GrammarAnswers
 
 MASK = 2**64 - 1
 EDGE = 1e-4  # share of a token's interval; nearer than that to its end, rounding may decide
-# A token of a tiny model is certain if no noise of this size changes it.
-NOISE, NUM_NOISY = 1e-3, 12
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """The tokens after a prompt, and the log probability of each."""
+    """The tokens after a prompt, and the log probability of each.
+
+    is_whole: a grammar ends with the last token, so nothing can follow.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
+    is_whole: bool = False
+
+    def first(self, count: int) -> Continuation:
+        """Return the first `count` tokens of it."""
+        is_whole = self.is_whole and count >= len(self.token_ids)
+        return Continuation(self.token_ids[:count], self.logprobs[:count], is_whole)
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,30 @@ class Source(ABC):
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
+        self.grammars = GrammarAnswers(loaded)
 
     @abstractmethod
     def continuation(
-        self, prompt: list[int], params: SamplingParams, max_tokens: int
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        adapter: str | None = None,
     ) -> Continuation:
-        """Continue a prompt by up to `max_tokens` tokens, as far as they are certain."""
+        """Continue a prompt by up to `max_tokens` tokens, as far as they are certain.
+
+        adapter: the folder of a LoRA adapter.
+        """
+
+    def allowed(self, params: SamplingParams, output: list[int]) -> list[int] | None:
+        """Return the tokens that may follow an output. None: all of them."""
+        wanted = params.structured_outputs
+        return None if wanted is None else self.grammars.allowed(wanted, output)
+
+    def is_whole(self, params: SamplingParams, output: list[int]) -> bool:
+        """Return whether an output has a grammar, and ends with an end token."""
+        ends = params.structured_outputs is not None and output[-1:]
+        return bool(ends) and output[-1] in self.loaded.eos_token_ids
 
     def ending(
         self, token_ids: list[int], params: SamplingParams, limit: int | None = None
@@ -92,48 +114,63 @@ class HashSource(Source):
         super().__init__(hash_model())
 
     def continuation(
-        self, prompt: list[int], params: SamplingParams, max_tokens: int
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        max_tokens: int,
+        adapter: str | None = None,
     ) -> Continuation:
         """Compute hashes in plain Python, and draw from the two values that logits may have."""
+        assert adapter is None, "this model has no layer that an adapter could change"
         chain, tokens = HashChain(prompt), list[int]()
         total = math.exp(LOGIT) + VOCAB_SIZE - 1
         logprobs = []
-        while len(tokens) < max_tokens:
+        while len(tokens) < max_tokens and not self.is_whole(params, tokens):
             best = token = chain.next_token()
-            if params.has_penalties:
-                token = _after_penalties(best, prompt, tokens, params)
-            if not params.is_greedy:
-                drawn = _draw(best, params, chain.num_tokens)
+            allowed = self.allowed(params, tokens)
+            if params.is_greedy and (params.has_penalties or allowed is not None):
+                token = _most_likely(best, prompt, tokens, params, allowed)
+            elif not params.is_greedy:
+                drawn = _draw(best, params, chain.num_tokens, allowed)
                 if drawn is None:
                     break
                 token = drawn
             logprobs.append((LOGIT if token == best else 0.0) - math.log(total))
             tokens.append(token)
             chain.feed(token)
-        return Continuation(tokens, logprobs)
+        return Continuation(tokens, logprobs, self.is_whole(params, tokens))
 
 
-def _after_penalties(
-    best: int, prompt: list[int], output: list[int], params: SamplingParams
+def _most_likely(
+    best: int,
+    prompt: list[int],
+    output: list[int],
+    params: SamplingParams,
+    allowed: list[int] | None,
 ) -> int:
-    """Return the most likely token of a greedy request with penalties. Of equals, the first."""
+    """Return the most likely token after penalties and the mask. Of equals, the first."""
     logits, counts = [0.0] * VOCAB_SIZE, Counter(output)
     logits[best] = LOGIT
     if best in counts or best in prompt:
         logits[best] /= params.repetition_penalty  # a logit of 0 does not change
     for token, count in counts.items():
         logits[token] -= params.frequency_penalty * count + params.presence_penalty
-    return logits.index(max(logits))
+    return max(range(VOCAB_SIZE) if allowed is None else allowed, key=logits.__getitem__)
 
 
-def _draw(best: int, params: SamplingParams, position: int) -> int | None:
+def _draw(
+    best: int, params: SamplingParams, position: int, allowed: list[int] | None
+) -> int | None:
     """Draw a token where only `best` has a logit; None if rounding could decide."""
     assert params.seed is not None, "a request with a known answer has a seed"
-    other = math.exp(-LOGIT / params.temperature)
-    if params.min_p > other or params.top_k == 1:
+    others = [i for i in (range(VOCAB_SIZE) if allowed is None else allowed) if i != best]
+    has_best = allowed is None or best in allowed
+    other = math.exp(-LOGIT / params.temperature) if has_best else 1.0  # beside the most likely
+    if params.min_p > other:
         return best
-    kept = params.top_k - 1 if params.top_k else VOCAB_SIZE  # the lowest ids of the other tokens
-    ids = sorted({best, *[i for i in range(VOCAB_SIZE) if i != best][:kept]})
+    if params.top_k:  # of equal tokens, the lowest ids are kept
+        others = others[: params.top_k - has_best]
+    ids = sorted([*[best] * has_best, *others])
     ends = list(accumulate(1.0 if i == best else other for i in ids))
     place = uniform(params.seed, position) * ends[-1]
     index = bisect_left(ends, place)
@@ -153,59 +190,3 @@ def _splitmix64(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return x ^ (x >> 31)
-
-
-class TinySource(Source):
-    """A tiny random model. Hugging Face's own modules compute each of its answers once."""
-
-    def __init__(self, name: str) -> None:
-        config = EngineConfig(model=name, device="cpu")
-        super().__init__(load_model(config))
-        self.plain = load_model(config, plain=True).model
-        self.known: dict[tuple[object, ...], Continuation] = {}
-
-    def continuation(
-        self, prompt: list[int], params: SamplingParams, max_tokens: int
-    ) -> Continuation:
-        """Run the plain model and the sampler on this request alone."""
-        p = params
-        penalties = (p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
-        sampling = (p.temperature, p.top_k, p.top_p, p.min_p, p.seed)
-        key = (*prompt, None, *sampling, *penalties, max_tokens)
-        if key not in self.known:
-            self.known[key] = self._compute(prompt, params, max_tokens)
-        return self.known[key]
-
-    @torch.inference_mode()
-    def _compute(self, prompt: list[int], params: SamplingParams, max_tokens: int) -> Continuation:
-        cache = DynamicCache(config=self.plain.config)
-        noise = torch.randn(
-            NUM_NOISY, self.loaded.vocab_size, generator=torch.Generator().manual_seed(0)
-        )
-        fed, tokens, logprobs = prompt, list[int](), list[float]()
-        while len(tokens) < max_tokens:
-            logits = self.plain(torch.tensor([fed]), past_key_values=cache).logits[0, -1:]  # [1, V]
-            noisy = torch.cat([logits, logits + NOISE * noise])  # [1 + NUM_NOISY, V]
-            drawn = self._sample(noisy, prompt, tokens, params)
-            if len(set(drawn)) > 1:
-                break
-            fed = drawn[:1]
-            tokens += fed
-            logprobs.append(float(logits[0].log_softmax(-1)[fed[0]]))
-        return Continuation(tokens, logprobs)
-
-    def _sample(
-        self, logits: torch.Tensor, prompt: list[int], output: list[int], params: SamplingParams
-    ) -> list[int]:
-        """Draw from each row as the next token of the same request."""
-        seed = params.seed or 0
-        text = OutputText(self.loaded.tokenizer, params)
-        request = Request(
-            "", None, prompt, params, seed=seed, max_model_len=512, text=text, arrival_time=0.0
-        )
-        request.token_ids += output
-        rows = [request] * len(logits)
-        tokens: list[int] = sample(
-            logits, SamplingMetadata.from_requests(rows, "cpu")
-        ).token_ids.tolist()
-        return tokens

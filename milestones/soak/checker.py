@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, field
 
-from common import RequestOutput
-from common.outputs import CompletionOutput
+from common import PoolingRequestOutput, RequestOutput
+from common.outputs import CompletionOutput, PoolingOutput
 
 from .answers import Ending, Source
+from .extras import PLAIN
 from .plan import PlannedRequest
 from .tally import SoakError, Tally
 
 LOGPROB_ERROR = 1e-3  # rounding may differ between engines
+VECTOR_ERROR = 1e-3  # likewise
 
 
 @dataclass
@@ -20,27 +23,38 @@ class Live:
     """A request that the engine has, and its outputs so far."""
 
     planned: PlannedRequest
-    ending: Ending
-    num_tokens: int = 0
-    text: str = ""
+    endings: list[Ending]  # one for each output
+    num_tokens: list[int] = field(init=False)
+    texts: list[str] = field(init=False)
     may_be_aborted: bool = False
     must_be_aborted: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_tokens = [0] * len(self.endings)
+        self.texts = [""] * len(self.endings)
 
 
 class Checker:
     """Knows each request that is not done. Every output must go through `take`."""
 
-    def __init__(self, source: Source, tally: Tally) -> None:
+    def __init__(self, source: Source, tally: Tally, may_fail: Set[str]) -> None:
+        """may_fail: the requests that a failure of a part may end."""
         self.source = source
         self.tally = tally
+        self.may_fail = may_fail
         self.live: dict[str, Live] = {}
+        self.failed: set[str] = set()  # requests that ended by `error`
 
     def add(self, request_id: str, planned: PlannedRequest, most_tokens: int) -> None:
         """Expect a request with up to `most_tokens` tokens in prompt and output."""
         limit = most_tokens - len(planned.prompt)
-        ending = self.source.ending(planned.answer.token_ids, planned.params, limit)
-        self.live[request_id] = Live(planned, ending)
+        endings = [
+            self.source.ending(answer.token_ids, planned.params, limit)
+            for answer in planned.answers
+        ]
+        self.live[request_id] = Live(planned, endings)
         self.tally.requests += 1
+        self.tally.extras += planned.extra != PLAIN
 
     def forget(self, request_id: str) -> None:
         """Expect no more outputs of a request: its stream was left, or its call was interrupted."""
@@ -48,24 +62,53 @@ class Checker:
 
     def take(self, output: RequestOutput) -> None:
         """Check one output. Raises `SoakError`."""
-        live = self.live.get(output.request_id)
+        name, live = output.request_id, self.live.get(output.request_id)
         if live is None:
-            raise SoakError("lost", f"{output.request_id} has an output after its end")
-        completion = output.outputs[0]
-        self._check_so_far(live, output.request_id, completion)
+            raise SoakError("lost", f"{name} has an output after its end")
+        if isinstance(output, PoolingRequestOutput):
+            self._check_vector(live, name, output.outputs)
+        else:
+            self._check_outputs(live, name, output)
         if output.finished:
-            self._check_final(live, output.request_id, completion)
-            self.tally.tokens += len(completion.token_ids)
-            del self.live[output.request_id]
+            del self.live[name]
 
-    def _check_so_far(self, live: Live, name: str, got: CompletionOutput) -> None:
+    def _check_vector(self, live: Live, name: str, got: PoolingOutput) -> None:
+        expected = live.planned.vector
+        if got.finish_reason == "error":
+            self._check_error(live, name, 0, got.error)
+        elif got.finish_reason == "abort" or live.must_be_aborted:
+            self._check_abort(live, name, got.finish_reason)
+        elif got.data is None or expected is None or len(got.data) != len(expected):
+            raise SoakError("wrong", f"{name} has the vector {got}, not {expected}")
+        else:
+            size = max(map(abs, expected))
+            off = max(abs(a - b) for a, b in zip(got.data.tolist(), expected, strict=True))
+            if not off <= VECTOR_ERROR * size:
+                raise SoakError("wrong", f"I1: {name} has {got.data}, not {expected}")
+
+    def _check_outputs(self, live: Live, name: str, output: RequestOutput) -> None:
+        """Check all n outputs of a request."""
+        if len(output.outputs) != len(live.endings):
+            raise SoakError("wrong", f"{name} has {len(output.outputs)} outputs: {live}")
+        for i, got in enumerate(output.outputs):
+            self._check_so_far(live, i, name, got)
+        if not output.finished:
+            return
+        for i, got in enumerate(output.outputs):
+            self._check_final(live, i, name, got)
+            self.tally.tokens += len(got.token_ids)
+        reasons = {got.finish_reason for got in output.outputs}
+        if live.must_be_aborted and not reasons & {"abort", "error"}:
+            raise SoakError("wrong", f"{name} ends by {reasons}, although it was aborted")
+
+    def _check_so_far(self, live: Live, i: int, name: str, got: CompletionOutput) -> None:
         """I1, I6: the tokens are the first ones of the answer, and the text only grows."""
-        answer, count = live.planned.answer, len(got.token_ids)
+        answer, count = live.planned.answers[i], len(got.token_ids)
         if got.token_ids != answer.token_ids[:count]:
             raise SoakError("wrong", f"I1: {name} has {got.token_ids}, not {answer.token_ids}")
-        if count < live.num_tokens or not got.text.startswith(live.text):
-            raise SoakError("wrong", f"I6: {name} changed its earlier text {live.text!r}: {got}")
-        live.num_tokens, live.text = count, got.text
+        if count < live.num_tokens[i] or not got.text.startswith(live.texts[i]):
+            raise SoakError("wrong", f"I6: {name} changed its text {live.texts[i]!r}: {got}")
+        live.num_tokens[i], live.texts[i] = count, got.text
         if live.planned.params.logprobs is None:
             return
         chosen = [row[token] for row, token in zip(got.logprobs or [], got.token_ids, strict=True)]
@@ -73,38 +116,38 @@ class Checker:
             if not math.isclose(ours, expected, abs_tol=LOGPROB_ERROR, rel_tol=LOGPROB_ERROR):
                 raise SoakError("wrong", f"{name} has log probability {ours}, not {expected}")
 
-    def _check_final(self, live: Live, name: str, got: CompletionOutput) -> None:
+    def _check_final(self, live: Live, i: int, name: str, got: CompletionOutput) -> None:
         if got.finish_reason == "error":
-            self._check_error(live, name, got)
-        elif got.finish_reason == "abort" or live.must_be_aborted:
-            self._check_abort(live, name, got)
+            self._check_error(live, name, len(got.token_ids), got.error)
+        elif got.finish_reason == "abort":
+            self._check_abort(live, name, got.finish_reason)
+            if got.text != self.source.text_of(got.token_ids, live.planned.params):
+                raise SoakError("wrong", f"I6: {name} was aborted with the text {got.text!r}")
         else:
-            self._check_ending(live, name, got)
+            self._check_ending(live, i, name, got)
 
-    def _check_abort(self, live: Live, name: str, got: CompletionOutput) -> None:
-        if got.finish_reason != "abort" or not live.may_be_aborted:
-            raise SoakError(
-                "wrong", f"{name} ends by {got.finish_reason}, which does not fit: {live}"
-            )
-        if got.text != self.source.text_of(got.token_ids, live.planned.params):
-            raise SoakError("wrong", f"I6: {name} was aborted with the text {got.text!r}")
+    def _check_abort(self, live: Live, name: str, reason: str) -> None:
+        if reason != "abort" or not live.may_be_aborted:
+            raise SoakError("wrong", f"{name} ends by {reason}, which does not fit: {live}")
         self.tally.aborts += 1
 
-    def _check_error(self, live: Live, name: str, got: CompletionOutput) -> None:
+    def _check_error(self, live: Live, name: str, count: int, error: str | None) -> None:
         """Check that a request ends by `error` at the token with its fault, and only there."""
-        fault, count = live.planned.fault, len(got.token_ids)
-        if fault is None:
-            raise SoakError("wrong", f"{name} ends by error without a fault of its own: {got}")
-        before = max(0, fault.position - len(live.planned.prompt) + 1)
-        allowed = {before - 1, before} if fault.kind == "text" else {before}
-        if count not in allowed:
-            raise SoakError("wrong", f"{name} fails after {count} tokens, not {before}: {fault}")
-        if not getattr(got, "error", None):
+        fault = live.planned.fault
+        self.failed.add(name)
+        if fault is None and name not in self.may_fail:
+            raise SoakError("wrong", f"{name} ends by error without a fault of its own: {error}")
+        if fault is not None:
+            before = max(0, fault.position - len(live.planned.prompt) + 1)
+            allowed = {before - 1, before} if fault.kind == "text" else {before}
+            if count not in allowed:
+                raise SoakError("wrong", f"{name} fails after {count} tokens, not {before}")
+        if not error:
             raise SoakError("wrong", f"{name} ends by error without a message")
         self.tally.errors += 1
 
-    def _check_ending(self, live: Live, name: str, got: CompletionOutput) -> None:
-        planned, ending = live.planned, live.ending
+    def _check_ending(self, live: Live, i: int, name: str, got: CompletionOutput) -> None:
+        planned, ending = live.planned, live.endings[i]
         fault, most = planned.fault, len(planned.prompt) + len(ending.token_ids)
         if fault is not None and fault.position <= most - 2:
             raise SoakError("wrong", f"{name} ends by {got.finish_reason}, in spite of {fault}")

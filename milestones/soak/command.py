@@ -19,6 +19,8 @@ from ..chain import milestones
 from ..course.console import wide_console
 from ..course.record import RecordError, find_milestone
 from . import report
+from .matrix import FaultMatrix
+from .parts import PARTS
 from .runner import Soak
 from .tally import Results
 
@@ -44,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-failures", action="store_true", help="inject no failures")
     parser.add_argument(
+        "--faults", nargs="*", metavar="PART",
+        help="let these parts of a step fail (default: each part), and show what happens",
+    )  # fmt: skip
+    parser.add_argument(
         "--jobs", type=int, default=1, help="processes that share the schedules (default: 1)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
@@ -64,6 +70,9 @@ def main(args: argparse.Namespace) -> int:
         console.print("--schedule also needs the --seed of its run", style="red")
         return 2
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
+    if unknown := set(args.faults or ()) - {*PARTS}:
+        console.print(f"--faults: {unknown} is none of {', '.join(PARTS)}", style="red")
+        return 2
     console.print(f"seed {seed}: {', '.join(names)}", style="dim")
     started = time.monotonic()
     results = _run(args, names, seed, console)
@@ -80,13 +89,13 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         report.write_json(args.json, document)
     if args.report:
-        report.write_page(args.report, document)
+        report.write_page(args.report, results, document)
     return 1 if results.failed or results.leaks else 0
 
 
 def _run(args: argparse.Namespace, names: list[str], seed: int, console: Console) -> Results:
     """Run in this process, or in several that share the schedules."""
-    wanted = Wanted(names, seed, not args.no_interrupts, not args.no_failures)
+    wanted = Wanted(names, seed, not args.no_interrupts, not args.no_failures, args.faults)
     seconds = None if args.schedules else 60 * args.minutes
     if args.schedule is not None:
         return share(wanted, [args.schedule], None, console)
@@ -111,6 +120,12 @@ class Wanted:
     seed: int
     interrupts: bool
     failures: bool
+    faults: list[str] | None  # run the matrix of failures, with these parts; none: all
+
+    def soak(self) -> Soak:
+        if self.faults is not None:
+            return FaultMatrix(self.seed, self.milestones, self.faults)
+        return Soak(self.seed, self.milestones, interrupts=self.interrupts, failures=self.failures)
 
 
 def share(
@@ -121,9 +136,7 @@ def share(
 ) -> Results:
     """Run these schedules, for at most `seconds` seconds, and return the counts."""
     torch.set_num_threads(1)  # the models are tiny, and more threads would only slow them down
-    soak = Soak(
-        wanted.seed, wanted.milestones, interrupts=wanted.interrupts, failures=wanted.failures
-    )
+    soak = wanted.soak()
     with (console or Console(quiet=True)).status("starting") as status:
         for number in soak.run(_within(numbers, seconds)):
             requests = sum(tally.requests for tally in soak.results.lanes.values())

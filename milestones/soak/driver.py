@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from common import RequestOutput
@@ -13,9 +12,10 @@ from common import RequestOutput
 from ..chain import at_least
 from ..instruments.audit import assert_idle, audit
 from .answers import Source
-from .bad_input import BAD_CALLS
+from .bad_input import BAD_CALLS, add_too_long, call_from_another_thread, check_dead
 from .checker import Checker
-from .faults import Faults
+from .extras import Preparation
+from .faults import MESSAGE, Faults
 from .interrupts import Interrupter
 from .plan import Arrival, Plan, PlannedRequest
 from .progress import Progress
@@ -32,6 +32,7 @@ class Driver:
         self, milestone: str, mode: str, plan: Plan, source: Source,
         tally: Tally, interrupter: Interrupter,
     ) -> None:  # fmt: skip
+        self.milestone = milestone
         self.plan = plan
         self.source = source
         self.tally = tally
@@ -41,7 +42,7 @@ class Driver:
         self.num_threads = threading.active_count()
         self.chance = random.Random(f"{plan.seed}/{plan.number}/interrupts")
         self.faults = Faults(plan)
-        self.checker = Checker(source, tally)
+        self.checker = Checker(source, tally, plan.may_fail)
         self.engine = build_engine(milestone, mode, plan, source.loaded)
         self.limits = Limits(milestone, self.engine)
         self.progress = Progress(self.engine)
@@ -49,19 +50,33 @@ class Driver:
         self.streams: dict[str, Iterator[RequestOutput]] = {}
         self.num_outputs: dict[str, int] = {}  # of each stream
         self.aborts: list[tuple[int, str]] = []  # (tick, request id)
+        self.preparation = Preparation(self.engine, waits=not plan.interrupt_chance)
+        self.has_died = False
 
     def run(self) -> None:
         """Run the plan to its end, close the engine, and check that nothing is left."""
         try:
-            with self.faults.on(self.source.loaded.model):
+            with self.faults.on(self.engine, self.milestone):
                 self._run_plan()
             self._check_idle()
+        except Exception as error:
+            if str(error) != MESSAGE or not self.plan.may_die:
+                raise
+            check_dead(self.engine)
+            self.has_died = True
         finally:
             self.engine.close()
             self.tally.failures += self.faults.num_injected
             self.tally.steps += self.progress.num_steps
         if threading.active_count() > self.num_threads:
             raise SoakError("wrong", f"I3: a thread still runs: {threading.enumerate()}")
+
+    @property
+    def outcome(self) -> str:
+        """What the failure of a part did, in one word; "" if the plan did not reach the part."""
+        if self.faults.num_part_faults == 0:
+            return ""
+        return "dead" if self.has_died else "ends" if self.checker.failed else "again"
 
     def _watch_steps(self) -> None:
         """Check progress after each step, also after the steps of `generate` and `stream`."""
@@ -75,7 +90,12 @@ class Driver:
         self.engine.step = watched_step
 
     def _run_plan(self) -> None:
-        to_come, tick = list(self.plan.arrivals), 0
+        self._run_arrivals(self.plan.arrivals)
+        self.faults.is_over = True
+        self._run_arrivals(self.plan.afterwards)
+
+    def _run_arrivals(self, arrivals: list[Arrival]) -> None:
+        to_come, tick = list(arrivals), 0
         while to_come or self.streams or self.engine.has_unfinished_requests():
             while to_come and to_come[0].tick <= tick:
                 self._arrive(to_come.pop(0), tick)
@@ -86,7 +106,7 @@ class Driver:
                 self._call(self.engine.reset_prefix_cache)
             # If interrupts came before each step so far, the engine has no thread yet.
             if tick == self.plan.stranger_at and self.engine.caller.thread is not None:
-                self._must_refuse(self._call_from_another_thread, RuntimeError)
+                self._must_refuse(lambda: call_from_another_thread(self.engine), RuntimeError)
             for name in list(self.streams):
                 self._follow(name)
             outputs, hit = self._call(self.engine.step)
@@ -110,7 +130,7 @@ class Driver:
         if arrival.how == "refused":
             self._refuse(arrival.bad)
         elif not all(self.limits.admits(request) for request in arrival.requests):
-            self._refuse_too_long(arrival)
+            self._must_refuse(lambda: add_too_long(self.engine, arrival))
         elif arrival.how == "generate":
             self._generate(arrival.requests)
         elif arrival.how == "stream":
@@ -123,11 +143,12 @@ class Driver:
 
     def _add(self, request: PlannedRequest, tick: int) -> None:
         """Add a request. An interrupted call must not have added it, so call again."""
-        name = request.name
+        name, arguments = request.name, request.extra.arguments
+        self.preparation.before(request.extra)
         hit = True
         while hit:
             _, hit = self._call(
-                lambda: self.engine.add_request(request.prompt, request.params, name)
+                lambda: self.engine.add_request(request.prompt, request.asked, name, **arguments)
             )
             if hit and self._held() - self.checker.live.keys():
                 raise SoakError("wrong", f"an interrupted add_request added {name}")
@@ -150,6 +171,8 @@ class Driver:
 
     def _generate(self, requests: list[PlannedRequest]) -> None:
         """Call `generate`, and check each answer. If interrupted, it must leave no request."""
+        for request in requests:
+            self.preparation.before(request.extra)
         outputs, hit = self._call(
             lambda: self.engine.generate(
                 [r.prompt for r in requests], [r.params for r in requests], progress=False
@@ -166,6 +189,7 @@ class Driver:
                 raise SoakError("lost", f"generate returned before {output.request_id} ended")
 
     def _open_stream(self, request: PlannedRequest) -> None:
+        self.preparation.before(request.extra)
         stream, hit = self._call(lambda: self.engine.stream(request.prompt, request.params))
         if hit or stream is None:
             return
@@ -199,16 +223,6 @@ class Driver:
             in_flight, call = "", BAD_CALLS[0]
         self._must_refuse(lambda: call(self.engine, in_flight))
 
-    def _refuse_too_long(self, arrival: Arrival) -> None:
-        """Send a prompt that can never be computed. `generate` must refuse its neighbours too."""
-        prompts = [r.prompt for r in arrival.requests]
-        params = [r.params for r in arrival.requests]
-        if arrival.how == "generate":
-            self._must_refuse(lambda: self.engine.generate(prompts, params, progress=False))
-        else:
-            add = self.engine.stream if arrival.how == "stream" else self.engine.add_request
-            self._must_refuse(lambda: add(prompts[0], params[0]))
-
     def _must_refuse(self, call: Callable[[], object], error: type[Exception] = ValueError) -> None:
         try:
             call()
@@ -218,11 +232,6 @@ class Driver:
             raise SoakError("wrong", "I4: a bad call was not refused")
         self._check_held()
 
-    def _call_from_another_thread(self) -> None:
-        """Raise the error of `step` in a thread that has not called this engine before."""
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(self.engine.step).result()
-
     def _held(self) -> set[str]:
         """Return the ids of all requests that the engine holds, or holds outputs of.
 
@@ -230,7 +239,7 @@ class Driver:
         """
         self.engine.has_unfinished_requests()
         processor = self.engine.output_processor
-        return {*processor.requests, *processor.outbox}
+        return {*processor.live_ids(), *processor.outbox}
 
     def _check_held(self) -> None:
         """Check that the engine has the requests that are not done, and no other."""
@@ -248,3 +257,4 @@ class Driver:
         if stats.kv_pages_free != stats.kv_pages_total:
             raise SoakError("wrong", f"I3: not all pages are free at the end: {stats}")
         self.tally.retractions += stats.num_retractions
+        self.tally.extras += stats.num_draft_tokens

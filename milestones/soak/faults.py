@@ -1,58 +1,71 @@
-"""Injected failures: hooks on the model during one schedule."""
+"""Injected failures: of the parts of a step, of single tokens, and of rows of logits."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from common import OfflineEngine
+from common import OfflineEngine, Request, StructuredOutputsParams
 
-from .plan import Fault, Plan
+from .parts import find, place_of
+from .plan import Fault, PartFault, Plan
 
 FAILURES = (RuntimeError, ValueError, MemoryError, ZeroDivisionError)
 MESSAGE = "injected by the soak"
 BROKEN_LOGITS = (torch.nan, torch.inf, -torch.inf)  # a row of one of these values
+# Schedules between two failures of parts. The requests of the first one have been tried again by
+# then: two failures of a step with one request would end it.
+LEAST_DISTANCE = 10
 
 
 class Faults:
-    """Makes forwards fail as a plan says, and counts the failures.
+    """Makes parts of steps fail as a plan says, and counts the failures.
 
-    A forward fails before its first layer, or before its second one, when a part of its keys and
-    values is already written. It fails because of its number, or because it feeds a token with a
-    fault.
+    A forward that feeds a token with a fault fails before its first layer, or before its second
+    one, when a part of its keys and values is already written.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.num_forwards = 0
         self.num_injected = 0
-        self.failing = set(plan.failing_forwards)
+        self.num_part_faults = 0
+        self.part_faults = [replace(fault) for fault in plan.part_faults]
+        self.is_over = False  # no part fails any more
         faults = [r.fault for a in plan.arrivals for r in a.requests if r.fault]
         self.forward_faults = [f for f in faults if f.kind == "forward"]
         self.logits_faults = [f for f in faults if f.kind == "logits"]
         self.pending: Exception | None = None  # raised before the second layer
+        self.num_schedules = 0
+        self.last_fault = -LEAST_DISTANCE  # the schedule of the last failure of a part
+        self.batch: list[Request] = []  # of the last schedule
 
     @contextmanager
-    def on(self, model: torch.nn.Module) -> Iterator[None]:
-        """Install the hooks, and remove them at the end. Without faults there is nothing to do."""
-        if not (self.failing or self.forward_faults or self.logits_faults):
+    def on(self, engine: Any, milestone: str) -> Iterator[None]:
+        """Install everything, and remove it at the end."""
+        model = engine.loaded.model
+        with ExitStack() as stack:
+            if self.forward_faults or self.logits_faults:
+                layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+                for hook in (
+                    model.register_forward_pre_hook(self._before, with_kwargs=True),
+                    model.register_forward_hook(self._after, with_kwargs=True),
+                    layers[1].register_forward_pre_hook(self._half_way),
+                ):
+                    stack.callback(hook.remove)
+            if self.part_faults:
+                stack.enter_context(replaced(engine.scheduler, "schedule", self._watched))
+            for part in {fault.part for fault in self.part_faults}:
+                place = place_of(part, milestone) or place_of("forward", milestone)
+                assert place is not None, "each engine has forwards"
+                owner, name = find(engine, milestone, place)
+                stack.enter_context(replaced(owner, name, self._failing(part)))
             yield
-            return
-        layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
-        hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after, with_kwargs=True),
-            layers[1].register_forward_pre_hook(self._half_way),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def break_text(self, engine: OfflineEngine, request_id: str, nth: int) -> None:
         """Make the text of a request raise at its `nth` output token, counted from 1."""
@@ -67,11 +80,60 @@ class Faults:
 
         vars(text)["append"] = failing
 
+    def _watched(self, schedule: Callable[[], Any]) -> Callable[[], Any]:
+        def watched() -> Any:
+            self.num_schedules += 1
+            batch = schedule()
+            self.batch = batch.requests
+            return batch
+
+        return watched
+
+    def _failing(self, part: str) -> Callable[[Any], Any]:
+        """Return a wrapper that makes calls of a part fail."""
+
+        def wrap(call: Any) -> Any:
+            def failing(*args: Any, **kwargs: Any) -> Any:
+                fault = next((f for f in self.part_faults if self._hits(f, part, args)), None)
+                if fault is None:
+                    return call(*args, **kwargs)
+                if not fault.lasts:
+                    self.part_faults.remove(fault)
+                self.last_fault = self.num_schedules
+                self.num_part_faults += 1
+                self.num_injected += 1
+                if fault.is_late:
+                    call(*args, **kwargs)
+                raise _failure(fault.step)
+
+            return failing
+
+        return wrap
+
+    def _hits(self, fault: PartFault, part: str, args: tuple[Any, ...]) -> bool:
+        """Return whether this call of a part must fail."""
+        if self.is_over or fault.part != part or self.num_schedules < fault.step:
+            return False
+        if fault.victim is None and self.num_schedules < self.last_fault + LEAST_DISTANCE:
+            return False
+        if fault.victim is not None and not self._concerns(fault, args):
+            return False
+        fault.skipped += 1
+        return fault.skipped > fault.skip
+
+    def _concerns(self, fault: PartFault, args: tuple[Any, ...]) -> bool:
+        """Return whether a call works for the victim. If it does not say, its step decides."""
+        for arg in args:
+            if isinstance(arg, Request):
+                return arg.request_id == fault.victim
+            if isinstance(arg, StructuredOutputsParams):
+                return arg == fault.grammar
+        return any(r.request_id == fault.victim and not r.is_finished for r in self.batch)
+
     def _before(self, _module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         self.num_forwards += 1
         self.pending = None
-        fed = any(_place(fault, kwargs) for fault in self.forward_faults)
-        if fed or self.num_forwards in self.failing:
+        if any(_place(fault, kwargs) for fault in self.forward_faults):
             self.num_injected += 1
             self.pending = _failure(self.num_forwards)
             if self.num_forwards % 2:
@@ -112,6 +174,20 @@ def _kept_tokens(kwargs: dict[str, Any]) -> torch.Tensor:
 
 def _failure(number: int) -> Exception:
     return FAILURES[number % len(FAILURES)](MESSAGE)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a function by `wrap(function)` for the time of a block."""
+    had_own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, wrap(before))
+    try:
+        yield
+    finally:
+        if had_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager

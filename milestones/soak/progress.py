@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import RequestOutput
+from common import PoolingRequestOutput, RequestOutput
 
 from .tally import SoakError
 
 MOST_IDLE_STEPS = 30  # steps in a row that compute no token and return no new output
 MOST_STEPS_WITHOUT_OUTPUT = 3000  # of one request
+
+
+def lengths_of(output: RequestOutput) -> list[int]:
+    """Return the number of tokens of each output of a request. A vector has none."""
+    if isinstance(output, PoolingRequestOutput):
+        return []
+    return [len(completion.token_ids) for completion in output.outputs]
 
 
 class Progress:
@@ -25,15 +32,15 @@ class Progress:
         self.idle_steps = 0
         self.counted = 0  # tokens computed when the last step ended
         self.moved: dict[str, int] = {}  # the step of the last new output of each request
-        self.seen: dict[str, tuple[int, bool]] = {}  # tokens of that output, and if it was final
+        self.seen: dict[str, tuple[list[int], bool]] = {}  # its lengths, and if it was final
 
     def check(self, outputs: list[RequestOutput]) -> None:
         """Record the progress of a step."""
         self.num_steps += 1
-        held = self.engine.output_processor.requests
+        held = self.engine.output_processor.live_ids()
         is_new = False
         for output in outputs:
-            state = (len(output.outputs[0].token_ids), output.finished)
+            state = (lengths_of(output), output.finished)
             if self.seen.get(output.request_id) != state:
                 is_new = True
                 self.seen[output.request_id] = state
@@ -47,7 +54,9 @@ class Progress:
     def _check_engine(self, has_new_outputs: bool) -> None:
         stats = self.engine.stats()
         counted = stats.prefill_tokens + stats.decode_tokens + stats.padding_tokens
-        is_idle = not has_new_outputs and counted == self.counted
+        grammars = getattr(self.engine.scheduler, "grammars", None)
+        compiles = grammars is not None and grammars.queue  # on threads, so it takes some time
+        is_idle = not has_new_outputs and counted == self.counted and not compiles
         self.counted = counted
         unfinished = self.engine.has_unfinished_requests()
         self.idle_steps = self.idle_steps + 1 if is_idle and unfinished else 0

@@ -15,12 +15,15 @@ from rich.table import Table
 from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
+from .parts import KINDS, PARTS
 from .tally import Results, Tally, added
 
 MARKS = ("<!-- soak -->", "<!-- /soak -->")
+FAULT_MARKS = ("<!-- faults -->", "<!-- /faults -->")
+OUTCOMES = ("again", "ends", "dead", "wrong")
 COUNTED = (
-    "schedules", "requests", "steps", "tokens", "retractions", "aborts", "refusals", "failures",
-    "errors", "interrupts", "wrong", "stuck", "lost",
+    "schedules", "requests", "extras", "steps", "tokens", "retractions", "aborts", "refusals",
+    "failures", "errors", "interrupts", "wrong", "stuck", "lost",
 )  # fmt: skip
 COLUMNS = (*COUNTED, "seconds", "MB at start", "MB at end")
 
@@ -50,10 +53,35 @@ def rows(results: Results) -> list[tuple[str, list[str]]]:
     return found
 
 
+def grid(results: Results) -> tuple[tuple[str, ...], list[tuple[str, list[str]]]]:
+    """Return the columns and the rows of a run: its figures, or its matrix of failures.
+
+    A cell of the matrix says what a single failure did, then what a lasting one did. "never": no
+    schedule reached the part.
+    """
+    cells = results.cells
+    if not cells:
+        return COLUMNS, rows(results)
+    names = [name.split() for name in cells]
+    parts = [part for part in PARTS if part in {part for _engine, part, _kind in names}]
+
+    def words(engine: str, part: str) -> str:
+        found = [cells.get(f"{engine} {part} {kind}") for kind in KINDS]
+        return ", ".join(
+            " or ".join(word for word in OUTCOMES if outcomes[word]) or "never"
+            for outcomes in found
+            if outcomes is not None
+        )
+
+    engines = dict.fromkeys(engine for engine, _part, _kind in names)
+    return tuple(parts), [(e, [words(e, part) or "-" for part in parts]) for e in engines]
+
+
 def table(results: Results, title: str) -> Table:
     """Return the figures as a table for a terminal."""
-    made = summary_table(title, "engine", *COLUMNS)
-    for name, values in rows(results):
+    columns, lines = grid(results)
+    made = summary_table(title, "engine", *columns)
+    for name, values in lines:
         made.add_row(name, *values)
     return made
 
@@ -71,6 +99,7 @@ def document(results: Results, seed: int, jobs: int, minutes: float) -> dict[str
         "lanes": {name: asdict(tally) for name, tally in results.lanes.items()},
         "failed": [{**asdict(failed), "command": failed.command} for failed in results.failed],
         "leaks": results.leaks,
+        "faults": results.cells,
     }
 
 
@@ -79,20 +108,22 @@ def write_json(path: Path, figures: dict[str, Any]) -> None:
     path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def write_page(path: Path, figures: dict[str, Any]) -> None:
+def write_page(path: Path, results: Results, figures: dict[str, Any]) -> None:
     """Replace the block between the marks of a page. The text around it stays."""
-    results = Results({name: Tally(**tally) for name, tally in figures["lanes"].items()})
+    columns, body = grid(results)
     jobs = f"{figures['jobs']} process{'es' if figures['jobs'] > 1 else ''}"
     failed = figures["failed"] or figures["leaks"]
+    schedules = sum(tally.schedules for tally in results.lanes.values())
     lines = [
-        f"Seed {figures['seed']}, {figures['minutes']:,.0f} minutes, {jobs}, {figures['machine']}, "
-        f"{figures['date']}. {'Something is wrong.' if failed else 'Nothing is wrong.'}",
+        f"Seed {figures['seed']}, {schedules:,} schedules, {figures['minutes']:,.0f} minutes, "
+        f"{jobs}, {figures['machine']}, {figures['date']}. "
+        f"{'Something is wrong.' if failed else 'Nothing is wrong.'}",
         "",
-        f"| engine | {' | '.join(COLUMNS)} |",
-        f"|---|{'---:|' * len(COLUMNS)}",
-        *(f"| {name} | {' | '.join(values)} |" for name, values in rows(results)),
+        f"| engine | {' | '.join(columns)} |",
+        f"|---|{'---:|' * len(columns)}",
+        *(f"| {name} | {' | '.join(values)} |" for name, values in body),
     ]
-    start, end = MARKS
+    start, end = FAULT_MARKS if results.cells else MARKS
     before, rest = path.read_text(encoding="utf-8").split(start)
     after = rest.split(end)[1]
     path.write_text(f"{before}{start}\n{chr(10).join(lines)}\n{end}{after}", encoding="utf-8")

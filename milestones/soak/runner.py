@@ -6,16 +6,19 @@ import gc
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..chain import sources
 from ..instruments.audit import MODES
-from .answers import HashSource, Source, TinySource
+from .answers import Source
+from .draw import make_plan
 from .driver import Driver
 from .faults import quiet_logs
 from .interrupts import Interrupter
-from .plan import Plan, make_plan
+from .plan import Plan
 from .tally import Failed, Results, SoakError, Tally
+from .tiny_answers import Sources
 from .watchdog import Watchdog
 
 WARM_UP_SCHEDULES = 20  # of a lane, before the first measurement of its memory
@@ -47,11 +50,7 @@ class Soak:
         self.failures = failures
         self.interrupter = Interrupter()
         self.results = Results()
-        self.sources: dict[str, Source] = {
-            "hash": HashSource(),
-            "tiny-llama": TinySource("tiny-llama"),
-            "tiny-qwen3": TinySource("tiny-qwen3"),
-        }
+        self.sources: dict[str, Source] = Sources()
 
     @property
     def stop_requested(self) -> bool:
@@ -63,42 +62,53 @@ class Soak:
         self.watchdog = Watchdog()  # a new one, because a thread can start only once
         with self.interrupter.handling(), quiet_logs(), self.watchdog.watching():
             for number in numbers:
-                plan = self.plan(number)
                 for milestone in self.milestones:
-                    self.run_plan(milestone, plan)
+                    self.run_number(milestone, number)
                 if self.stop_requested:
                     return
                 yield number
 
-    def plan(self, number: int) -> Plan:
+    def run_number(self, milestone: str, number: int) -> None:
+        """Run this schedule on one milestone."""
+        self.run_plan(milestone, self.plan(number, milestone))
+
+    def plan(self, number: int, milestone: str) -> Plan:
         """Make a schedule, without the parts that this run leaves out."""
-        plan = make_plan(self.seed, number, self.sources)
+        plan = make_plan(self.seed, number, self.sources, milestone)
         if not self.interrupts:
             plan.interrupt_chance = 0.0
         if not self.failures:
             plan.remove_failures()
         return plan
 
-    def run_plan(self, milestone: str, plan: Plan) -> None:
-        """Run one schedule on one milestone, and count what happened."""
+    def run_plan(self, milestone: str, plan: Plan, part: str = "") -> str:
+        """Run one schedule on one milestone, and count what happened.
+
+        part: the one that fails. Returns what its failure did (`Driver.outcome`), or "wrong".
+        """
+        outcome = "wrong"
         mode = MODES[plan.number % len(MODES)] if has_stream(milestone) else ""
         tally = self.results.lanes.setdefault(f"{milestone} {mode}".strip(), Tally())
         started, interrupts = time.perf_counter(), self.interrupter.delivered
-        self.watchdog.tell(Failed(plan.seed, plan.number, milestone, mode, "").command)
+        failed = Failed(plan.seed, plan.number, milestone, mode, part)
+        self.watchdog.tell(failed.command)
         try:
             source = self.sources[plan.model]
-            Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter).run()
+            driver = Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter)
+            driver.run()
+            outcome = driver.outcome
         except SoakError as problem:
-            self._failed(plan, milestone, mode, tally, problem)
+            self._failed(failed, tally, problem)
         except (Exception, KeyboardInterrupt) as error:
             unexpected = SoakError("wrong", f"{type(error).__name__}: {error}")
-            self._failed(plan, milestone, mode, tally, unexpected)
+            self._failed(failed, tally, unexpected)
         self.watchdog.tell(None)
         tally.schedules += 1
         tally.seconds += time.perf_counter() - started
         tally.interrupts += self.interrupter.delivered - interrupts
         if tally.schedules == WARM_UP_SCHEDULES:
             tally.memory_start_mb = resident_mb()
+        return outcome
 
     def measure_memory(self) -> None:
         """Record the memory at the end of the run, and report too much growth."""
@@ -112,11 +122,9 @@ class Soak:
                     f"{lane}; the limit is {MOST_GROWTH_MB:.0f} MB more"
                 )
 
-    def _failed(
-        self, plan: Plan, milestone: str, mode: str, tally: Tally, problem: SoakError
-    ) -> None:
+    def _failed(self, failed: Failed, tally: Tally, problem: SoakError) -> None:
         setattr(tally, problem.kind, getattr(tally, problem.kind) + 1)
-        self.results.failed.append(Failed(plan.seed, plan.number, milestone, mode, str(problem)))
+        self.results.failed.append(replace(failed, message=str(problem)))
 
 
 def has_stream(milestone: str) -> bool:

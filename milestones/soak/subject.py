@@ -6,8 +6,10 @@ from typing import Any
 
 from common import EngineConfig, LoadedModel
 
+from ..chain import load
 from ..instruments.audit import audited_engine_class
 from ..instruments.forced_retractions import force_retractions
+from .drafter import PlannedDrafter
 from .plan import Plan, PlannedRequest
 
 WHOLE_PROMPTS = "m2_continuous"  # computes a prompt in one step: its budget must hold most prompts
@@ -22,10 +24,18 @@ def build_engine(milestone: str, mode: str, plan: Plan, loaded: LoadedModel) -> 
     engine: Any = audited_engine_class(milestone, mode)(
         EngineConfig(model=loaded.name, device="cpu", enable_overlap=mode != "serial", **config),
         loaded,
+        *_drafters(milestone, plan),
     )
     if hasattr(engine.scheduler, "retraction"):
         force_retractions(engine.scheduler, plan.retract_every)
     return engine
+
+
+def _drafters(milestone: str, plan: Plan) -> list[PlannedDrafter]:
+    """Return the last argument of an engine with drafts, and nothing for all others."""
+    if milestone != "speculative":
+        return []
+    return [PlannedDrafter(plan, load(milestone, "drafter").NGramDrafter())]
 
 
 class Limits:
@@ -36,6 +46,8 @@ class Limits:
         self.max_model_len: int = config.max_model_len
         has_pages = stats.kv_pages_total > 0
         self.pool_tokens = stats.kv_pages_total * config.page_size if has_pages else None
+        if hasattr(engine.scheduler, "max_kv_tokens"):  # several groups of layers share the pool
+            self.pool_tokens = engine.scheduler.max_kv_tokens
         self.prompt_tokens: int = config.max_model_len - 1
         if milestone == WHOLE_PROMPTS:
             self.prompt_tokens = min(self.prompt_tokens, config.max_num_batched_tokens)

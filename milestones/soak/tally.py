@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -27,6 +28,7 @@ class Tally:
 
     schedules: int = 0
     requests: int = 0  # admitted
+    extras: int = 0  # of these, with something that only the elective has; drafts of `speculative`
     steps: int = 0  # calls of `step`
     tokens: int = 0  # output tokens that were compared
     retractions: int = 0
@@ -55,14 +57,16 @@ class Failed:
     number: int
     milestone: str
     mode: str
-    message: str
+    part: str  # the part of a step that failed, in the matrix of failures
+    message: str = ""
 
     @property
     def command(self) -> str:
         """The command that runs this schedule alone."""
+        faults = f" --faults {self.part}" if self.part else ""
         return (
             f"python -m milestones soak --seed {self.seed} --milestone {self.milestone} "
-            f"--schedule {self.number}"
+            f"--schedule {self.number}{faults}"
         )
 
 
@@ -76,6 +80,8 @@ class Results:
     lanes: dict[str, Tally] = field(default_factory=dict)
     failed: list[Failed] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)  # of memory, in words
+    # What failures did: "engine part kind" -> how often each outcome came.
+    cells: dict[str, Counter[str]] = field(default_factory=dict)
 
     def merge(self, other: Results) -> None:
         """Add the results of another process."""
@@ -83,6 +89,8 @@ class Results:
             self.lanes[lane] = added(self.lanes[lane], tally) if lane in self.lanes else tally
         self.failed += other.failed
         self.leaks += other.leaks
+        for name, cell in other.cells.items():
+            self.cells.setdefault(name, Counter()).update(cell)
 
     def milestones(self) -> dict[str, Tally]:
         """Return the figures by milestone: the sum over its modes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from common import EngineConfig, LoadedModel, LoRARequest, load_model
 from common.models.cpu_kernels import kernels
-from common.models.passes.adding import sites_of
 from common.models.peft_folder import read_adapter
 from milestones.chain import load
 from milestones.instruments.fake_cuda import FakeCuda
-from milestones.instruments.random_adapter import PREFIX, write_adapter
+from milestones.instruments.random_adapter import merged_model, shapes_of, write_adapter
 from milestones.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, shared_model
 from tests.helpers.oracle import assert_same_tokens, drain, generate, greedy
@@ -32,15 +29,6 @@ PROMPTS = ([5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [1, 2, 3], [40] * 20, [5, 6, 7, 8, 
 NAMES = (None, "A", "B", "A", "B", None)
 
 
-def shapes_of(model: Any) -> dict[str, tuple[int, int]]:
-    """Return (in, out) of each linear layer that may have an adapter."""
-    return {
-        name: (site.linear.in_features, size)
-        for site in sites_of(model)
-        for name, size in zip(site.names, site.sizes, strict=True)
-    }
-
-
 def written(folder: Path, name: str, model: str = MODEL, **config: Any) -> LoRARequest:
     """Write an adapter for all linear layers of a model. Each name has its own matrices."""
     shapes = shapes_of(plain_model(model).model)
@@ -48,18 +36,7 @@ def written(folder: Path, name: str, model: str = MODEL, **config: Any) -> LoRAR
 
 
 def merged(loaded: LoadedModel, request: LoRARequest) -> LoadedModel:
-    """Return the model with the weights W + scale * B A, as PEFT's `merge_and_unload` does."""
-    config = json.loads(Path(request.lora_path, "adapter_config.json").read_text())
-    tensors = load_file(Path(request.lora_path, "adapter_model.safetensors"))
-    model = copy.deepcopy(loaded.model)
-    for key in [key for key in tensors if ".lora_A." in key]:
-        name = key.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-        a, b = tensors[key], tensors[key.replace("lora_A", "lora_B")]
-        alpha = config.get("alpha_pattern", {}).get(name, config["lora_alpha"])
-        scale = alpha / len(a) ** (0.5 if config.get("use_rslora") else 1)
-        linear: Any = model.get_submodule(name)
-        linear.weight.data += scale * (b @ a)
-    return replace(loaded, model=model)
+    return replace(loaded, model=merged_model(loaded.model, request.lora_path))
 
 
 def serve(

@@ -59,7 +59,7 @@ def of(milestone: str, module: str, name: str) -> Any:
     return getattr(load(milestone, module), name)
 
 
-@bug("m2_continuous")
+@bug("m2_continuous", at=4)
 def a_row_moved_one_token_short(patch: pytest.MonkeyPatch) -> None:
     pool = of("m2_continuous", "kv_pool", "KVPool")
     move = pool.move
@@ -153,7 +153,7 @@ def an_aborted_request_without_its_output(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutputProcessor, "abort", silently)
 
 
-@bug("m4_radix", at=1)
+@bug("m4_radix")
 def a_page_cached_before_it_is_full(patch: pytest.MonkeyPatch) -> None:
     """The tree counts one token too many: only the next step writes its KV."""
     manager = of("m4_radix", "kv_cache", "KVCacheManager")
@@ -177,7 +177,7 @@ def a_draw_that_depends_on_the_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(module, "uniform", lambda seeds, positions: uniform(seeds, positions - 1))
 
 
-@bug("m3_paged", "stuck", at=29)
+@bug("m3_paged", "stuck", at=10)
 def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     """I5: a request waits until all its expected pages fit, even if no other request runs."""
     admission = of("m3_paged", "admission", "Admission")
@@ -190,7 +190,7 @@ def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "fits", cautious)
 
 
-@bug("m5_overlap", at=1, failures=True)
+@bug("m5_overlap", failures=True)
 def a_failed_step_that_is_not_undone(patch: pytest.MonkeyPatch) -> None:
     """The pages of a step that failed stay with its requests."""
     scheduler = of("m5_overlap", "scheduler", "Scheduler")
@@ -213,3 +213,59 @@ def interrupts_that_are_not_held_back(patch: pytest.MonkeyPatch) -> None:
     """A handler runs in the middle of a step, wherever the signal arrives."""
     patch.setattr(HeldInterrupts, "__enter__", lambda self: self)
     patch.setattr(HeldInterrupts, "__exit__", lambda *_: None)
+
+
+@bug("structured_output")
+def masks_of_other_rows(patch: pytest.MonkeyPatch) -> None:
+    manager = of("structured_output", "grammar_manager", "GrammarManager")
+    masks = manager.masks
+
+    def turned(self: Any, requests: Any) -> Any:
+        rows, bits = masks(self, requests)
+        return rows, bits[::-1].copy()
+
+    patch.setattr(manager, "masks", turned)
+
+
+@bug("lora")
+def versions_that_share_prefixes(patch: pytest.MonkeyPatch) -> None:
+    """A new version of an adapter finds the keys and values of the old one."""
+    patch.setattr(load("lora", "kv_cache"), "ADAPTER_KEY", 0)
+
+
+@bug("embedding")
+def a_mean_of_the_last_chunk(patch: pytest.MonkeyPatch) -> None:
+    def replace(request: Any, row: Any, start: int) -> None:
+        request.partial_sum = row
+
+    patch.setattr(load("embedding", "engine"), "accumulate", replace)
+
+
+@bug("speculative")
+def refused_drafts_keep_their_pages(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(of("speculative", "scheduler", "Scheduler"), "free_refused", lambda *_: None)
+
+
+@bug("priority", at=27)
+def a_step_that_does_not_wait_for_its_pages(patch: pytest.MonkeyPatch) -> None:
+    runner = of("priority", "model_runner", "ModelRunner")
+    copy_pages = runner.copy_pages
+
+    def forgotten(self: Any, transfers: Any) -> None:
+        copy_pages(self, transfers)
+        self.copied = None
+
+    patch.setattr(runner, "copy_pages", forgotten)
+
+
+@bug("hybrid_memory", at=1)
+def a_prefix_without_its_state(patch: pytest.MonkeyPatch) -> None:
+    """A request that finds a cached prefix begins with an empty state."""
+    pool = of("hybrid_memory", "state_pool", "StatePool")
+    step = pool.step
+
+    def empty(self: Any, states: Any) -> Any:
+        states.loads = [(row, None) for row, _snapshot in states.loads]
+        return step(self, states)
+
+    patch.setattr(pool, "step", empty)

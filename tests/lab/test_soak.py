@@ -7,40 +7,29 @@ import json
 import random
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from common import SamplingParams
-from common.sampling.sampler import uniform
 from milestones import soak
-from milestones.chain import at_least
+from milestones.chain import at_least, load
 from milestones.instruments.audit import MODES
-from milestones.soak import answers, faults, interrupts, report, runner, watchdog
-from milestones.soak.answers import HashSource, Source, TinySource
-from milestones.soak.plan import make_plan
+from milestones.soak import interrupts, report, runner, watchdog
+from milestones.soak.extras import EXTRAS
+from milestones.soak.matrix import FaultMatrix, parts_of
+from milestones.soak.parts import KINDS, MAY_DIE, MAY_END
 from milestones.soak.runner import Soak
 from milestones.soak.tally import Results, Tally
-from tests.conftest import build_engine
-from tests.helpers.oracle import greedy, reference
 from tests.helpers.planted_bugs import BUGS
 
 # An interrupt may hit a callback of the garbage collector. Python then only reports its exception.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 SEED = 11
+GRAMMARS = "structured_output"  # the elective that needs the extra `grammar`
+HAS_GRAMMARS = find_spec("llguidance") is not None
 SCHEDULES = 16  # of each milestone: about two seconds
-
-
-@pytest.fixture(scope="module")
-def sources() -> dict[str, Source]:
-    return {
-        "hash": HashSource(),
-        "tiny-llama": TinySource("tiny-llama"),
-        "tiny-qwen3": TinySource("tiny-qwen3"),
-    }
 
 
 def test_nothing_is_wrong(milestone: str) -> None:
@@ -56,11 +45,19 @@ def test_nothing_is_wrong(milestone: str) -> None:
         assert getattr(tally, attack) > 0, f"this run has no {attack}"
     if at_least(milestone, "m3_paged"):
         assert tally.retractions > 0, "this run has no retractions"
+    if milestone in EXTRAS or milestone == "speculative":
+        assert tally.extras > 10, "this run has nothing of what the elective adds"
     if runner.has_stream(milestone):
         assert set(run.results.lanes) == {f"{milestone} {mode}" for mode in MODES}
 
 
-@pytest.mark.parametrize("name", sorted(BUGS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extra("grammar")] * (bug.milestone == GRAMMARS))
+        for name, bug in sorted(BUGS.items())
+    ],
+)
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The soak finds the bug, and the schedule in the printed command finds it again."""
     planted = BUGS[name]
@@ -79,11 +76,47 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert len(again.results.failed) == 1
 
 
-def test_the_seed_decides_the_schedule(sources: dict[str, Source]) -> None:
-    plans = [repr(make_plan(1, number, sources)) for number in range(6)]
-    assert plans == [repr(make_plan(1, number, sources)) for number in range(6)]
-    others = [repr(make_plan(2, number, sources)) for number in range(6)]
-    assert len({*plans, *others}) == 12
+def test_every_part_fails(milestone: str) -> None:
+    """Each part of a step fails, once and lastingly, and the engine does what it must.
+
+    If a name in the table of parts is wrong, no schedule reaches the part, and this test fails.
+    """
+    run = FaultMatrix(SEED, [milestone], most=1)
+    cells = {
+        (part, kind): f"{milestone} {part} {kind}"
+        for part in parts_of(milestone)
+        for kind in KINDS
+        if HAS_GRAMMARS or part not in ("masks", "compile")
+    }
+    for _ in run.run(iter(range(60))):
+        if all(run.results.cells.get(name) for name in cells.values()):
+            break
+    assert not run.results.failed, run.results.failed
+    for (part, kind), name in cells.items():
+        outcomes = set(run.results.cells[name])
+        allowed = {"dead"} if part in MAY_DIE else {"again", "ends"}
+        if kind == "once" and part not in MAY_DIE | MAY_END:
+            allowed = {"again"}
+        assert outcomes and outcomes <= allowed, f"{name}: {outcomes}"
+
+
+def test_the_matrix_finds_a_planted_bug(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints the matrix, writes it into a page, and repeats a schedule of it."""
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- faults -->\nold\n<!-- /faults -->\nAfter.\n")
+    words = ["--faults", "sample", "table", "--seed", "0", "--milestone", "m4"]
+    assert soak.main(arguments(*words, "--schedules", "3", "--report", str(page))) == 0
+    assert "| engine | table | sample |" in page.read_text()
+    assert "| m4_radix | again, ends | again, ends |" in page.read_text()
+    capsys.readouterr()
+    scheduler = load("m4_radix", "scheduler").Scheduler
+    monkeypatch.setattr(scheduler, "undo", lambda self, batch: None)
+    assert soak.main(arguments(*words, "--schedule", "0")) == 1
+    told = capsys.readouterr().out
+    assert "wrong, wrong" in told
+    assert "--seed 0 --milestone m4_radix --schedule 0 --faults table" in told
 
 
 def test_a_run_without_interrupts_repeats_itself(milestone: str) -> None:
@@ -95,53 +128,6 @@ def test_a_run_without_interrupts_repeats_itself(milestone: str) -> None:
         lanes = run.results.lanes.values()
         figures.append([(t.steps, t.tokens, t.retractions, t.errors, t.failures) for t in lanes])
     assert figures[0] == figures[1]
-
-
-def test_the_random_numbers_of_the_sampler() -> None:
-    """The soak's random numbers, in plain Python, have the same bits as the sampler's."""
-    chance = random.Random(0)
-    cases = [(chance.getrandbits(64) - 2**63, chance.randrange(5000)) for _ in range(200)]
-    cases += [(0, 0), (-(2**63), 1), (2**63 - 1, 2**31)]
-    seeds, positions = (torch.tensor(column) for column in zip(*cases, strict=True))
-    expected = uniform(seeds, positions).tolist()
-    assert [answers.uniform(*case) for case in cases] == expected
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 4.0])
-@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"min_p": 0.05}], ids=str)
-def test_the_answers_of_the_hash_model(temperature: float, filters: dict[str, Any]) -> None:
-    params = SamplingParams(
-        max_tokens=20, temperature=temperature, seed=5, logprobs=0, ignore_eos=True, **filters
-    )
-    source = HashSource()
-    engine = build_engine("m1_single", source.loaded)
-    for prompt in ([5], [1, 2, 3], [250] * 17):
-        expected = source.continuation(prompt, params, 20)
-        got = engine.generate(prompt, params)[0].outputs[0]
-        assert len(expected.token_ids) == 20 and got.token_ids == expected.token_ids
-        chosen = [row[t] for row, t in zip(got.logprobs or [], got.token_ids, strict=True)]
-        assert chosen == pytest.approx(expected.logprobs, abs=1e-5)
-    engine.close()
-
-
-def test_the_answers_of_a_tiny_model(sources: dict[str, Source]) -> None:
-    """Greedy answers are those of Hugging Face's `generate`, up to the first tie of logits."""
-    prompt = [3, 1, 4, 1, 5]
-    tokens = sources["tiny-llama"].continuation(prompt, greedy(12), 12).token_ids
-    assert len(tokens) > 4
-    assert tokens == reference("tiny-llama", tuple(prompt), 12).token_ids[: len(tokens)]
-
-
-def test_where_an_answer_ends(sources: dict[str, Source]) -> None:
-    source = sources["hash"]
-    ids = [ord(c) - ord("!") for c in "abcdef"]  # ids of the byte tokenizer
-    text = source.text_of(ids, SamplingParams())
-    assert source.ending(ids, greedy(6)).finish_reason == "length"
-    assert source.ending(ids, greedy(6), limit=2).token_ids == ids[:2]
-    stopped = source.ending(ids, greedy(6, stop=text[2:4]))
-    assert (stopped.text, stopped.token_ids, stopped.finish_reason) == (text[:2], ids[:4], "stop")
-    by_token = source.ending(ids, greedy(6, stop_token_ids=[ids[3]]))
-    assert (by_token.text, by_token.token_ids) == (text[:3], ids[:4])
 
 
 @pytest.mark.parametrize("kind", ["timer", "ctrl_c"])
@@ -218,7 +204,7 @@ def test_the_command_fails(
 ) -> None:
     """With a bug, the command exits with 1 and says how to run the schedule again."""
     BUGS["a_row_moved_one_token_short"].plant(monkeypatch)
-    words = ["--schedules", "3", "--seed", "0", "--milestone", "m2", "--no-interrupts"]
+    words = ["--schedules", "5", "--seed", "0", "--milestone", "m2", "--no-interrupts"]
     assert soak.main(arguments(*words)) == 1
     told = capsys.readouterr().out
     assert "I1" in told
@@ -241,20 +227,3 @@ def test_figures_add_up() -> None:
     assert [row[0] for row in report.rows(results)] == [
         "m5_overlap early", "m5_overlap late", "m5_overlap", "m1_single", "all",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "kept"),
-    [
-        ({"logits_to_keep": 1}, [4]),
-        ({"logits_to_keep": torch.tensor([1, 3])}, [1, 3]),
-        ({"logits_to_keep": 0, "tokens_to_keep": torch.tensor([1, 3])}, [1, 3]),
-        ({"logits_to_keep": 0, "tokens_to_keep": slice(-2, None)}, [3, 4]),
-    ],
-)
-def test_a_row_of_logits_is_broken_where_its_token_is(
-    kwargs: dict[str, Any], kept: list[int]
-) -> None:
-    """The pass that trims the last layer renames the tokens that get logits."""
-    forward = {"input_ids": torch.zeros(1, 5, dtype=torch.int64), **kwargs}
-    assert faults._kept_tokens(forward).tolist() == kept

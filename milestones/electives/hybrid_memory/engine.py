@@ -84,7 +84,9 @@ class LLMEngine(OfflineEngine):
         batch, _result = self.result_queue[0]
         with self._undoing_failures(batch):
             tokens = result.wait()
-        self.scheduler.isolation.passed(batch.requests)
+        # I5: a request with a state starts again after a failure. Chunks that pass prove nothing.
+        if sampled := batch.sampled_requests:
+            self.scheduler.isolation.passed(sampled)
         return tokens
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:

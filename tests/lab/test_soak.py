@@ -21,6 +21,7 @@ from milestones.soak.matrix import FaultMatrix, parts_of
 from milestones.soak.parts import KINDS, MAY_DIE, MAY_END
 from milestones.soak.runner import Soak
 from milestones.soak.tally import Results, Tally
+from tests.conftest import MILESTONES
 from tests.helpers.planted_bugs import BUGS
 
 # An interrupt may hit a callback of the garbage collector. Python then only reports its exception.
@@ -51,13 +52,18 @@ def test_nothing_is_wrong(milestone: str) -> None:
         assert set(run.results.lanes) == {f"{milestone} {mode}" for mode in MODES}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.extra("grammar")] * (bug.milestone == GRAMMARS))
-        for name, bug in sorted(BUGS.items())
-    ],
-)
+MANY = pytest.mark.thorough("up to a hundred schedules for each bug")
+
+
+def marked(name: str) -> Any:
+    """Return a planted bug with the marks of its test: those of electives are thorough."""
+    milestone = BUGS[name].milestone
+    is_quick = milestone in MILESTONES and name != "a_prompt_that_waits_for_ever"
+    grammar = [pytest.mark.extra("grammar")] * (milestone == GRAMMARS)
+    return pytest.param(name, marks=grammar if is_quick else [*grammar, MANY])
+
+
+@pytest.mark.parametrize("name", map(marked, sorted(BUGS)))
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The soak finds the bug, and the schedule in the printed command finds it again."""
     planted = BUGS[name]
@@ -76,6 +82,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert len(again.results.failed) == 1
 
 
+@pytest.mark.thorough("a failure at each part of a step", fast_on=("m2_continuous",))
 def test_every_part_fails(milestone: str) -> None:
     """Each part of a step fails, once and lastingly, and the engine does what it must.
 
@@ -100,6 +107,7 @@ def test_every_part_fails(milestone: str) -> None:
         assert outcomes and outcomes <= allowed, f"{name}: {outcomes}"
 
 
+@pytest.mark.thorough("a failure at each part of a step")
 def test_the_matrix_finds_a_planted_bug(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +127,7 @@ def test_the_matrix_finds_a_planted_bug(
     assert "--seed 0 --milestone m4_radix --schedule 0 --faults table" in told
 
 
+@pytest.mark.thorough("two runs on each engine", fast_on=("m5_overlap",))
 def test_a_run_without_interrupts_repeats_itself(milestone: str) -> None:
     """All figures except times and memory depend only on the seed."""
     figures = []

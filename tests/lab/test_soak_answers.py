@@ -80,6 +80,7 @@ def test_where_an_answer_ends(sources: Sources) -> None:
     assert (by_token.text, by_token.token_ids) == (text[:3], ids[:4])
 
 
+@pytest.mark.thorough("hundreds of plans", fast_on=("m5_overlap",))
 def test_plans_draw_what_an_elective_adds(milestone: str, sources: Sources) -> None:
     """Together with n, page sizes from 1 to 64, and pools from barely enough to ample."""
     plans = [make_plan(3, number, sources, milestone) for number in range(80)]

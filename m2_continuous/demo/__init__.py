@@ -21,7 +21,9 @@ def main() -> None:
     """Serve the chats live; then compare this milestone with the one below on the same requests."""
     args = parser("Continuous batching over a slot cache.", requests=12, max_tokens=32).parse_args()
     console = make_console(args)
-    config = EngineConfig(model=args.model, device=args.device, max_num_seqs=8)
+    config = EngineConfig(
+        model=args.model, device=args.device, readable=args.readable, max_num_seqs=8
+    )
     with open_engine(LLMEngine, config, console) as engine:
         arrivals = Arrivals(questions(args.requests), burst=3, every=5)
         with recorded(engine, args, console):

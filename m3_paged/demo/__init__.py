@@ -29,7 +29,7 @@ def main() -> None:
     args = parser("Pages, mixed batches, retraction.", requests=24, max_tokens=40).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_model_len=MAX_MODEL_LEN,
+        model=args.model, device=args.device, readable=args.readable, max_model_len=MAX_MODEL_LEN,
         max_num_seqs=32, page_size=PAGE_SIZE, num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:

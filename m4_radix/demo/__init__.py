@@ -42,8 +42,8 @@ def main() -> None:
     args = parser("A radix tree of cached prefixes.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=PAGE_SIZE,
-        num_pages=LIVE_PAGES,
+        model=args.model, device=args.device, readable=args.readable,
+        max_num_seqs=6, page_size=PAGE_SIZE, num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:
         arrivals = conversations(args.requests, engine.config)

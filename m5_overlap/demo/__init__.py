@@ -47,7 +47,12 @@ def main() -> None:
     args = arguments()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
+        model=args.model,
+        device=args.device,
+        readable=args.readable,
+        max_num_seqs=6,
+        page_size=8,
+        num_pages=256,
     )
     with open_engine(LLMEngine, config, console) as engine:
         on_gpu = runs_on_gpu(engine)

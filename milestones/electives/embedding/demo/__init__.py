@@ -52,8 +52,8 @@ def main() -> None:
     args = parser("Vectors beside texts.", requests=8, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256,
-        max_num_batched_tokens=BUDGET,
+        model=args.model, device=args.device, readable=args.readable,
+        max_num_seqs=6, page_size=8, num_pages=256, max_num_batched_tokens=BUDGET,
     )  # fmt: skip
     asked = chats(args.requests)
     with open_engine(LLMEngine, config, console) as engine:

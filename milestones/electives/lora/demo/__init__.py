@@ -111,8 +111,8 @@ def main() -> None:
     args = parser("Many adapters share a batch.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256,
-        max_loras=2, max_lora_rank=4,
+        model=args.model, device=args.device, readable=args.readable,
+        max_num_seqs=6, page_size=8, num_pages=256, max_loras=2, max_lora_rank=4,
     )  # fmt: skip
     with (
         open_engine(DemoEngine, config, console) as engine,

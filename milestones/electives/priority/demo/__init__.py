@@ -53,7 +53,12 @@ def main() -> None:
     args = parser("Urgent requests preempt others.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=3, page_size=8, num_pages=128
+        model=args.model,
+        device=args.device,
+        readable=args.readable,
+        max_num_seqs=3,
+        page_size=8,
+        num_pages=128,
     )
     with open_engine(DemoEngine, config, console) as engine:
         arrivals = conversations(args.requests, engine.config)

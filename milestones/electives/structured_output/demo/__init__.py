@@ -37,7 +37,12 @@ def main() -> None:
     args = parser("Answers that follow a grammar.", requests=12, max_tokens=32).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
+        model=args.model,
+        device=args.device,
+        readable=args.readable,
+        max_num_seqs=6,
+        page_size=8,
+        num_pages=256,
     )
     with open_engine(LLMEngine, config, console) as engine:
         if line := missing("grammar"):

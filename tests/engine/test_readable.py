@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
+import io
+import json
 import os
 import sys
 import threading
@@ -11,7 +14,7 @@ from bdb import BdbQuit
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 import pytest
 
 from common import EngineConfig, load_model
+from common.displays.workload import Workload, serve
 from common.models.passes import PASSES, apply_passes, has_passes
 from common.models.stored.modules import keep_narrow, with_stored
 from milestones.chain import load, sources
@@ -238,3 +242,24 @@ def test_quitting_a_debugger_while_a_model_is_tried_does_not_refuse_it(milestone
     plain = plain_model(MODEL)
     with quitting(plain.model), pytest.raises(BdbQuit):
         build_engine(milestone, plain, readable=True)
+
+
+def test_prints_of_an_engine_do_not_mix_with_the_result_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Demos compare engines in processes that write JSON. A `print` in a step goes elsewhere."""
+    runner = load("m1_single", "model_runner")
+    plain = runner.sample
+
+    def printing(*arguments: Any) -> Any:
+        sys.stdout.write("a token is sampled\n")  # as `print` does
+        return plain(*arguments)
+
+    monkeypatch.setattr(runner, "sample", printing)
+    wanted = Workload([[5, 6]], [3], config={"model": MODEL, "device": "cpu", "readable": True})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asdict(wanted))))
+    serve("m1_single")
+    gc.freeze()  # as the suite has it
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["token_ids"][0]) == 3
+    assert "a token is sampled" in printed.err

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -69,6 +69,11 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
         "--player", type=_writable, metavar="FILE", help="write an HTML page that plays the run"
     )
     return result
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `EngineConfig` that the arguments of every demo set."""
+    return {"model": args.model, "device": args.device, "readable": args.readable}
 
 
 def make_console(args: argparse.Namespace) -> Console:

@@ -77,7 +77,7 @@ def counted_calls() -> Iterator[Calls]:
         yield calls
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def functions_of(path: Path) -> dict[str, Line]:

@@ -14,7 +14,7 @@ WITH_STATES = "tiny-qwen3_next"  # random weights
 STEM, TAIL = 45, 20  # tokens that the prompts share, and that they do not
 
 
-def show_states(console: Console, readable: bool = False) -> None:
+def show_states(console: Console, readable: bool) -> None:
     """Serve four prompts one after the other. The last one is the third again."""
     transformers_logging.set_verbosity_error()  # it would name kernels that only a GPU needs
     config = EngineConfig(

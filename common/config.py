@@ -5,7 +5,9 @@ A milestone ignores the fields that belong to a later one.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,6 +70,10 @@ class EngineConfig:
     num_pages: the number of pages in the pool. None: the engine derives it from free memory.
     attention_backend: `triton` (on CUDA), `compiled` (C, for float32 on a CPU), `torch`
         (anywhere), or `auto`: `triton` on CUDA, elsewhere `compiled` if it can run, else `torch`.
+    readable: run the lines of the milestone's files in every step, so that a breakpoint or a print
+        works in any of them: no passes, no stored weights, no CUDA graphs, and attention in torch.
+        With `attention_backend="triton"`, Triton's interpreter runs the kernels. ARCHITECTURE.md
+        says what the mode costs.
     schedule_policy: the order in which waiting requests are admitted.
     enable_overlap: plan step N+1 and process step N-1 while step N is computed.
     cuda_graph: replay decode steps as CUDA graphs.
@@ -96,6 +102,7 @@ class EngineConfig:
     page_size: int = 16
     num_pages: int | None = None
     attention_backend: Literal["auto", "triton", "compiled", "torch"] = "auto"
+    readable: bool = False
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random"] = "fcfs"
     enable_overlap: bool = True
     cuda_graph: bool = True
@@ -123,7 +130,7 @@ class EngineConfig:
             require_int(field, getattr(self, field), low=low, high=LARGEST_COUNT, optional=True)
         require_choice("attention_backend", self.attention_backend, BACKENDS)
         require_choice("schedule_policy", self.schedule_policy, POLICIES)
-        for field in ("enable_overlap", "cuda_graph", "lazy_cuda_graphs"):
+        for field in ("readable", "enable_overlap", "cuda_graph", "lazy_cuda_graphs"):
             require_choice(field, getattr(self, field), (True, False))
         require_float(
             "emulated_forward_ms", self.emulated_forward_ms, low=0.0, high=LONGEST_FORWARD_MS
@@ -132,6 +139,31 @@ class EngineConfig:
         require_int("max_loras", self.max_loras, low=1, high=MOST_LORAS)
         require_int("max_lora_rank", self.max_lora_rank, low=1, high=LARGEST_RANK)
         require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
+        if self.readable:
+            self._choose_readable()
+
+    def _choose_readable(self) -> None:
+        """Set the fields that decide whether Python runs the lines of a milestone.
+
+        Raises `ValueError` for a field that asks for something else.
+        """
+        if self.attention_backend == "compiled":
+            raise ValueError(
+                "attention_backend must be 'auto', 'torch' or 'triton' with readable=True, because "
+                "a breakpoint does not stop in C, got 'compiled'"
+            )
+        if self.model_passes not in ("all", "none"):  # "all" is the default
+            raise ValueError(
+                "model_passes must be 'none' with readable=True, because a pass replaces lines of "
+                f"the model, got {shown(self.model_passes)}"
+            )
+        if self.attention_backend == "triton":
+            _interpret_triton()
+        else:
+            object.__setattr__(self, "attention_backend", "torch")
+        object.__setattr__(self, "model_passes", "none")
+        object.__setattr__(self, "quantization", "none")
+        object.__setattr__(self, "cuda_graph", False)  # a replay does not call the model
 
 
 def _require_device(device: str) -> None:
@@ -147,6 +179,22 @@ def _require_device(device: str) -> None:
         raise ValueError(
             f"device must be 'cuda:<number>' with a number below {count}, the number of CUDA "
             f"devices here, got {device!r}"
+        )
+
+
+def _interpret_triton() -> None:
+    """Let Triton interpret its kernels in Python. Triton decides this when it is imported.
+
+    Raises `ValueError` if it has been imported already, to compile kernels.
+    """
+    triton = sys.modules.get("triton")
+    if triton is None:
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif isinstance(triton.language.cdiv, triton.JITFunction):
+        raise ValueError(
+            "attention_backend='triton' with readable=True needs Triton's interpreter, but Triton "
+            "has been imported without it (transformers imports it): set TRITON_INTERPRET=1 in the "
+            "environment before Python starts"
         )
 
 

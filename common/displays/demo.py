@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -58,6 +58,11 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
     result.add_argument("--check", action="store_true", help="check invariants after every step")
     result.add_argument("--plain", action="store_true", help="lines instead of a live screen")
     result.add_argument(
+        "--readable",
+        action="store_true",
+        help="run every line of the milestone in Python, for breakpoints and prints (and --plain)",
+    )
+    result.add_argument(
         "--trace", type=_writable, metavar="FILE", help="write a trace for ui.perfetto.dev"
     )
     result.add_argument(
@@ -66,9 +71,19 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
     return result
 
 
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `EngineConfig` that the arguments of every demo set."""
+    return {"model": args.model, "device": args.device, "readable": args.readable}
+
+
 def make_console(args: argparse.Namespace) -> Console:
-    """Return a console for the demo. With `--plain` it never writes control codes."""
-    return Console(force_terminal=False, no_color=True) if args.plain else Console()
+    """Return a console for the demo. With `--plain` it never writes control codes.
+
+    `--readable` implies it: a live screen and the prompt of a debugger would overwrite each other.
+    """
+    if args.plain or args.readable:
+        return Console(force_terminal=False, no_color=True)
+    return Console()
 
 
 def open_engine(

@@ -12,10 +12,11 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -161,15 +162,9 @@ class Driver:
     def __init__(self, workload: Workload) -> None:
         self.ignore_eos, self.temperature = workload.ignore_eos, workload.temperature
         count = len(workload.prompts)
-        self.turns = [
-            [Served(prompt, max_tokens, due)]
-            for prompt, max_tokens, due in zip(
-                workload.prompts,
-                workload.max_tokens,
-                workload.arrivals or [0.0] * count,
-                strict=True,
-            )
-        ]
+        due = workload.arrivals or [0.0] * count
+        first = zip(workload.prompts, workload.max_tokens, due, strict=True)
+        self.turns = [[Served(*request)] for request in first]
         self._to_say = [list(user) for user in workload.follow_ups or [[]] * count]
         self._coming = list(range(count))  # users with a request that is not sent yet
         self._users: dict[str, int] = {}  # by the id of the request that a user waits for
@@ -232,6 +227,7 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
     """
     done = subprocess.run(
         [sys.executable, "-m", *command], input=json.dumps(asdict(workload)),
+        env={**os.environ, "PYTHONBREAKPOINT": "0"},  # a debugger would read the workload
         capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode != 0:
@@ -243,15 +239,17 @@ def run_module(workload: Workload, *command: str) -> WorkloadResult:
 def serve(milestone: str) -> None:
     """Read a workload, run it, and write the result: the process that `run_milestone` starts."""
     workload = Workload(**json.load(sys.stdin))
-    engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
-    # First forwards, and the first use of memory, are slow. A prefix cache would keep that memory.
-    run(engine, workload.warm_up())
-    engine.reset_prefix_cache()
-    # A full collection takes 0.2 s, and it would search the modules of the model for garbage.
-    gc.collect()
-    gc.freeze()
-    sys.stdout.write(json.dumps(asdict(run(engine, workload))))
-    gc.unfreeze()  # or libraries report the frozen objects as leaks when the process ends
+    with redirect_stdout(sys.stderr):  # what an engine's code prints is not a part of the result
+        engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
+        # First forwards, and the first use of memory, are slow. A prefix cache keeps that memory.
+        run(engine, workload.warm_up())
+        engine.reset_prefix_cache()
+        # A full collection takes 0.2 s, and it would search the modules of the model for garbage.
+        gc.collect()
+        gc.freeze()
+        result = run(engine, workload)
+        gc.unfreeze()  # or libraries report the frozen objects as leaks when the process ends
+    sys.stdout.write(json.dumps(asdict(result)))
 
 
 if __name__ == "__main__":

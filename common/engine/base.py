@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
+from bdb import BdbQuit
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing_extensions import Self
 
 from ..config import EngineConfig
 from ..models.loaded import LoadedModel
-from ..models.loader import load_model
+from ..models.loader import load_model, require_readable
 from ..outputs import EngineStats, RequestOutput
 from ..parallel.served import require_servable
 from ..request import Request
@@ -65,8 +66,13 @@ class EngineBase(ABC):
     def __init__(
         self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
     ) -> None:
-        """Load `config.model`, or use `loaded`, a model that is already in memory."""
+        """Load `config.model`, or use `loaded`, a model that is already in memory.
+
+        Raises `ValueError` if `config.readable` is set and `loaded` has passes or stored weights.
+        """
         config = config or EngineConfig()
+        if config.readable and loaded is not None:
+            require_readable(loaded)
         self.caller = Caller()
         self.owns_model = loaded is None
         num_ranks = config.tensor_parallel_size if loaded is None else loaded.num_ranks
@@ -155,10 +161,10 @@ class EngineBase(ABC):
         """Decide how to continue after a forward of `requests` has failed and has been undone.
 
         Returns the outputs of the step. Raises `error` again if no request can be its cause: an
-        interrupt, a broken invariant, a rank that has ended, or a `NotImplementedError` of code
-        that a student must write.
+        interrupt, a broken invariant, a rank that has ended, a debugger that was quit, or a
+        `NotImplementedError` of code that a student must write.
         """
-        blameless = (AssertionError, NotImplementedError, EngineDeadError)
+        blameless = (AssertionError, NotImplementedError, EngineDeadError, BdbQuit)
         if not isinstance(error, Exception) or isinstance(error, blameless):
             raise error
         logger.warning("a forward failed and is tried again: %s", requests, exc_info=error)

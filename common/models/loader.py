@@ -20,7 +20,7 @@ from .cpu_kernels import kernels
 from .cpu_runtime import keep_freed_memory, release_freed_memory
 from .embedded import embedded_gguf, is_embedded
 from .loaded import LoadedModel
-from .passes import apply_passes, parse_passes
+from .passes import apply_passes, has_passes, parse_passes
 from .passes.pack import StoredProductError
 from .random_shapes import is_random, load_random
 from .shared import on_device
@@ -50,6 +50,17 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
         except StoredProductError as error:
             logger.warning("%s: its weights are unpacked to float32: %s", config.model, error)
     return _load(config, device, kept=False, passes="none" if plain else config.model_passes)
+
+
+def require_readable(loaded: LoadedModel) -> None:
+    """Raise `ValueError` if passes or stored weights replace lines of a model."""
+    stored = next(with_stored(loaded.model), None) is not None
+    if stored or has_passes(loaded.model):
+        raise ValueError(
+            "loaded must be a model as Hugging Face has it with readable=True, but "
+            f"{loaded.name} has {'stored weights' if stored else 'passes'}: load it by "
+            "load_model(EngineConfig(..., readable=True))"
+        )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ features that begin at a later position than the probe reaches.
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
@@ -211,7 +212,7 @@ def refusing(model: PreTrainedModel, suspect: str | None = None) -> Iterator[Non
     """
     try:
         yield
-    except (NotImplementedError, MemoryError, torch.OutOfMemoryError, EngineDeadError):
+    except (NotImplementedError, MemoryError, torch.OutOfMemoryError, EngineDeadError, BdbQuit):
         raise  # these say nothing about the model
     except Exception as cause:
         if isinstance(cause, UnsupportedModelError):  # from paged attention, which got no batch

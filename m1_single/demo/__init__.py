@@ -6,7 +6,7 @@ from rich.console import Console
 
 from common import EngineConfig, SamplingParams
 from common.displays.dashboard import summary_table
-from common.displays.demo import chats, make_console, open_engine, parser, recorded
+from common.displays.demo import chats, engine_options, make_console, open_engine, parser, recorded
 
 from .. import LLMEngine
 from .growth import growth
@@ -17,7 +17,7 @@ def main() -> None:
     """Answer each question with the cache and without, and show how both costs grow."""
     args = parser("One request at a time, with a KV cache.", requests=2, max_tokens=48).parse_args()
     console = make_console(args)
-    config = EngineConfig(model=args.model, device=args.device)
+    config = EngineConfig(**engine_options(args))
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0)
     with open_engine(LLMEngine, config, console) as engine:
         naive = LLMEngine(engine.config, engine.loaded, use_cache=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common import EngineConfig
 from common.displays.comparison import Figure, comparison, counter, run_milestones, workload_of
-from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded
 from common.displays.serving import Arrivals, questions, serve
 
 from .. import LLMEngine
@@ -21,7 +21,7 @@ def main() -> None:
     """Serve the chats live; then compare this milestone with the one below on the same requests."""
     args = parser("Continuous batching over a slot cache.", requests=12, max_tokens=32).parse_args()
     console = make_console(args)
-    config = EngineConfig(model=args.model, device=args.device, max_num_seqs=8)
+    config = EngineConfig(**engine_options(args), max_num_seqs=8)
     with open_engine(LLMEngine, config, console) as engine:
         arrivals = Arrivals(questions(args.requests), burst=3, every=5)
         with recorded(engine, args, console):

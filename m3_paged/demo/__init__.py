@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from common import EngineConfig
 from common.displays.comparison import Figure, comparison, counter, run_milestones, workload_of
-from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded
 from common.displays.serving import Arrivals, questions, serve
 
 from .. import LLMEngine
@@ -29,7 +29,7 @@ def main() -> None:
     args = parser("Pages, mixed batches, retraction.", requests=24, max_tokens=40).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_model_len=MAX_MODEL_LEN,
+        **engine_options(args), max_model_len=MAX_MODEL_LEN,
         max_num_seqs=32, page_size=PAGE_SIZE, num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:

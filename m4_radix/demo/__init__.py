@@ -19,7 +19,7 @@ from common.displays.comparison import (
     workload_of,
 )
 from common.displays.dashboard import summary_table
-from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded
 from common.displays.serving import serve
 from common.displays.workload import Workload, WorkloadResult, run
 
@@ -42,7 +42,7 @@ def main() -> None:
     args = parser("A radix tree of cached prefixes.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=PAGE_SIZE,
+        **engine_options(args), max_num_seqs=6, page_size=PAGE_SIZE,
         num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:

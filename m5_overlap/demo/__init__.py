@@ -13,7 +13,7 @@ from common.displays.comparison import (
     seconds,
     workload_of,
 )
-from common.displays.demo import make_console, open_engine, parser, recorded
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded
 from common.displays.serving import serve
 from common.displays.workload import percentile
 
@@ -46,9 +46,7 @@ def main() -> None:
     """Serve conversations live; then the same requests by the serial and the overlapped loop."""
     args = arguments()
     console = make_console(args)
-    config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
-    )
+    config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
         on_gpu = runs_on_gpu(engine)
         if on_gpu and args.emulate:

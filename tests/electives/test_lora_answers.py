@@ -82,6 +82,24 @@ def test_each_request_gets_the_answer_of_its_merged_model(
     assert_merged(serve(engine, PROMPTS, NAMES, adapters), adapters, model)
 
 
+def test_a_readable_engine_adds_in_torch(
+    make_engine: EngineFactory, tmp_path: Path, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the compiled kernel, a breakpoint stops in `add_grouped` in each linear layer."""
+    adapters = {name: written(tmp_path, name, size=0.2) for name in "AB"}
+    layers, calls = module_of("lora_layers"), [0]
+    add_grouped = layers.add_grouped
+
+    def counted(*arguments: Any) -> None:
+        calls[0] += 1
+        add_grouped(*arguments)
+
+    monkeypatch.setattr(layers, "add_grouped", counted)
+    engine = make_engine(plain_model(MODEL), readable=True, page_size=4)
+    assert_merged(serve(engine, PROMPTS, NAMES, adapters), adapters)
+    assert calls[0] == engine.stats().num_steps * len(shapes_of(engine.loaded.model))
+
+
 @pytest.mark.skipif(kernels() is None, reason="only the compiled kernels give the same bits")
 def test_a_base_request_has_the_bits_of_m5(make_engine: EngineFactory, tmp_path: Path) -> None:
     """Beside adapters, alone, and after them: tokens and log probabilities are equal."""

@@ -9,6 +9,7 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=grammar if is_quick else [*grammar, MANY])
 
 
-@pytest.mark.parametrize("name", map(marked, sorted(BUGS)))
+@pytest.mark.parametrize("name", [marked(name) for name in sorted(BUGS)])
 def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The soak finds the bug, and the schedule in the printed command finds it again."""
     planted = BUGS[name]

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from .decode import join_decodes
@@ -86,3 +87,14 @@ def apply_passes(
     changed = {name: PASSES[name](model) for name in on_weights}
     connect()
     return changed | {name: PASSES[name](model) for name in chosen if name not in ON_WEIGHTS}
+
+
+def has_passes(model: nn.Module) -> bool:
+    """Return whether a pass has changed a module: its class then comes from a file of this package.
+
+    The pass `pack` may also leave stored weights: see `with_stored`.
+    """
+    kinds = {type(module) for module in model.modules()}
+    return any(
+        base.__module__.startswith(f"{__name__}.") for kind in kinds for base in kind.__mro__
+    )

@@ -9,7 +9,7 @@ over its layers then ends after the first one. If a model has another kind of lo
 return what the first one computed.
 
 This is like the replay of a CUDA graph: the Python code of the attention function does not run in
-these steps. To run it in each step, leave out this pass, or use `model_passes="none"`. If any layer
+these steps. To run it in each step, use `EngineConfig(readable=True)`. If any layer
 has a hook, or a `forward` of its own, each layer is computed by itself. Hooks of modules inside a
 layer do not run (see `layer`).
 """

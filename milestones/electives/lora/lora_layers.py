@@ -108,8 +108,8 @@ class LoRALayers:
             for name, (width, out) in self.shapes.items()
         }
         self.dtype, self.on_gpu = model.dtype, model.device.type == "cuda"
-        in_c = model.device.type == "cpu" and model.dtype == torch.float32
-        self.kernels = kernels() if in_c else None
+        on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
+        self.kernels = kernels() if on_cpu and not config.readable else None
         self.additions = Additions(model, sites, self.add)
         self.rows: LoRARows | None = None  # of the forward that runs
 

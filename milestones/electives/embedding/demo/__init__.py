@@ -26,6 +26,7 @@ from common.displays.comparison import (  # noqa: E402
 from common.displays.dashboard import Dashboard, summary_table  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     chats,
+    engine_options,
     make_console,
     open_engine,
     parser,
@@ -52,7 +53,7 @@ def main() -> None:
     args = parser("Vectors beside texts.", requests=8, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256,
+        **engine_options(args), max_num_seqs=6, page_size=8, num_pages=256,
         max_num_batched_tokens=BUDGET,
     )  # fmt: skip
     asked = chats(args.requests)

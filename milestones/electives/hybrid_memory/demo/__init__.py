@@ -18,7 +18,7 @@ from common.displays.comparison import (  # noqa: E402
     counter,
     workload_of,
 )
-from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
 from common.displays.serving import serve  # noqa: E402
 
 from ....chain import below, load  # noqa: E402
@@ -41,12 +41,10 @@ def main() -> None:
     """Show pages in windows, and snapshots. Then serve conversations live, and on m5."""
     args = parser("Groups of layers with windows.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
-    config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
-    )
+    config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
-        show_windows(console)
-        show_states(console)
+        show_windows(console, args.readable)
+        show_states(console, args.readable)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)
@@ -54,11 +52,12 @@ def main() -> None:
         compare(NAME, workload_of(engine, prompts, args), FIGURES, console)
 
 
-def show_windows(console: Console) -> None:
+def show_windows(console: Console, readable: bool) -> None:
     """Compute one long prompt in chunks, and print the pages that each group holds."""
     config = EngineConfig(
-        model=WINDOWED, device="cpu", page_size=8, num_pages=256, max_num_batched_tokens=CHUNK
-    )
+        model=WINDOWED, device="cpu", readable=readable,
+        page_size=8, num_pages=256, max_num_batched_tokens=CHUNK,
+    )  # fmt: skip
     with LLMEngine(config) as engine:
         groups = engine.runner.kv_pool.groups
         shown = Table(title=f"pages of one request: {WINDOWED}, pages of {config.page_size} tokens")

@@ -14,10 +14,12 @@ WITH_STATES = "tiny-qwen3_next"  # random weights
 STEM, TAIL = 45, 20  # tokens that the prompts share, and that they do not
 
 
-def show_states(console: Console) -> None:
+def show_states(console: Console, readable: bool) -> None:
     """Serve four prompts one after the other. The last one is the third again."""
     transformers_logging.set_verbosity_error()  # it would name kernels that only a GPU needs
-    config = EngineConfig(model=WITH_STATES, device="cpu", page_size=8, num_pages=256)
+    config = EngineConfig(
+        model=WITH_STATES, device="cpu", readable=readable, page_size=8, num_pages=256
+    )
     shown = Table(title=f"{WITH_STATES}: {STEM + TAIL} tokens in a prompt, {STEM} of them the same")
     for column in ("prompt", "in the tree", "found", "computed", "snapshots"):
         shown.add_column(column, justify="right")

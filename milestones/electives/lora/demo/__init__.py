@@ -22,7 +22,7 @@ from rich.text import Text  # noqa: E402
 
 from common import EngineConfig, LoRARequest, Prompt, SamplingParams  # noqa: E402
 from common.displays.comparison import Figure, counter, workload_of  # noqa: E402
-from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
 from common.displays.serving import serve  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
@@ -111,7 +111,7 @@ def main() -> None:
     args = parser("Many adapters share a batch.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
     config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256,
+        **engine_options(args), max_num_seqs=6, page_size=8, num_pages=256,
         max_loras=2, max_lora_rank=4,
     )  # fmt: skip
     with (

@@ -13,7 +13,7 @@ from common.displays.comparison import (  # noqa: E402
     seconds,
     workload_of,
 )
-from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
 from common.displays.serving import serve  # noqa: E402
 from common.displays.workload import percentile  # noqa: E402
 
@@ -36,9 +36,7 @@ def main() -> None:
     """Serve conversations live; then the same requests on m5 and on plans of several steps."""
     args = parser(f"Plans of {NUM_STEPS} steps.", requests=12, max_tokens=24).parse_args()
     console = make_console(args)
-    config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
-    )
+    config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:

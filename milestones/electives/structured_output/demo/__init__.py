@@ -17,7 +17,7 @@ from rich.text import Text  # noqa: E402
 
 from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams  # noqa: E402
 from common.displays.dashboard import Dashboard, summary_table  # noqa: E402
-from common.displays.demo import make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
 from ....extras import missing  # noqa: E402
@@ -36,9 +36,7 @@ def main() -> None:
     """Answer questions with and without grammars; then compare the gaps between forwards."""
     args = parser("Answers that follow a grammar.", requests=12, max_tokens=32).parse_args()
     console = make_console(args)
-    config = EngineConfig(
-        model=args.model, device=args.device, max_num_seqs=6, page_size=8, num_pages=256
-    )
+    config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
         if line := missing("grammar"):
             console.print(f"Without grammars: {line}", soft_wrap=True)

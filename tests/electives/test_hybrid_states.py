@@ -97,6 +97,26 @@ def test_a_failure_in_the_middle_of_a_forward(make_engine: EngineFactory) -> Non
     assert_idle(engine)
 
 
+def test_a_request_that_always_fails_ends(make_engine: EngineFactory) -> None:
+    """I5: it starts again from a snapshot each time, and chunks that pass do not end the search."""
+    engine = engine_of(make_engine, tiny("qwen3_next"), max_num_batched_tokens=3)
+    forward = engine.runner.forward
+
+    def fails_at_27(inputs: Any) -> torch.Tensor:
+        logits: torch.Tensor = forward(inputs)
+        if (inputs.position_ids == 27).any():
+            raise RuntimeError("the states are advanced, and the step fails")
+        return logits
+
+    engine.runner.forward = fails_at_27
+    victim, *others = [engine.add_request(prompt, greedy(NEW)) for prompt in PROMPTS]
+    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
+    assert finals.pop(victim).outputs[0].finish_reason == "error"
+    assert finals.keys() == {*others}
+    require_answers("qwen3_next", finals)
+    assert_idle(engine)
+
+
 def test_a_flat_batch_and_chunks_have_the_states_of_separate_runs(module_of: ModuleOf) -> None:
     """Convolution and recurrence stop where a request ends, and continue where a chunk ends."""
     pools: Any = module_of("state_pool")

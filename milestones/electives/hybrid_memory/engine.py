@@ -84,7 +84,8 @@ class LLMEngine(OfflineEngine):
         batch, _result = self.result_queue[0]
         with self._undoing_failures(batch):
             tokens = result.wait()
-        self.scheduler.isolation.passed(batch.requests)
+        if passed := self.scheduler.past_their_failure(batch):
+            self.scheduler.isolation.passed(passed)
         return tokens
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:

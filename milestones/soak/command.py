@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..chain import milestones
+from ..chain import engines, milestones
 from ..course.console import wide_console
 from ..course.record import RecordError, find_milestone
 from . import report
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--milestone",
         action="append",
-        help="m3, m3_paged or an elective; may be repeated (default: all milestones)",
+        help="m3, m3_paged, an elective, or all; may be repeated (default: all milestones)",
     )
     parser.add_argument("--seed", type=int, help="seed of the run (default: random, printed)")
     parser.add_argument("--schedule", type=int, metavar="K", help="run only schedule K of a seed")
@@ -62,7 +62,8 @@ def main(args: argparse.Namespace) -> int:
     """Run, print the figures, and print the command that repeats each failed schedule."""
     console = wide_console()
     try:
-        names = [find_milestone(name) for name in args.milestone or milestones()]
+        wanted = engines() if args.milestone == ["all"] else args.milestone or milestones()
+        names = [find_milestone(name) for name in wanted]
     except RecordError as error:
         console.print(str(error), style="red")
         return 2

@@ -19,8 +19,8 @@ from .plan import Fault, PartFault, Plan
 FAILURES = (RuntimeError, ValueError, MemoryError, ZeroDivisionError)
 MESSAGE = "injected by the soak"
 BROKEN_LOGITS = (torch.nan, torch.inf, -torch.inf)  # a row of one of these values
-# Schedules between two failures of parts. The requests of the first one have been tried again by
-# then: two failures of a step with one request would end it.
+# Schedules between two failures of parts. By then, the engine has noticed the first one. The next
+# one also waits until the engine has tried all requests again: two failures would end a request.
 LEAST_DISTANCE = 10
 
 
@@ -44,6 +44,7 @@ class Faults:
         self.num_schedules = 0
         self.last_fault = -LEAST_DISTANCE  # the schedule of the last failure of a part
         self.batch: list[Request] = []  # of the last schedule
+        self.is_searching: Callable[[], bool] = bool  # for the cause of a failure
 
     @contextmanager
     def on(self, engine: Any, milestone: str) -> Iterator[None]:
@@ -60,6 +61,7 @@ class Faults:
                     stack.callback(hook.remove)
             if self.part_faults:
                 stack.enter_context(replaced(engine.scheduler, "schedule", self._watched))
+                self.is_searching = lambda: engine.scheduler.isolation.is_active
             for part in {fault.part for fault in self.part_faults}:
                 place = place_of(part, milestone) or place_of("forward", milestone)
                 assert place is not None, "each engine has forwards"
@@ -114,7 +116,8 @@ class Faults:
         """Return whether this call of a part must fail."""
         if self.is_over or fault.part != part or self.num_schedules < fault.step:
             return False
-        if fault.victim is None and self.num_schedules < self.last_fault + LEAST_DISTANCE:
+        is_early = self.num_schedules < self.last_fault + LEAST_DISTANCE
+        if fault.victim is None and (is_early or self.is_searching()):
             return False
         if fault.victim is not None and not self._concerns(fault, args):
             return False

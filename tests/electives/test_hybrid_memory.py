@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import re
 from typing import Any
@@ -55,7 +56,10 @@ def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm", "dfs-weight"]),
     )  # fmt: skip
     force_retractions(engine.scheduler, chance.choice([None, None, None, 2, 7]))
-    engine.runner.fail_every = chance.choice([None, None, None, 13])
+    if chance.random() < 0.25:
+        distances = (chance.randint(5, 25) for _ in range(500))
+        engine.runner.failing = {*itertools.accumulate(distances)}
+        engine.runner.is_searching = lambda: engine.scheduler.isolation.is_active
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()

@@ -11,7 +11,7 @@ another request or position changes the tokens, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from milestones.electives.hybrid_memory.kv_groups import KVCacheGroupSpec
@@ -76,7 +76,8 @@ class HybridRunner(HashRunner):
         self.num_rows = 0
         self.row_states: dict[int, int | None] = {}  # of the group with states, by row
         self.snapshots: dict[int, int | None] = {}
-        self.fail_every: int | None = None  # launches until one fails in its middle
+        self.failing: set[int] = set()  # the numbers of launches that fail in their middle
+        self.is_searching: Callable[[], bool] = bool  # then none fails: that would end a request
 
     def launch(self, batch: Any, table: Any) -> HashResult:
         """Take the rows as they are now. The stream decides when they are used."""
@@ -97,7 +98,7 @@ class HybridRunner(HashRunner):
             parts.append((request.row + 1, pages, start, tokens, i in batch.sampled_indices))
         result = HashResult([])
 
-        fails = self.fail_every is not None and self.num_launches % self.fail_every == 0
+        fails = self.num_launches in self.failing and not self.is_searching()
 
         def work() -> None:
             for row, snapshot in copies[0]:

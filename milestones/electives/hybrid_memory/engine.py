@@ -84,9 +84,8 @@ class LLMEngine(OfflineEngine):
         batch, _result = self.result_queue[0]
         with self._undoing_failures(batch):
             tokens = result.wait()
-        # I5: a request with a state starts again after a failure. Chunks that pass prove nothing.
-        if sampled := batch.sampled_requests:
-            self.scheduler.isolation.passed(sampled)
+        if passed := self.scheduler.past_their_failure(batch):
+            self.scheduler.isolation.passed(passed)
         return tokens
 
     def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict
+from weakref import WeakKeyDictionary
 
 from common import EngineConfig, EngineStats, FailureIsolation, Request
 from common.outputs import StepCounters
@@ -42,6 +43,8 @@ class Scheduler:
         self.in_flight = StepsInFlight(self.kv_cache)
         self.isolation = FailureIsolation()
         self.counters = StepCounters()
+        # The computed tokens that each request would have after its last step that was undone.
+        self.undone: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self.admission = Admission(
             config, self.max_num_running, self.kv_cache, self.running, self.policy
         )
@@ -142,6 +145,11 @@ class Scheduler:
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
         self.in_flight.undo(batch)
+        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+            end = request.num_computed_tokens + num_tokens
+            if self.undone.get(request) != end:  # not the failure that it had before
+                self.isolation.failed_alone = None
+            self.undone[request] = end
         for request in reversed([r for r in batch.requests if not r.is_finished]):
             if request.num_computed_tokens == 0:
                 self.retraction.send_back(request)
@@ -153,6 +161,14 @@ class Scheduler:
         # A request may have joined because another was expected to finish, which is undone now.
         while not self.in_flight.batches and len(self.running) > self.max_num_running:
             self.retraction.send_back(self.running[-1])
+
+    def past_their_failure(self, batch: ScheduleBatch) -> list[Request]:
+        """Return the requests of a computed batch that are not behind their last undone step.
+
+        I5: after a failure, a request with a state starts again from a snapshot. A chunk that it
+        could compute before proves nothing, so it must not end the search for the cause.
+        """
+        return [r for r in batch.requests if r.num_computed_tokens >= self.undone.get(r, 0)]
 
     def finish_request(self, request: Request) -> None:
         """Remove a request from its queue and free its memory. It has finished or was aborted."""

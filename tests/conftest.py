@@ -38,7 +38,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
-from common.models.cpu_kernels import Kernels, bind, build, kernels
+from common.fast.cpu_kernels import Kernels, bind, build, kernels
 from milestones.chain import chain, engines, load, milestones, sources
 from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
 from tests.helpers.deselected import Deselected

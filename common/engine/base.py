@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from ..config import EngineConfig
-from ..models.loaded import LoadedModel
-from ..models.loader import load_model
+from ..hf.loaded import LoadedModel
+from ..hf.loader import load_model
 from ..outputs import EngineStats, RequestOutput
 from ..parallel.served import require_servable
 from ..request import Request

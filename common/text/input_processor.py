@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import EngineConfig
-from ..models.loaded import LoadedModel
+from ..hf.loaded import LoadedModel
 from ..parent_request import ParentRequest
 from ..pooling import NO_POOLING, PoolingParams, PoolingRequest
 from ..request import Request

@@ -20,7 +20,7 @@ from common import (
     SamplingParams,
     load_model,
 )
-from common.models.tiny import ARCHITECTURES
+from common.hf.tiny import ARCHITECTURES
 from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.fake_cuda import FakeCuda

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from common import EngineConfig, LoadedModel, LoRARequest, load_model
-from common.models.cpu_kernels import kernels
-from common.models.passes.adding import sites_of
-from common.models.peft_folder import read_adapter
+from common.fast.cpu_kernels import kernels
+from common.fast.passes.adding import sites_of
+from common.hf.peft_folder import read_adapter
 from milestones.chain import load
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.random_adapter import PREFIX, write_adapter

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from common import EngineConfig, LoadedModel, load_model
-from common.models.converted import decode_bytes
-from common.models.passes import pack
-from common.models.stored.modules import stored_of, with_stored
+from common.fast.passes import pack
+from common.fast.stored.modules import stored_of, with_stored
+from common.hf.converted import decode_bytes
 from tests.helpers.stored_weights import QUANTIZED, GgufModel
 
 TOKENS = torch.arange(3, 40)[None]

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common import PoolingRequest
-from common.models.shared import lock_of
+from common.hf.shared import lock_of
 
 from .schedule_batch import ScheduleBatch
 

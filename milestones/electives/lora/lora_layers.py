@@ -21,9 +21,8 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.models.cpu_kernels import kernels
-from common.models.passes.adding import Additions, sites_of
-from common.models.peft_folder import LowRank
+from common.fast import Additions, kernels, sites_of
+from common.hf.peft_folder import LowRank
 
 from .adapters import BASE, Load, LowRanks
 

@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from ..cache import cache_folder
+from ...hf.cache import cache_folder
 
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")

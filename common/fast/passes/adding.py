@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..shared import lock_of
+from ...hf.shared import lock_of
 from .forwards import Forward
 from .layer import joined_layers
 from .layer_parts import CompiledParts

@@ -12,12 +12,10 @@ from .outputs import (
     CompletionOutput,
     EngineStats,
     FinishReason,
-    PoolingOutput,
-    PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
-from .pooling import PoolingParams, PoolingRequest
+from .pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from .request import Request
 from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
@@ -37,7 +35,6 @@ __all__ = [
     "OfflineEngine",
     "PoolingOutput",
     "PoolingParams",
-    "PoolingRequest",
     "PoolingRequestOutput",
     "Prompt",
     "Request",

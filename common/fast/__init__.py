@@ -7,7 +7,8 @@ and benchmarks, which check and measure the parts, do.
                            file, in the precision of the file (`stored/`)
                            `keep_narrow` and `dequantize`: the same for a model in memory
     a faster model         `apply_passes` replaces its slow parts (`passes/`)
-    additions              `Additions` adds to the outputs of linear layers (LoRA)
+    its parts              `joined_layers` and `shared_products`: what the passes have made, for an
+                           engine that must change it (the elective `lora`)
     attention              `cpu_attention` has the operations of an `attention.py`, in C
     kernels                `kernels()`: all functions in C, or None without a compiler
                            (`cpu_kernels/`)
@@ -18,7 +19,10 @@ from . import cpu_attention
 from .cpu_kernels import kernels
 from .cpu_runtime import keep_freed_memory, release_freed_memory, release_threads
 from .passes import apply_passes, parse_passes
-from .passes.adding import Additions, sites_of
+from .passes.forwards import Forward
+from .passes.layer import joined_layers
+from .passes.layer_parts import CompiledParts
+from .passes.merge import shared_products
 from .passes.pack import StoredProductError
 from .passes.replace import subclass
 from .stored.convert import shards_of
@@ -26,11 +30,13 @@ from .stored.folder import panel_size, read_stored, write_stored
 from .stored.modules import dequantize, keep_narrow, with_stored
 
 __all__ = [
-    "Additions",
+    "CompiledParts",
+    "Forward",
     "StoredProductError",
     "apply_passes",
     "cpu_attention",
     "dequantize",
+    "joined_layers",
     "keep_freed_memory",
     "keep_narrow",
     "kernels",
@@ -40,7 +46,7 @@ __all__ = [
     "release_freed_memory",
     "release_threads",
     "shards_of",
-    "sites_of",
+    "shared_products",
     "subclass",
     "with_stored",
     "write_stored",

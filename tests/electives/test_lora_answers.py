@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from common import EngineConfig, LoadedModel, LoRARequest, load_model
 from common.fast.cpu_kernels import kernels
-from common.fast.passes.adding import sites_of
-from common.hf.peft_folder import read_adapter
 from milestones.chain import load
+from milestones.electives.lora.additions import sites_of
+from milestones.electives.lora.peft_folder import read_adapter
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.random_adapter import PREFIX, write_adapter
 from milestones.instruments.streams import LateStream

@@ -5,20 +5,18 @@ from .config import EMBEDDED_MODEL, EngineConfig
 from .engine.call import EngineDeadError
 from .engine.failure_isolation import FailureIsolation
 from .engine.offline import OfflineEngine
+from .hf.loaded import LoadedModel
+from .hf.loader import load_model
+from .hf.support import UnsupportedModelError
 from .lora_request import LoRARequest
-from .models.loaded import LoadedModel
-from .models.loader import load_model
-from .models.support import UnsupportedModelError
 from .outputs import (
     CompletionOutput,
     EngineStats,
     FinishReason,
-    PoolingOutput,
-    PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
-from .pooling import PoolingParams, PoolingRequest
+from .pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
 from .request import Request
 from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
@@ -38,7 +36,6 @@ __all__ = [
     "OfflineEngine",
     "PoolingOutput",
     "PoolingParams",
-    "PoolingRequest",
     "PoolingRequestOutput",
     "Prompt",
     "Request",

@@ -58,7 +58,7 @@ class EngineConfig:
         kernels run; `none` converts them to `dtype` when the model is loaded. Both give the same
         tokens.
     model_passes: the passes that make the model's modules faster: `all`, `none`, or some of the
-        names in `common/models/passes`, separated by commas.
+        names in `common/fast/passes`, separated by commas.
     max_num_seqs: the maximum number of requests that run at the same time.
     max_model_len: the maximum number of tokens of one request, prompt and output together. None:
         the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`. In the engine's own `config` this

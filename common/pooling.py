@@ -1,20 +1,18 @@
-"""`PoolingParams` and `PoolingRequest`: a request for one vector, and not for text.
+"""What users write and get for one vector in place of a text: plain data.
 
-All engines read the parameters. Only the elective `embedding` can compute such a request.
+Only the elective `embedding` can compute such a request. Other engines refuse the parameters.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from .outputs import PoolingOutput, PoolingRequestOutput
-from .request import Request
-from .sampling.params import SamplingParams
-from .text.output_text import OutputText
+from .outputs import FinishReason, RequestOutput
 from .validation import require_choice, require_int
+
+if TYPE_CHECKING:
+    import torch
 
 NO_POOLING = (
     "this engine makes no embeddings; the elective embedding makes them, of models that have an "
@@ -46,52 +44,21 @@ class PoolingParams:
         require_int("dimensions", self.dimensions, low=1, optional=True)
 
 
-class PoolingRequest(Request):
-    """A request for one vector. It has no output tokens, and ends when its prompt is computed.
+@dataclass(slots=True, eq=False)
+class PoolingOutput:
+    """The vector of a pooling request.
 
-    Schedulers see a request with `max_tokens=1` that never gets its token: it needs KV memory for
-    its prompt, and for nothing else.
+    data: [H] or [dimensions] float32, on the host; None if the request was aborted or failed.
+    finish_reason, error: as those of `CompletionOutput`; `stop` if there is a vector.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: PoolingParams,
-        *,
-        text: OutputText,
-        arrival_time: float,
-    ) -> None:
-        super().__init__(
-            request_id,
-            prompt,
-            prompt_token_ids,
-            SamplingParams(max_tokens=1, temperature=0),
-            seed=0,
-            max_model_len=len(prompt_token_ids) + 1,
-            text=text,
-            arrival_time=arrival_time,
-        )
-        self.pooling_params = params
-        # MEAN: the sum of the hidden states of the computed chunks, [H] float32 on the host.
-        self.partial_sum: torch.Tensor | None = None
-        self.data: torch.Tensor | None = None  # the result, [dimensions] float32 on the host
+    data: torch.Tensor | None
+    finish_reason: FinishReason
+    error: str | None = None
 
-    @property
-    def needs_all_tokens(self) -> bool:
-        """Return whether the vector depends on the hidden state of every token."""
-        return self.pooling_params.pooling_type == "MEAN"
 
-    def output(self) -> PoolingRequestOutput:
-        """Return the final output. A pooling request has no earlier one."""
-        assert self.finish_reason is not None, "a pooling request has only a final output"
-        shared = super().output()
-        return PoolingRequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            PoolingOutput(self.data, self.finish_reason, self.error),
-            True,
-            shared.metrics,
-        )
+@dataclass(slots=True, eq=False)
+class PoolingRequestOutput(RequestOutput):
+    """The only output of a pooling request, as in vLLM: `output.outputs.data` is the vector."""
+
+    outputs: PoolingOutput  # type: ignore[assignment]  # one vector takes the place of the list

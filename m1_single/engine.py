@@ -19,7 +19,7 @@ from common import (
     SamplingParams,
 )
 from common.engine.call import isolating_failures
-from common.models.support import require_own_cache
+from common.hf.support import require_own_cache
 from common.sampling.sampler import SampledToken
 
 from .model_runner import ModelRunner

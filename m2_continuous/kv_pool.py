@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from common import EngineConfig
-from common.models.support import LayerKV
+from common.hf.support import LayerKV
 
 from .kv_cache import Move
 

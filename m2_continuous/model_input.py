@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.models.support import additive_mask
+from common.hf.support import additive_mask
 
 from .schedule_batch import ScheduleBatch
 

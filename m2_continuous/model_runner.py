@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.models.support import require_full_attention
+from common.hf.support import require_full_attention
 from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .kv_cache import Move

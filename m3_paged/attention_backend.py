@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch
 
-from common.models import cpu_attention
+from common.fast import cpu_attention
 
 from . import attention
 

@@ -3,7 +3,7 @@
 The model runs on one flat batch `[1, T]`. `AttentionMetadata` says which request each token belongs
 to, and where the earlier tokens of the request lie. The functions here are plain torch. They are
 the reference for the functions with the same names and signatures in `triton_ops.py` and in
-`common/models/cpu_attention.py`, and they run where neither can, or if `readable` is set.
+`common/fast/cpu_attention.py`, and they run where neither can, or if `readable` is set.
 
     tokens            | a | b | c | d0 d1 d2 d3 | e0 e1 |        a, b, c decode; d, e are chunks
     query_start_loc     0   1   2   3             7       9
@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from common import UnsupportedModelError
-from common.models.shared import attention_switched
+from common.hf.shared import attention_switched
 
 from .kv_pool import KVPool
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from common import EngineConfig
-from common.models.support import LayerKV
+from common.hf.support import LayerKV
 
 FREE_MEMORY_SHARE = 0.8  # of a GPU; activations need the rest. Of main memory: half as much
 

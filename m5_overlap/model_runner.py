@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.models.probe import Probe
-from common.models.support import LayerKV, mixed_steps, refusing, start_probe
+from common.hf.probe import Probe
+from common.hf.support import LayerKV, mixed_steps, refusing, start_probe
 from common.sampling.sampler import (
     SampledToken,
     SamplerOutput,

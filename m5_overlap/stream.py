@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from common.models.cpu_runtime import release_threads
+from common.fast import release_threads
 from common.tracing.event_clock import EventClock
 
 Work = Callable[[], None]

@@ -17,7 +17,7 @@ import torch
 from common import EngineConfig, LoadedModel, load_model
 from common.displays.demo import machine
 from common.displays.workload import Workload, WorkloadResult, run
-from common.models.passes.pack import choose
+from common.fast.passes.pack import choose
 from common.tracing.data import Frame, State, TraceData
 from common.tracing.trace import Trace
 from milestones.chain import load

@@ -113,7 +113,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = _chosen(config) or [None, *ENGINES]
+    wanted: list[Any] = [*_chosen(config)] or [None, *ENGINES]
     kept = [item for item in items if _milestone_of(item) in wanted]
     if MODE != DEFAULT_MODE:  # files are the same in every mode
         kept = [item for item in kept if not item.get_closest_marker("electives")]

@@ -21,7 +21,8 @@ from rich.text import Text
 from typing_extensions import Self
 
 from ..engine.offline import OfflineEngine
-from ..outputs import PoolingRequestOutput, RequestOutput
+from ..outputs import RequestOutput
+from ..pooling import PoolingRequestOutput
 
 STATE_STYLES = {
     "waiting": "yellow",

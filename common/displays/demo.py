@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ..config import EMBEDDED_MODEL, EngineConfig
 from ..engine.offline import OfflineEngine
-from ..models.embedded import EmbeddedModelMissingError
+from ..hf.embedded import EmbeddedModelMissingError
 from ..tracing.chrome import chrome_trace
 from ..tracing.player import player_html
 from ..tracing.trace import Trace

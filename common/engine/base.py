@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from ..config import EngineConfig
-from ..models.loaded import LoadedModel
-from ..models.loader import load_model, require_readable
+from ..hf.loaded import LoadedModel
+from ..hf.loader import load_model, require_readable
 from ..outputs import EngineStats, RequestOutput
 from ..parallel.served import require_servable
 from ..request import Request

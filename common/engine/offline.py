@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..outputs import PoolingRequestOutput, RequestOutput
-from ..pooling import PoolingParams
+from ..outputs import RequestOutput
+from ..pooling import PoolingParams, PoolingRequestOutput
 from ..sampling.params import SamplingParams
 from ..text.input_processor import Message, Prompt, TokensPrompt
 from ..validation import require_choice, require_list, shown, size_of

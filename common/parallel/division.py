@@ -12,7 +12,7 @@
       -> norm -> gate, up of its part -> down -> SUM, + x                   two sums in each layer
 
 A rank frees what it does not need. The modules keep their names, and a part is an ordinary
-`nn.Linear`, so that the passes of `common/models/passes` find it (Megatron-LM: Shoeybi et al.,
+`nn.Linear`, so that the passes of `common/fast/passes` find it (Megatron-LM: Shoeybi et al.,
 2019).
 """
 
@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.passes.replace import subclass
-from ..models.support import UnsupportedModelError
+from ..fast import subclass
+from ..hf.support import UnsupportedModelError
 from .modules import Joined, Summed
 from .ranks import Ranks
 

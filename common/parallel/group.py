@@ -22,8 +22,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config import EngineConfig
-from ..models.passes.replace import subclass
-from ..models.shared import lock_of
+from ..fast import subclass
+from ..hf.shared import lock_of
 from .calls import Sender
 from .division import Division
 from .messages import Failed, Loaded, Ready, Start

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from ..models.loader import load_part
-from ..models.shared import attention_switched, on_device
+from ..hf.loader import load_part
+from ..hf.shared import attention_switched, on_device
 from .calls import Receiver
 from .division import Division
 from .messages import Failed, Loaded, Ready, Start

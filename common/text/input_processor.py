@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import EngineConfig
-from ..models.loaded import LoadedModel
+from ..hf.loaded import LoadedModel
 from ..parent_request import ParentRequest
-from ..pooling import NO_POOLING, PoolingParams, PoolingRequest
+from ..pooling import NO_POOLING, PoolingParams
 from ..request import Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of
@@ -53,8 +53,6 @@ class InputProcessor:
         self.closed = False
         # Why requests with `structured_outputs` are refused; None where an engine has them.
         self.no_structured_outputs: str | None = NO_STRUCTURED_OUTPUTS
-        # The size of a hidden state; None where an engine refuses `PoolingParams`.
-        self.hidden_size: int | None = None
         self._numbers = itertools.count()
         self._seeds = random.Random(config.seed)
 
@@ -71,17 +69,14 @@ class InputProcessor:
     def make_request(
         self,
         prompt: Prompt,
-        params: SamplingParams | PoolingParams | None = None,
+        params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> Request:
         """Return a new request.
 
         Raises `ValueError`, which names the field and its limit, if the request cannot be served.
         """
-        if self.closed:
-            raise RuntimeError("the engine is closed")
-        if isinstance(params, PoolingParams):
-            return self._make_pooling_request(prompt, params, request_id)
+        self.require_open()
         params = self._check_params(params)
         token_ids, text = self.tokenize(prompt)
         return Request(
@@ -96,36 +91,16 @@ class InputProcessor:
             end_token_ids=self._end_token_ids(params),
         )
 
-    def _make_pooling_request(
-        self, prompt: Prompt, params: PoolingParams, request_id: str | None
-    ) -> PoolingRequest:
-        """Return a request for a vector. It draws no seed: those of other requests do not change.
-
-        The prompt may have `max_model_len` tokens, because no output token follows.
-        """
-        if self.hidden_size is None:
-            raise ValueError(f"params: {NO_POOLING}")
-        if params.dimensions is not None and params.dimensions > self.hidden_size:
-            raise ValueError(
-                f"dimensions must be at most {self.hidden_size}, the size of the model's hidden "
-                f"states, got {params.dimensions}"
-            )
-        token_ids, text = self.tokenize(prompt, num_outputs=0)
-        return PoolingRequest(
-            self._check_request_id(request_id),
-            text,
-            token_ids,
-            params,
-            text=OutputText(self.tokenizer, SamplingParams()),
-            arrival_time=time.perf_counter(),
-        )
+    def require_open(self) -> None:
+        """Raise `RuntimeError` if the engine is closed: it takes no new requests."""
+        if self.closed:
+            raise RuntimeError("the engine is closed")
 
     def make_parent(
         self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
     ) -> ParentRequest:
         """Return a new request with n > 1. Raises `ValueError` as `make_request` does."""
-        if self.closed:
-            raise RuntimeError("the engine is closed")
+        self.require_open()
         self._check_params(params)
         text, token_ids = self._tokenize(prompt)
         name, seed = self._check_request_id(request_id), self._seed_of(params)
@@ -215,6 +190,8 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams | None) -> SamplingParams:
         if params is None:
             return SamplingParams()
+        if isinstance(params, PoolingParams):
+            raise ValueError(f"params: {NO_POOLING}")
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {shown(params)}")
         if (token_id := max(params.stop_token_ids, default=0)) >= self.vocab_size:

@@ -6,11 +6,8 @@ import logging
 import time
 from collections.abc import Iterable
 
-import torch
-
 from ..outputs import FinishReason, RequestOutput
 from ..parent_request import ParentRequest
-from ..pooling import PoolingRequest
 from ..request import Request
 
 logger = logging.getLogger(__name__)
@@ -94,14 +91,6 @@ class OutputProcessor:
             return True
         self._put_output(request)
         return False
-
-    def finish_pooling(self, request: PoolingRequest, data: torch.Tensor) -> None:
-        """End a pooling request with its vector, [H] float32 on the host."""
-        if not data.isfinite().all():
-            self.fail(request, "the model's hidden states are not finite")
-            return
-        request.data = data
-        self._finish(request, "stop")
 
     def abort(self, request: Request) -> None:
         """End a request that was not finished, with finish reason `abort`."""

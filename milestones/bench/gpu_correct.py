@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from common import EngineConfig, SamplingParams, load_model
-from common.models.passes import apply_passes
+from common.fast.passes import apply_passes
 
 from ..chain import load
 from ..instruments.paged_case import PagedCase

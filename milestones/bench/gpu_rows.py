@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.functional import silu
 
-from common.models.passes import triton_kernels as fused
-from common.models.passes.rotary import signed, turn
+from common.fast.passes import triton_kernels as fused
+from common.fast.passes.rotary import signed, turn
 
 from .gpu_kernels import seconds
 

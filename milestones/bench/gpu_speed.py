@@ -18,7 +18,7 @@ import torch
 from common import EngineConfig, Request, SamplingParams, load_model
 from common.displays.demo import machine
 from common.displays.workload import Workload, run
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
 from common.tracing.player import player_html

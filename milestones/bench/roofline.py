@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from common.displays.workload import WorkloadResult
-from common.models.cpu_kernels import Linear, kernels
-from common.models.stored.formats import FORMATS
-from common.models.stored.modules import stored_of
-from common.models.stored.weight import StoredWeight
-from common.models.support import layer_shapes
+from common.fast.cpu_kernels import Linear, kernels
+from common.fast.stored.formats import FORMATS
+from common.fast.stored.modules import stored_of
+from common.fast.stored.weight import StoredWeight
+from common.hf.support import layer_shapes
 
 # Rows and columns of the product. It is not a power of two: all rows would then begin at the same
 # places of the cache, and the product would be a tenth slower than those of a usual model.

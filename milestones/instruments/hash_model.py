@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig
 
 from common import LoadedModel
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 
 PRIME = 2**31 - 1
 VOCAB_SIZE = 259

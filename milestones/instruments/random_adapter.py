@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.models.passes.adding import sites_of
+from ..chain import load
 
 PREFIX = "base_model.model."
 
@@ -20,7 +20,7 @@ def shapes_of(model: Any) -> dict[str, tuple[int, int]]:
     """Return (in, out) of each linear layer that may have an adapter."""
     return {
         name: (site.linear.in_features, size)
-        for site in sites_of(model)
+        for site in load("lora", "additions").sites_of(model)
         for name, size in zip(site.names, site.sizes, strict=True)
     }
 

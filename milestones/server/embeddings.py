@@ -58,7 +58,7 @@ class Embeddings:
         places: OpenRequests,
         model: str,
     ) -> None:
-        self._can = engine.input_processor.hidden_size is not None
+        self._can = getattr(engine.input_processor, "hidden_size", None) is not None
         self._thread = thread
         self._prompts = prompts
         self._places = places

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.models import cpu_kernels
+from common.fast import cpu_kernels
 from milestones.course.student import doctor
 from tests.conftest import ROOT
 

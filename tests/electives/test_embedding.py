@@ -14,14 +14,14 @@ from common import (
     EngineConfig,
     PoolingOutput,
     PoolingParams,
-    PoolingRequest,
     PoolingRequestOutput,
     RequestOutput,
     SamplingParams,
     load_model,
 )
-from common.models.tiny import ARCHITECTURES
+from common.hf.tiny import ARCHITECTURES
 from milestones.chain import ROOT, course_place, load
+from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.forced_retractions import force_retractions

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, LoadedModel, UnsupportedModelError
-from common.models.support import LayerKV
-from common.models.tiny import byte_tokenizer
+from common.hf.support import LayerKV
+from common.hf.tiny import byte_tokenizer
 from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.forced_retractions import force_retractions

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from common import EngineConfig, LoadedModel, UnsupportedModelError
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle
 from milestones.instruments.forced_retractions import force_retractions

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel, LoRARequest, load_model
-from common.models.cpu_kernels import kernels
-from common.models.peft_folder import read_adapter
+from common.fast.cpu_kernels import kernels
 from milestones.chain import load
+from milestones.electives.lora.peft_folder import read_adapter
 from milestones.instruments.fake_cuda import FakeCuda
 from milestones.instruments.random_adapter import merged_model, shapes_of, write_adapter
 from milestones.instruments.streams import LateStream

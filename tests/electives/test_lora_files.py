@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common import EngineConfig, LoRARequest
-from common.models.peft_folder import NEUTRAL, read_adapter
+from milestones.electives.lora.peft_folder import NEUTRAL, read_adapter
 from milestones.instruments.random_adapter import PREFIX
 from tests.conftest import EngineFactory
 from tests.electives.test_lora_answers import written

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from common import EMBEDDED_MODEL, SamplingParams, StructuredOutputsParams
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.sampling.structured import MAX_CHARACTERS, MAX_CHOICES
 from tests.conftest import EngineFactory, ModuleOf, shared_model
 from tests.helpers.oracle import drain, greedy

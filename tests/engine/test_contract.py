@@ -117,7 +117,7 @@ def test_chat_goes_through_the_template(make_engine: EngineFactory) -> None:
 
 
 def test_chat_needs_a_template(make_engine: EngineFactory) -> None:
-    from common.models.tiny import byte_tokenizer
+    from common.hf.tiny import byte_tokenizer
 
     bare = byte_tokenizer()
     bare.chat_template = None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import Request, SamplingParams
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.filters import Filters, apply_filters, weights
 from common.sampling.sampler import SamplingMetadata, map_tensors, sample

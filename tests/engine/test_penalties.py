@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import EngineConfig, OfflineEngine, Request, SamplingParams
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText

@@ -23,8 +23,8 @@ import pytest
 
 from common import EngineConfig, load_model
 from common.displays.workload import Workload, serve
-from common.models.passes import PASSES, apply_passes, has_passes
-from common.models.stored.modules import keep_narrow, with_stored
+from common.fast.passes import PASSES, apply_passes, has_passes
+from common.fast.stored.modules import keep_narrow, with_stored
 from milestones.chain import load, sources
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, plain_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from common import Request, SamplingParams
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.sampling import sampler
 from common.sampling.sampler import (
     BLOCK,

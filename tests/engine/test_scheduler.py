@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import EngineConfig, Request
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.text.output_text import OutputText
 from tests.conftest import ModuleOf
 from tests.helpers.oracle import greedy

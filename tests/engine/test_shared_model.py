@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel, OfflineEngine, load_model
-from common.models.shared import attention_switched, lock_of, make_shareable
+from common.hf.shared import attention_switched, lock_of, make_shareable
 from tests.conftest import MILESTONES, ROOT, build_engine, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import SamplingParams
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.sampling.params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from common.text.output_text import OutputText
 from common.text.stop_strings import StopStrings

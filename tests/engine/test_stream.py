@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from common import EngineConfig, SamplingParams
-from common.models.cpu_runtime import release_threads
+from common.fast.cpu_runtime import release_threads
 from milestones.chain import package
 from milestones.instruments.streams import LateStream
 from tests import conftest

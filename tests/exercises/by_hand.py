@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from common import Request
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.text.output_text import OutputText
 from tests.helpers.oracle import greedy
 

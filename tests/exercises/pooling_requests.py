@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from common import PoolingParams, PoolingRequest, SamplingParams
+from common import PoolingParams, SamplingParams
 from common.text.output_text import OutputText
+from milestones.electives.embedding.pooling_request import PoolingRequest
 from tests.helpers.fake_paged import TOKENIZER
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common import EngineConfig
-from common.models.support import LayerKV
+from common.hf.support import LayerKV
 from m2_continuous.kv_cache import Move
 from m2_continuous.kv_pool import KVPool
 

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from common.models.passes import triton_kernels
+from common.fast.passes import triton_kernels
 from milestones.chain import package
 from milestones.instruments.paged_case import PagedCase
 

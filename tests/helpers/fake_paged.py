@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import EngineConfig, Request
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.text.output_text import OutputText
 from tests.helpers.oracle import greedy
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from common.models import cpu_attention
-from common.models.cpu_kernels import BatchLayout, Heads, Kernels, Layer, Layers, Linear
+from common.fast import cpu_attention
+from common.fast.cpu_kernels import BatchLayout, Heads, Kernels, Layer, Layers, Linear
 from milestones.chain import load
 from milestones.instruments.paged_case import SCALE, PagedCase
 from tests.helpers.stored_weights import random_weight

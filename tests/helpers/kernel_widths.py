@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from common.models.cpu_kernels import Kernels, bind, build, kernels
+from common.fast.cpu_kernels import Kernels, bind, build, kernels
 
 # GCC needs minutes to optimize vectors that are wider than the registers of this CPU. With -Og it
 # needs seconds, and the libraries are kept in the cache folder like those of the engines.

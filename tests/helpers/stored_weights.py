@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from common.models.stored.formats import FORMATS
-from common.models.stored.gguf import BLOCKS
-from common.models.stored.weight import DTYPES, StoredWeight
+from common.fast.stored.formats import FORMATS
+from common.fast.stored.gguf import BLOCKS
+from common.fast.stored.weight import DTYPES, StoredWeight
 from tests.conftest import plain_model
 from tests.helpers.tiny_configs import tiny_config
 

@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from common import EngineConfig, LoadedModel, UnsupportedModelError
-from common.models.passes import apply_passes
-from common.models.tiny import byte_tokenizer
+from common.fast.passes import apply_passes
+from common.hf.tiny import byte_tokenizer
 from milestones.instruments.audit import audited_engine_class
 from tests.conftest import MILESTONES, MODE, ROOT
 from tests.helpers.oracle import TIE, drain, greedy

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 from _pytest.config import get_config
 
+import common.fast
 from milestones.chain import ELECTIVES, course_place, electives, place, sources
 from slides.run_pages import RUN_PAGES
 from tests.conftest import MILESTONES, ROOT
@@ -49,16 +51,22 @@ def modules() -> dict[str, Path]:
     }
 
 
-def imported_modules(name: str, path: Path, known: set[str]) -> set[str]:
-    """Return the modules of this repository that a file imports, also for type hints only."""
+def imported_names(name: str, path: Path) -> Iterator[tuple[str, set[str]]]:
+    """Iterate over a file's statements `from ... import`: the module, and the names."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            names = {f"{module}.{alias.name}" for alias in node.names}
-            found |= {name if name in known else module for name in names}
+            yield module, {alias.name for alias in node.names}
+
+
+def imported_modules(name: str, path: Path, known: set[str]) -> set[str]:
+    """Return the modules of this repository that a file imports, also for type hints only."""
+    found = set()
+    for module, names in imported_names(name, path):
+        within = {f"{module}.{name}" for name in names}
+        found |= {name if name in known else module for name in within}
     return found & known
 
 
@@ -79,6 +87,26 @@ def test_a_milestone_stands_alone() -> None:
             assert not imported(path) & {*MILESTONES, "tests"}, f"{inside}: classes would be others"
         elif not inside.startswith(("milestones/", "slides/")):
             assert not imported(path) & {*MILESTONES, "milestones", "tests"}, inside
+
+
+def test_the_fast_path_has_one_door() -> None:
+    """Engines and the rest of `common` import only what `common.fast` exports.
+
+    What measures or checks the parts of the fast path may import them.
+    """
+    known, inside = modules(), "common.fast"
+    callers = {
+        name: path
+        for name, path in known.items()
+        if name.startswith(("common", *MILESTONES, ELECTIVES.replace("/", ".")))
+        and not f"{name}.".startswith(f"{inside}.")
+    }
+    taken = set()
+    for name, path in callers.items():
+        for module, names in imported_names(name, path):
+            assert not module.startswith(f"{inside}."), f"{name} reaches into {module}"
+            taken |= names if module == inside else set()
+    assert taken == {*common.fast.__all__}, "it exports what is called, and nothing else"
 
 
 def test_files_are_small() -> None:

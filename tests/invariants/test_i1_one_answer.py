@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.models.tiny import ARCHITECTURES
+from common.hf.tiny import ARCHITECTURES
 from tests.conftest import EngineFactory, build_engine, plain_model, shared_model
 from tests.helpers.oracle import (
     assert_one_answer,

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common import LoadedModel, OfflineEngine, TokensPrompt
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from tests.conftest import assert_idle, build_engine, shared_model
 from tests.helpers.oracle import greedy
 

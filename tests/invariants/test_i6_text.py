@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from common import SamplingParams
-from common.models.tiny import byte_tokenizer
+from common.hf.tiny import byte_tokenizer
 from common.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from common.text.output_text import OutputText
 from tests.conftest import EngineFactory, shared_model

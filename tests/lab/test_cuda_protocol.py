@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from common import EngineConfig, SamplingParams, load_model
-from common.models import loader, shared
+from common.hf import loader, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
 from milestones.bench import roofline

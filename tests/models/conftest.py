@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.models.cpu_kernels import Kernels
+from common.fast.cpu_kernels import Kernels
 from tests.helpers.kernel_widths import compiled_for
 
 WIDER = pytest.mark.thorough("this CPU's kernels and those of one other width run the same code")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.models import cpu_attention
-from common.models.cpu_kernels import Kernels, kernels
-from common.models.cpu_kernels.space import SPACE
+from common.fast import cpu_attention
+from common.fast.cpu_kernels import Kernels, kernels
+from common.fast.cpu_kernels.space import SPACE
 from milestones.chain import load
 from milestones.instruments.paged_case import PagedCase
 from tests.conftest import build_engine

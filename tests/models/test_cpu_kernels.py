@@ -21,10 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import EngineConfig, load_model
 from common.cpu import MARCH
-from common.models.cpu_kernels import Kernels, Linear, build, kernels
-from common.models.passes import apply_passes, pack
-from common.models.passes.layer_parts import CompiledParts, TorchParts
-from common.models.stored.weight import StoredWeight
+from common.fast.cpu_kernels import Kernels, Linear, build, kernels
+from common.fast.passes import apply_passes, pack
+from common.fast.passes.layer_parts import CompiledParts, TorchParts
+from common.fast.stored.weight import StoredWeight
 from tests.conftest import ROOT, plain_model
 
 pytestmark = pytest.mark.cpu
@@ -206,8 +206,8 @@ def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
     """Torch's own products and attention run, and the answer is the reference's."""
     program = """
 import sys
-from common.models.cpu_kernels import kernels
-from common.models.passes import pack
+from common.fast.cpu_kernels import kernels
+from common.fast.passes import pack
 from tests.conftest import build_engine
 from tests.helpers.oracle import assert_one_answer, greedy
 assert kernels() is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.models.cpu_kernels import kernels
+from common.fast.cpu_kernels import kernels
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.cpu
@@ -27,7 +27,7 @@ if "-shared" in sys.argv:
 PROGRAM = """
 import logging, os, sys
 from pathlib import Path
-from common.models.cpu_kernels import bind, build
+from common.fast.cpu_kernels import bind, build
 
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
 folder = Path(os.environ["LLM_LADDER_CACHE"])

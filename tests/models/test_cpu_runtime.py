@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from common.models.cpu_runtime import in_huge_pages
+from common.fast.cpu_runtime import in_huge_pages
 
 
 @pytest.mark.parametrize("count", [0, 1, 1023, 3 * (1 << 20) + 5])

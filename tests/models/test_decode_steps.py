@@ -13,9 +13,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
-from common.models.cpu_kernels import kernels
-from common.models.passes.decode import DecodeSteps
-from common.models.passes.layer import joined_layers
+from common.fast.cpu_kernels import kernels
+from common.fast.passes.decode import DecodeSteps
+from common.fast.passes.layer import joined_layers
 from tests.conftest import EngineFactory, ModuleOf, build_engine
 
 pytestmark = [

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from common import EngineConfig, LoadedModel, load_model
-from common.models.converted import decode_bytes
-from common.models.cpu_kernels import kernels
-from common.models.passes import pack
-from common.models.stored.formats import FORMATS
-from common.models.stored.modules import stored_of, with_stored
+from common.fast.cpu_kernels import kernels
+from common.fast.passes import pack
+from common.fast.stored.formats import FORMATS
+from common.fast.stored.modules import stored_of, with_stored
+from common.hf.converted import decode_bytes
 from tests.helpers.stored_weights import QUANTIZED, GgufModel
 
 pytestmark = pytest.mark.cpu

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, SamplingParams, load_model
-from common.models import converted, loader
-from common.models.converted import converted_folder, gguf_folder
-from common.models.cpu_kernels import kernels
-from common.models.embedded import EmbeddedModelMissingError, is_embedded
-from common.models.random_shapes import SHAPES
-from common.models.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
+from common.fast.cpu_kernels import kernels
+from common.hf import converted, loader
+from common.hf.converted import converted_folder, gguf_folder
+from common.hf.embedded import EmbeddedModelMissingError, is_embedded
+from common.hf.random_shapes import SHAPES
+from common.hf.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
 from m1_single import LLMEngine
 from milestones.bench.workloads import workload
 from tests.conftest import plain_model, shared_model

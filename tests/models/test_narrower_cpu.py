@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cpu
 PROGRAM = """
 import torch  # a program may import torch first
 import common
-from common.models.cpu_kernels import build
+from common.fast.cpu_kernels import build
 print(torch.backends.cpu.get_cpu_capability(), build.FLAGS[-1])
 """
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="about kinds of x86-64 CPUs")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.models.cpu_kernels import build
-from common.models.stored.formats import FORMATS
+from common.fast.cpu_kernels import build
+from common.fast.stored.formats import FORMATS
 from tests.conftest import ROOT
 from tests.helpers.kernel_cases import END, Cases
 from tests.helpers.kernel_widths import WIDTHS, compiled_for

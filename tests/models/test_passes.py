@@ -19,16 +19,16 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from common import EngineConfig, load_model
-from common.models.passes import PASSES, apply_passes, pack
-from common.models.passes import layer as layer_module
-from common.models.passes.gate import fuse_gates
-from common.models.passes.layer import joined_layers
-from common.models.passes.layer_parts import TorchParts, TritonParts
-from common.models.passes.merge import merge_linears
-from common.models.passes.norm import speed_up_norms
-from common.models.passes.replace import replace_forward
-from common.models.passes.rotary import Rotary, signed
-from common.models.tiny import ARCHITECTURES
+from common.fast.passes import PASSES, apply_passes, pack
+from common.fast.passes import layer as layer_module
+from common.fast.passes.gate import fuse_gates
+from common.fast.passes.layer import joined_layers
+from common.fast.passes.layer_parts import TorchParts, TritonParts
+from common.fast.passes.merge import merge_linears
+from common.fast.passes.norm import speed_up_norms
+from common.fast.passes.replace import replace_forward
+from common.fast.passes.rotary import Rotary, signed
+from common.hf.tiny import ARCHITECTURES
 from tests.conftest import plain_model
 from tests.helpers.tiny_configs import tiny_config
 
@@ -164,7 +164,7 @@ def test_rotary_of_a_part_of_each_head_is_the_models_own() -> None:
 
 
 def test_rotary_of_another_layout_keeps_its_own() -> None:
-    from common.models.passes.rotary import _is_same
+    from common.fast.passes.rotary import _is_same
 
     assert not _is_same(Rotary(interleaved), torch.zeros(1))
 
@@ -238,7 +238,7 @@ def test_a_layer_with_parts_that_cannot_be_read_stays(monkeypatch: pytest.Monkey
     merge_linears(model)
     for layer in model.model.layers:
         layer.input_layernorm = nn.LayerNorm(64, elementwise_affine=False)
-    monkeypatch.setattr("common.models.passes.layer_parts.TorchParts.after", lambda *_: 1 / 0)
+    monkeypatch.setattr("common.fast.passes.layer_parts.TorchParts.after", lambda *_: 1 / 0)
     assert apply_passes(model, "layer") == {"layer": 0}
     with torch.no_grad():
         assert model(torch.arange(5)[None]).logits.isfinite().all()
@@ -334,7 +334,7 @@ def test_passes_can_be_turned_off_and_chosen() -> None:
 
     own = {type(module).__module__ for module in plain_model("tiny-llama").model.modules()}
     assert classes("none") == own
-    assert classes("norm") - own == {"common.models.passes.replace"}
+    assert classes("norm") - own == {"common.fast.passes.replace"}
     with pytest.raises(ValueError, match=r"model_passes must be .*merge.*'warp'"):
         classes("norm, warp")
 
@@ -342,8 +342,8 @@ def test_passes_can_be_turned_off_and_chosen() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_triton_twins(dtype: torch.dtype) -> None:
     """The interpreted CUDA kernels agree with the modules that they replace."""
-    from common.models.passes import triton_kernels
-    from common.models.passes.replace import TOLERANCE
+    from common.fast.passes import triton_kernels
+    from common.fast.passes.replace import TOLERANCE
 
     def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         torch.testing.assert_close(ours, theirs, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -368,8 +368,8 @@ def test_triton_twins(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [24, 576, 1])
 def test_a_sum_and_its_norm_in_one_kernel(dtype: torch.dtype, size: int) -> None:
-    from common.models.passes import triton_kernels
-    from common.models.passes.replace import TOLERANCE
+    from common.fast.passes import triton_kernels
+    from common.fast.passes.replace import TOLERANCE
 
     norm = LlamaRMSNorm(size).to(dtype)
     nn.init.uniform_(norm.weight)
@@ -393,8 +393,8 @@ def test_heads_are_normed_and_rotated_in_one_kernel(
     dtype: torch.dtype, heads: tuple[int, int], dim: int, has_norms: bool
 ) -> None:
     """In place, as the modules compute and round it. The values stay as they are."""
-    from common.models.passes import triton_kernels
-    from common.models.passes.replace import TOLERANCE
+    from common.fast.passes import triton_kernels
+    from common.fast.passes.replace import TOLERANCE
 
     norms = [LlamaRMSNorm(dim).to(dtype) for _ in heads]
     for norm in norms:
@@ -463,7 +463,7 @@ def test_kernels_compile_for_real_gpus() -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "tests.helpers.compile_kernels",
-            "common.models.passes.triton_kernels",
+            "common.fast.passes.triton_kernels",
         ],
         capture_output=True, text=True, check=False,
         env={n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"},
@@ -475,7 +475,7 @@ def test_kernels_compile_for_real_gpus() -> None:
 
 
 def test_every_pass_is_documented() -> None:
-    import common.models.passes as passes
+    import common.fast.passes as passes
 
     assert passes.__doc__ is not None
     assert all(f"\n    {name} " in passes.__doc__ for name in PASSES)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from common import EngineConfig
-from common.models.cpu_kernels import Kernels, Linear
-from common.models.passes import pack
-from common.models.stored.formats import FORMATS, pack_quanta, unpack_quanta
-from common.models.stored.gguf import BLOCKS
-from common.models.stored.modules import dequantize, keep, keep_narrow, stored_of, with_stored
-from common.models.stored.weight import StoredWeight
+from common.fast.cpu_kernels import Kernels, Linear
+from common.fast.passes import pack
+from common.fast.stored.formats import FORMATS, pack_quanta, unpack_quanta
+from common.fast.stored.gguf import BLOCKS
+from common.fast.stored.modules import dequantize, keep, keep_narrow, stored_of, with_stored
+from common.fast.stored.weight import StoredWeight
 from tests.helpers.stored_weights import QUANTIZED, dequantized, random_blocks, random_weight
 
 pytestmark = pytest.mark.cpu

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from common import LoadedModel, UnsupportedModelError
-from common.models.cpu_kernels import kernels
-from common.models.probe import Probe, ProbeError, Span, longest_limit
-from common.models.support import require_full_attention
-from common.models.tiny import ARCHITECTURES
+from common.fast.cpu_kernels import kernels
+from common.hf.probe import Probe, ProbeError, Span, longest_limit
+from common.hf.support import require_full_attention
+from common.hf.tiny import ARCHITECTURES
 from milestones.chain import load
 from tests.conftest import EngineFactory, shared_model
 from tests.helpers.oracle import assert_same_tokens, generate, greedy
@@ -115,7 +115,7 @@ def test_encoder_decoders_are_refused_on_every_milestone(
 ) -> None:
 
     from common import EngineConfig
-    from common.models import loader
+    from common.hf import loader
 
     loaded = shared_model("tiny-llama")
     monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from common import PoolingParams, PoolingRequest
+from common import PoolingParams
 from milestones.electives.embedding import engine as engine_module
 from milestones.electives.embedding import pooling
 from milestones.electives.embedding.in_flight import continuing
+from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.instruments.streams import LateStream
 from tests.exercises.pooling_requests import pooling_request

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from common import EngineConfig
-from common.models.support import LayerKV
+from common.hf.support import LayerKV
 from m2_continuous.kv_cache import KVCacheManager, Move
 from m2_continuous.kv_pool import KVPool
 from m2_continuous.schedule_batch import ScheduleBatch

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from common import EngineConfig, EngineDeadError, LoadedModel, SamplingParams, load_model
-from common.models import loader
-from common.models.support import UnsupportedModelError
-from common.models.tiny import byte_tokenizer, config_class
+from common.hf import loader
+from common.hf.support import UnsupportedModelError
+from common.hf.tiny import byte_tokenizer, config_class
 from common.parallel import group, worker
 from common.parallel.calls import Sender
 from common.parallel.ranks import RankError, Ranks

@@ -119,7 +119,7 @@ def embedded_model() -> Finding:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the converted model, as `common/models/cache.py` computes it."""
+    """Return the folder of the converted model, as `common/hf/cache.py` computes it."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LLM_LADDER_CACHE") or Path(home) / "llm-ladder")
 
@@ -139,8 +139,8 @@ def compiler() -> Finding:
     try:
         import torch
 
-        from common.models.cpu_kernels import Linear, kernels
-        from common.models.stored.weight import StoredWeight
+        from common.fast.cpu_kernels import Linear, kernels
+        from common.fast.stored.weight import StoredWeight
     except ImportError as error:
         return Finding("C", False, str(error), SET_UP)
     if (found := kernels()) is None:

@@ -84,7 +84,7 @@ def has_priorities(engine: Any) -> bool:
 
 def has_embeddings(engine: Any) -> bool:
     """Return whether requests may be pooling requests."""
-    return engine.input_processor.hidden_size is not None
+    return getattr(engine.input_processor, "hidden_size", None) is not None
 
 
 def has_adapters(engine: Any) -> bool:

@@ -7,11 +7,12 @@ How much memory it will need is not known: `max_tokens` is only an upper bound. 
 
 from __future__ import annotations
 
-from common import EngineConfig, PoolingRequest, Request
+from common import EngineConfig, Request
 
 from .in_flight import continuing
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
+from .pooling_request import PoolingRequest
 from .schedule_batch import ScheduleBatch
 
 INITIAL_NEW_TOKEN_RATIO = 0.7  # the share of its remaining tokens that a request is expected to use

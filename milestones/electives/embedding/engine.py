@@ -33,6 +33,7 @@ from common.sampling.sampler import SampledToken
 
 from .model_runner import ModelRunner, StepResult
 from .pooling import accumulate, embedding
+from .pooling_processors import PoolingInputProcessor, PoolingOutputProcessor
 from .schedule_batch import ScheduleBatch
 from .scheduler import Scheduler
 
@@ -41,6 +42,8 @@ class LLMEngine(OfflineEngine):
     """Runs requests until they finish, one `step` at a time."""
 
     scheduler: Scheduler
+    input_processor: PoolingInputProcessor
+    output_processor: PoolingOutputProcessor
 
     def __init__(
         self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
@@ -48,7 +51,10 @@ class LLMEngine(OfflineEngine):
         super().__init__(config, loaded)
         self.runner = ModelRunner(self.loaded.model, self.config)
         self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages)
-        self.input_processor.hidden_size = self.runner.hidden_size  # accept pooling requests
+        self.output_processor = PoolingOutputProcessor(self.loaded.eos_token_ids)
+        self.input_processor = PoolingInputProcessor(  # accepts pooling requests
+            self.loaded, self.config, self.output_processor.is_in_use, self.runner.hidden_size
+        )
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
     def add_request(

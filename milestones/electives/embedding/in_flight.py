@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from common import EngineConfig, PoolingRequest, Request
+from common import EngineConfig, Request
 
 from .future_map import placeholder
 from .kv_cache import KVCacheManager
+from .pooling_request import PoolingRequest
 from .schedule_batch import ScheduleBatch
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from common import PoolingRequest, Request
+from common import Request
 
+from .pooling_request import PoolingRequest
 from .radix_cache import CachedPrefix, RadixCache
 
 PADDING_PAGE = 0  # never allocated: positions that belong to no request are written there

@@ -19,8 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.models.probe import Probe
-from common.models.support import (
+from common.hf.probe import Probe
+from common.hf.support import (
     LayerKV,
     UnsupportedModelError,
     mixed_steps,

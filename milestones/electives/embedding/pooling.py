@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from common import PoolingRequest
-from common.models.shared import lock_of
+from common.hf.shared import lock_of
 
+from .pooling_request import PoolingRequest
 from .schedule_batch import ScheduleBatch
 
 SHORTEST = 1e-12  # a shorter vector is divided by this number: zeros stay zeros

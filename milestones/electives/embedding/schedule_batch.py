@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from common import PoolingRequest, Request
+from common import Request
+
+from .pooling_request import PoolingRequest
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from common.models.support import additive_mask
+from common.hf.support import additive_mask
 
 from .attention import AttentionMetadata, store_kv
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.models.support import LayerKV
+from common.hf.support import LayerKV
 
 from .kv_cache import PageAllocator
 from .state_slots import StateSlots

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from common import EngineConfig
-from common.models.support import LayerKV
+from common.hf.support import LayerKV
 
 from .kv_groups import BlockAllocator, make_groups
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from transformers import DynamicCache, PreTrainedModel
 
-from common.models.recurrent import cache_over, recurrent_layers, state_parts, states_switched
+from common.hf.recurrent import cache_over, recurrent_layers, state_parts, states_switched
 
 from .kv_groups import KVCacheGroupSpec
 from .kv_pool import free_memory

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common import LoRARequest
-from common.models.peft_folder import LowRank, read_adapter
+
+from .peft_folder import LowRank, read_adapter
 
 BASE = 0  # the slot of rows without an adapter
 LowRanks = Mapping[str, LowRank]  # by linear layer

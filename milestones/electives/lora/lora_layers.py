@@ -21,11 +21,11 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.models.cpu_kernels import kernels
-from common.models.passes.adding import Additions, sites_of
-from common.models.peft_folder import LowRank
+from common.fast import kernels
 
 from .adapters import BASE, Load, LowRanks
+from .additions import Additions, sites_of
+from .peft_folder import LowRank
 
 Groups = list[tuple[int, torch.Tensor]]  # slots with an adapter, and the indices [n] of their rows
 

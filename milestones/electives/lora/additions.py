@@ -20,11 +20,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..shared import lock_of
-from .forwards import Forward
-from .layer import joined_layers
-from .layer_parts import CompiledParts
-from .merge import products
+from common.fast import CompiledParts, Forward, joined_layers, shared_products
+from common.hf.shared import lock_of
 
 # add(name, x, y): change y, [T, out], the output of the linear layer `name` for x, [T, in].
 Add = Callable[[str, torch.Tensor, torch.Tensor], None]
@@ -61,7 +58,7 @@ def sites_of(model: PreTrainedModel) -> list[Site]:
     }
     merged: dict[int, str] = {id(module): name for name, module in found.items()}
     sites = []
-    for product in products(model):
+    for product in shared_products(model):
         parts = [m for m in found.values() if getattr(m, "product", None) is product]
         if parts:  # otherwise the product belongs to experts
             names = [merged.pop(id(part)) for part in parts]

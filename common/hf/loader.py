@@ -11,20 +11,28 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import EngineConfig
+from ..fast import (
+    StoredProductError,
+    apply_passes,
+    dequantize,
+    has_passes,
+    keep_freed_memory,
+    keep_narrow,
+    kernels,
+    panel_size,
+    parse_passes,
+    release_freed_memory,
+    with_stored,
+)
 from ..parallel.division import Division
 from ..parallel.group import RankGroup
 from ..parallel.ranks import Ranks
 from .checkpoint import load_checkpoint, load_stored
 from .converted import gguf_folder, quiet_transformers
-from .cpu_kernels import kernels
-from .cpu_runtime import keep_freed_memory, release_freed_memory
 from .embedded import embedded_gguf, is_embedded
 from .loaded import LoadedModel
-from .passes import apply_passes, has_passes, parse_passes
-from .passes.pack import StoredProductError
 from .random_shapes import is_random, load_random
 from .shared import on_device
-from .stored.modules import dequantize, keep_narrow, with_stored
 from .support import UnsupportedModelError
 from .tiny import is_tiny, load_tiny
 
@@ -157,8 +165,8 @@ def _load_weights(
             _cast(model, dtype)
         elif model.dtype == torch.bfloat16:
             _cast(model, _half_type(device, dtype))
-    elif (found := kernels()) is not None:
-        keep_narrow(model, found.panel_size)
+    else:
+        keep_narrow(model, panel_size())
     return _to(model, device).eval(), tokenizer
 
 

@@ -84,7 +84,7 @@ def merge_linears(model: nn.Module) -> int:
     return merged
 
 
-def products(model: nn.Module) -> list[SharedProduct]:
+def shared_products(model: nn.Module) -> list[SharedProduct]:
     """Return the shared products of a model, each only once."""
     modules = (module for module in model.modules() if isinstance(module, _Merged))
     return list(dict.fromkeys(module.product for module in modules))

@@ -23,8 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from .stored.convert import FREQUENCIES, empty_model, scale_rotation
-from .stored.file import load_weights, put_weights
+from ..fast import read_stored
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +49,11 @@ def load_checkpoint(
 def load_stored(source: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model and its tokenizer. The weights stay as they are stored.
 
-    folder: a converted `.gguf` file. The modules of the model need `pack_linears` or `dequantize`
+    folder: a converted `.gguf` file. The modules of the model need the pass `pack` or `dequantize`
     before they can compute. Raises `ValueError` if anything is missing or does not fit.
     """
-    model = empty_model(_load_config(str(folder)))
-    weights = load_weights(folder)
-    factors = weights.pop(FREQUENCIES, None)
-    require_all_weights(source, model, put_weights(model, weights))
-    if isinstance(factors, torch.Tensor):
-        scale_rotation(model, factors)
+    model, info = read_stored(_load_config(str(folder)), folder)
+    require_all_weights(source, model, info)
     tokenizer = _load_tokenizer(str(folder))
     _require_room(source, model, tokenizer)
     return model, tokenizer

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..validation import shown
+from common.validation import shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Settings that change what an adapter computes, with the values that leave it as it is.

@@ -1,8 +1,8 @@
 """Convert GGUF models into folders of a cache, once each.
 
 Reading a GGUF file takes several seconds, most of them for the tokenizer; a converted folder is
-mapped into memory. The engines read folders with stored weights (`stored/`). Other engines, which
-the benchmarks compare with, read Hugging Face folders in float32.
+mapped into memory. The engines read folders with stored weights (`common/fast/stored`). Other
+engines, which the benchmarks compare with, read Hugging Face folders in float32.
 """
 
 from __future__ import annotations
@@ -25,35 +25,26 @@ from tokenizers import Tokenizer, decoders
 from transformers import AutoTokenizer, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from ..fast import panel_size, shards_of, write_stored
 from .cache import cache_folder
 from .checkpoint import require_all_weights, require_whole_files
-from .cpu_kernels import kernels
 from .embedded import EmbeddedModelMissingError, require_packages
-from .stored.convert import config_of, converted_weights, shards_of
-from .stored.file import save_weights
 
 logger = logging.getLogger(__name__)
 
 LAYOUT = 2  # of a converted folder: another number converts all models again
-PANEL_SIZE = 32  # without kernels, the layout of stored weights does not matter
 Convert = Callable[[Path, Path], None]
 
 
 def gguf_folder(path: Path) -> Path:
     """Return any `.gguf` file as a folder with stored weights; convert a changed file again."""
     path = shards_of(path)[0]
-    return converted_folder(path, f"{_name(path)}-{_panel_size()}", _convert_stored)
+    return converted_folder(path, f"{_name(path)}-{panel_size()}", _convert_stored)
 
 
 def hugging_face_folder(path: Path) -> Path:
     """Return any `.gguf` file as a Hugging Face folder in float32, for other engines."""
     return converted_folder(path, _name(path), _convert)
-
-
-def _panel_size() -> int:
-    """Return how many outputs are in a panel of a weight; the kernels decide it."""
-    found = kernels()
-    return PANEL_SIZE if found is None else found.panel_size
 
 
 def _name(path: Path) -> str:
@@ -119,11 +110,8 @@ def _convert_stored(gguf: Path, folder: Path) -> None:
     """Write a folder with the weights as they are stored."""
     require_packages(gguf)
     with _shown(gguf) as advance:
-        config = config_of(gguf)
+        config = write_stored(gguf, folder, advance)
         _convert_tokenizer(gguf, config, folder)
-        weights = dict(converted_weights(gguf, config, _panel_size(), advance))
-        config.save_pretrained(folder)
-        save_weights(weights, folder)
 
 
 def _convert(gguf: Path, folder: Path) -> None:

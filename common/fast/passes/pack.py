@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from ..cpu_kernels import Linear, kernels
 from ..stored.modules import stored_of, with_stored
 from ..stored.weight import StoredWeight
-from .merge import products
+from .merge import shared_products
 from .replace import probe, same, subclass
 
 PACKED_FOR_ROWS = 16  # the number of rows that a layout is made for
@@ -127,7 +127,7 @@ def pack_linears(model: nn.Module) -> int:
     Raises `StoredProductError` if a stored weight gives other bits than its numbers in float32.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    merged = (product.linear for product in products(model))
+    merged = (product.linear for product in shared_products(model))
     linears += [linear for linear in merged if type(linear) is nn.Linear]
     linears = [
         linear

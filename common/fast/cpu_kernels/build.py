@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ...cpu import MARCH
-from ..cache import cache_folder
+from ...hf.cache import cache_folder
 
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")

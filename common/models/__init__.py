@@ -1,1 +1,0 @@
-"""Models: loading, support checks, faster modules, and kernels for a CPU."""

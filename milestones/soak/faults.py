@@ -13,7 +13,7 @@ import torch
 
 from common import OfflineEngine, Request, StructuredOutputsParams
 
-from .parts import find, place_of
+from .parts import find, is_searching, parts_of
 from .plan import Fault, PartFault, Plan
 
 FAILURES = (RuntimeError, ValueError, MemoryError, ZeroDivisionError)
@@ -60,13 +60,11 @@ class Faults:
                 ):
                     stack.callback(hook.remove)
             if self.part_faults:
-                stack.enter_context(replaced(engine.scheduler, "schedule", self._watched))
-                self.is_searching = lambda: engine.scheduler.isolation.is_active
+                self.is_searching = lambda: is_searching(engine)
+                stack.enter_context(replaced(*find("schedule", engine, milestone), self._watched))
             for part in {fault.part for fault in self.part_faults}:
-                place = place_of(part, milestone) or place_of("forward", milestone)
-                assert place is not None, "each engine has forwards"
-                owner, name = find(engine, milestone, place)
-                stack.enter_context(replaced(owner, name, self._failing(part)))
+                place = find(part if part in parts_of(milestone) else "forward", engine, milestone)
+                stack.enter_context(replaced(*place, self._failing(part)))
             yield
 
     def break_text(self, engine: OfflineEngine, request_id: str, nth: int) -> None:
@@ -106,7 +104,7 @@ class Faults:
                 self.num_injected += 1
                 if fault.is_late:
                     call(*args, **kwargs)
-                raise _failure(fault.step)
+                raise _failure(self.num_schedules)
 
             return failing
 

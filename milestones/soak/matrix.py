@@ -12,17 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .draw import make_plan, make_request
-from .parts import KINDS, MAY_DIE, PARTS, place_of
+from .parts import KINDS, MAY_DIE, PARTS, parts_of
 from .plan import Arrival, PartFault, Plan
 from .runner import Soak
 
 NUM_AFTERWARDS = 30
 LONGEST_AFTERWARDS = 24  # tokens of a prompt: every engine admits it
-
-
-def parts_of(milestone: str) -> list[str]:
-    """Return the parts that an engine has."""
-    return [part for part in PARTS if place_of(part, milestone) is not None]
 
 
 class FaultMatrix(Soak):

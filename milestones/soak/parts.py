@@ -52,11 +52,23 @@ def place_of(part: str, milestone: str) -> str | None:
     return next((places[name] for name in reversed(chain(milestone)) if name in places), None)
 
 
-def find(engine: Any, milestone: str, place: str) -> tuple[Any, str]:
-    """Return the object that has the function of a place, and the name of the function."""
+def parts_of(milestone: str) -> list[str]:
+    """Return the parts that an engine has."""
+    return [part for part in PARTS if place_of(part, milestone) is not None]
+
+
+def find(part: str, engine: Any, milestone: str) -> tuple[Any, str]:
+    """Return the object that has the function of a part, and the name of the function."""
+    place = place_of(part, milestone)
+    assert place is not None, f"{milestone} has no part {part!r}"
     module, _, path = place.rpartition(":")
     owner = load(milestone, module) if module else engine
     *names, name = path.split(".")
     for step in names:
         owner = getattr(owner, step)
     return owner, name
+
+
+def is_searching(engine: Any) -> bool:
+    """Return whether an engine searches for the cause of a failure."""
+    return bool(engine.scheduler.isolation.is_active)

@@ -18,8 +18,8 @@ from milestones.chain import at_least, load
 from milestones.instruments.audit import MODES
 from milestones.soak import interrupts, report, runner, watchdog
 from milestones.soak.extras import EXTRAS
-from milestones.soak.matrix import FaultMatrix, parts_of
-from milestones.soak.parts import KINDS, MAY_DIE, MAY_END
+from milestones.soak.matrix import FaultMatrix
+from milestones.soak.parts import KINDS, MAY_DIE, MAY_END, parts_of
 from milestones.soak.runner import Soak
 from milestones.soak.tally import Results, Tally
 from tests.conftest import MILESTONES

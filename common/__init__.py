@@ -1,13 +1,15 @@
-"""Code that all milestones share and no lesson changes: configuration, sampling, text, models."""
+"""Code that all milestones share and no lesson changes: configuration, sampling, text, models.
+
+Most names are plain data. The others need a model, and are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
 
 from . import cpu  # noqa: F401 (the first import: it must run before torch computes anything)
 from .config import EMBEDDED_MODEL, EngineConfig
 from .engine.call import EngineDeadError
 from .engine.failure_isolation import FailureIsolation
-from .engine.offline import OfflineEngine
-from .hf.loaded import LoadedModel
-from .hf.loader import load_model
-from .hf.support import UnsupportedModelError
+from .lazy import lazy_exports
 from .lora_request import LoRARequest
 from .outputs import (
     CompletionOutput,
@@ -17,10 +19,26 @@ from .outputs import (
     RequestOutput,
 )
 from .pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
+from .prompts import Message, Prompt, TokensPrompt
 from .request import Request
 from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
-from .text.input_processor import Message, Prompt, TokensPrompt
+
+if TYPE_CHECKING:
+    from .engine.offline import OfflineEngine
+    from .hf.loaded import LoadedModel
+    from .hf.loader import load_model
+    from .hf.support import UnsupportedModelError
+else:
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "LoadedModel": ".hf.loaded",
+            "OfflineEngine": ".engine.offline",
+            "UnsupportedModelError": ".hf.support",
+            "load_model": ".hf.loader",
+        },
+    )
 
 __all__ = [
     "EMBEDDED_MODEL",

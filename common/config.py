@@ -9,9 +9,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import Any, Literal
 
 from .validation import (
     LARGEST_INT,
@@ -175,7 +173,9 @@ def _require_device(device: str) -> None:
         raise ValueError(
             f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got {shown(device)}"
         )
-    if (number := match[1]) and 0 < (count := torch.cuda.device_count()) <= int(number):
+    if not (number := match[1]) or (cuda := _cuda()) is None:
+        return
+    if 0 < (count := cuda.device_count()) <= int(number):
         raise ValueError(
             f"device must be 'cuda:<number>' with a number below {count}, the number of CUDA "
             f"devices here, got {device!r}"
@@ -198,10 +198,19 @@ def _interpret_triton() -> None:
         )
 
 
+def _cuda() -> Any:
+    """Return `torch.cuda`, or None without torch: a configuration is plain data, and needs none."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda
+
+
 def _batched_tokens(device: str) -> int:
     """Return the default of `max_num_batched_tokens`: a multiple of 256 that fits the device."""
-    if device.startswith("cpu") or not torch.cuda.is_available():
+    if device.startswith("cpu") or (cuda := _cuda()) is None or not cuda.is_available():
         return LEAST_BATCHED_TOKENS
     number = 0 if device in ("auto", "cuda") else int(device.partition(":")[2])
-    fitting = torch.cuda.get_device_properties(number).total_memory // BYTES_PER_BATCHED_TOKEN
+    fitting = cuda.get_device_properties(number).total_memory // BYTES_PER_BATCHED_TOKEN
     return max(LEAST_BATCHED_TOKENS, min(fitting // 256 * 256, MOST_BATCHED_TOKENS))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from .sampling.params import SamplingParams
-from .text.output_text import OutputText
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .text.output_text import OutputText
 
 
 class Request:
@@ -90,6 +92,8 @@ class Request:
         The array is kept, and only new tokens are converted. Known tokens never change; in m5, the
         last one may be a placeholder, a negative number.
         """
+        import numpy as np  # not above: a request is plain data
+
         known, num_tokens = self._num_known_tokens, len(self.token_ids)
         array = self._token_array
         if array is None or num_tokens > len(array):

@@ -6,6 +6,13 @@ weights are read once instead of sixteen times. Iteration-level scheduling is fr
 OSDI 2022).
 """
 
-from .engine import LLMEngine
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

@@ -5,6 +5,13 @@ it has computed stay cached. RadixAttention, the cache-aware policies and in-bat
 are from SGLang (Zheng et al., NeurIPS 2024).
 """
 
-from .engine import LLMEngine
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

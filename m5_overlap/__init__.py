@@ -6,6 +6,13 @@ overlap scheduler is from SGLang (v0.4, 2024), after NanoFlow. CUDA graphs for d
 buffers in turns are common to all fast engines.
 """
 
-from .engine import LLMEngine
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

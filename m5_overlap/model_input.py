@@ -16,9 +16,9 @@ from common import EngineConfig
 
 from .attention import AttentionMetadata
 from .buffers import StepBuffers
-from .future_map import PADDING_INDEX, future_index
 from .in_flight import num_rows
 from .kv_cache import PageTable
+from .placeholders import PADDING_INDEX, future_index
 from .schedule_batch import ScheduleBatch
 
 

@@ -11,8 +11,8 @@ from rich.console import Console, RenderableType
 
 from ..engine.offline import OfflineEngine
 from ..outputs import RequestOutput
+from ..prompts import Message
 from ..sampling.params import SamplingParams
-from ..text.input_processor import Message
 from .dashboard import Dashboard
 from .demo import chats
 

@@ -19,9 +19,10 @@ from ..hf.loaded import LoadedModel
 from ..hf.loader import load_model, require_readable
 from ..outputs import EngineStats, RequestOutput
 from ..parallel.served import require_servable
+from ..prompts import Prompt
 from ..request import Request
 from ..sampling.params import SamplingParams
-from ..text.input_processor import InputProcessor, Prompt
+from ..text.input_processor import InputProcessor
 from ..text.output_processor import OutputProcessor
 from .call import GUARDED, Caller, EngineDeadError, guarded
 from .failure_isolation import FailureIsolation

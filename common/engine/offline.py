@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..outputs import RequestOutput
 from ..pooling import PoolingParams, PoolingRequestOutput
+from ..prompts import Message, Prompt, TokensPrompt
 from ..sampling.params import SamplingParams
-from ..text.input_processor import Message, Prompt, TokensPrompt
 from ..validation import require_choice, require_list, shown, size_of
 from .base import EngineBase
 from .interrupts import interrupts_held

@@ -10,8 +10,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ..prompts import Prompt, TokensPrompt
 from ..sampling.params import SamplingParams
-from ..text.input_processor import InputProcessor, Prompt, TokensPrompt
+from ..text.input_processor import InputProcessor
 from ..text.output_processor import OutputProcessor
 
 AddRequest = Callable[..., str]

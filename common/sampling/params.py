@@ -6,9 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-
-import numpy as np
-from typing_extensions import Self
+from typing import TYPE_CHECKING
 
 from ..text.stop_strings import StopStrings
 from ..validation import (
@@ -21,6 +19,10 @@ from ..validation import (
     shown,
 )
 from .structured import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from typing_extensions import Self
 
 # Each limit bounds the time by which one request can delay the others.
 MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes about 10 ms, once
@@ -158,6 +160,8 @@ class SamplingParams:
     @cached_property
     def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the token ids and the numbers of `logit_bias`, converted once."""
+        import numpy as np  # not above: parameters are plain data
+
         bias = self.logit_bias or {}
         return np.array([*bias], np.int64), np.array([*bias.values()], np.float32)
 

@@ -6,7 +6,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ..config import EngineConfig
 from ..hf.loaded import LoadedModel
 from ..parent_request import ParentRequest
 from ..pooling import NO_POOLING, PoolingParams
+from ..prompts import Message, Prompt, TokensPrompt
 from ..request import Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of
@@ -25,17 +25,6 @@ LONGEST_ID = 1000  # characters of a request id
 # can then say how many tokens the text has.
 TOKENIZED_CHARACTERS = 2**16
 NO_STRUCTURED_OUTPUTS = "this engine has no grammars; the elective structured_output has them"
-
-
-class TokensPrompt(NamedTuple):
-    """A prompt that is already tokenized, and optionally its text."""
-
-    prompt_token_ids: list[int]
-    prompt: str | None = None
-
-
-Prompt = str | Sequence[int] | TokensPrompt
-Message = dict[str, str]
 
 
 class InputProcessor:

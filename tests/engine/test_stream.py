@@ -124,8 +124,8 @@ def test_a_gpu_is_not_emulated(module_of: ModuleOf) -> None:
 
 
 def test_futures(module_of: ModuleOf) -> None:
-    module = module_of("future_map")
-    futures = module.FutureMap(3, torch.device("cpu"))
+    module = module_of("placeholders")
+    futures = module_of("future_map").FutureMap(3, torch.device("cpu"))
     assert [module.placeholder(row) for row in range(3)] == [-1, -2, -3], "they must be below 0"
     indices = torch.tensor([module.future_index(2), module.future_index(0)])
     futures.store(indices, torch.tensor([70, 50]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeholder
+from m5_overlap.future_map import FutureMap
+from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 
 CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from m5_overlap.future_map import placeholder
 from m5_overlap.in_flight import StepsInFlight, continuing
+from m5_overlap.placeholders import placeholder
 from tests.exercises.overlap_states import (
     NUM_PAGES,
     audit,

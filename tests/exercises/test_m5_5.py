@@ -11,9 +11,9 @@ import torch
 from common import EngineConfig, Request
 from m5_overlap import model_runner
 from m5_overlap.cuda_graph import DecodeGraphs, StaticStep
-from m5_overlap.future_map import placeholder
 from m5_overlap.model_input import ModelInput
 from m5_overlap.model_runner import ModelRunner
+from m5_overlap.placeholders import placeholder
 from m5_overlap.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
 from tests.exercises.requests import request_of

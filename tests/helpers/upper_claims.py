@@ -12,7 +12,8 @@ import torch
 from common.config import POLICIES
 from m4_radix import scheduler as m4_scheduler
 from m4_radix.radix_cache import RadixCache
-from m5_overlap.future_map import FutureMap, placeholder
+from m5_overlap.future_map import FutureMap
+from m5_overlap.placeholders import placeholder
 from m5_overlap.stream import ThreadStream
 from milestones.instruments.streams import LateStream
 from tests.conftest import shared_model

@@ -15,8 +15,9 @@ from m5_overlap import engine as engine_module
 from m5_overlap import model_runner
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.cuda_graph import DecodeGraphs
-from m5_overlap.future_map import PADDING_INDEX, FutureMap, future_index, placeholder
+from m5_overlap.future_map import FutureMap
 from m5_overlap.model_runner import ModelRunner
+from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from milestones.instruments.streams import EarlyStream, LateStream
 from tests.conftest import shared_model
 from tests.engine.test_overlap import fuzz

@@ -96,7 +96,9 @@ def _settle(tree: Path, isolation: Isolation) -> None:
     tempfile.tempdir = None
     enter(tree)
     try:
-        importlib.import_module("common")
+        common = importlib.import_module("common")
+        for name in common.__all__:  # some are imported when they are first used
+            getattr(common, name)
     except ImportError:
         return
 

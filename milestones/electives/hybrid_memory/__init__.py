@@ -6,10 +6,17 @@ prefix cache finds only prefixes that every group can resume from. The groups ar
 KV cache manager), the tree from SGLang (SWA and Mamba radix caches).
 """
 
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
 from .. import path_below
 
 __path__.append(path_below(__name__))
 
-from .engine import LLMEngine  # noqa: E402
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

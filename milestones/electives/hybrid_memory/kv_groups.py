@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from common.hf.support import LayerKV
+from typing import TYPE_CHECKING
 
 from .kv_cache import PageAllocator
 from .state_slots import StateSlots
+
+if TYPE_CHECKING:
+    from common.hf.support import LayerKV
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from common import EngineConfig
 
 from .attention import AttentionMetadata
 from .buffers import StepBuffers
-from .future_map import PADDING_INDEX, future_index
 from .hybrid_kv_cache import HybridPageTable
 from .in_flight import num_rows
 from .kv_cache import PageTable
 from .kv_groups import Groups
+from .placeholders import PADDING_INDEX, future_index
 from .schedule_batch import ScheduleBatch
 from .state_pool import StateStep
 from .state_slots import Loads, Saves

@@ -17,10 +17,10 @@ from common import EngineConfig
 from .adapters import BASE
 from .attention import AttentionMetadata
 from .buffers import StepBuffers
-from .future_map import PADDING_INDEX, future_index
 from .in_flight import num_rows
 from .kv_cache import PageTable
 from .lora_layers import Groups, LoRARows, group_rows
+from .placeholders import PADDING_INDEX, future_index
 from .schedule_batch import ScheduleBatch
 
 

@@ -29,12 +29,13 @@ from .attention import PagedBatch, use_paged_attention
 from .attention_backend import select_backend
 from .buffers import StepBuffers
 from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
-from .future_map import FutureMap, future_index
+from .future_map import FutureMap
 from .in_flight import num_rows
 from .kv_cache import PageTable
 from .kv_pool import KVPool
 from .lora_layers import LoRALayers
 from .model_input import InputBuilder, ModelInput
+from .placeholders import future_index
 from .schedule_batch import ScheduleBatch
 from .stream import Event, open_stream
 

@@ -6,10 +6,17 @@ tokens for requests that have ended, and a new request waits until the plan ends
 like this (`num_scheduler_steps`, version 0.6, 2024) before its V1 engine.
 """
 
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
 from .. import path_below
 
 __path__.append(path_below(__name__))
 
-from .engine import LLMEngine  # noqa: E402
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

@@ -6,10 +6,17 @@ speculation changes the number of steps and no token. The idea is from Leviathan
 al. (2023), prompt lookup from Saxena (2023).
 """
 
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
 from .. import path_below
 
 __path__.append(path_below(__name__))
 
-from .engine import LLMEngine  # noqa: E402
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

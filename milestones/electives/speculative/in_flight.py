@@ -17,8 +17,8 @@ from collections.abc import Iterable
 
 from common import EngineConfig, Request
 
-from .future_map import placeholder
 from .kv_cache import KVCacheManager
+from .placeholders import placeholder
 from .schedule_batch import ScheduleBatch
 
 

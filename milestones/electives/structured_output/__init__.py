@@ -6,10 +6,17 @@ of step N. Therefore the forward of N+1 is queued at once, as in m5, and its sam
 the mask is known. The method of masks is from Willard and Louf (2023).
 """
 
+from typing import TYPE_CHECKING
+
+from common.lazy import lazy_exports
+
 from .. import path_below
 
 __path__.append(path_below(__name__))
 
-from .engine import LLMEngine  # noqa: E402
+if TYPE_CHECKING:
+    from .engine import LLMEngine
+else:  # when it is first used: a scheduler needs no model
+    __getattr__ = lazy_exports(__name__, {"LLMEngine": ".engine"})
 
 __all__ = ["LLMEngine"]

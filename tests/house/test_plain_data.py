@@ -1,0 +1,77 @@
+"""Plain data and what decides with it import without a model: no torch, no transformers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from milestones.chain import ROOT, package, sources
+from tests.house.test_layout import PLAIN_DATA
+
+FORBIDDEN = ("numpy", "rich", "tokenizers", "torch", "transformers", "triton")
+HOOK = f"""
+import sys
+
+class Forbidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {FORBIDDEN}:
+            raise ModuleNotFoundError(f"{{name}} is forbidden here", name=name)
+
+sys.meta_path.insert(0, Forbidden())
+"""
+DATA = """
+from common import (
+    CompletionOutput, EngineConfig, EngineStats, FailureIsolation, LoRARequest, PoolingParams,
+    PoolingRequestOutput, Request, RequestOutput, SamplingParams, StructuredOutputsParams,
+    TokensPrompt,
+)
+for device in ("auto", "cpu", "cuda", "cuda:1"):
+    assert EngineConfig(device=device).max_num_batched_tokens == 2048
+params = SamplingParams(max_tokens=3, stop=["."], logprobs=1, logit_bias={5: 1.0}, min_tokens=1)
+request = Request(
+    "a", None, [1, 2], params, seed=0, max_model_len=8, text=None, arrival_time=0.0
+)
+assert request.max_num_tokens == 5
+"""
+
+
+def run_without_a_model(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that cannot import the forbidden packages."""
+    command = [sys.executable, "-c", HOOK + code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+
+
+def test_the_hook_forbids() -> None:
+    """A model needs torch, and so do an engine and the names of `common` that load a model."""
+    for code in ("import torch", "import numpy.linalg", "from common import load_model",
+                 "from m1_single import LLMEngine"):  # fmt: skip
+        done = run_without_a_model(code)
+        assert done.returncode == 1 and "is forbidden here" in done.stderr, code
+
+
+def test_the_data_of_a_request_needs_no_model() -> None:
+    done = run_without_a_model(DATA)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.electives
+@pytest.mark.before("lora", "structured_output")  # their schedulers hold matrices and grammars
+def test_what_decides_needs_no_model(milestone: str) -> None:
+    """Schedulers, page tables and trees: those of an elective too, with the files of m5."""
+    found = [name.removesuffix(".py") for name in PLAIN_DATA if name in sources(milestone)]
+    assert "scheduler" in found
+    done = run_without_a_model("".join(f"import {package(milestone)}.{name}\n" for name in found))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_name_is_an_error() -> None:
+    """The lazy names are attributes, and nothing else is."""
+    import common
+    import m5_overlap
+
+    assert common.OfflineEngine in m5_overlap.LLMEngine.__mro__
+    for module in (common, m5_overlap):
+        with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'Nothing'"):
+            _ = module.Nothing

@@ -185,7 +185,10 @@ def test_a_timer_interrupts_at_random_moments(milestone: str) -> None:
     engine: Any = build_engine(milestone, hash_model(), max_num_seqs=3)
     previous = signal.signal(signal.SIGALRM, handler)
     try:
-        for round_ in range(20):
+        for number in range(200):  # on a busy machine, few of the signals arrive in the engine
+            if number >= 20 and interrupts[0] > 10:
+                break
+            round_ = number % 20
             prompts = [[*prompt, round_] for prompt in PROMPTS]
             for i, prompt in enumerate(prompts):
                 engine.add_request(prompt, greedy(5, ignore_eos=True), f"{i}")

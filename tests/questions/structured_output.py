@@ -31,6 +31,7 @@ def queues(chance: Random) -> Asked:
                 about.append("take")
                 found.append([taken(manager), [r.request_id for r in manager.queue]])
                 found.append([begin(manager, request) for request in manager.grammars])
+                found.append(len(compiler.abandoned))
         yield ", ".join(about), found
 
 

@@ -41,7 +41,7 @@ def arguments_of(folder: Path) -> list[str]:
 
 def run_milestone_here(milestone: str, workload: Workload) -> WorkloadResult:
     """Do what `run_milestone` does, without a process that imports torch."""
-    with load(milestone).LLMEngine(EngineConfig(**workload.config)) as engine:
+    with importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config)) as engine:
         return run(engine, workload)
 
 

@@ -17,6 +17,7 @@ from .plan import Arrival, PartFault, Plan
 from .runner import Soak
 
 NUM_AFTERWARDS = 30
+LEAST_BUDGET = 8  # tokens of a step: fewer take too long for so many requests
 LONGEST_AFTERWARDS = 24  # tokens of a prompt: every engine admits it
 
 
@@ -52,6 +53,8 @@ class FaultMatrix(Soak):
         plan.interrupt_chance, plan.reset_every, plan.stranger_at = 0.0, None, None
         whole = -(-plan.config["max_model_len"] // plan.config["page_size"])
         plan.config["num_pages"] = chance.choice([whole, whole + 1])  # so that pages are evicted
+        budget = max(LEAST_BUDGET, plan.config["max_num_batched_tokens"])
+        plan.config["max_num_batched_tokens"] = budget
         requests = [request for arrival in plan.arrivals for request in arrival.requests]
         plan.arrivals = [Arrival(a.tick, "add", [r]) for a in plan.arrivals for r in a.requests]
         for request in requests:

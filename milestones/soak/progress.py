@@ -9,7 +9,7 @@ from common import PoolingRequestOutput, RequestOutput
 from .tally import SoakError
 
 MOST_IDLE_STEPS = 30  # steps in a row that compute no token and return no new output
-MOST_STEPS_WITHOUT_OUTPUT = 3000  # of one request
+MOST_STEPS_WITHOUT_OUTPUT = 10_000  # of one request; a step may compute one token
 
 
 def lengths_of(output: RequestOutput) -> list[int]:

@@ -161,7 +161,7 @@ class Preparation:
             self.versions[lora.lora_name] = lora
             self.engine.add_lora(lora)
         if self.waits and "structured_outputs" in extra.sampling:
-            wait([self.engine.compile_grammar(extra.sampling["structured_outputs"])])
+            wait([self.engine.compiler.submit(extra.sampling["structured_outputs"])])
 
 
 class GrammarAnswers:

@@ -104,9 +104,7 @@ class Faults:
                 self.num_injected += 1
                 if fault.is_late:
                     call(*args, **kwargs)
-                if (
-                    part == "compile"
-                ):  # a ValueError would be remembered: it is a verdict
+                if part == "compile":  # a ValueError would be remembered: it is a verdict
                     raise MemoryError(MESSAGE)
                 raise _failure(self.num_schedules)
 

@@ -26,7 +26,7 @@ from tests.helpers.planted_bugs import BUGS
 # An interrupt may hit a callback of the garbage collector. Python then only reports its exception.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-SEED = 11
+SEED = 13
 GRAMMARS = "structured_output"  # the elective that needs the extra `grammar`
 HAS_GRAMMARS = find_spec("llguidance") is not None
 SCHEDULES = 16  # of each milestone: about two seconds

@@ -30,10 +30,16 @@ class FailureIsolation:
         self.groups: list[list[Request]] = []  # groups still to be tried; the last group is next
         # The request of the last forward, if it was the only request and that forward failed.
         self.failed_alone: weakref.ref[Request] | None = None
+        self.is_put_off = False  # the last trial could not be made: other requests go first
 
     @property
     def is_active(self) -> bool:
-        return bool(self.groups)
+        """Return whether each step must be computed before the next one is planned.
+
+        Also after a trial that was put off. Otherwise the request of the trial could join while the
+        others compute a step, fail again, and undo that step with its own one, for ever (I5).
+        """
+        return bool(self.groups) or self.is_put_off
 
     def allows(self, request: Request) -> bool:
         """Return whether the next step may compute a request."""
@@ -72,6 +78,7 @@ class FailureIsolation:
         requests can continue (I5).
         """
         self.failed_alone = None
+        self.is_put_off = bool(self.groups) and not requests
         if self.groups:
             self._remove(requests or self.groups[-1])
 

@@ -175,6 +175,24 @@ def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.since("m5_overlap")
+def test_a_failure_does_not_undo_another_request_for_ever(milestone: str) -> None:
+    """I5: `b` joins in the last step of `a`, fails before it is launched, and undoes that step."""
+    engine: Any = build_engine(milestone, hash_model(), max_num_seqs=1, enable_overlap=True)
+    prepare = engine.runner.inputs.prepare
+
+    def failing(batch: Any, *args: Any) -> Any:
+        if any(request.request_id == "b" for request in batch.requests):
+            raise Broken("boom")
+        return prepare(batch, *args)
+
+    engine.runner.inputs.prepare = failing
+    finals = run(engine, {"a": [1, 2], "b": [3, 4], "c": [5, 6]})
+    assert finals["b"].outputs[0].finish_reason == "error"
+    for name, prompt in (("a", [1, 2]), ("c", [5, 6])):
+        assert finals[name].outputs[0].token_ids == expected_tokens(prompt, 6)
+
+
 def test_failures_of_two_requests_are_not_added_up() -> None:
     """The first request is aborted after one failure alone. The second fails alone once, too."""
     first, second = make_request("a", 1), make_request("b", 1)

@@ -9,9 +9,10 @@ features that begin at a later position than the probe reaches.
 from __future__ import annotations
 
 from bdb import BdbQuit
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
@@ -34,9 +35,8 @@ __all__ = [
     "LayerKV",
     "UnsupportedModelError",
     "additive_mask",
+    "check_paged",
     "layer_shapes",
-    "mixed_steps",
-    "refusing",
     "require_full_attention",
     "require_own_cache",
     "start_probe",
@@ -159,6 +159,26 @@ def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
     with refusing(probe.model, probe.suspect):
         while probe.again():
             yield from probe.mixed()
+
+
+@torch.inference_mode()
+def check_paged(probe: Probe, table: np.ndarray, compute: Callable[..., torch.Tensor]) -> None:
+    """Let a paged engine run the steps of a probe, and compare its logits.
+
+    table: the pages of each request of the probe, [2, pages] int32. compute: returns the logits of
+    a step, [N, V], from its spans and the arguments of `InputBuilder.flatten`.
+
+    Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
+    """
+    for step in mixed_steps(probe):
+        tokens = [token for span in step for token in probe.tokens_of(span)]
+        positions = np.array([p for span in step for p in range(span.start, span.end)])
+        page_table = table[[span.row for span in step]]
+        query_lens = [span.end - span.start for span in step]
+        seq_lens, sampled = [span.end for span in step], list(range(len(step)))
+        with refusing(probe.model, probe.suspect):
+            logits = compute(step, tokens, positions, page_table, query_lens, seq_lens, sampled)
+            probe.check(step, logits)
 
 
 @torch.inference_mode()

@@ -90,6 +90,7 @@ class DrawParams:
     def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> DrawParams:
         params = [request.params for request in requests]
         # Normal float32 numbers. A draw at 1e-37 is already an argmax, one at 1e38 is uniform.
+        filtered = any(p.is_filtered for p in params)
         temperature = [1.0 if p.is_greedy else min(max(p.temperature, 1e-37), 1e38) for p in params]
 
         def tensor(values: Sequence[float], dtype: type) -> torch.Tensor:
@@ -100,7 +101,7 @@ class DrawParams:
             greedy=tensor([p.is_greedy for p in params], np.bool_),
             seeds=tensor([r.seed for r in requests], np.int64),
             positions=tensor([len(r.token_ids) for r in requests], np.int64),
-            filters=Filters.from_requests(requests, device),
+            filters=Filters.from_requests(requests, device) if filtered else None,
         )
 
 
@@ -123,10 +124,11 @@ class SamplingMetadata:
     ) -> SamplingMetadata:
         """Return the metadata of the next token of each request."""
         draws = not all(request.params.is_greedy for request in requests)
+        adjusted = any(request.params.is_adjusted for request in requests)
         return cls(
             draws=DrawParams.from_requests(requests, device) if draws else None,
             num_logprobs=[request.params.logprobs for request in requests],
-            adjustments=Adjustments.from_requests(requests, device),
+            adjustments=Adjustments.from_requests(requests, device) if adjusted else None,
         )
 
     def resolve(self, tokens_of: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Instruments that find wrong answers without a GPU: the suite and `soak` use them.
 
+hash_chain           the answers of the hash model, in plain Python
 hash_model           a model with answers that any wrong slot, position or mask changes
 streams              forward streams that run their work as late, or as early, as events allow
 audit                engines that check their invariants after each step, and memory of NaN

@@ -1,12 +1,7 @@
 """A model without floating point: its keys and values are hashes.
 
-Layer 0 stores a hash of (token, position). Layer 1 stores a hash of the sum over all slots of layer
-0 that its query can see. The next token is a hash of the sum over all slots of layer 1 that the
-last query can see. Any wrong slot, stale row, wrong mask or wrong position in the past changes the
-answer.
-
-Engines run it like a Hugging Face model. `expected_tokens` computes the answer from the token list
-alone, in plain Python.
+Engines run it like a Hugging Face model. `hash_chain` says what it computes, and computes the
+answer from the token list alone, in plain Python.
 """
 
 from __future__ import annotations
@@ -20,49 +15,11 @@ from transformers import GenerationConfig, LlamaConfig
 from common import LoadedModel
 from common.hf.tiny import byte_tokenizer
 
-PRIME = 2**31 - 1
-VOCAB_SIZE = 259
-LAYERS = 2
+from .hash_chain import LAYERS, PRIME, VOCAB_SIZE, HashChain, expected_tokens, mix
+
+__all__ = ["LOGIT", "VOCAB_SIZE", "HashChain", "HashModel", "expected_tokens", "hash_model"]
+
 LOGIT = 9.0  # of the next token; the logits of all other tokens are 0
-
-
-def mix(value: Any, salt: int) -> Any:
-    """Return a hash of integers below PRIME, for Python ints and int64 tensors alike."""
-    value = (value * 48271 + salt * 69621 + 12345) % PRIME
-    value = (value * (value % 65521 + 1)) % PRIME
-    return (value * 16807 + salt) % PRIME
-
-
-class HashChain:
-    """The state of the model after a list of tokens, in plain Python: constant work per token."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.num_tokens = 0
-        self.sums = [0] * LAYERS  # of what each layer has stored, modulo PRIME
-        for token in tokens:
-            self.feed(token)
-
-    def feed(self, token: int) -> None:
-        """Append a token."""
-        position, self.num_tokens = self.num_tokens, self.num_tokens + 1
-        self.sums[0] = (self.sums[0] + mix(token * 1009 + position, 1)) % PRIME
-        for layer in range(1, LAYERS):
-            stored = mix(self.sums[layer - 1] + position, 2)
-            self.sums[layer] = (self.sums[layer] + stored) % PRIME
-
-    def next_token(self) -> int:
-        """Return the most likely next token."""
-        token: int = mix(self.sums[-1], 3) % VOCAB_SIZE
-        return token
-
-
-def expected_tokens(prompt: list[int], max_tokens: int, eos: int | None = None) -> list[int]:
-    """Return the greedy continuation of a prompt, computed from the token list alone."""
-    chain, output = HashChain(prompt), list[int]()
-    while len(output) < max_tokens and (not output or output[-1] != eos):
-        output.append(chain.next_token())
-        chain.feed(output[-1])
-    return output
 
 
 class HashLayer(torch.nn.Module):

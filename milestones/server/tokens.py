@@ -7,7 +7,7 @@ import re
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from common.text.detokenizer import pieces_of
+from common.text.output_text import pieces_of
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte token of a tokenizer that is not byte-level
 

@@ -21,7 +21,7 @@ PAGES = ([7, 2, 9, 4, 12], [5, 11, 3, 8, 1], [6, 10, 13, 14, 15])  # of rows 0, 
 def make_runner(page_size: int = 4) -> ModelRunner:
     config = EngineConfig(max_model_len=80, max_num_seqs=4, page_size=page_size, num_pages=20)
     # The check at loading calls `flatten` too. It is off here: the tests themselves check it.
-    with patch.object(ModelRunner, "_check_model"):
+    with patch("m3_paged.model_runner.check_paged"):
         return ModelRunner(HashModel().eval(), config)  # type: ignore[arg-type]
 
 

@@ -15,8 +15,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from common import SamplingParams
 from common.hf.tiny import byte_tokenizer
-from common.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
-from common.text.output_text import OutputText
+from common.text.output_text import REPLACEMENT, IncrementalDetokenizer, OutputText
 from tests.conftest import EngineFactory, shared_model
 from tests.helpers.oracle import greedy, reference
 

@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.hf.probe import Probe
-from common.hf.support import (
-    LayerKV,
-    UnsupportedModelError,
-    mixed_steps,
-    refusing,
-    start_probe,
-)
+from common.hf.probe import Probe, Span
+from common.hf.support import UnsupportedModelError, check_paged, start_probe
 from common.sampling.sampler import (
     SampledToken,
     SamplerOutput,
@@ -85,8 +79,12 @@ class ModelRunner:
         self.buffers = deque(StepBuffers(model.device) for _ in range(2))
         self.inputs = InputBuilder(config, self.buffers)
         self.future_map = FutureMap(num_rows(config), model.device)
-        self._check_model(probe, layers, config, self.forward)
-        self.hidden_size = self._check_states(layers, config)  # None: pooling is refused
+        table = probe.page_table(config.page_size).numpy()
+        # The pool of the check has only the pages that the probe needs.
+        few = replace(config, num_pages=table.size)
+        self.kv_pool = KVPool(layers, few, model.dtype, model.device)
+        check_paged(probe, table, lambda _, *args: self.forward(self.inputs.flatten(*args)))
+        self.hidden_size = self._check_states(config, table)  # None: pooling is refused
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
 
@@ -153,7 +151,7 @@ class ModelRunner:
             logits = self.forward(replace(inputs, logits_indices=everything))
         return logits, states.of_all_tokens
 
-    def _check_states(self, layers: list[LayerKV], config: EngineConfig) -> int | None:
+    def _check_states(self, config: EngineConfig, table: np.ndarray) -> int | None:
         """Return the size of a hidden state; None if the model does not give hidden states, or
         gives wrong logits while they are read.
         """
@@ -162,8 +160,9 @@ class ModelRunner:
             return None
         size: int | None = None
 
-        def forward(inputs: ModelInput) -> torch.Tensor:
+        def compute(_step: list[Span], *args: Any) -> torch.Tensor:
             nonlocal size
+            inputs = self.inputs.flatten(*args)
             logits, states = self.forward_with_states(inputs)
             assert len(states) == inputs.input_ids.shape[1], "not the states of all tokens"
             size = states.shape[-1]
@@ -171,7 +170,7 @@ class ModelRunner:
 
         try:
             probe = Probe(self.model, config.max_model_len)
-            self._check_model(probe, layers, config, forward)
+            check_paged(probe, table, compute)
         except UnsupportedModelError as error:
             logger.warning("this model makes no embeddings: %s", error)
             return None
@@ -201,30 +200,3 @@ class ModelRunner:
                 self.stream.synchronize()
             graphs.num_replays = 0  # of steps: there was none yet
         return graphs
-
-    @torch.inference_mode()
-    def _check_model(
-        self,
-        probe: Probe,
-        layers: list[LayerKV],
-        config: EngineConfig,
-        forward: Callable[[ModelInput], torch.Tensor],
-    ) -> None:
-        """Run the steps of a probe in a pool of a few pages.
-
-        Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
-        """
-        table = probe.page_table(config.page_size).numpy()
-        pool = replace(config, num_pages=table.size)
-        self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
-        for step in mixed_steps(probe):
-            tokens = [token for span in step for token in probe.tokens_of(span)]
-            positions = np.array([p for span in step for p in range(span.start, span.end)])
-            page_table = table[[span.row for span in step]]
-            query_lens = [span.end - span.start for span in step]
-            seq_lens, sampled = [span.end for span in step], list(range(len(step)))
-            inputs = self.inputs.flatten(
-                tokens, positions, page_table, query_lens, seq_lens, sampled
-            )
-            with refusing(self.model, probe.suspect):
-                probe.check(step, forward(inputs))

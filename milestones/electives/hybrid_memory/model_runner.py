@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.hf.probe import Probe
-from common.hf.support import HYBRID, LayerKV, mixed_steps, refusing, start_probe
+from common.hf.probe import Span
+from common.hf.support import HYBRID, check_paged, start_probe
 from common.sampling.sampler import (
     SampledToken,
     SamplerOutput,
@@ -76,7 +78,11 @@ class ModelRunner:
         self.buffers = deque(StepBuffers(model.device) for _ in range(2))
         self.inputs = InputBuilder(config, self.buffers, groups)
         self.future_map = FutureMap(num_rows(config), model.device)
-        self._check_model(probe, layers, config)
+        table = probe.page_table(config.page_size).numpy()
+        # The pool of the check has only the pages that the probe needs.
+        few = replace(config, num_pages=table.size * len(self.inputs.groups))
+        self.kv_pool = KVPool(layers, few, model.dtype, model.device)
+        check_paged(probe, table, partial(self._forward_of_probe, table.size))
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
 
@@ -158,32 +164,14 @@ class ModelRunner:
             graphs.num_replays = 0  # of steps: there was none yet
         return graphs
 
-    @torch.inference_mode()
-    def _check_model(self, probe: Probe, layers: list[LayerKV], config: EngineConfig) -> None:
-        """Run the steps of a probe in a pool of a few pages.
-
-        Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
-        """
-        table = probe.page_table(config.page_size).numpy()
-        windows = self.inputs.groups[1:]
-        pool = replace(config, num_pages=table.size * (1 + len(windows)))
-        self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
-        for step in mixed_steps(probe):
-            tokens = [token for span in step for token in probe.tokens_of(span)]
-            positions = np.array([p for span in step for p in range(span.start, span.end)])
-            page_table = table[[span.row for span in step]]
-            query_lens = [span.end - span.start for span in step]
-            seq_lens, sampled = [span.end for span in step], list(range(len(step)))
-            inputs = self.inputs.flatten(
-                tokens, positions, page_table, query_lens, seq_lens, sampled
-            )
-            for group in windows:
-                page_table = page_table + table.size
-                more = self.inputs.flatten(
-                    tokens, positions, page_table, query_lens, seq_lens, sampled
-                )
-                inputs.metadata.windows.append(replace(more.metadata, window=group.window))
-            starts: Loads = [(span.row, None) for span in step if span.start == 0]
-            inputs.states = StateStep([span.row for span in step], query_lens, starts)
-            with refusing(self.model, probe.suspect):
-                probe.check(step, self.forward(inputs))
+    def _forward_of_probe(self, num_pages: int, step: list[Span], *args: Any) -> torch.Tensor:
+        """Return the logits of a step of the probe. Each group has `num_pages` pages of its own."""
+        tokens, positions, page_table, *lengths = args
+        inputs = self.inputs.flatten(*args)
+        for number, group in enumerate(self.inputs.groups[1:], 1):
+            pages = page_table + number * num_pages
+            more = self.inputs.flatten(tokens, positions, pages, *lengths)
+            inputs.metadata.windows.append(replace(more.metadata, window=group.window))
+        starts: Loads = [(span.row, None) for span in step if span.start == 0]
+        inputs.states = StateStep([span.row for span in step], lengths[0], starts)
+        return self.forward(inputs)

@@ -18,8 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.hf.probe import Probe
-from common.hf.support import LayerKV, mixed_steps, refusing, start_probe
+from common.hf.support import check_paged, start_probe
 from common.sampling.sampler import (
     SampledToken,
     SamplerOutput,
@@ -83,7 +82,11 @@ class ModelRunner:
         self.buffers = deque(StepBuffers(model.device) for _ in range(2))
         self.inputs = InputBuilder(config, self.buffers)
         self.future_map = FutureMap(num_rows(config), model.device)
-        self._check_model(probe, layers, config)
+        table = probe.page_table(config.page_size).numpy()
+        # The pool of the check has only the pages that the probe needs.
+        few = replace(config, num_pages=table.size)
+        self.kv_pool = KVPool(layers, few, model.dtype, model.device)
+        check_paged(probe, table, lambda _, *args: self.forward(self.inputs.flatten(*args)))
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
 
@@ -191,24 +194,3 @@ class ModelRunner:
                 self.stream.synchronize()
             graphs.num_replays = 0  # of steps: there was none yet
         return graphs
-
-    @torch.inference_mode()
-    def _check_model(self, probe: Probe, layers: list[LayerKV], config: EngineConfig) -> None:
-        """Run the steps of a probe in a pool of a few pages.
-
-        Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
-        """
-        table = probe.page_table(config.page_size).numpy()
-        pool = replace(config, num_pages=table.size)
-        self.kv_pool = KVPool(layers, pool, self.model.dtype, self.model.device)
-        for step in mixed_steps(probe):
-            tokens = [token for span in step for token in probe.tokens_of(span)]
-            positions = np.array([p for span in step for p in range(span.start, span.end)])
-            page_table = table[[span.row for span in step]]
-            query_lens = [span.end - span.start for span in step]
-            seq_lens, sampled = [span.end for span in step], list(range(len(step)))
-            inputs = self.inputs.flatten(
-                tokens, positions, page_table, query_lens, seq_lens, sampled
-            )
-            with refusing(self.model, probe.suspect):
-                probe.check(step, self.forward(inputs))

@@ -72,7 +72,7 @@ class ModelRunner:
         # The pool of the check has only the pages that the probe needs.
         few = replace(config, num_pages=table.size)
         self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, lambda _, *args: self.forward(self.inputs.flatten(*args)))
+        check_paged(probe, table, self.inputs.flatten, self.forward)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
 

@@ -1,8 +1,8 @@
 """Decide which models an engine can serve, and find the shapes of their keys and values.
 
 A model that an engine would compute wrongly is refused when it is loaded. The error names the model
-and the feature. Two checks find such a model: a look at its configuration (`model_features.py`),
-and a probe that runs the model as the engine will (`model_probe.py`). The configuration also shows
+and the feature. Two checks find such a model: a look at its configuration (`features.py`),
+and a probe that runs the model as the engine will (`probe.py`). The configuration also shows
 features that begin at a later position than the probe reaches.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from bdb import BdbQuit
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +43,8 @@ __all__ = [
     "start_probe",
 ]
 
+
+Inputs = TypeVar("Inputs")  # of a forward, in the form that an engine has
 
 # What the elective `hybrid_memory` serves: keyword arguments of attention functions, and states.
 HYBRID = frozenset({"sliding_window", "softcap", "s_aux", RECURRENT})
@@ -135,9 +138,8 @@ def start_probe(
 ) -> tuple[Probe, list[LayerKV]]:
     """Refuse a model if its configuration shows that paged attention would compute it wrongly.
 
-    served: what the engine serves of `HYBRID`. Returns a
-    probe and the KV shape of each layer. The engine must run the `mixed_steps` of the probe. Raises
-    `UnsupportedModelError`.
+    served: what the engine serves of `HYBRID`. Returns a probe, which the engine must pass to
+    `check_paged`, and the KV shape of each layer. Raises `UnsupportedModelError`.
     """
     make_shareable(model)
     feature = unsupported_feature(model, max_model_len, served)
@@ -152,7 +154,7 @@ def start_probe(
 
 
 def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
-    """Yield the steps that an engine must run and `check`, until the probe has its result.
+    """Yield the steps that an engine must compute, until the probe has its result.
 
     Raises `UnsupportedModelError` at the end if logits are wrong.
     """
@@ -162,13 +164,20 @@ def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
 
 
 @torch.inference_mode()
-def check_paged(probe: Probe, table: np.ndarray, compute: Callable[..., torch.Tensor]) -> None:
-    """Let a paged engine run the steps of a probe, and compare its logits.
+def check_paged(
+    probe: Probe,
+    table: np.ndarray,
+    flatten: Callable[..., Inputs],
+    forward: Callable[[Inputs], torch.Tensor],
+) -> None:
+    """Let a paged engine compute the steps of a probe, and compare its logits.
 
-    table: the pages of each request of the probe, [2, pages] int32. compute: returns the logits of
-    a step, [N, V], from its spans and the arguments of `InputBuilder.flatten`.
+    table: the pages of each request of the probe, [2, P] int32. flatten: returns the inputs of a
+    step, from the arguments of `InputBuilder.flatten`. forward: returns their logits, [N, V].
 
-    Raises `UnsupportedModelError` if the logits differ from those of the plain forward.
+    Raises `UnsupportedModelError` if the forward fails, or if the logits differ from those of the
+    plain forward. An exception of `flatten` stays as it is, because it says nothing about the
+    model.
     """
     for step in mixed_steps(probe):
         tokens = [token for span in step for token in probe.tokens_of(span)]
@@ -176,9 +185,9 @@ def check_paged(probe: Probe, table: np.ndarray, compute: Callable[..., torch.Te
         page_table = table[[span.row for span in step]]
         query_lens = [span.end - span.start for span in step]
         seq_lens, sampled = [span.end for span in step], list(range(len(step)))
+        inputs = flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
         with refusing(probe.model, probe.suspect):
-            logits = compute(step, tokens, positions, page_table, query_lens, seq_lens, sampled)
-            probe.check(step, logits)
+            probe.check(step, forward(inputs))
 
 
 @torch.inference_mode()

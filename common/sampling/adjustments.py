@@ -125,8 +125,6 @@ class Adjustments:
         cls, requests: Sequence[Request], device: torch.device | str
     ) -> Adjustments | None:
         rows = [i for i, request in enumerate(requests) if request.params.is_adjusted]
-        if not rows:
-            return None
         adjusted = [requests[i] for i in rows]
         bias = TokenBias.from_requests(adjusted, device)
         penalties = Penalties.from_requests(adjusted, device)

@@ -92,12 +92,8 @@ class Filters:
     top_p: TopP | None
 
     @classmethod
-    def from_requests(
-        cls, requests: Sequence[Request], device: torch.device | str
-    ) -> Filters | None:
+    def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> Filters:
         rows = [i for i, request in enumerate(requests) if request.params.is_filtered]
-        if not rows:
-            return None
 
         def column(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]

@@ -89,8 +89,8 @@ class DrawParams:
     @classmethod
     def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> DrawParams:
         params = [request.params for request in requests]
-        # Normal float32 numbers. A draw at 1e-37 is already an argmax, one at 1e38 is uniform.
         filtered = any(p.is_filtered for p in params)
+        # Normal float32 numbers. A draw at 1e-37 is already an argmax, one at 1e38 is uniform.
         temperature = [1.0 if p.is_greedy else min(max(p.temperature, 1e-37), 1e38) for p in params]
 
         def tensor(values: Sequence[float], dtype: type) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""Instruments that find wrong answers without a GPU: the suite and `soak` use them.
+"""Instruments: most find wrong answers without a GPU, and the suite and `soak` use them.
 
 hash_chain           the answers of the hash model, in plain Python
 hash_model           a model with answers that any wrong slot, position or mask changes
 streams              forward streams that run their work as late, or as early, as events allow
 audit                engines that check their invariants after each step, and memory of NaN
 forced_retractions   a scheduler that retracts a request at regular steps
+path_of_a_token      the files and functions that one decode token crosses
 paged_case           a random batch over a pool of pages, to compare kernels
 """

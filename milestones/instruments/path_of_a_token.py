@@ -1,4 +1,6 @@
-"""Count the files and functions that one decode token crosses. `python -m` this module prints them.
+"""Count the files and functions that one decode token crosses.
+
+    python -m milestones.instruments.path_of_a_token --verbose
 
 One request on a tiny model, its sixth step, default options, the host's thread. The fast path
 (`common/fast`) is counted apart, because it replaces what a milestone's page shows.
@@ -33,7 +35,9 @@ def crossed(milestone: str) -> dict[str, set[str]]:
         def note(frame: FrameType, event: str, arg: Any) -> None:
             path = Path(frame.f_code.co_filename)
             if event == "call" and path.is_relative_to(ROOT):
-                found[path.relative_to(ROOT).as_posix()].add(frame.f_code.co_qualname)
+                # Python 3.10 knows only the last part of a function's name.
+                name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+                found[path.relative_to(ROOT).as_posix()].add(name)
 
         sys.setprofile(note)
         try:
@@ -46,7 +50,7 @@ def crossed(milestone: str) -> dict[str, set[str]]:
 def main() -> None:
     """Print one line for each milestone; with --verbose, the names too."""
     console = Console(soft_wrap=True)
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=crossed.__doc__)
     parser.add_argument("--verbose", action="store_true", help="name the files and functions")
     verbose = parser.parse_args().verbose
     for milestone in milestones():

@@ -16,7 +16,7 @@ from common.hf.probe import Probe, ProbeError, Span, longest_limit
 from common.hf.support import require_full_attention
 from common.hf.tiny import ARCHITECTURES
 from milestones.chain import load
-from tests.conftest import EngineFactory, shared_model
+from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
 from tests.helpers.oracle import assert_same_tokens, generate, greedy
 from tests.helpers.tiny_configs import tiny_config
 
@@ -265,3 +265,17 @@ def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend:
     for output in engine.generate([[7], list(range(9))], greedy(3)):
         expected = generate(loaded, tuple(output.prompt_token_ids), 3)
         assert_same_tokens(expected, output.outputs[0].token_ids)
+
+
+@pytest.mark.since("m3_paged")
+def test_a_mistake_in_the_engine_is_not_blamed_on_the_model(
+    milestone: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A student's mistake in `flatten` shows its own exception, and not a feature of the model."""
+
+    def broken(*_: object) -> None:
+        raise IndexError("here")
+
+    monkeypatch.setattr(module_of("model_input").InputBuilder, "flatten", broken)
+    with pytest.raises(IndexError, match="here"):
+        build_engine(milestone)

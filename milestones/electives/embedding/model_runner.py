@@ -12,14 +12,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.hf.probe import Probe, Span
+from common.hf.probe import Probe
 from common.hf.support import UnsupportedModelError, check_paged, start_probe
 from common.sampling.sampler import (
     SampledToken,
@@ -83,7 +82,7 @@ class ModelRunner:
         # The pool of the check has only the pages that the probe needs.
         few = replace(config, num_pages=table.size)
         self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, lambda _, *args: self.forward(self.inputs.flatten(*args)))
+        check_paged(probe, table, self.inputs.flatten, self.forward)
         self.hidden_size = self._check_states(config, table)  # None: pooling is refused
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
@@ -160,9 +159,8 @@ class ModelRunner:
             return None
         size: int | None = None
 
-        def compute(_step: list[Span], *args: Any) -> torch.Tensor:
+        def forward(inputs: ModelInput) -> torch.Tensor:
             nonlocal size
-            inputs = self.inputs.flatten(*args)
             logits, states = self.forward_with_states(inputs)
             assert len(states) == inputs.input_ids.shape[1], "not the states of all tokens"
             size = states.shape[-1]
@@ -170,7 +168,7 @@ class ModelRunner:
 
         try:
             probe = Probe(self.model, config.max_model_len)
-            check_paged(probe, table, compute)
+            check_paged(probe, table, self.inputs.flatten, forward)
         except UnsupportedModelError as error:
             logger.warning("this model makes no embeddings: %s", error)
             return None

@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.hf.probe import Span
 from common.hf.support import HYBRID, check_paged, start_probe
 from common.sampling.sampler import (
     SampledToken,
@@ -82,7 +81,7 @@ class ModelRunner:
         # The pool of the check has only the pages that the probe needs.
         few = replace(config, num_pages=table.size * len(self.inputs.groups))
         self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, partial(self._forward_of_probe, table.size))
+        check_paged(probe, table, partial(self._inputs_of_probe, table), self.forward)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
 
@@ -164,14 +163,16 @@ class ModelRunner:
             graphs.num_replays = 0  # of steps: there was none yet
         return graphs
 
-    def _forward_of_probe(self, num_pages: int, step: list[Span], *args: Any) -> torch.Tensor:
-        """Return the logits of a step of the probe. Each group has `num_pages` pages of its own."""
-        tokens, positions, page_table, *lengths = args
+    def _inputs_of_probe(self, table: np.ndarray, *args: Any) -> ModelInput:
+        """Return the inputs of a step of the probe. Each group has as many pages as `table`."""
+        tokens, positions, page_table, query_lens, seq_lens, sampled = args
         inputs = self.inputs.flatten(*args)
         for number, group in enumerate(self.inputs.groups[1:], 1):
-            pages = page_table + number * num_pages
-            more = self.inputs.flatten(tokens, positions, pages, *lengths)
+            pages = page_table + number * table.size
+            more = self.inputs.flatten(tokens, positions, pages, query_lens, seq_lens, sampled)
             inputs.metadata.windows.append(replace(more.metadata, window=group.window))
-        starts: Loads = [(span.row, None) for span in step if span.start == 0]
-        inputs.states = StateStep([span.row for span in step], lengths[0], starts)
-        return self.forward(inputs)
+        rows = [table[:, 0].tolist().index(page) for page in page_table[:, 0]]
+        new = [row for row, q, s in zip(rows, query_lens, seq_lens, strict=True) if q == s]
+        starts: Loads = [(row, None) for row in new]
+        inputs.states = StateStep(rows, query_lens, starts)
+        return inputs

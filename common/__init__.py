@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from . import cpu  # noqa: F401 (the first import: it must run before torch computes anything)
 from .config import EMBEDDED_MODEL, EngineConfig
-from .engine.call import EngineDeadError
-from .engine.failure_isolation import FailureIsolation
+from .guard import EngineDeadError
 from .lazy import lazy_exports
 from .lora_request import LoRARequest
 from .outputs import (
@@ -25,16 +24,16 @@ from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from .engine.offline import OfflineEngine
     from .hf.loaded import LoadedModel
     from .hf.loader import load_model
     from .hf.support import UnsupportedModelError
+    from .llm_engine import LLMEngine
 else:
     __getattr__ = lazy_exports(
         __name__,
         {
             "LoadedModel": ".hf.loaded",
-            "OfflineEngine": ".engine.offline",
+            "LLMEngine": ".llm_engine",
             "UnsupportedModelError": ".hf.support",
             "load_model": ".hf.loader",
         },
@@ -46,12 +45,11 @@ __all__ = [
     "EngineConfig",
     "EngineDeadError",
     "EngineStats",
-    "FailureIsolation",
     "FinishReason",
+    "LLMEngine",
     "LoRARequest",
     "LoadedModel",
     "Message",
-    "OfflineEngine",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",

@@ -37,9 +37,13 @@ class Request:
         max_model_len: int,
         text: OutputText,
         arrival_time: float,
+        stop_token_ids: frozenset[int] = frozenset(),
         end_token_ids: np.ndarray | None = None,
     ) -> None:
-        """end_token_ids: the tokens that `min_tokens` forbids, if the parameters have it."""
+        """stop_token_ids: the tokens that end the output.
+
+        end_token_ids: the tokens that `min_tokens` forbids, if the parameters have it.
+        """
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
@@ -49,8 +53,11 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         # Known in advance: a request never needs KV for more than `max_num_tokens - 1` tokens.
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
+        self.stop_token_ids = stop_token_ids
         self.logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
         self.text = text
+        # A stop string may end the output before the last of several new tokens; else None.
+        self.output_end: int | None = None
         self.end_token_ids = end_token_ids
         self._token_array: np.ndarray | None = None  # see `token_array`
         self._num_known_tokens = 0  # of `_token_array`: they do not change any more
@@ -118,11 +125,12 @@ class Request:
                 self.finished_time,
                 self.num_cached_tokens or 0,
             )
+        token_ids = self.token_ids[self.num_prompt_tokens : self.output_end]
         completion = CompletionOutput(
             self.text.visible,
-            self.token_ids[self.num_prompt_tokens :],
+            token_ids,
             self.finish_reason,
-            None if self.logprobs is None else list(self.logprobs),
+            None if self.logprobs is None else self.logprobs[: len(token_ids)],
             self.error,
         )
         return RequestOutput(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict
 
-from common import EngineStats, FailureIsolation, Request
+from common import EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
 from .schedule_batch import ScheduleBatch
@@ -21,7 +22,6 @@ class Scheduler:
         self.use_cache = use_cache
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
 
     def add_request(self, request: Request) -> None:
@@ -40,8 +40,10 @@ class Scheduler:
             num_scheduled_tokens=[r.num_tokens - r.num_computed_tokens for r in self.running],
         )
 
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Advance the requests of a computed batch, and count its tokens."""
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Advance the requests of a computed batch, append their tokens, and count."""
         self.counters.num_steps += bool(batch.requests)
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
             of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
@@ -49,14 +51,25 @@ class Scheduler:
             self.counters.decode_tokens += max(0, num_tokens - of_prompt)
             if self.use_cache:
                 request.num_computed_tokens += num_tokens
+        outputs = []
+        for request, token in zip(batch.requests, sampled, strict=True):
+            outputs.append(output := append_token(request, token))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        return outputs
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue. It has finished, or it was aborted."""
-        self.isolation.remove(request)
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, and remove it from its queue."""
+        request.finish_reason = reason
         if request in self.running:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
+
+    def send_back(self, request: Request) -> None:
+        """Move a request from the running list to the head of the waiting queue."""
+        self.running.remove(request)
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""

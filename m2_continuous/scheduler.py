@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict
 
-from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
 from .kv_cache import KVCacheManager
@@ -28,7 +29,6 @@ class Scheduler:
         self.kv_cache = KVCacheManager(self.max_num_running, config.max_model_len)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
 
     def add_request(self, request: Request) -> None:
@@ -47,13 +47,13 @@ class Scheduler:
         """Choose the prompts of all requests that can join; else one token of each running one."""
         if admitted := self._admit():
             return ScheduleBatch(admitted, [request.num_tokens for request in admitted])
-        if self.isolation.is_active:
-            self._keep_only_allowed()
         rows = self.kv_cache.rows
         return ScheduleBatch(list(rows), [1] * len(rows))
 
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Advance the requests of a computed batch, and count its tokens."""
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Advance the requests of a computed batch, append their tokens, and count."""
         self.counters.num_steps += bool(batch.requests)
         self.counters.padding_tokens += batch.num_padding_tokens
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
@@ -61,23 +61,34 @@ class Scheduler:
             self.counters.prefill_tokens += min(num_tokens, of_prompt)
             self.counters.decode_tokens += max(0, num_tokens - of_prompt)
             request.num_computed_tokens += num_tokens
+        outputs = []
+        for request, token in zip(batch.requests, sampled, strict=True):
+            outputs.append(output := append_token(request, token))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        return outputs
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule`: the forward failed. Requests that joined go back to the queue's head."""
         for request in reversed(batch.requests):
             if request.num_computed_tokens == 0:
-                self.running.remove(request)
-                self.kv_cache.free(request)
-                self.waiting.appendleft(request)
+                self.send_back(request)
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue and free its row. It has finished, or it was aborted."""
-        self.isolation.remove(request)
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, remove it from its queue, and free its row."""
+        request.finish_reason = reason
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
             self.kv_cache.free(request)
+
+    def send_back(self, request: Request) -> None:
+        """Free the memory of a running request, and move it to the head of the waiting queue."""
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""
@@ -98,15 +109,6 @@ class Scheduler:
             assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
         self.kv_cache.check_invariants(self.running)
 
-    def _keep_only_allowed(self) -> None:
-        """While the cause of a failure is searched, send the other requests back to the queue."""
-        for request in reversed(list(self.kv_cache.rows)):
-            if not self.isolation.allows(request):
-                self.running.remove(request)
-                self.kv_cache.free(request)
-                request.num_computed_tokens = 0
-                self.waiting.appendleft(request)
-
     def _admit(self) -> list[Request]:
         """Move requests from waiting to running while a row is free and the token budget lasts.
 
@@ -119,8 +121,6 @@ class Scheduler:
         while self.waiting and self.kv_cache.has_free_row:
             longest = max(longest, self.waiting[0].num_tokens)
             if admitted and longest * (len(admitted) + 1) > self.max_num_batched_tokens:
-                break
-            if not self.isolation.allows(self.waiting[0]):
                 break
             request = self.waiting.popleft()
             self.kv_cache.allocate(request)

@@ -21,28 +21,24 @@ RETRACTION_HEADROOM = 20  # tokens that each running request should get before t
 class Admission:
     """Compares the memory that requests are expected to need with the memory that is free."""
 
-    def __init__(
-        self, config: EngineConfig, kv_cache: KVCacheManager, running: list[Request]
-    ) -> None:
-        """`running`: the scheduler's own list, oldest request first."""
+    def __init__(self, config: EngineConfig, kv_cache: KVCacheManager) -> None:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_cache = kv_cache
-        self.running = running
         self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
 
     def has_budget(self, batch: ScheduleBatch) -> bool:
         """Return whether a row is free, and a token of this step's budget."""
         return self.kv_cache.has_free_row and batch.num_tokens < self.max_num_batched_tokens
 
-    def fits(self, request: Request) -> bool:
+    def fits(self, request: Request, running: list[Request]) -> bool:
         """Return whether the KV memory is expected to last until all requests have finished.
 
         The running requests come first. Each is expected to need all of its prompt, and the share
         `new_token_ratio` of the tokens that it may still generate.
         """
-        if not self.running:
+        if not running:
             return True  # I5: a request that runs alone may use the whole pool
-        requests = [*self.running, request]
+        requests = [*running, request]
         missing = sum(self.expected_pages(r) - len(self.kv_cache.pages_of(r)) for r in requests)
         return missing <= self.kv_cache.num_free_pages
 
@@ -55,12 +51,12 @@ class Admission:
         """Lower the ratio a little. It falls as long as no request is retracted."""
         self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - RATIO_DECAY)
 
-    def expect_more(self) -> None:
+    def expect_more(self, running: list[Request]) -> None:
         """Raise the ratio, because a request must be retracted: the estimate was too low.
 
         From now on, a request is expected to use the share that the running requests have generated
         so far, and some more tokens.
         """
-        generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in self.running)
-        allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in self.running)
+        generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in running)
+        allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in running)
         self.new_token_ratio = min(1.0, max(self.new_token_ratio, generated / allowed))

@@ -1,81 +1,76 @@
-"""`LLMEngine`: the life of a request, from `add_request` to its final output.
+"""`EngineCore`: the loop that computes requests, until the last of them finishes.
 
-    step():  batch = schedule()      choose the requests, and how many tokens of each
-             result = run(batch)     one forward of the model, one sampled token per request
-             process(batch, result)  text, stop conditions, outputs; finished requests leave
+    step():  batch = schedule()         choose the requests, and how many tokens of each
+             sampled = run(batch)       one forward of the model, one sampled token per request
+             update_from_output(...)    tokens join their requests; finished requests leave
 
-Upholds I3 (a finished request is freed at once) and I4 (a bad request is refused before the
-scheduler sees it).
+The shell around it (`common/llm_engine.py`) turns tokens into text, and is the same for all
+milestones. Upholds I3: what a finished request holds is freed at once.
 """
 
 from __future__ import annotations
 
-from common import (
-    EngineConfig,
-    LoadedModel,
-    OfflineEngine,
-    Prompt,
-    RequestOutput,
-    SamplingParams,
-)
-from common.engine.call import isolating_failures
-from common.sampling.sampler import SampledToken
+from typing import TYPE_CHECKING
 
-from .model_runner import ModelRunner
-from .schedule_batch import ScheduleBatch
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, ForwardError
+from common.llm_engine import LLMEngine as Shell
+
 from .scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from .model_runner import ModelRunner
 
-class LLMEngine(OfflineEngine):
-    """Runs requests until they finish, one `step` at a time."""
 
-    scheduler: Scheduler
+class EngineCore:
+    """Owns the scheduler and the model runner."""
 
-    def __init__(
-        self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
-    ) -> None:
-        super().__init__(config, loaded)
-        self.runner = ModelRunner(self.loaded.model, self.config)
-        self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages)
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(config, runner.kv_pool.num_pages)
 
-    def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
-    ) -> str:
-        request = self.input_processor.make_request(prompt, params, request_id)
+    def add_request(self, request: Request) -> None:
         self.scheduler.add_request(request)
-        self.output_processor.add_request(request)
-        return request.request_id
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[EngineCoreOutput]:
+        """Run one iteration. If the forward fails, the requests are as before the step."""
         batch = self.scheduler.schedule()
-        result = self.run(batch)
-        return self.process(batch, result)
-
-    @isolating_failures
-    def run(self, batch: ScheduleBatch) -> list[SampledToken]:
-        """Run one forward. If it fails, the requests are as before the step."""
         try:
-            return list(self.runner.run(batch, self.scheduler.kv_cache.table).rows())
-        except BaseException:
+            sampled = list(self.runner.run(batch, self.scheduler.kv_cache.table).rows())
+        except BaseException as error:
             self.scheduler.undo(batch)
-            raise
+            raise ForwardError(batch.requests, error) from error
+        return self.scheduler.update_from_output(batch, sampled)
 
-    def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
-        """Append the sampled tokens, and free the requests that finish with them."""
-        self.scheduler.update_after_step(batch)
-        for request, (token_id, logprobs) in zip(batch.sampled_requests, result, strict=True):
-            if self.output_processor.append_token(request, token_id, logprobs):
-                self.scheduler.finish_request(request)
-        return self.output_processor.drain()
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request that has not ended, and free its memory."""
+        if not request.is_finished:
+            self.scheduler.finish_request(request, reason)
 
-    def abort_request(self, request_id: str) -> bool:
-        request = self.output_processor.find(request_id)
-        if request is None:
-            return False
-        self.scheduler.finish_request(request)
-        self.output_processor.abort(request)
-        return True
+    def send_back(self) -> None:
+        """Let all running requests wait again. They keep their tokens, and lose their memory."""
+        for request in self.scheduler.running[::-1]:
+            self.scheduler.send_back(request)
+
+    def reset_prefix_cache(self) -> int:
+        return 0  # there is no prefix cache
+
+    def stats(self) -> EngineStats:
+        return self.scheduler.make_stats()
+
+    def check_invariants(self) -> None:
+        self.scheduler.check_invariants()
 
     def close(self) -> None:
-        super().close()
         self.runner.kv_pool.release()
+
+
+class LLMEngine(Shell):
+    """Runs requests until they finish, one `step` at a time."""
+
+    core: EngineCore
+
+    def make_core(self) -> EngineCore:
+        from .model_runner import ModelRunner  # not above: a core needs no model
+
+        return EngineCore(self.config, ModelRunner(self.loaded.model, self.config))

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict
 
-from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
 from .admission import Admission
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
-from .retraction import Retraction
 from .schedule_batch import ScheduleBatch
 
 
@@ -31,12 +31,8 @@ class Scheduler:
         self.policy = SchedulePolicy(config, self.kv_cache)
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
-        self.admission = Admission(config, self.kv_cache, self.running, self.policy)
-        self.retraction = Retraction(
-            self.waiting, self.running, self.kv_cache, self.admission, self.policy, self.counters
-        )
+        self.admission = Admission(config, self.kv_cache, self.policy)
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue.
@@ -61,31 +57,35 @@ class Scheduler:
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
-        allowed = self.isolation.allowed(self.running)
+        running = list(self.running)  # a retraction changes the list
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.retraction.make_room(request)
+                self.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
-                    self.retraction.make_room(request)
+                    self.make_room(request)
                 self._add_chunk(batch, request)
         if self.waiting and self.admission.has_budget(batch):
-            for request in self.isolation.allowed(self.policy.order(self.waiting)):
-                if self.admission.waits_for_prefix(request):
+            for request in self.policy.order(self.waiting):
+                if self.admission.waits_for_prefix(request, self.running):
                     continue
-                if not self.admission.has_budget(batch) or not self.admission.fits(request):
+                if not self.admission.has_budget(batch):
+                    break
+                if not self.admission.fits(request, self.running):
                     break
                 self._admit(request)
                 self._add_chunk(batch, request)
         self.admission.expect_less()
         return batch
 
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Advance the requests of a computed batch, and count its tokens."""
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Advance the requests of a computed batch, append their tokens, and count."""
         self.counters.num_steps += bool(batch.requests)
         for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
             of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
@@ -94,24 +94,58 @@ class Scheduler:
             request.num_computed_tokens += num_tokens
             if of_prompt > 0:
                 self.kv_cache.insert(request)  # from here on, other requests can match these pages
+        outputs = []
+        for request, token in zip(batch.sampled_requests, sampled, strict=True):
+            outputs.append(output := append_token(request, token))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        return outputs
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule`: the forward failed. Free what was allocated for the batch."""
         for request in reversed(batch.requests):
             if request.num_computed_tokens == 0:
-                self.retraction.send_back(request)
+                self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue and free its memory. It has finished or was aborted."""
-        self.isolation.remove(request)
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, remove it from its queue, and free its memory."""
+        request.finish_reason = reason
         self.policy.on_removal(request)
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
             self.kv_cache.free(request)
+
+    def make_room(self, request: Request) -> None:
+        """Retract the newest requests until `request` can compute a token.
+
+        The last one to be retracted is `request` itself.
+        """
+        while request.row is not None and self.kv_cache.room(request) == 0:
+            self.retract(self.running[-1])
+
+    def retract(self, request: Request) -> None:
+        """Free all memory of a running request. It will compute its tokens again.
+
+        vLLM calls this preemption by recomputation.
+        """
+        self.admission.expect_more(self.running)
+        self.counters.num_retractions += 1
+        self.send_back(request)
+
+    def send_back(self, request: Request) -> None:
+        """Free the memory of a running request, and move it to the head of the waiting queue.
+
+        It is older than all waiting requests, and it keeps its tokens.
+        """
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        self.policy.on_retraction(request)
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""

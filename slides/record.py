@@ -95,10 +95,10 @@ def plan_example(_name: str, loaded: LoadedModel | None = None) -> Json:
 
 def _tables(engine: Any) -> dict[str, list[int]]:
     """Return the pages of each running request, in order of position."""
-    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
+    kv_cache: Any = getattr(engine.core.scheduler, "kv_cache", None)
     if not hasattr(kv_cache, "pages_of"):
         return {}
-    return {r.request_id: list(kv_cache.pages_of(r)) for r in engine.scheduler.running}
+    return {r.request_id: list(kv_cache.pages_of(r)) for r in engine.core.scheduler.running}
 
 
 def steps_of(trace: TraceData) -> list[Json]:

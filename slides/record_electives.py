@@ -33,8 +33,8 @@ def _counted(milestone: str, workload: Workload, num_steps: int | None) -> Json:
     config = EngineConfig(model=TINY, device="cpu", max_num_seqs=16, max_model_len=96)
     with load(milestone).LLMEngine(config, load_model(config)) as engine:
         if num_steps is not None:
-            engine.scheduler.num_steps = num_steps
-        engine.output_processor.eos_token_ids |= frozenset(ENDS)
+            engine.core.scheduler.num_steps = num_steps
+        engine.input_processor.eos_token_ids |= frozenset(ENDS)
         tokens = sum(map(len, run(engine, workload).token_ids))
         stats = engine.stats()
     return {"tokens": tokens, "in_vain": stats.padding_tokens, "steps": stats.num_steps}

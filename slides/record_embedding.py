@@ -27,7 +27,7 @@ def steps_of_three(_name: str, loaded: LoadedModel | None = None) -> Json:
     )  # fmt: skip
     steps: list[Json] = []
     with load("embedding").LLMEngine(config, loaded or load_model(config)) as engine:
-        launch = engine.runner.launch
+        launch = engine.core.runner.launch
 
         def noted(batch: Any, table: Any) -> Any:
             names = [request.request_id for request in batch.requests]
@@ -35,7 +35,7 @@ def steps_of_three(_name: str, loaded: LoadedModel | None = None) -> Json:
             steps[-1]["pooled"] = [names[i] for i in batch.pooled_indices]
             return launch(batch, table)
 
-        engine.runner.launch = noted
+        engine.core.runner.launch = noted
         params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
         engine.add_request([40, 41, 42], params, "text")
         while engine.has_unfinished_requests():

@@ -36,14 +36,14 @@ def answer(_name: str, loaded: LoadedModel | None = None) -> Json:
     with load("structured_output").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
         talk = [{"role": "user", "content": QUESTION}]
         prompt = engine.input_processor.apply_chat_template(talk)
-        masks = engine.scheduler.grammars.masks
+        masks = engine.core.scheduler.grammars.masks
 
         def watched(requests: Any) -> Any:
             rows, bits = masks(requests)
             allowed.extend(int(np.unpackbits(row.view(np.uint8)).sum()) for row in bits)
             return rows, bits
 
-        engine.scheduler.grammars.masks = watched
+        engine.core.scheduler.grammars.masks = watched
         under = SamplingParams(**shape, logprobs=1, structured_outputs=grammar)
         [masked] = engine.generate([prompt], under, progress=False)
         [free] = engine.generate([prompt], SamplingParams(**shape), progress=False)

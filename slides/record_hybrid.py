@@ -29,12 +29,12 @@ def pages(_name: str, loaded: LoadedModel | None = None) -> Json:
     )  # fmt: skip
     steps: list[Json] = []
     with load("hybrid_memory").LLMEngine(config, loaded or load_model(config)) as engine:
-        groups, kv_cache = engine.runner.kv_pool.groups, engine.scheduler.kv_cache
+        groups, kv_cache = engine.core.runner.kv_pool.groups, engine.core.scheduler.kv_cache
         params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
         engine.add_request([5 + number % 250 for number in range(PROMPT)], params)
         while engine.has_unfinished_requests():
             engine.step()
-            for request in engine.scheduler.running:
+            for request in engine.core.scheduler.running:
                 full = len(kv_cache.pages_of(request))
                 steps.append(
                     {"tokens": request.num_computed_tokens, "full": full,

@@ -75,7 +75,7 @@ def _states(
             engine.add_request(prompt, params, str(number))
         while engine.has_unfinished_requests():
             engine.step()
-            manager = engine.scheduler.kv_cache
+            manager = engine.core.scheduler.kv_cache
             states.append(
                 {
                     request.request_id: {
@@ -83,7 +83,7 @@ def _states(
                         "row": request.row,
                         "pages": list(manager.pages_of(request)) if milestone > "m3" else [],
                     }
-                    for request in engine.scheduler.running
+                    for request in engine.core.scheduler.running
                 }
             )
     return states
@@ -129,7 +129,7 @@ def split(_name: str, loaded: LoadedModel | None = None) -> Json:
     frames: list[Json] = []
     with engine_of("m4_radix", loaded, **SPLIT) as engine:
         numbers: dict[int, int] = {}
-        cache = engine.scheduler.kv_cache.radix_cache
+        cache = engine.core.scheduler.kv_cache.radix_cache
         params = SamplingParams(max_tokens=5, temperature=0)
         (first, prompt), (second, longer) = SPLIT_PROMPTS.items()
         engine.add_request(prompt, params, first)
@@ -143,8 +143,8 @@ def split(_name: str, loaded: LoadedModel | None = None) -> Json:
         engine.step()
         frames.append({"after": "step", "nodes": _nodes(cache, numbers, loaded)})
         tables = {
-            request.request_id: list(engine.scheduler.kv_cache.pages_of(request))
-            for request in engine.scheduler.running
+            request.request_id: list(engine.core.scheduler.kv_cache.pages_of(request))
+            for request in engine.core.scheduler.running
         }
     words = {
         name: [loaded.tokenizer.decode([t]) for t in loaded.tokenizer(prompt)["input_ids"]]
@@ -194,7 +194,7 @@ def futures(_name: str, loaded: LoadedModel | None = None) -> Json:
     milestone, config = config_of("m5_example")
     resolved: list[Json] = []
     with engine_of(milestone, loaded, **config) as engine:
-        future_map = engine.runner.future_map
+        future_map = engine.core.runner.future_map
         resolve, store = future_map.resolve, future_map.store
 
         def watched_resolve(input_ids: torch.Tensor) -> torch.Tensor:

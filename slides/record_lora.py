@@ -33,7 +33,7 @@ def shared_batch(_name: str, loaded: LoadedModel | None = None) -> Json:
         tempfile.TemporaryDirectory() as folder,
         load("lora").LLMEngine(config, loaded or load_model(config)) as engine,
     ):
-        launch = engine.runner.launch
+        launch = engine.core.runner.launch
         for seed, name in enumerate("ABC"):
             path = write_adapter(Path(folder, name), engine.adapters.shapes, seed)
             engine.add_lora(LoRARequest(name, path))
@@ -44,7 +44,7 @@ def shared_batch(_name: str, loaded: LoadedModel | None = None) -> Json:
             steps[-1]["loads"] = [f"{load.adapter.name} to {load.slot}" for load in batch.loads]
             return launch(batch, table)
 
-        engine.runner.launch = noted
+        engine.core.runner.launch = noted
         coming = dict(REQUESTS)
         while coming or engine.has_unfinished_requests():
             due = [name for name, (step, *_) in coming.items() if step <= len(steps) + 1]
@@ -53,7 +53,7 @@ def shared_batch(_name: str, loaded: LoadedModel | None = None) -> Json:
             steps.append({"slots": {}, "loads": []})
             engine.step()
             engine.check_invariants()
-            waiting = [request.request_id for request in engine.scheduler.waiting]
+            waiting = [request.request_id for request in engine.core.scheduler.waiting]
             steps[-1]["waiting"] = waiting
     adapters = {name: adapter for name, (_step, adapter, _tokens) in REQUESTS.items()}
     return {"num_slots": 2, "adapters": adapters, "steps": steps}

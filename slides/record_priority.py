@@ -30,14 +30,14 @@ def makes_way(_name: str, loaded: LoadedModel | None = None) -> Json:
     steps: list[Json] = []
     with load("priority").LLMEngine(config, loaded or load_model(config)) as engine:
         engine.costs.page_seconds = 0.0
-        cache, launch = engine.scheduler.kv_cache.radix_cache, engine.runner.launch
+        cache, launch = engine.core.scheduler.kv_cache.radix_cache, engine.core.runner.launch
 
         def noted(batch: Any, table: Any) -> Any:
             names = [request.request_id for request in batch.requests]
             steps[-1]["tokens"] = dict(zip(names, batch.num_scheduled_tokens, strict=True))
             return launch(batch, table)
 
-        engine.runner.launch = noted
+        engine.core.runner.launch = noted
         add(engine, "low", priority=1)
         while engine.has_unfinished_requests():
             if len(steps) + 1 == URGENT_ARRIVES:
@@ -48,7 +48,7 @@ def makes_way(_name: str, loaded: LoadedModel | None = None) -> Json:
             engine.check_invariants()
             steps[-1]["to_host"] = cache.num_written - before[0]
             steps[-1]["from_host"] = cache.num_loaded - before[1]
-        preempted = engine.scheduler.retraction.num_preemptions
+        preempted = engine.core.scheduler.retraction.num_preemptions
     return {"num_pages": 12, "page_size": 2, "preempted": preempted, "steps": steps}
 
 

@@ -50,14 +50,14 @@ def played(scene: dict[str, Any], loaded: LoadedModel) -> dict[str, Any]:
 
 def nodes_of(engine: Any) -> list[list[int]]:
     """Return the pages of each node of the radix tree, parents first."""
-    radix_cache = getattr(engine.scheduler.kv_cache, "radix_cache", None)
+    radix_cache = getattr(engine.core.scheduler.kv_cache, "radix_cache", None)
     return [list(node.pages) for node in radix_cache.nodes()] if radix_cache else []
 
 
 def pages_of(engine: Any) -> list[int]:
     """Return the pages in the row of the last request, in order of position."""
-    running = [r for r in engine.scheduler.running if r.request_id == LAST]
-    return [int(page) for r in running for page in engine.scheduler.kv_cache.pages_of(r)]
+    running = [r for r in engine.core.scheduler.running if r.request_id == LAST]
+    return [int(page) for r in running for page in engine.core.scheduler.kv_cache.pages_of(r)]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from common import EngineConfig, LoadedModel, OfflineEngine, load_model
+from common import EngineConfig, LLMEngine, LoadedModel, load_model
 from milestones.chain import chain, engines, load, milestones, sources
 from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
 from tests.helpers.deselected import Deselected
@@ -192,7 +192,7 @@ def plain_model(name: str) -> LoadedModel:
 
 def build_engine(
     milestone: str, model: str | LoadedModel = "tiny-llama", **config: Any
-) -> OfflineEngine:
+) -> LLMEngine:
     """Return an audited engine on a shared model."""
     loaded = shared_model(model) if isinstance(model, str) else model
     config = {"enable_overlap": MODE != "serial", **config}
@@ -201,14 +201,14 @@ def build_engine(
     )
 
 
-def tokens_in_flight(engine: OfflineEngine) -> int:
+def tokens_in_flight(engine: LLMEngine) -> int:
     """Return the number of tokens in the steps in flight: 0 for an engine without overlap."""
-    in_flight = getattr(engine.scheduler, "in_flight", None)
+    in_flight = getattr(engine.core.scheduler, "in_flight", None)
     batches = in_flight.batches if in_flight else ()
     return sum(sum(batch.num_scheduled_tokens) for batch in batches)
 
 
-EngineFactory = Callable[..., OfflineEngine]
+EngineFactory = Callable[..., LLMEngine]
 ModuleOf = Callable[[str], ModuleType]
 
 
@@ -223,9 +223,9 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 
     After the test, every engine that it made must close, and hold nothing.
     """
-    engines: list[OfflineEngine] = []
+    engines: list[LLMEngine] = []
 
-    def make(model: str | LoadedModel = "tiny-llama", **config: Any) -> OfflineEngine:
+    def make(model: str | LoadedModel = "tiny-llama", **config: Any) -> LLMEngine:
         engines.append(build_engine(milestone, model, **config))
         return engines[-1]
 

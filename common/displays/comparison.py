@@ -8,14 +8,14 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from ..engine.offline import OfflineEngine
+from ..llm_engine import LLMEngine
 from .dashboard import summary_table
 from .workload import Workload, WorkloadResult, run_milestone
 
 Figure = Callable[[WorkloadResult], str]  # what a row of the table shows of a result
 
 
-def workload_of(engine: OfflineEngine, prompts: list[list[int]], args: Namespace) -> Workload:
+def workload_of(engine: LLMEngine, prompts: list[list[int]], args: Namespace) -> Workload:
     """Return these prompts as a workload: all arrive at once, with the engine's configuration."""
     config = {**vars(engine.config), "model": engine.loaded.name}
     return Workload(prompts, [args.max_tokens] * len(prompts), config=config)

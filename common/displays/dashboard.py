@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
-from ..engine.offline import OfflineEngine
+from ..llm_engine import LLMEngine
 from ..outputs import RequestOutput
 from ..pooling import PoolingRequestOutput
 
@@ -58,7 +58,7 @@ class Dashboard:
 
     def __init__(
         self,
-        engine: OfflineEngine,
+        engine: LLMEngine,
         title: str,
         console: Console,
         panels: Callable[[], Iterable[RenderableType]] = tuple,

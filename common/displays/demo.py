@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 
 from ..config import EMBEDDED_MODEL, EngineConfig
-from ..engine.offline import OfflineEngine
 from ..hf.embedded import EmbeddedModelMissingError
+from ..llm_engine import LLMEngine
 from ..tracing.chrome import chrome_trace
 from ..tracing.player import player_html
 from ..tracing.trace import Trace
@@ -39,7 +39,7 @@ CHATS = [
     "What is a good breakfast?",
     "Describe the moon in one sentence.",
 ]
-Engine = TypeVar("Engine", bound=OfflineEngine)
+Engine = TypeVar("Engine", bound=LLMEngine)
 
 
 def parser(description: str, *, requests: int, max_tokens: int) -> argparse.ArgumentParser:
@@ -115,7 +115,7 @@ def _build(
 
 
 @contextmanager
-def recorded(engine: OfflineEngine, args: argparse.Namespace, console: Console) -> Iterator[Trace]:
+def recorded(engine: LLMEngine, args: argparse.Namespace, console: Console) -> Iterator[Trace]:
     """Record what the engine does inside the context.
 
     `--trace` and `--player` name the files. They are also written when the run fails or is

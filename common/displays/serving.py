@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rich.console import Console, RenderableType
 
-from ..engine.offline import OfflineEngine
+from ..llm_engine import LLMEngine
 from ..outputs import RequestOutput
 from ..prompts import Message
 from ..sampling.params import SamplingParams
@@ -52,7 +52,7 @@ def questions(count: int) -> list[Talk]:
 
 
 def serve(
-    engine: OfflineEngine,
+    engine: LLMEngine,
     arrivals: Arrivals,
     panels: PanelSource,
     args: Namespace,
@@ -80,7 +80,7 @@ class Users:
     """The users of a demo. They send questions, and follow-ups when an answer is complete."""
 
     def __init__(
-        self, engine: OfflineEngine, arrivals: Arrivals, dashboard: Dashboard, max_tokens: int
+        self, engine: LLMEngine, arrivals: Arrivals, dashboard: Dashboard, max_tokens: int
     ) -> None:
         self.engine = engine
         self.arrivals = arrivals

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..config import EngineConfig
-from ..engine.offline import OfflineEngine
+from ..llm_engine import LLMEngine
 from ..outputs import RequestOutput, StepCounters
 from ..sampling.params import SamplingParams
 from ..tracing.forwards import Forwards, HookedForwards, StreamForwards
@@ -105,7 +105,7 @@ def percentile(values: list[float], percent: float) -> float:
     return ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)] if ranked else 0.0
 
 
-def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
+def run(engine: LLMEngine, workload: Workload) -> WorkloadResult:
     """Serve the workload and return the result. The engine must be idle."""
     before = counters(engine)
     driver = Driver(workload)
@@ -138,7 +138,7 @@ def run(engine: OfflineEngine, workload: Workload) -> WorkloadResult:
     )
 
 
-def counters(engine: OfflineEngine) -> dict[str, int]:
+def counters(engine: LLMEngine) -> dict[str, int]:
     """Return the counters of `EngineStats` that only grow, so that a run can be subtracted."""
     stats = engine.stats()
     return {counter.name: getattr(stats, counter.name) for counter in fields(StepCounters)}
@@ -173,7 +173,7 @@ class Driver:
     def done(self) -> bool:
         return not self._coming and not self._users
 
-    def add_due(self, engine: OfflineEngine, now: float) -> None:
+    def add_due(self, engine: LLMEngine, now: float) -> None:
         """Send the requests that are due. If the engine is idle, wait until a request is due."""
         if not self._users:
             time.sleep(max(0.0, min(self.turns[user][-1].due for user in self._coming) - now))
@@ -207,10 +207,10 @@ class Driver:
 
 def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
     """Return an observer of the times at which the engine's forwards run."""
-    spans = getattr(getattr(engine.runner, "stream", None), "spans", None)
+    spans = getattr(getattr(engine.core.runner, "stream", None), "spans", None)
     if spans is not None:
         return StreamForwards(spans)
-    return HookedForwards(engine.runner.model, lambda: True, undo)
+    return HookedForwards(engine.core.runner.model, lambda: True, undo)
 
 
 def run_milestone(milestone: str, workload: Workload) -> WorkloadResult | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..engine.call import EngineDeadError
+from ..guard import EngineDeadError
 from .attention_shapes import OTHER_ATTENTION, seen_attention, supports_attention_interface
 from .features import (
     RECURRENT,

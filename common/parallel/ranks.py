@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ..engine.call import EngineDeadError
+from ..guard import EngineDeadError
 
 LOOPBACK = "127.0.0.1"
 # The longest time of one collective operation. A rank that has ended is noticed at once, because

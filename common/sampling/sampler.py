@@ -20,16 +20,13 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from ..engine_core import SampledToken
 from ..request import Request
 from .adjustments import Adjustments, adjust
 from .argmax import argmax
 from .filters import Filters, apply_filters
 
 BLOCK = 1024  # tokens that `draw` adds up together
-
-Logprobs = dict[int, float]  # token id -> log probability
-# A token (None if the logits are not a valid distribution), and log probabilities if requested.
-SampledToken = tuple[int | None, Logprobs | None]
 
 
 @dataclass

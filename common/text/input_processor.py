@@ -77,6 +77,7 @@ class InputProcessor:
             max_model_len=self.max_model_len,
             text=OutputText(self.tokenizer, params),
             arrival_time=time.perf_counter(),
+            stop_token_ids=self._stop_token_ids(params),
             end_token_ids=self._end_token_ids(params),
         )
 
@@ -199,6 +200,11 @@ class InputProcessor:
         if params.structured_outputs is not None and self.no_structured_outputs is not None:
             raise ValueError(f"structured_outputs: {self.no_structured_outputs}")
         return params
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Return the tokens that end the output."""
+        end = frozenset[int]() if params.ignore_eos else self.eos_token_ids
+        return end.union(params.stop_token_ids) if params.stop_token_ids else end
 
     def _end_token_ids(self, params: SamplingParams) -> np.ndarray | None:
         """Return the tokens that must not be chosen before the output has `min_tokens` tokens."""

@@ -1,4 +1,4 @@
-"""`OutputProcessor`: converts sampled tokens to text, stop decisions and `RequestOutput`s."""
+"""`OutputProcessor`: converts what a core returns to text, stop strings and `RequestOutput`s."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 
+from ..engine_core import EngineCoreOutput
 from ..outputs import FinishReason, RequestOutput
 from ..parent_request import ParentRequest
 from ..request import Request
@@ -14,16 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
-    """Holds every request that has not ended, and the outputs that have not been drained yet.
+    """Holds each request until its final output is drained, and outputs that were put back.
 
-    I3: a request is removed from `requests` when it ends. Its final output waits in `outbox` for
-    the next `drain`. Until then, its id stays in use.
+    I3: the id of a request is in use until its final output has been drained.
     """
 
-    def __init__(self, eos_token_ids: frozenset[int]) -> None:
-        self.eos_token_ids = eos_token_ids
+    def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
-        self.outbox: dict[str, RequestOutput] = {}
+        self.changed: dict[Request, None] = {}  # a set in order: they have a new output
+        self.outbox: dict[str, RequestOutput] = {}  # drained before, and not delivered
         self.parents: dict[str, ParentRequest] = {}  # of requests with n > 1, until they finish
         self.parent_of: dict[str, ParentRequest] = {}  # by the id of a child
 
@@ -40,74 +40,79 @@ class OutputProcessor:
         ids = (self.requests, self.outbox, self.parents)
         return any(request_id in known for known in ids)
 
-    def find(self, request_id: str) -> Request | None:
-        """Return the live request with this id; None for any other value, of any type."""
-        return self.requests.get(request_id) if isinstance(request_id, str) else None
+    def find(self, request_id: str) -> list[Request]:
+        """Return the live requests with this id: several if n > 1, none for any other value."""
+        if not isinstance(request_id, str):
+            return []
+        parent = self.parents.get(request_id)
+        ids = [request_id] if parent is None else sorted(parent.unfinished)
+        return [r for name in ids if (r := self.requests.get(name)) and not r.is_finished]
 
-    def find_parent(self, request_id: str) -> ParentRequest | None:
-        """Return the request with n > 1 that has this id and has not finished."""
-        return self.parents.get(request_id) if isinstance(request_id, str) else None
+    def live_requests(self) -> list[Request]:
+        """Return the requests that have not ended."""
+        return [request for request in self.requests.values() if not request.is_finished]
 
     def live_ids(self) -> list[str]:
-        """Return the ids of all requests that have not ended, without those of children."""
-        return [name for name in self.requests if name not in self.parent_of] + list(self.parents)
+        """Return the ids of all requests without a final output, without those of children."""
+        has_ended = {request for request in self.changed if request.is_finished}
+        ids = [name for name, request in self.requests.items() if request not in has_ended]
+        return [name for name in ids if name not in self.parent_of] + list(self.parents)
 
     def forget(self, request_id: str) -> None:
         """Drop a request and its outputs, whatever its state is."""
-        if (parent := self.parents.get(request_id)) is not None:
-            for child in parent.indices:
-                self.requests.pop(child, None)
+        parent = self.parents.get(request_id)
+        for name in (request_id, *(parent.indices if parent else ())):
+            if (request := self.requests.pop(name, None)) is not None:
+                self.changed.pop(request, None)
+        if parent is not None:
             self._remove_parent(parent)
-        self.requests.pop(request_id, None)
         self.outbox.pop(request_id, None)
 
-    def append_token(
-        self, request: Request, token_id: int | None, logprobs: dict[int, float] | None = None
-    ) -> bool:
-        """Append the next token to a request; return True if the request ends with it.
+    def process(self, result: EngineCoreOutput) -> FinishReason | None:
+        """Add new tokens to the text of their request.
 
-        `token_id` is None if the logits were not a valid distribution. The request then ends with
-        an error. An exception in the processing of its text also ends only this request: one
-        request must not stop the others.
+        Return why the request must end although the core goes on with it: a stop string is
+        complete, or an exception came up in the processing of its text. One request must not stop
+        the others.
         """
-        if token_id is None:
-            self.fail(request, "the model's logits for the next token are not finite")
-            return True
-        request.token_ids.append(token_id)
-        if request.logprobs is not None:
-            assert logprobs is not None, (
-                "a request that asks for logprobs must get them with each token"
-            )
-            request.logprobs.append(logprobs)
-        if request.first_token_time is None:
+        request = result.request
+        if result.error is not None:
+            self.fail(request, result.error)
+        if request.first_token_time is None and result.new_tokens:
             request.first_token_time = time.perf_counter()
         try:
-            reason = self._finish_reason(request, token_id)
+            reason = self._add_text(result)
         except Exception as error:
             self.fail(request, "its text could not be processed", error)
-            return True
-        if reason is not None:
-            self._finish(request, reason)
-            return True
-        self._put_output(request)
-        return False
+            reason = "error"
+        self.changed[request] = None
+        if reason is not None and result.finish_reason is not None:
+            request.finish_reason = reason  # instead of the reason of the core
+            return None
+        return reason
+
+    def fail(self, request: Request, reason: str, cause: BaseException | None = None) -> None:
+        """Note why a request ends with an error. It keeps its tokens and its text so far."""
+        request.error = reason if cause is None else f"{reason} ({type(cause).__name__}: {cause})"
+        logger.error("%s ends: %s", request, request.error, exc_info=cause)
+        self.changed[request] = None
 
     def abort(self, request: Request) -> None:
-        """End a request that was not finished, with finish reason `abort`."""
+        """Add the end of the text of a request that was aborted."""
         try:
             request.text.finish()
         except Exception:
             logger.exception("%s was aborted; the end of its text is missing", request)
-        self._finish(request, "abort")
-
-    def fail(self, request: Request, reason: str, cause: BaseException | None = None) -> None:
-        """End a request that cannot be computed. Keep its tokens and text so far."""
-        request.error = reason if cause is None else f"{reason} ({type(cause).__name__}: {cause})"
-        logger.error("%s ends: %s", request, request.error, exc_info=cause)
-        self._finish(request, "error")
+        self.changed[request] = None
 
     def drain(self) -> list[RequestOutput]:
         """Remove and return the outputs: the newest one of each request, if there is a new one."""
+        for request in self.changed:
+            if request.is_finished:
+                request.finished_time = time.perf_counter()
+                del self.requests[request.request_id]
+            self._put_output(request)
+        self.changed.clear()
         outputs = list(self.outbox.values())
         self.outbox.clear()
         return outputs
@@ -116,14 +121,6 @@ class OutputProcessor:
         """Put back drained outputs that belong to other callers, unless there are newer ones."""
         for output in outputs:
             self.outbox.setdefault(output.request_id, output)
-
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request and put its one final output into the outbox."""
-        assert not request.is_finished, f"I3: {request.request_id} must not end twice"
-        request.finish_reason = reason
-        request.finished_time = time.perf_counter()
-        del self.requests[request.request_id]
-        self._put_output(request)
 
     def _put_output(self, request: Request) -> None:
         """Put the output of a request, or of its parent, into the outbox."""
@@ -139,14 +136,17 @@ class OutputProcessor:
         for child in parent.indices:
             del self.parent_of[child]
 
-    def _finish_reason(self, request: Request, token_id: int) -> FinishReason | None:
-        params = request.params
-        is_eos = token_id in self.eos_token_ids and not params.ignore_eos
-        if is_eos or (params.stop_token_ids and token_id in params.stop_token_ids):
-            request.text.finish()  # the stop token itself is not part of the text
+    def _add_text(self, result: EngineCoreOutput) -> FinishReason | None:
+        """Return `stop` if a stop string is complete."""
+        request, last = result.request, len(result.new_tokens) - 1
+        for number, (token_id, _logprobs) in enumerate(result.new_tokens):
+            assert token_id is not None
+            if number == last and result.finish_reason == "stop":
+                request.text.finish()  # the stop token itself is not part of the text
+            elif request.text.append(token_id):
+                if number < last:  # the tokens behind it are not part of the output
+                    request.output_end = request.num_tokens - (last - number)
+                return "stop"
+        if result.finish_reason == "length" and request.text.finish():
             return "stop"
-        if request.text.append(token_id):
-            return "stop"
-        if len(request.token_ids) >= request.max_num_tokens:
-            return "stop" if request.text.finish() else "length"
         return None

@@ -25,8 +25,8 @@ class Observer:
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
-        self.scheduler = engine.scheduler
-        self.kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
+        self.scheduler = engine.core.scheduler
+        self.kv_cache: Any = getattr(engine.core.scheduler, "kv_cache", None)
         self.radix_cache: Any = getattr(self.kv_cache, "radix_cache", None)
         self.requests: list[RequestInfo] = []  # all of them; a reader may empty the list
         self.news: list[RequestInfo] = []  # those that were new or changed in the last frame

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 from types import TracebackType
 
-from ..engine.offline import OfflineEngine
+from ..llm_engine import LLMEngine
 from .data import TraceData
 from .trace import Trace
 
@@ -23,7 +23,7 @@ class LiveTrace(Trace):
     new or changed. The engine's thread opens and closes the trace and takes snapshots.
     """
 
-    def __init__(self, engine: OfflineEngine, steps_kept: int = STEPS_KEPT) -> None:
+    def __init__(self, engine: LLMEngine, steps_kept: int = STEPS_KEPT) -> None:
         super().__init__(engine)
         self._lock = threading.Lock()  # guards `_steps`
         self._steps: deque[TraceData] = deque(maxlen=steps_kept)

@@ -24,13 +24,14 @@ from typing import Any
 
 from typing_extensions import Self
 
-from ..engine.offline import OfflineEngine
+from ..engine_core import ForwardError
+from ..llm_engine import LLMEngine
 from ..request import Request
 from .data import Frame, Span, TraceData
 from .forwards import Forwards, HookedForwards, StreamForwards
 from .frames import Observer
 
-TIMED = ("launch", "run", "wait", "process")  # wrapped if the engine has them
+TIMED = ("launch", "wait")  # methods of the core that are wrapped if it has them
 TREE_METHODS = ("match_prefix", "insert", "lock", "unlock", "evict")  # those that change the tree
 
 
@@ -40,7 +41,7 @@ class Trace:
     The time that recording itself takes is in the CPU lane too, as spans named `trace`.
     """
 
-    def __init__(self, engine: OfflineEngine) -> None:
+    def __init__(self, engine: LLMEngine) -> None:
         self.engine: Any = engine
         self.data = TraceData(describe(engine), origin=time.perf_counter())
         self._step = 0
@@ -49,6 +50,7 @@ class Trace:
         self._retracted: list[int] = []  # of this step
         self._failure: str | None = None  # the exception of the step or of its forward
         self._scheduled: deque[int] = deque()  # the steps of batches that have no forward yet
+        self._schedule_ended = 0.0
 
     def __enter__(self) -> Self:
         self._observer = Observer(self.engine)
@@ -59,17 +61,17 @@ class Trace:
             self._forwards = self._watch_forwards(undo)
             engine = self.engine
             self._wrap(undo, engine.output_processor, "add_request", self._around_add_request)
-            self._wrap(undo, engine.scheduler, "schedule", self._around_schedule)
-            if retraction := getattr(
-                engine.scheduler, "retraction", None
-            ):  # may be undone in the same step
-                self._wrap(undo, retraction, "retract", self._around_retract)
-            if hasattr(engine, "undo_steps_in_flight"):
-                self._wrap(undo, engine, "undo_steps_in_flight", self._around_undo)
-            self._wrap(undo, engine, "recover", self._around_recover)
+            self._wrap(undo, engine.core.scheduler, "schedule", self._around_schedule)
+            if hasattr(engine.core.scheduler, "retract"):  # may be undone in the same step
+                self._wrap(undo, engine.core.scheduler, "retract", self._around_retract)
+            if hasattr(engine.core, "undo_steps_in_flight"):
+                self._wrap(undo, engine.core, "undo_steps_in_flight", self._around_undo)
+            self._wrap(undo, engine, "find_cause", self._around_find_cause)
             for name in TIMED:
-                if hasattr(engine, name):
-                    self._wrap(undo, engine, name, functools.partial(self._timed, name))
+                if hasattr(engine.core, name):
+                    self._wrap(undo, engine.core, name, functools.partial(self._timed, name))
+            self._wrap(undo, engine.core.scheduler, "update_from_output", self._around_update)
+            self._wrap(undo, engine, "process", functools.partial(self._timed, "process"))
             for name in TREE_METHODS:
                 if hasattr(self._observer.radix_cache, name):
                     tree = self._observer.radix_cache
@@ -125,6 +127,7 @@ class Trace:
 
         def schedule(*args: Any, **kwargs: Any) -> Any:
             scheduled = timed(*args, **kwargs)
+            self._schedule_ended = time.perf_counter()
             if batch := self._observer.batch(scheduled):
                 self._batches.append(batch)
                 self._scheduled.append(self._step)
@@ -158,14 +161,28 @@ class Trace:
 
         return undo_steps_in_flight
 
-    def _around_recover(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_update(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Time the first part of `process`; in an engine without overlap, what was before it too.
+
+        From the end of `schedule` on, such an engine runs the forward and waits for it.
+        """
+        timed = self._timed("process", method)
+
+        def update(*args: Any, **kwargs: Any) -> Any:
+            if not hasattr(self.engine.core, "launch"):
+                self._add_span("run", self._schedule_ended)
+            return timed(*args, **kwargs)
+
+        return update
+
+    def _around_find_cause(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Record the failure of a forward. The step continues without its tokens."""
 
-        def recover(requests: Any, error: BaseException) -> Any:
-            self._failure = type(error).__name__
-            return method(requests, error)
+        def find_cause(failure: ForwardError) -> None:
+            self._failure = type(failure.error).__name__
+            method(failure)
 
-        return recover
+        return find_cause
 
     def _around_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
         timed = self._timed("step", method)
@@ -201,7 +218,7 @@ class Trace:
         self.data.spans.append(Span(name, started, time.perf_counter(), self._step))
 
     def _watch_forwards(self, undo: ExitStack) -> Forwards:
-        runner = self.engine.runner
+        runner = self.engine.core.runner
         spans = getattr(getattr(runner, "stream", None), "spans", None)
         if spans is not None:
             return StreamForwards(spans)
@@ -219,9 +236,9 @@ class Trace:
 
 def describe(engine: Any) -> dict[str, Any]:
     """Return the constant properties of an engine: milestone, model, configuration and memory."""
-    kv_cache = getattr(engine.scheduler, "kv_cache", None)
+    kv_cache = getattr(engine.core.scheduler, "kv_cache", None)
     meta = {
-        "engine": type(engine.scheduler).__module__.split(".")[-2],
+        "engine": type(engine.core.scheduler).__module__.split(".")[-2],
         "model": engine.loaded.name,
         "device": str(engine.loaded.model.device),
         "config": dict(vars(engine.config)),

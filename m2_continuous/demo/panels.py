@@ -30,11 +30,11 @@ class Panels:
     @property
     def num_lines(self) -> int:
         """Return the number of screen lines that the panels take."""
-        return self.engine.scheduler.kv_cache.num_rows + 3
+        return self.engine.core.scheduler.kv_cache.num_rows + 3
 
     def __call__(self) -> Iterable[RenderableType]:
         """Return the rows of the slot cache, and how many of them were taken over time."""
-        kv_cache = self.engine.scheduler.kv_cache
+        kv_cache = self.engine.core.scheduler.kv_cache
         width = max(10, self.console.width - 58)
         self._find_moves()
         rows = Table(box=None, pad_edge=False, show_header=False)
@@ -56,7 +56,7 @@ class Panels:
 
     def _find_moves(self) -> None:
         """Note the requests that have another row than at the last refresh."""
-        rows = {r.request_id: n for n, r in enumerate(self.engine.scheduler.kv_cache.rows)}
+        rows = {r.request_id: n for n, r in enumerate(self.engine.core.scheduler.kv_cache.rows)}
         for name, row in rows.items():
             before = self.rows.get(name, row)
             if before != row:

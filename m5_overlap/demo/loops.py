@@ -37,7 +37,7 @@ def run_loop(
     config = EngineConfig(**{**workload.config, "enable_overlap": overlap})
     with LLMEngine(config, loaded) as engine:
         if make_runner is not None:
-            engine.runner = make_runner(loaded.model, engine.config)
+            engine.core.runner = make_runner(loaded.model, engine.config)
         few = replace(
             workload,
             prompts=workload.prompts[:TRACED_REQUESTS],

@@ -34,14 +34,14 @@ class Panels:
     @property
     def num_lines(self) -> int:
         """Return the number of screen lines that the panels take."""
-        cells = self.engine.scheduler.kv_cache.allocator.num_pages + 1
+        cells = self.engine.core.scheduler.kv_cache.allocator.num_pages + 1
         pages = -(-cells // max(1, self.console.width - 4))
         return self.tree_lines + self.engine.config.max_num_seqs + pages + 7
 
     def __call__(self) -> Iterable[RenderableType]:
         """Return what each request found in the cache, the tree, and the owner of each page."""
         table = Table(box=None, pad_edge=False, show_header=False)
-        running = self.engine.scheduler.running
+        running = self.engine.core.scheduler.running
         full = max([BAR_TOKENS, *(r.num_prompt_tokens + r.num_output_tokens for r in running)])
         for request in running:
             cached = request.num_cached_tokens or 0
@@ -65,12 +65,12 @@ class Panels:
 
     def _tree(self) -> Tree:
         """Return the most recently used nodes, as many as there are lines, at their places."""
-        nodes = list(self.engine.scheduler.kv_cache.radix_cache.nodes())
+        nodes = list(self.engine.core.scheduler.kv_cache.radix_cache.nodes())
         latest = sorted(nodes, key=lambda node: (-node.last_used, node.num_prefix_pages))
         shown = set(latest[: self.tree_lines - 1])
         left_out = len(nodes) - len(shown)
         root = Tree(Text(f"{len(nodes)} nodes" + (f", {left_out} not shown" * bool(left_out))))
-        branches = {self.engine.scheduler.kv_cache.radix_cache.root: root}
+        branches = {self.engine.core.scheduler.kv_cache.radix_cache.root: root}
         # Parents come first. A parent is used whenever its child is, so it is shown too.
         for node in nodes:
             if node in shown and node.parent in branches:
@@ -86,10 +86,10 @@ class Panels:
 
     def _pages(self) -> Panel:
         """Return the map of pages, with the owner of each."""
-        kv_cache = self.engine.scheduler.kv_cache
+        kv_cache = self.engine.core.scheduler.kv_cache
         cells = [("·", "dim")] * (kv_cache.allocator.num_pages + 1)
         cells[PADDING_PAGE] = ("#", "dim")
-        owners = {request.row: request for request in self.engine.scheduler.running}
+        owners = {request.row: request for request in self.engine.core.scheduler.running}
         for row, pages in enumerate(kv_cache.table.rows):
             for page in pages:
                 cells[page] = (self._letter(owners.get(row)), "yellow")
@@ -107,7 +107,7 @@ class Panels:
 
     def _count_evictions(self) -> None:
         """Count the pages that the tree gives up from now on."""
-        radix_cache = self.engine.scheduler.kv_cache.radix_cache
+        radix_cache = self.engine.core.scheduler.kv_cache.radix_cache
         evict = radix_cache.evict
 
         def counted(num_pages: int) -> list[int]:

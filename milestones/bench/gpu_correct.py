@@ -125,7 +125,7 @@ def check_graphs(milestone: str, device: str, model: str, rows: int) -> dict[str
         seconds = time.perf_counter() - started
         params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
         engine.generate(PROMPTS, params, progress=False)
-        stats, graphs = engine.stats(), engine.runner.graphs
+        stats, graphs = engine.stats(), engine.core.runner.graphs
         captured = sum(step.graph is not None for step in graphs.steps.values())
     on_gpu = device != "cpu"
     return {

@@ -180,10 +180,10 @@ def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> 
     with importlib.import_module(milestone).LLMEngine(config) as engine, torch.inference_mode():
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         engine.generate([[5 + i % 90] * 3 for i in range(rows)], params, progress=False)
-        step = engine.runner.graphs.steps[max(engine.runner.graphs.steps)]
+        step = engine.core.runner.graphs.steps[max(engine.core.runner.graphs.steps)]
         table = step.inputs.metadata.page_table
         pages = torch.arange(table.numel(), device=table.device).view(table.shape)
-        table.copy_(pages % engine.runner.kv_pool.num_pages)
+        table.copy_(pages % engine.core.runner.kv_pool.num_pages)
         length = min(CONTEXT, engine.config.max_model_len)
         step.inputs.metadata.seq_lens.fill_(length)
         step.inputs.metadata.seq_lens_cpu = [length] * len(table)
@@ -194,7 +194,7 @@ def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> 
                 step.graph.replay()
                 torch.cuda.synchronize()
             else:
-                engine.runner.forward(step.inputs)
+                engine.core.runner.forward(step.inputs)
     time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     events = sorted(profile.key_averages(), key=lambda e: -float(getattr(e, time_of)))
     return {

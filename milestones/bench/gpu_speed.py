@@ -147,7 +147,7 @@ def lanes(milestone: str, device: str, model: str, page: Path) -> dict[str, Any]
         trace.data.meta["machine"] = machine()
         with trace:
             engine.generate([p[::-1] for p in prompts], params, progress=False)
-        spans = list(getattr(getattr(engine.runner, "stream", None), "spans", []))[-20:]
+        spans = list(getattr(getattr(engine.core.runner, "stream", None), "spans", []))[-20:]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(player_html(trace.data), encoding="utf-8")
     gaps = [1e6 * (after[0] - before[1]) for before, after in pairwise(spans)]

@@ -71,8 +71,8 @@ def measure(milestone: str, num_running: int) -> HostTime:
         )
         for i in range(num_running):
             engine.add_request([(7 * i + j) % 250 for j in range(PROMPT_TOKENS)], params)
-        _give_letters(engine.runner, num_running)
-        forwards = engine.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
+        _give_letters(engine.core.runner, num_running)
+        forwards = engine.core.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
         waits = _spans(engine, "wait") if overlaps else forwards
         steps = _spans(engine, "step")
         in_forwards = [] if overlaps else _forwards(milestone, engine, undo, time.thread_time)
@@ -122,7 +122,7 @@ def _forwards(
     """Record each span from the start of the forward to the end of sampling, in a serial engine."""
     runner = importlib.import_module(f"{milestone}.model_runner")
     began: list[float] = []
-    forward, sample, spans = engine.runner.forward, runner.sample, []
+    forward, sample, spans = engine.core.runner.forward, runner.sample, []
 
     def timed_forward(inputs: Any) -> torch.Tensor:
         began.append(clock())
@@ -133,7 +133,7 @@ def _forwards(
         spans.append((began[-1], clock()))
         return output
 
-    engine.runner.forward = timed_forward
+    engine.core.runner.forward = timed_forward
     undo.callback(setattr, runner, "sample", sample)
     vars(runner)["sample"] = timed_sample
     return spans

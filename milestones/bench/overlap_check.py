@@ -38,12 +38,12 @@ def check_overlap(device: str, model: str = "tiny-qwen3") -> list[dict[str, Any]
                 model=model, device=device, dtype="float32", max_num_seqs=12,
                 enable_overlap=overlap, cuda_graph=cuda_graph, seed=0,
             )  # fmt: skip
-            with engine_class(config) as engine, without_waits(engine.runner):
+            with engine_class(config) as engine, without_waits(engine.core.runner):
                 started = time.perf_counter()
                 outputs = engine.generate(prompts, params, progress=False)
                 seconds = time.perf_counter() - started
                 engine.check_invariants()
-                spans = list(engine.runner.stream.spans)
+                spans = list(engine.core.runner.stream.spans)
             answers = [output.outputs[0].token_ids for output in outputs]
             expected = expected or answers
             rows.append(

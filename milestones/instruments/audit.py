@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from common import OfflineEngine, RequestOutput
+from common import LLMEngine, RequestOutput
 
 from ..chain import load
 from .streams import EarlyStream, LateStream
@@ -18,7 +18,7 @@ MODES = ("overlap", "serial", *STREAMS)  # how the engines with a forward stream
 
 
 @functools.cache
-def audited_engine_class(milestone: str, mode: str) -> type[OfflineEngine]:
+def audited_engine_class(milestone: str, mode: str) -> type[LLMEngine]:
     """Return the engine of a milestone, with an audit after every step.
 
     mode: one of `MODES`. `early` and `late` replace the forward stream. `overlap` and `serial` are
@@ -29,42 +29,44 @@ def audited_engine_class(milestone: str, mode: str) -> type[OfflineEngine]:
     class AuditedEngine(engine_class):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            if hasattr(self.runner, "stream"):
+            runner = self.core.runner
+            if hasattr(runner, "stream"):
                 if mode in STREAMS:
-                    self.runner.stream = STREAMS[mode]()
-                if mode in STREAMS and hasattr(self.runner, "copy_stream"):
-                    self.runner.copy_stream = STREAMS[mode]()
+                    runner.stream = STREAMS[mode]()
+                if mode in STREAMS and hasattr(runner, "copy_stream"):
+                    runner.copy_stream = STREAMS[mode]()
                 # Sizes with gaps that end below the largest batch: this covers padding and batches
                 # without a graph.
-                self.runner.graphs.sizes = [s for s in (2, 3, 5, 12) if self.runner.graphs.sizes]
+                runner.graphs.sizes = [s for s in (2, 3, 5, 12) if runner.graphs.sizes]
             poison_free_pages(self)
 
         def step(self) -> list[RequestOutput]:
-            outputs = super().step()
-            audit(self)
-            return outputs
+            with self.guard("step") as call:  # an interrupt in the audit must not lose the outputs
+                outputs = call.keep(super().step())
+                audit(self)
+                return outputs
 
     return AuditedEngine
 
 
-def audit(engine: OfflineEngine) -> None:
+def audit(engine: LLMEngine) -> None:
     """Check the invariants, then fill all free pages with NaN."""
     engine.check_invariants()
     poison_free_pages(engine)
 
 
-def poison_free_pages(engine: OfflineEngine) -> None:
+def poison_free_pages(engine: LLMEngine) -> None:
     """Fill the padding page, and the pages and states that nothing owns, with NaN.
 
     An engine without pages is not changed. On a forward stream, this work is queued like a forward:
     a step in flight may still read a page that was just freed, but a later step may not. Copies may
     read it too, so the work waits for them as a forward does.
     """
-    kv_cache: Any = getattr(engine.scheduler, "kv_cache", None)
+    kv_cache: Any = getattr(engine.core.scheduler, "kv_cache", None)
     allocator = getattr(kv_cache, "allocator", None)
     if allocator is None:
         return
-    runner: Any = engine.runner  # type: ignore[attr-defined]
+    runner: Any = engine.core.runner  # type: ignore[attr-defined]
     memories, pages = (*runner.kv_pool.keys, *runner.kv_pool.values), [0, *allocator.free_pages]
     states: Any = getattr(runner, "states", None)  # of an engine with recurrent states
     slots = list(kv_cache.free_rows) if states else []
@@ -93,7 +95,7 @@ def poison_free_pages(engine: OfflineEngine) -> None:
     runner.computed = runner.stream.launch(poison_after_copies)
 
 
-def assert_idle(engine: OfflineEngine) -> None:
+def assert_idle(engine: LLMEngine) -> None:
     """Check that an engine without requests holds nothing (I3)."""
     engine.check_invariants()
     stats = engine.stats()

@@ -31,7 +31,7 @@ def force_retractions(scheduler: Any, every: int | None) -> None:
             ]
             if progressed:
                 tokens_when_retracted[progressed[-1]] = progressed[-1].num_tokens
-                scheduler.retraction.retract(progressed[-1])
+                scheduler.retract(progressed[-1])
         return schedule()
 
     scheduler.schedule = schedule_after_retraction

@@ -131,7 +131,7 @@ def serve(milestone: str, model: str, num_ranks: int) -> None:
         num_pages=256, max_model_len=1024, cuda_graph=False, seed=0,
     )  # fmt: skip
     with load(milestone).LLMEngine(config) as engine:
-        pool = engine.runner.kv_pool
+        pool = engine.core.runner.kv_pool
         ranks = engine.loaded.ranks
         whole = {p.data_ptr(): p.nbytes for p in engine.loaded.model.parameters()}
         memory = {

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 from starlette.types import Message, Scope
 
-from common import EngineConfig, OfflineEngine
+from common import EngineConfig, LLMEngine
 
 from ..chain import load
 from ..server.app import Api, create_app
@@ -35,7 +35,7 @@ class Replica:
         self, name: str, milestone: str, config: EngineConfig, settings: ServerSettings
     ) -> None:
         self.name = name
-        engine: OfflineEngine = load(milestone).LLMEngine(config)
+        engine: LLMEngine = load(milestone).LLMEngine(config)
         self._describe = description(name, engine)
         self._app = create_app(engine, replace(settings, live_page=False))
         self._api: Api = self._app.state.api
@@ -114,7 +114,7 @@ class Replica:
         if self._keys.cache is None or not self._api.engine.is_alive:
             return None
 
-        def read(engine: OfflineEngine) -> CacheReport:
+        def read(engine: LLMEngine) -> CacheReport:
             self._log.update(self._keys.read())
             return self._log.since(seen)
 
@@ -128,8 +128,8 @@ class TreeKeys:
     so a node of the same length has the same keys.
     """
 
-    def __init__(self, engine: OfflineEngine) -> None:
-        kv_cache = getattr(engine.scheduler, "kv_cache", None)
+    def __init__(self, engine: LLMEngine) -> None:
+        kv_cache = getattr(engine.core.scheduler, "kv_cache", None)
         self.cache: Any = getattr(kv_cache, "radix_cache", None)
         self._known: WeakKeyDictionary[Any, list[PageKey]] = WeakKeyDictionary()
 
@@ -146,7 +146,7 @@ class TreeKeys:
         return found
 
 
-def description(name: str, engine: OfflineEngine) -> Description:
+def description(name: str, engine: LLMEngine) -> Description:
     """Return what a front must know about an engine."""
     cache = TreeKeys(engine).cache
     assert engine.config.max_model_len is not None

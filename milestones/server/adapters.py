@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import LoRARequest, OfflineEngine
+from common import LLMEngine, LoRARequest
 
 NO_ADAPTERS = "lora_modules: this engine has no adapters; the elective lora has them"
 
@@ -12,7 +12,7 @@ NO_ADAPTERS = "lora_modules: this engine has no adapters; the elective lora has 
 class Adapters:
     """Loads adapters, and returns the arguments that a request with one of them needs."""
 
-    def __init__(self, engine: OfflineEngine, lora_modules: str | None, model: str) -> None:
+    def __init__(self, engine: LLMEngine, lora_modules: str | None, model: str) -> None:
         """Load `name=folder` pairs, separated by commas. model: the served name of the model.
 
         Raises `ValueError`, which names the setting, if one cannot be loaded.

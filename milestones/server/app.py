@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from common import OfflineEngine, SamplingParams, TokensPrompt
+from common import LLMEngine, SamplingParams, TokensPrompt
 
 from .adapters import Adapters
 from .embeddings import EmbeddingCall, Embeddings
@@ -35,7 +35,7 @@ Prepared = tuple[Format, list[TokensPrompt]]
 class Api:
     """The API calls on one engine."""
 
-    def __init__(self, engine: OfflineEngine, settings: ServerSettings) -> None:
+    def __init__(self, engine: LLMEngine, settings: ServerSettings) -> None:
         assert engine.config.max_model_len is not None
         self.model = settings.served_model_name or engine.loaded.name
         self.max_model_len = engine.config.max_model_len
@@ -187,7 +187,7 @@ def num_choices(params: SamplingParams) -> int:
     return getattr(params, "n", 1)
 
 
-def create_app(engine: OfflineEngine, settings: ServerSettings) -> FastAPI:
+def create_app(engine: LLMEngine, settings: ServerSettings) -> FastAPI:
     """Return the server for an engine. From its start on, only its engine thread calls the engine.
 
     When the server stops, it closes the engine. `app.state.api` is the `Api`.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from common import EngineConfig, OfflineEngine
+from common import EngineConfig, LLMEngine
 
 from ..chain import ROOT, engines, load
 from ..course.console import wide_console
@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
             from ..scale.serve import run_replicas  # it needs the extra
 
             return run_replicas(milestone, from_options(EngineConfig, args), settings, scale)
-        build: Callable[[EngineConfig], OfflineEngine]
+        build: Callable[[EngineConfig], LLMEngine]
         build = load(milestone).LLMEngine
         engine = build(from_options(EngineConfig, args))
     except (RecordError, ValueError, RuntimeError) as error:
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     return run(milestone, engine, settings, console)
 
 
-def run(milestone: str, engine: OfflineEngine, settings: ServerSettings, console: Console) -> int:
+def run(milestone: str, engine: LLMEngine, settings: ServerSettings, console: Console) -> int:
     """Serve until a signal arrives. Print the URL when the server accepts connections."""
     from .run import Server  # it needs the extra
 

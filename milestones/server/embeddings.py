@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from common import OfflineEngine, PoolingParams, PoolingRequestOutput, RequestOutput, TokensPrompt
+from common import LLMEngine, PoolingParams, PoolingRequestOutput, RequestOutput, TokensPrompt
 from common.pooling import NO_POOLING
 
 from .engine_thread import EngineRequest, EngineThread
@@ -52,7 +52,7 @@ class Embeddings:
 
     def __init__(
         self,
-        engine: OfflineEngine,
+        engine: LLMEngine,
         thread: EngineThread,
         prompts: PromptReader,
         places: OpenRequests,

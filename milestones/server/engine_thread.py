@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 from common import (
     EngineDeadError,
-    OfflineEngine,
+    LLMEngine,
     PoolingParams,
     RequestOutput,
     SamplingParams,
@@ -37,7 +37,7 @@ from .output_box import OutputBox
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Command = tuple[Callable[[OfflineEngine], Any], "Future[Any]"]
+Command = tuple[Callable[[LLMEngine], Any], "Future[Any]"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Observer(Protocol):
 class EngineThread:
     """Steps an engine while it has work, and runs commands between two steps."""
 
-    def __init__(self, engine: OfflineEngine, observer: Observer) -> None:
+    def __init__(self, engine: LLMEngine, observer: Observer) -> None:
         self.failure: BaseException | None = None  # the exception that ended a step
         self._engine = engine
         self._observer = observer
@@ -96,13 +96,13 @@ class EngineThread:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def call(self, function: Callable[[OfflineEngine], T]) -> T:
+    async def call(self, function: Callable[[LLMEngine], T]) -> T:
         """Run `function(engine)` between two steps, and return or raise what it does."""
         future: Future[T] = Future()
         self._commands.put((function, future))
         return await asyncio.wrap_future(future)
 
-    def post(self, function: Callable[[OfflineEngine], Any]) -> None:
+    def post(self, function: Callable[[LLMEngine], Any]) -> None:
         """Run `function(engine)` between two steps, without waiting for it."""
         self._commands.put((function, Future()))
 
@@ -114,7 +114,7 @@ class EngineThread:
         box = OutputBox(request.request_id for request in requests)
         self._boxes |= dict.fromkeys(box.unfinished, box)
 
-        def add(engine: OfflineEngine) -> None:
+        def add(engine: LLMEngine) -> None:
             for request in requests:
                 params: Any = request.params  # an engine without embeddings refuses PoolingParams
                 engine.add_request(request.prompt, params, request.request_id, **request.options)
@@ -175,7 +175,7 @@ class EngineThread:
             self._fail(error)
             return False
 
-    def _execute(self, function: Callable[[OfflineEngine], Any], future: Future[Any]) -> None:
+    def _execute(self, function: Callable[[LLMEngine], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():  # its task was cancelled
             return
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from common import OfflineEngine, StructuredOutputsParams
+from common import LLMEngine, StructuredOutputsParams
 from common.validation import shown
 
 from .errors import ApiError
@@ -22,9 +22,9 @@ ANY_OBJECT = StructuredOutputsParams(json={"type": "object"})
 class Grammars:
     """Compiles the grammars of calls, if the served engine has grammars."""
 
-    def __init__(self, engine: OfflineEngine) -> None:
+    def __init__(self, engine: LLMEngine) -> None:
         self._refusal = engine.input_processor.no_structured_outputs
-        self._manager = getattr(engine.scheduler, "grammars", None)
+        self._manager = getattr(engine.core.scheduler, "grammars", None)
 
     async def check(self, structured: StructuredOutputsParams, given: dict[str, Any]) -> None:
         """Wait until a grammar is compiled. given: the body.

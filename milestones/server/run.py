@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from common import OfflineEngine
+from common import LLMEngine
 
 from .app import Api, create_app
 from .errors import ApiError
@@ -107,7 +107,7 @@ class Server(DrainingServer):
 
     def __init__(
         self,
-        engine: OfflineEngine,
+        engine: LLMEngine,
         settings: ServerSettings,
         on_ready: Callable[[str], None] = lambda address: None,
     ) -> None:

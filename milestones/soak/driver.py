@@ -239,7 +239,9 @@ class Driver:
         """
         self.engine.has_unfinished_requests()
         processor = self.engine.output_processor
-        return {*processor.live_ids(), *processor.outbox}
+        children = processor.parent_of
+        ids = {name for name in processor.requests if name not in children}
+        return {*ids, *processor.parents, *processor.outbox}
 
     def _check_held(self) -> None:
         """Check that the engine has the requests that are not done, and no other."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from common import OfflineEngine, Request, StructuredOutputsParams
+from common import LLMEngine, Request, StructuredOutputsParams
 
 from .parts import find, is_searching, parts_of
 from .plan import Fault, PartFault, Plan
@@ -67,7 +67,7 @@ class Faults:
                 stack.enter_context(replaced(*place, self._failing(part)))
             yield
 
-    def break_text(self, engine: OfflineEngine, request_id: str, nth: int) -> None:
+    def break_text(self, engine: LLMEngine, request_id: str, nth: int) -> None:
         """Make the text of a request raise at its `nth` output token, counted from 1."""
         text = engine.output_processor.requests[request_id].text
         append, calls = text.append, itertools.count(1)

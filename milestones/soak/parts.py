@@ -12,30 +12,33 @@ from typing import Any
 from ..chain import chain, load
 
 PARTS: dict[str, dict[str, str | None]] = {
-    "schedule": {"m1_single": "scheduler.schedule"},
-    "draft": {"speculative": "scheduler.drafting.drafter.propose"},
-    "prepare": {"m2_continuous": "runner.inputs.prepare"},
-    "table": {"m3_paged": "runner.inputs.update_page_table"},
+    "schedule": {"m1_single": "core.scheduler.schedule"},
+    "draft": {"speculative": "core.scheduler.drafting.drafter.propose"},
+    "prepare": {"m2_continuous": "core.runner.inputs.prepare"},
+    "table": {"m3_paged": "core.runner.inputs.update_page_table"},
     "upload": {"m5_overlap": "buffers:StepBuffers.upload"},
     "copy": {
-        "m2_continuous": "runner.kv_pool.move",
+        "m2_continuous": "core.runner.kv_pool.move",
         "m3_paged": None,
-        "priority": "runner.host_pool.copy",
+        "priority": "core.runner.host_pool.copy",
     },
     "load": {
-        "priority": "runner.host_pool._read",
-        "lora": "runner.lora.write",
-        "hybrid_memory": "runner.states.step",
+        "priority": "core.runner.host_pool._read",
+        "lora": "core.runner.lora.write",
+        "hybrid_memory": "core.runner.states.step",
     },
     "forward": {"m1_single": "loaded.model.forward"},
-    "store": {"m2_continuous": "runner.kv_pool.update", "m3_paged": "runner.ops.store_kv"},
+    "store": {
+        "m2_continuous": "core.runner.kv_pool.update",
+        "m3_paged": "core.runner.ops.store_kv",
+    },
     "pool": {"embedding": "model_runner:pool"},
-    "masks": {"structured_output": "scheduler.grammars.masks"},
+    "masks": {"structured_output": "core.scheduler.grammars.masks"},
     "sample": {"m1_single": "model_runner:sample"},
-    "future": {"m5_overlap": "runner.future_map.store"},
+    "future": {"m5_overlap": "core.runner.future_map.store"},
     "download": {"m5_overlap": "buffers:StepBuffers.download"},
-    "update": {"m1_single": "scheduler.update_after_step"},
-    "compile": {"structured_output": "compiler.compile"},
+    "update": {"m1_single": "core.scheduler.update_from_output"},
+    "compile": {"structured_output": "core.scheduler.grammars.compiler.compile"},
 }
 KINDS = ("once", "lasting")  # of failures
 # A failure of these parts may end the engine, which then says so: nothing can be undone there.
@@ -71,4 +74,4 @@ def find(part: str, engine: Any, milestone: str) -> tuple[Any, str]:
 
 def is_searching(engine: Any) -> bool:
     """Return whether an engine searches for the cause of a failure."""
-    return bool(engine.scheduler.isolation.is_active)
+    return bool(engine.search.is_active)

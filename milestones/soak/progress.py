@@ -54,7 +54,7 @@ class Progress:
     def _check_engine(self, has_new_outputs: bool) -> None:
         stats = self.engine.stats()
         counted = stats.prefill_tokens + stats.decode_tokens + stats.padding_tokens
-        grammars = getattr(self.engine.scheduler, "grammars", None)
+        grammars = getattr(self.engine.core.scheduler, "grammars", None)
         compiles = grammars is not None and grammars.queue  # on threads, so it takes some time
         is_idle = not has_new_outputs and counted == self.counted and not compiles
         self.counted = counted

@@ -26,8 +26,8 @@ def build_engine(milestone: str, mode: str, plan: Plan, loaded: LoadedModel) -> 
         loaded,
         *_drafters(milestone, plan),
     )
-    if hasattr(engine.scheduler, "retraction"):
-        force_retractions(engine.scheduler, plan.retract_every)
+    if hasattr(engine.core.scheduler, "retract"):
+        force_retractions(engine.core.scheduler, plan.retract_every)
     return engine
 
 
@@ -46,8 +46,10 @@ class Limits:
         self.max_model_len: int = config.max_model_len
         has_pages = stats.kv_pages_total > 0
         self.pool_tokens = stats.kv_pages_total * config.page_size if has_pages else None
-        if hasattr(engine.scheduler, "max_kv_tokens"):  # several groups of layers share the pool
-            self.pool_tokens = engine.scheduler.max_kv_tokens
+        if hasattr(
+            engine.core.scheduler, "max_kv_tokens"
+        ):  # several groups of layers share the pool
+            self.pool_tokens = engine.core.scheduler.max_kv_tokens
         self.prompt_tokens: int = config.max_model_len - 1
         if milestone == WHOLE_PROMPTS:
             self.prompt_tokens = min(self.prompt_tokens, config.max_num_batched_tokens)

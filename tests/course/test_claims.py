@@ -73,7 +73,7 @@ def only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
 def tokens_become_outputs(_: pytest.MonkeyPatch) -> None:
     engine: Any = build_engine("m1_single")
     engine.add_request([1, 2, 3], greedy(2, ignore_eos=True), "A")
-    (request,) = engine.scheduler.waiting
+    (request,) = engine.core.scheduler.waiting
     seen = []
     for _step in range(2):
         engine.step()
@@ -89,7 +89,7 @@ def after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     for fails in (False, True):
         engine = m1_4.make_engine()
         engine.add_request([1, 2, 3, 4, 5], greedy(6, ignore_eos=True), "A")
-        (request,) = engine.scheduler.waiting
+        (request,) = engine.core.scheduler.waiting
         engine.step()
         engine.step()
         if fails:
@@ -139,15 +139,15 @@ def an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.add_request([4, 5, 6], greedy(9, ignore_eos=True), name)
     m1_4.break_next_forward(engine, monkeypatch)
     engine.step()
-    assert names(engine.scheduler.waiting) == "X Y"
+    assert names(engine.core.scheduler.waiting) == "X Y"
     batches: list[Any] = []
-    schedule = engine.scheduler.schedule
+    schedule = engine.core.scheduler.schedule
 
     def watched() -> Any:
         batches.append(schedule())
         return batches[-1]
 
-    engine.scheduler.schedule = watched
+    engine.core.scheduler.schedule = watched
     for _step in range(3):
         engine.step()
     steps = [dict(scheduled(batch)) for batch in batches]

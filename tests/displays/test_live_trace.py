@@ -63,8 +63,8 @@ def test_a_snapshot_and_its_steps_agree_with_a_later_snapshot(make_engine: Engin
 def test_pages_are_right_after_each_step(make_engine: EngineFactory) -> None:
     """A frame looks only at rows that changed. The sum of frames is still the whole memory."""
     engine: Any = make_engine(**{**CONFIG, "num_pages": 24})
-    force_retractions(engine.scheduler, 3)
-    kv_cache = engine.scheduler.kv_cache
+    force_retractions(engine.core.scheduler, 3)
+    kv_cache = engine.core.scheduler.kv_cache
     tree = getattr(kv_cache, "radix_cache", None)
     with LiveTrace(engine) as trace:
         state, step = begun(trace.snapshot()), 0
@@ -78,7 +78,7 @@ def test_pages_are_right_after_each_step(make_engine: EngineFactory) -> None:
                 held = {page for row in kv_cache.table.rows for page in row}
                 assert set(state.pages) == held | cached
                 numbers = {info.request_id: info.number for info in trace.snapshot().requests}
-                for request in engine.scheduler.running:
+                for request in engine.core.scheduler.running:
                     number = numbers[request.request_id]
                     own = {page for page, owner in state.pages.items() if owner == number}
                     assert own == set(kv_cache.pages_of(request)) - cached
@@ -120,8 +120,8 @@ def test_memory_is_bounded(make_engine: EngineFactory) -> None:
 
 def test_a_live_trace_leaves_nothing_behind(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(**CONFIG)
-    parts = [engine, engine.scheduler, engine.output_processor, engine.runner]
-    if tree := getattr(getattr(engine.scheduler, "kv_cache", None), "radix_cache", None):
+    parts = [engine, engine.core.scheduler, engine.output_processor, engine.core.runner]
+    if tree := getattr(getattr(engine.core.scheduler, "kv_cache", None), "radix_cache", None):
         parts.append(tree)
     before = [set(vars(part)) for part in parts]
     hooks = len(shared_model("tiny-llama").model._forward_hooks)

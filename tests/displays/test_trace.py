@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common import EngineConfig, OfflineEngine, RequestOutput
+from common import EngineConfig, LLMEngine, RequestOutput
 from common.displays.demo import parser, recorded
 from common.tracing.data import Span, TraceData
 from common.tracing.forwards import StreamForwards
@@ -33,18 +33,18 @@ class Broken(Exception):
     pass
 
 
-def add_all(engine: OfflineEngine, max_tokens: int = 9) -> None:
+def add_all(engine: LLMEngine, max_tokens: int = 9) -> None:
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), f"r{number}")
 
 
-def bare_engine(milestone: str) -> OfflineEngine:
+def bare_engine(milestone: str) -> LLMEngine:
     """Return an engine without audit: the audit's own work may run on the engine's stream."""
     config = EngineConfig(model="tiny-llama", device="cpu", **CONFIG)
     return load(milestone).LLMEngine(config, shared_model("tiny-llama"))
 
 
-def traced_run(engine: OfflineEngine) -> TraceData:
+def traced_run(engine: LLMEngine) -> TraceData:
     with Trace(engine) as trace:
         add_all(engine)
         drain(engine)
@@ -89,7 +89,7 @@ def test_one_forward_a_step(make_engine: EngineFactory) -> None:
 
 def test_the_engine_does_not_notice(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(**CONFIG)
-    parts = (engine, engine.scheduler, engine.output_processor, engine.runner)
+    parts = (engine, engine.core.scheduler, engine.output_processor, engine.core.runner)
     before = [vars(part).keys() for part in parts]
     hooks = len(shared_model("tiny-llama").model._forward_hooks)
     methods = [set(names) for names in before]

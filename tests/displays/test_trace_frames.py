@@ -64,14 +64,14 @@ def test_each_page_has_its_owner(make_engine: EngineFactory, steps: int) -> None
         for _ in range(steps):
             engine.step()
         state = replayed(trace.data)  # before the end of the trace adds its last frame
-    kv_cache = engine.scheduler.kv_cache
+    kv_cache = engine.core.scheduler.kv_cache
     everything = set(range(1, kv_cache.allocator.num_pages + 1))
     assert set(state.pages) == everything - set(kv_cache.allocator.free_pages)
     tree = getattr(kv_cache, "radix_cache", None)
     nodes = {} if tree is None else {tuple(n.pages): n for n in tree.nodes()}
     cached = {page for pages in nodes for page in pages}
     assert {page for page, owner in state.pages.items() if owner == "tree"} == cached
-    for request in engine.scheduler.running:
+    for request in engine.core.scheduler.running:
         own = [page for page in kv_cache.pages_of(request) if page not in cached]
         number = int(request.request_id[1:])
         assert sorted(own) == sorted(p for p, owner in state.pages.items() if owner == number)
@@ -94,7 +94,7 @@ def test_each_page_has_its_owner(make_engine: EngineFactory, steps: int) -> None
 def test_each_page_of_all_groups_has_its_owner(make_engine: EngineFactory, model: str) -> None:
     """A block may have a page in each group of layers. No page that is in use is shown as free."""
     engine: Any = make_engine(model, **{**CONFIG, "num_pages": 60})
-    kv_cache = engine.scheduler.kv_cache
+    kv_cache = engine.core.scheduler.kv_cache
     with Trace(engine) as trace:
         add_all(engine)
         while engine.has_unfinished_requests():
@@ -114,7 +114,7 @@ def test_each_slot_has_its_owner(make_engine: EngineFactory, milestone: str) -> 
         for _ in range(4):
             engine.step()
     state, meta = replayed(trace.data), trace.data.meta
-    for request in engine.scheduler.running:
+    for request in engine.core.scheduler.running:
         now = state.requests[int(request.request_id[1:])]
         assert (now.get("row"), now["computed"]) == (request.row, request.num_computed_tokens)
     assert ("row_tokens" in meta) == (milestone == "m2_continuous")
@@ -170,7 +170,7 @@ def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
 @pytest.mark.since("m3_paged")
 def test_retractions_show(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(**CONFIG)
-    force_retractions(engine.scheduler, 3)
+    force_retractions(engine.core.scheduler, 3)
     data = traced_run(engine)
     retracted = [n for frame in data.frames for n in frame.retracted]
     assert len(retracted) == engine.stats().num_retractions > 0

@@ -124,9 +124,9 @@ def fuzz(module: Any, seed: int, stream: type[LateStream], **config: Any) -> Any
         max_num_seqs=chance.randint(1, 6), max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm", "dfs-weight", "lof"]), **config,
     )  # fmt: skip
-    engine.runner.chance, engine.runner.probability = chance, chance.choice([0, 0, 0.1])
-    force_retractions(engine.scheduler, chance.choice([None, None, 2, 7]))
-    retract_vectors(engine.scheduler, chance.choice([None, 2, 3, 5]))
+    engine.core.runner.chance, engine.core.runner.probability = chance, chance.choice([0, 0, 0.1])
+    force_retractions(engine.core.scheduler, chance.choice([None, None, 2, 7]))
+    retract_vectors(engine.core.scheduler, chance.choice([None, 2, 3, 5]))
     expected: dict[str, Any] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()
@@ -181,7 +181,7 @@ def test_random_schedules_of_texts_and_vectors(
     engines = [fuzz(module, i, stream, enable_overlap=overlap) for i in range(SCHEDULES)]
     assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
     assert sum(e.stats().cached_prompt_tokens for e in engines) > len(engines) // 2
-    assert sum(e.runner.healthy < 5 for e in engines) > len(engines) // 30, "no forward failed"
+    assert sum(e.core.runner.healthy < 5 for e in engines) > len(engines) // 30, "no forward failed"
 
 
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_only_sampled_rows_get_logits(make_engine: EngineFactory) -> None:
     """The product with the vocabulary is not computed for the tokens of a pooling request."""
     engine: Any = make_engine(num_pages=40, cuda_graph=False)
     rows: list[int] = []
-    head = engine.runner.model.get_output_embeddings()
+    head = engine.core.runner.model.get_output_embeddings()
     hook = head.register_forward_hook(lambda _, args, out: rows.append(out.shape[1]))
     try:
         engine.add_request([5, 6, 7], greedy(3, ignore_eos=True))
@@ -335,7 +335,7 @@ def test_pages_are_free_in_the_step_that_pools(make_engine: EngineFactory) -> No
     while engine.output_processor.is_in_use("vector"):
         outputs = {output.request_id: output for output in engine.step()}
     assert outputs["vector"].outputs.data is not None
-    assert engine.scheduler.running == [engine.output_processor.find("text")]
+    assert engine.core.scheduler.running == [engine.output_processor.find("text")]
     assert engine.stats().kv_tokens_reserved <= 12, "I3: pages of the vector are held"
     assert engine.stats().kv_pages_cached >= 9, "its whole pages are in the tree"
     drain(engine)
@@ -476,7 +476,7 @@ def test_a_retracted_mean_starts_again(make_engine: EngineFactory) -> None:
     """A text takes the pages of a prompt between two chunks. Its sum begins again from zero."""
     engine: Any = make_engine(page_size=4, num_pages=12, max_num_batched_tokens=9)
     prompt = [*range(3, 43)]
-    force_retractions(engine.scheduler, 3)
+    force_retractions(engine.core.scheduler, 3)
     engine.add_request([9, 8, 7], greedy(6, ignore_eos=True))
     (output,) = engine.embed([prompt], raw("MEAN"), progress=False)
     assert engine.stats().num_retractions > 0
@@ -490,9 +490,9 @@ def test_retractions_of_vectors_teach_nothing_about_outputs(module_of: ModuleOf)
     for token in (1, 2):
         engine.add_request([token] * 20, raw("LAST"))
     engine.step()
-    ratio = engine.scheduler.admission.new_token_ratio
-    engine.scheduler.admission.expect_more()
-    assert engine.scheduler.admission.new_token_ratio == ratio
+    ratio = engine.core.scheduler.admission.new_token_ratio
+    engine.core.scheduler.admission.expect_more()
+    assert engine.core.scheduler.admission.new_token_ratio == ratio
     drain(engine)
 
 
@@ -508,10 +508,10 @@ def test_on_a_gpu_a_step_with_vectors_runs_without_a_graph(
             max_num_seqs=3,
             num_pages=9,
         )
-        engine.runner.stream.close()
-        engine.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
+        engine.core.runner.stream.close()
+        engine.core.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
         graphs = module_of("cuda_graph").DecodeGraphs
-        engine.runner.graphs = graphs(engine.runner.forward, [1, 2], capture=True)
+        engine.core.runner.graphs = graphs(engine.core.runner.forward, [1, 2], capture=True)
         text = engine.add_request([5, 6, 7], greedy(4, ignore_eos=True))
         outputs = [output for _ in range(2) for output in engine.step()]
         replays = [engine.stats().num_graph_replays]
@@ -562,7 +562,7 @@ def picture(module_of: ModuleOf) -> list[str]:
         enable_overlap=False,
     )  # fmt: skip
     prompt, rows, cells = [*range(14)], ("text", "MEAN", "LAST"), dict[tuple[str, int], str]()
-    launch, column = engine.runner.launch, 0
+    launch, column = engine.core.runner.launch, 0
 
     def noted(batch: Any, table: Any) -> Any:
         for i, request in enumerate(batch.requests):
@@ -570,7 +570,7 @@ def picture(module_of: ModuleOf) -> list[str]:
             cells[request.request_id, column] = f"{batch.num_scheduled_tokens[i]}{mark}"
         return launch(batch, table)
 
-    engine.runner.launch = noted
+    engine.core.runner.launch = noted
     engine.add_request([40, 41, 42], greedy(6, ignore_eos=True), "text")
     while engine.has_unfinished_requests():
         column += 1

@@ -55,11 +55,11 @@ def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
         max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm", "dfs-weight"]),
     )  # fmt: skip
-    force_retractions(engine.scheduler, chance.choice([None, None, None, 2, 7]))
+    force_retractions(engine.core.scheduler, chance.choice([None, None, None, 2, 7]))
     if chance.random() < 0.25:
         distances = (chance.randint(5, 25) for _ in range(500))
-        engine.runner.failing = {*itertools.accumulate(distances)}
-        engine.runner.is_searching = lambda: engine.scheduler.isolation.is_active
+        engine.core.runner.failing = {*itertools.accumulate(distances)}
+        engine.core.runner.is_searching = lambda: engine.core.scheduler.isolation.is_active
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()
@@ -76,7 +76,7 @@ def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
             stop = text_of([chance.randrange(50)]) if chance.random() < 0.2 else ""
             params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
             name = engine.add_request(prompt, params)
-            capacity = min(max_tokens, engine.scheduler.max_kv_tokens + 1 - len(prompt))
+            capacity = min(max_tokens, engine.core.scheduler.max_kv_tokens + 1 - len(prompt))
             expected[name] = expected_output(groups, prompt, capacity, stops, stop)
         live = sorted(expected.keys() - finals.keys())
         if live and chance.random() < 0.08 and engine.abort_request(victim := chance.choice(live)):
@@ -228,8 +228,8 @@ def test_the_answers_of_hugging_face(
         tiny(model_type), max_model_len=64, page_size=4, num_pages=90, max_num_seqs=3,
         max_num_batched_tokens=budget,
     )  # fmt: skip
-    force_retractions(engine.scheduler, 25)
-    groups = engine.runner.kv_pool.groups
+    force_retractions(engine.core.scheduler, 25)
+    groups = engine.core.runner.kv_pool.groups
     assert [group.window for group in groups if group.window] == [8] * (len(groups) - 1)
     assert len(groups) == {"gemma3_text": 5}.get(model_type, 2)
     for _ in range(2):  # the second time, the prompts are cached
@@ -301,7 +301,7 @@ def test_pages_longer_than_the_window(module_of: ModuleOf, length: int) -> None:
         got = drain(engine)[name][-1].outputs[0].token_ids
         assert got == expected_output(groups, prompt, 3)
         engine.check_invariants()
-        engine.scheduler.kv_cache.allocator.free(engine.scheduler.kv_cache.radix_cache.evict(1))
+        engine.core.scheduler.kv_cache.allocator.free(engine.core.scheduler.kv_cache.radix_cache.evict(1))
         engine.check_invariants()
     engine.reset_prefix_cache()
     assert engine.stats().kv_pages_free == 12

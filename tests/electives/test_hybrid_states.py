@@ -62,7 +62,7 @@ def test_the_answers_of_hugging_face(
 ) -> None:
     """I1: in chunks, with retractions, aborts and cached prefixes: all tokens are the same."""
     engine = engine_of(make_engine, tiny(model_type), max_num_batched_tokens=budget)
-    force_retractions(engine.scheduler, 7)
+    force_retractions(engine.core.scheduler, 7)
     for round_number in range(2):  # the second time, the prompts are cached
         names = [engine.add_request(prompt, greedy(NEW)) for prompt in PROMPTS]
         aborted = engine.add_request(PROMPTS[0], greedy(NEW))
@@ -80,7 +80,7 @@ def test_the_answers_of_hugging_face(
 def test_a_failure_in_the_middle_of_a_forward(make_engine: EngineFactory) -> None:
     """I1: the step is undone, but states have its tokens. Their requests start again."""
     engine = engine_of(make_engine, tiny("qwen3_next"))
-    forward, calls = engine.runner.forward, [0]
+    forward, calls = engine.core.runner.forward, [0]
 
     def fails_once(inputs: Any) -> torch.Tensor:
         logits: torch.Tensor = forward(inputs)
@@ -89,7 +89,7 @@ def test_a_failure_in_the_middle_of_a_forward(make_engine: EngineFactory) -> Non
             raise RuntimeError("the states are advanced, and the step fails")
         return logits
 
-    engine.runner.forward = fails_once
+    engine.core.runner.forward = fails_once
     names = [engine.add_request(prompt, greedy(NEW)) for prompt in PROMPTS]
     finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
     assert calls[0] > 5 and finals.keys() == {*names}
@@ -100,7 +100,7 @@ def test_a_failure_in_the_middle_of_a_forward(make_engine: EngineFactory) -> Non
 def test_a_request_that_always_fails_ends(make_engine: EngineFactory) -> None:
     """I5: it starts again from a snapshot each time, and chunks that pass do not end the search."""
     engine = engine_of(make_engine, tiny("qwen3_next"), max_num_batched_tokens=3)
-    forward = engine.runner.forward
+    forward = engine.core.runner.forward
 
     def fails_at_27(inputs: Any) -> torch.Tensor:
         logits: torch.Tensor = forward(inputs)
@@ -108,7 +108,7 @@ def test_a_request_that_always_fails_ends(make_engine: EngineFactory) -> None:
             raise RuntimeError("the states are advanced, and the step fails")
         return logits
 
-    engine.runner.forward = fails_at_27
+    engine.core.runner.forward = fails_at_27
     victim, *others = [engine.add_request(prompt, greedy(NEW)) for prompt in PROMPTS]
     finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
     assert finals.pop(victim).outputs[0].finish_reason == "error"
@@ -147,7 +147,7 @@ def test_a_snapshot_is_not_changed_by_its_readers(make_engine: EngineFactory) ->
     """I2: two requests resume from one snapshot, each with its own copy."""
     engine = engine_of(make_engine, tiny("qwen3_next"))
     engine.generate([PROMPTS[0]], greedy(1), progress=False)
-    states, (slots,) = engine.runner.states, engine.scheduler.kv_cache.allocator.states
+    states, (slots,) = engine.core.runner.states, engine.core.scheduler.kv_cache.allocator.states
     kept = [states.num_rows + slot for slot in slots.pages.values()]
     before = [part[kept].clone() for part in states.parts.values()]
     names = [engine.add_request(PROMPTS[0], greedy(NEW)) for _ in range(2)]
@@ -214,8 +214,8 @@ def test_a_conversation_goes_on_from_its_newest_state(module_of: ModuleOf) -> No
     longer = [*[1] * 6, *final.outputs[0].token_ids, 7]
     assert run(engine, longer).metrics.num_cached_tokens == 12
     # The snapshots at 4 tokens (of the prompt) and at 12; one at 8 was dropped for the newer one.
-    blocks = engine.scheduler.kv_cache.radix_cache.match_prefix(longer[:12]).prefix_pages()
-    (slots,) = engine.scheduler.kv_cache.allocator.states
+    blocks = engine.core.scheduler.kv_cache.radix_cache.match_prefix(longer[:12]).prefix_pages()
+    (slots,) = engine.core.scheduler.kv_cache.allocator.states
     assert [block in slots.pages for block in blocks] == [True, False, True]
 
 
@@ -239,7 +239,7 @@ def test_a_state_is_found_when_its_step_has_ended(module_of: ModuleOf) -> None:
     engine = states_engine(module_of, max_num_batched_tokens=8)
     name = engine.add_request([1] * 24, greedy(1))
     engine.step()
-    assert len(engine.scheduler.in_flight.batches) == 1, "the second chunk is in flight"
+    assert len(engine.core.scheduler.in_flight.batches) == 1, "the second chunk is in flight"
     engine.abort_request(name)
     assert run(engine, [1] * 24).metrics.num_cached_tokens == 8
 
@@ -253,7 +253,7 @@ def test_a_request_that_waits_copies_nothing(
     run(engine, [*stem, 2])
     engine.add_request([5] * 4, greedy(20, ignore_eos=True))
     engine.step()
-    (slots,) = engine.scheduler.kv_cache.allocator.states
+    (slots,) = engine.core.scheduler.kv_cache.allocator.states
     name, before = engine.add_request([*stem, 3], greedy(1)), dict(slots.pages)
     take, loads = slots.take_copies, list[Any]()
 
@@ -263,7 +263,7 @@ def test_a_request_that_waits_copies_nothing(
         return copies
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler.admission, "fits", lambda request: False)
+        patch.setattr(engine.core.scheduler.admission, "fits", lambda request: False)
         patch.setattr(slots, "take_copies", watched)
         for _ in range(3):
             engine.step()

@@ -61,8 +61,8 @@ def fuzz(module: Any, seed: int, stream: type[LateStream], counts: Counter[str])
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm", "random"]), seed=seed,
         max_loras=chance.choice([1, 1, 2, 3]), enable_overlap=chance.random() < 0.9,
     )  # fmt: skip
-    engine.runner.chance, engine.runner.rate = chance, chance.choice([0.0, 0.0, 0.1, 0.2])
-    force_retractions(engine.scheduler, chance.choice([None, None, None, 2, 7]))
+    engine.core.runner.chance, engine.core.runner.rate = chance, chance.choice([0.0, 0.0, 0.1, 0.2])
+    force_retractions(engine.core.scheduler, chance.choice([None, None, None, 2, 7]))
     names = [None, *"ABCDE"[: chance.randint(1, 5)]]
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
@@ -97,12 +97,12 @@ def fuzz(module: Any, seed: int, stream: type[LateStream], counts: Counter[str])
                 finals[output.request_id] = output.outputs[0]
     for name, completion in finals.items():
         tokens, ended = completion.token_ids, completion.finish_reason in ("abort", "error")
-        assert ended <= (name in aborted or engine.runner.rate > 0), completion
+        assert ended <= (name in aborted or engine.core.runner.rate > 0), completion
         full = expected[name][: len(tokens)] if ended else expected[name]
         assert tokens == full, f"I1, I2: schedule {seed}, {name}"
     assert finals.keys() == expected.keys(), "I5: a request has no final output"
     assert_idle(engine)
-    counts["loads"] += engine.scheduler.slots.num_loads
+    counts["loads"] += engine.core.scheduler.slots.num_loads
     counts["cached"] += engine.stats().cached_prompt_tokens
     counts["retractions"] += engine.stats().num_retractions
     counts["versions"] += engine.adapters.num_loads
@@ -234,11 +234,11 @@ def test_a_request_without_a_slot_waits_and_the_base_needs_none(module_of: Modul
     base = engine.add_request([8], params, "base")
     for _ in range(5):
         engine.step()
-    assert {r.request_id for r in engine.scheduler.running} == {a, b, base}
-    assert [r.request_id for r in engine.scheduler.waiting] == [c]
+    assert {r.request_id for r in engine.core.scheduler.running} == {a, b, base}
+    assert [r.request_id for r in engine.core.scheduler.waiting] == [c]
     engine.abort_request(a)
     engine.step()
-    assert c in {r.request_id for r in engine.scheduler.running}, "the slot of A is free"
+    assert c in {r.request_id for r in engine.core.scheduler.running}, "the slot of A is free"
     drain(engine)
     assert_idle(engine)
 
@@ -251,7 +251,7 @@ def test_a_request_with_another_adapter_is_not_starved(module_of: ModuleOf) -> N
     engine.step()
     c = engine.add_request([2], greedy(3, ignore_eos=True), "c", lora_request=wanted("C"))
     while engine.output_processor.is_in_use(c):
-        if len(engine.scheduler.waiting) < 3:
+        if len(engine.core.scheduler.waiting) < 3:
             engine.add_request([7], greedy(5, ignore_eos=True), lora_request=wanted("A"))
             overtaken += 1
         engine.step()
@@ -264,8 +264,8 @@ def test_the_least_recently_used_adapter_leaves_its_slot(module_of: ModuleOf) ->
     engine = made(module_of, max_loras=2)
     for adapter in ("A", "B", "A", "C"):
         answer(engine, [3, 4], adapter)
-    assert {adapter.name for adapter in engine.scheduler.slots.resident} == {"A", "C"}
-    assert engine.scheduler.slots.num_loads == 3
+    assert {adapter.name for adapter in engine.core.scheduler.slots.resident} == {"A", "C"}
+    assert engine.core.scheduler.slots.num_loads == 3
 
 
 @pytest.mark.parametrize("before", range(6))
@@ -297,12 +297,12 @@ def test_a_request_that_ends_lets_its_adapter_go(module_of: ModuleOf, end: str) 
     held = weakref.ref(engine.adapters.adapters["A"])
     engine.step()
     assert engine.remove_lora("A")
-    engine.runner.chance, engine.runner.rate = random.Random(0), float(end == "error")
+    engine.core.runner.chance, engine.core.runner.rate = random.Random(0), float(end == "error")
     final = drain(engine)["a"][-1]
     assert {output.finish_reason for output in final.outputs} == {end}
     assert_idle(engine)
     del final
-    engine.runner.rate = 0.0
+    engine.core.runner.rate = 0.0
     answer(engine, [1, 2], "B")  # takes the slot
     gc.collect()
     assert held() is None, "I3: an adapter without requests is held"
@@ -329,9 +329,9 @@ def test_a_failed_forward_writes_its_adapters_again(module_of: ModuleOf) -> None
     engine.add_request([1, 2], greedy(8, ignore_eos=True), "a", lora_request=wanted("A"))
     engine.step()
     engine.add_request([3, 4], greedy(8, ignore_eos=True), "b", lora_request=wanted("B"))
-    engine.runner.chance, engine.runner.rate = random.Random(0), 1.0
+    engine.core.runner.chance, engine.core.runner.rate = random.Random(0), 1.0
     engine.step()
-    engine.runner.rate = 0.0
+    engine.core.runner.rate = 0.0
     for name, found in drain(engine).items():
         prompt, number = ([1, 2], 1) if name == "a" else ([3, 4], 2)
         assert found[-1].outputs[0].token_ids == expected_output(prompt, 8, [], "", number)

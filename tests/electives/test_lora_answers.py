@@ -138,10 +138,10 @@ def test_a_slot_is_written_behind_the_step_that_reads_it(
     """One slot: B takes it in the plan of a step, while the last step of A is still to run."""
     adapters = {name: written(tmp_path, name) for name in "AB"}
     engine: Any = make_engine(page_size=4, max_loras=1)
-    engine.runner.stream = LateStream()
+    engine.core.runner.stream = LateStream()
     names = ("A", "B", "A")
     found = serve(engine, [PROMPTS[0]] * 3, names, adapters, 4)
-    assert engine.scheduler.slots.num_loads >= 2
+    assert engine.core.scheduler.slots.num_loads >= 2
     for completion, name in zip(found, names, strict=True):
         reference = generate(merged(plain_model(MODEL), adapters[name]), tuple(PROMPTS[0]), 4)
         assert_same_tokens(reference, completion.token_ids)
@@ -206,11 +206,11 @@ def test_graphs_with_adapters_and_without(
     device = FakeCuda()
     with device.installed():
         gpu: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3, max_loras=1)
-        gpu.runner.lora.kernels = None  # a GPU has the products of torch
-        gpu.runner.stream.close()
-        gpu.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
-        graphs = module_of("cuda_graph").DecodeGraphs(gpu.runner.forward, [4], capture=True)
-        gpu.runner.graphs = graphs
+        gpu.core.runner.lora.kernels = None  # a GPU has the products of torch
+        gpu.core.runner.stream.close()
+        gpu.core.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
+        graphs = module_of("cuda_graph").DecodeGraphs(gpu.core.runner.forward, [4], capture=True)
+        gpu.core.runner.graphs = graphs
         for names, theirs in zip(turns, expected, strict=True):
             ours = serve(gpu, prompts, names, adapters, 3)
             assert [x.token_ids for x in ours] == [x.token_ids for x in theirs], names
@@ -244,11 +244,11 @@ def test_an_adapter_is_ready_to_be_copied_when_it_is_loaded(
             pinned.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    monkeypatch.setattr(engine.runner.lora, "on_gpu", True)
+    monkeypatch.setattr(engine.core.runner.lora, "on_gpu", True)
     monkeypatch.setattr(torch, "empty", watched)
     request = written(tmp_path, "A", r=3)
     adapter = engine.adapters.load(request)
-    exact = read_adapter(request.lora_path, engine.runner.lora.shapes, 16)
+    exact = read_adapter(request.lora_path, engine.core.runner.lora.shapes, 16)
     assert adapter.weights.keys() == exact.keys()
     for name, low_rank in adapter.weights.items():
         for ours, theirs in zip(low_rank, exact[name], strict=True):

@@ -169,7 +169,7 @@ def test_a_bad_folder_is_refused_alone(
         before = (
             engine.list_loras(),
             engine.adapters.num_loads,
-            {**engine.scheduler.slots.resident},
+            {**engine.core.scheduler.slots.resident},
         )
         for call in (
             lambda f=folder: engine.add_request([1], lora_request=LoRARequest("bad", str(f))),
@@ -180,7 +180,7 @@ def test_a_bad_folder_is_refused_alone(
         after = (
             engine.list_loras(),
             engine.adapters.num_loads,
-            {**engine.scheduler.slots.resident},
+            {**engine.core.scheduler.slots.resident},
         )
         assert after == before, what
         assert engine.step(), "the running request goes on"

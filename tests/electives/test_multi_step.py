@@ -33,13 +33,13 @@ def stop_at(number: int) -> tuple[int, int]:
 
 def launches_of(engine: Any) -> list[int]:
     """Return a list to which each launch of the engine appends its number of requests."""
-    sizes, launch = list[int](), engine.runner.launch
+    sizes, launch = list[int](), engine.core.runner.launch
 
     def counted(batch: Any, table: Any) -> Any:
         sizes.append(len(batch.requests))
         return launch(batch, table)
 
-    engine.runner.launch = counted
+    engine.core.runner.launch = counted
     return sizes
 
 
@@ -61,7 +61,7 @@ def test_without_overlap_a_plan_has_one_step(make_engine: EngineFactory) -> None
     engine.add_request(PROMPT, greedy(20, ignore_eos=True))
     for step in range(1, 21):
         engine.step()
-        assert len(launched) == step and not engine.result_queue
+        assert len(launched) == step and not engine.core.result_queue
 
 
 @pytest.mark.parametrize("max_tokens", [1, 4, 8, 9])
@@ -83,7 +83,7 @@ def test_a_stop_wastes_the_rest_of_its_plan(make_engine: EngineFactory, number: 
     assert output.outputs[0].token_ids == tokens_of(count)
     assert output.outputs[0].finish_reason == "stop"
     assert engine.stats().padding_tokens == -count % NUM_STEPS
-    assert not engine.result_queue, "I5: a useless step must not delay the next request"
+    assert not engine.core.result_queue, "I5: a useless step must not delay the next request"
     name = engine.add_request(PROMPT, greedy(3, ignore_eos=True))
     assert [o.request_id for o in engine.step()] == [name]
 
@@ -99,7 +99,7 @@ def test_a_request_that_stops_keeps_its_pages_until_the_plan_ends(
     for step in range(1, 2 * NUM_STEPS + 1):
         engine.step()
         writes = count <= step < -(-count // NUM_STEPS) * NUM_STEPS
-        held = [request.request_id for request in engine.scheduler.in_flight.finished]
+        held = [request.request_id for request in engine.core.scheduler.in_flight.finished]
         assert held == (["stops"] if writes else []), f"after step {step}"
     assert engine.stats().padding_tokens == -count % NUM_STEPS
     assert_one_answer("tiny-llama", drain(engine)["goes on"][-1], 22)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from common.guard import EngineDeadError
 
-from common.engine.call import EngineDeadError
 from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle, poison_free_pages
 from milestones.instruments.fake_cuda import FakeCuda
@@ -32,7 +32,7 @@ STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
 
 
 def cache_of(engine: Any) -> Any:
-    return engine.scheduler.kv_cache.radix_cache
+    return engine.core.scheduler.kv_cache.radix_cache
 
 
 def resize_host(engine: Any, num_pages: int) -> None:
@@ -43,7 +43,7 @@ def resize_host(engine: Any, num_pages: int) -> None:
 
 def check_copies(engine: Any) -> None:
     """I3: where a page is in the pool and on the host, both have the same keys and values."""
-    cache, runner = cache_of(engine), engine.runner
+    cache, runner = cache_of(engine), engine.core.runner
     if cache.transfers or (runner.copied is not None and not runner.copied.is_done):
         return
     if runner.is_copying:  # a copy has failed: the next step fails, and then all pages are dropped
@@ -75,9 +75,9 @@ def fuzz(
         max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm"]),
     )  # fmt: skip
-    engine.runner.copy_stream = copies()
+    engine.core.runner.copy_stream = copies()
     resize_host(engine, chance.choice([0, 2, num_pages // 2, 2 * num_pages, 200]))
-    force_retractions(engine.scheduler, chance.choice([None, None, None, 2, 7]))
+    force_retractions(engine.core.scheduler, chance.choice([None, None, None, 2, 7]))
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()
@@ -124,7 +124,7 @@ def test_random_schedules_with_priorities(
     module = module_of("engine")
     first = SCHEDULES // 4 * (2 * STREAMS.index(forwards) + STREAMS.index(copies))
     engines = [fuzz(module, first + i, forwards, copies) for i in range(SCHEDULES // 4)]
-    assert sum(e.scheduler.retraction.num_preemptions for e in engines) > len(engines) // 3
+    assert sum(e.core.scheduler.retraction.num_preemptions for e in engines) > len(engines) // 3
     assert sum(cache_of(e).num_written for e in engines) > 2 * len(engines)
     assert sum(cache_of(e).num_loaded for e in engines) > len(engines) // 3
     assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
@@ -253,7 +253,7 @@ def test_a_less_urgent_request_is_not_starved(module_of: ModuleOf) -> None:
     low = engine.add_request([1, 2, 3], greedy(4, ignore_eos=True), "low", priority=9)
     overtaken = 0
     while engine.output_processor.is_in_use(low):
-        if len(engine.scheduler.waiting) < 2:
+        if len(engine.core.scheduler.waiting) < 2:
             engine.add_request([7, 7, 7], greedy(2, ignore_eos=True), priority=0)
             overtaken += 1
         engine.step()
@@ -273,7 +273,7 @@ def test_a_bad_priority_is_refused(make_engine: EngineFactory, priority: Any) ->
 def test_children_have_the_priority_of_their_parent(make_engine: EngineFactory) -> None:
     engine: Any = make_engine()
     engine.add_request([1, 2], greedy(2, n=2), priority=-4)
-    assert [request.priority for request in engine.scheduler.waiting] == [-4, -4]
+    assert [request.priority for request in engine.core.scheduler.waiting] == [-4, -4]
     drain(engine)
 
 
@@ -291,9 +291,9 @@ def test_copies_have_the_bits_of_the_pages(make_engine: EngineFactory) -> None:
                 assert ours.outputs == theirs.outputs
                 assert ours.metrics.num_cached_tokens == theirs.metrics.num_cached_tokens
     assert cache_of(engine).num_loaded >= 8
-    engine.runner.copy_stream.synchronize()
-    engine.runner.stream.synchronize()
-    cache, pool = cache_of(engine), engine.runner.host_pool
+    engine.core.runner.copy_stream.synchronize()
+    engine.core.runner.stream.synchronize()
+    cache, pool = cache_of(engine), engine.core.runner.host_pool
     memories, num_compared = pool._memories(), 0
     for node in cache.nodes():
         tokens = [token for part in node.path() for token in part.tokens]
@@ -313,10 +313,10 @@ def test_the_host_pool_is_not_larger_than_the_free_memory(
 ) -> None:  # fmt: skip
     """Pinned memory takes up to twice as much: torch rounds its size up to a power of two."""
     engine: Any = make_engine(num_pages=20)
-    page = engine.runner.host_pool.pages[0].nbytes
+    page = engine.core.runner.host_pool.pages[0].nbytes
     free = int(free_pages * page)
     monkeypatch.setattr(module_of("host_pool"), "free_memory", lambda device: free)
-    pages = module_of("host_pool").HostPool(engine.runner.kv_pool).pages
+    pages = module_of("host_pool").HostPool(engine.core.runner.kv_pool).pages
     assert pages.nbytes == 0 or 1 << (pages.nbytes - 1).bit_length() <= free
     assert len(pages) >= int(free_pages) // 2
 
@@ -326,7 +326,7 @@ def test_a_measured_copy_is_waited_for_on_the_gpu_of_the_model(
 ) -> None:
     """A wait for another GPU returns at once: then copies would seem to cost nothing."""
     engine: Any = make_engine()
-    host_pool, waits = engine.runner.host_pool, list[Any]()
+    host_pool, waits = engine.core.runner.host_pool, list[Any]()
     second = torch.device("cuda", 1)
     host_pool.on_gpu, host_pool.copy = True, lambda *_: None
     host_pool.pool = SimpleNamespace(keys=[SimpleNamespace(device=second)])
@@ -341,7 +341,7 @@ def test_the_audit_fills_a_page_after_the_copies_that_read_it(
 ) -> None:
     """A page may be free again before its copy to the host has begun."""
     engine: Any = make_engine(page_size=4, num_pages=8)
-    runner = engine.runner
+    runner = engine.core.runner
     runner.stream.synchronize()
     runner.stream, runner.copy_stream = forwards(), LateStream()
     for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
@@ -357,8 +357,8 @@ def test_the_audit_fills_a_page_after_the_copies_that_read_it(
 def put_on_gpu(engine: Any, module_of: ModuleOf) -> None:
     """Give an engine on a CPU the streams that it would have on a GPU."""
     for name in ("stream", "copy_stream"):
-        getattr(engine.runner, name).close()
-        setattr(engine.runner, name, module_of("stream").CudaStream(torch.device("cuda", 0)))
+        getattr(engine.core.runner, name).close()
+        setattr(engine.core.runner, name, module_of("stream").CudaStream(torch.device("cuda", 0)))
 
 
 def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
@@ -369,7 +369,7 @@ def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
         engine: Any = make_engine(page_size=4, num_pages=12, max_num_seqs=1, cuda_graph=False)
         engine.costs.observe = lambda *_: None  # the clock of the fake device stands still
         put_on_gpu(engine, module_of)
-        copies = engine.runner.copy_stream.stream
+        copies = engine.core.runner.copy_stream.stream
         copies.name = "copies"
         for token in (1, 2, 1):
             engine.generate([[token] * 33], greedy(1), progress=False)
@@ -392,7 +392,7 @@ def test_the_predicted_costs_decide(module_of: ModuleOf, is_cheap: bool) -> None
     engine.step()
     urgent = engine.add_request([2] * 18, greedy(3, ignore_eos=True), priority=0)
     finals = drain(engine)
-    assert engine.scheduler.retraction.num_preemptions == 1
+    assert engine.core.scheduler.retraction.num_preemptions == 1
     assert finals[low][-1].outputs[0].token_ids == expected_output([1] * 12, 8, [], "")
     assert finals[urgent][-1].outputs[0].token_ids == expected_output([2] * 18, 3, [], "")
     assert (cache_of(engine).num_loaded > 0) == is_cheap
@@ -450,21 +450,21 @@ def test_a_failed_copy_costs_time_and_no_request(
         engine.costs.observe = lambda *_: None
         if on_cuda:
             put_on_gpu(engine, module_of)
-        copy, calls = engine.runner.host_pool.copy, iter(range(100))
-        failed, suspects = engine.scheduler.isolation.failed, list[Any]()
+        copy, calls = engine.core.runner.host_pool.copy, iter(range(100))
+        failed, suspects = engine.core.scheduler.isolation.failed, list[Any]()
 
         def noted(requests: list[Any]) -> Any:
             suspects.extend(requests)
             return failed(requests)
 
-        engine.scheduler.isolation.failed = noted
+        engine.core.scheduler.isolation.failed = noted
 
         def failing(transfers: list[Any], before_loading: Any) -> None:
             copy(transfers, before_loading)
             if next(calls) == nth:
                 raise Refused("the last transfer")
 
-        engine.runner.host_pool.copy = failing
+        engine.core.runner.host_pool.copy = failing
         for i in (1, 2, 3, 1, 2, 3, 1, 2, 3):
             [output] = engine.generate([prompts[i]], params, progress=False)[0].outputs
             assert (output.finish_reason, output.error) == ("length", None)
@@ -482,7 +482,7 @@ def test_a_broken_invariant_of_a_copy_ends_the_engine(module_of: ModuleOf) -> No
     def broken(*_: Any) -> None:
         raise AssertionError("I3: here")
 
-    engine.runner._copy = broken
+    engine.core.runner._copy = broken
     with pytest.raises(AssertionError, match="I3: here"):
         for token in (1, 2, 3):
             answer(engine, [token] * 17)
@@ -496,7 +496,7 @@ def test_a_request_aborted_during_a_failed_load_leaves_no_page(module_of: Module
     prompts = [[i] * 17 for i in (1, 2, 3)]
     for prompt in prompts:
         answer(engine, prompt)
-    copy, loads = engine.runner._copy, list[int]()
+    copy, loads = engine.core.runner._copy, list[int]()
 
     def failing(transfers: list[Any], computed: Any) -> None:
         if not all(transfer.to_host for transfer in transfers) and not loads:
@@ -504,7 +504,7 @@ def test_a_request_aborted_during_a_failed_load_leaves_no_page(module_of: Module
             raise Refused
         copy(transfers, computed)
 
-    engine.runner._copy = failing
+    engine.core.runner._copy = failing
     engine.add_request(prompts[0], greedy(3, ignore_eos=True), "loads")
     engine.launch()
     engine.abort_request("loads")
@@ -536,7 +536,7 @@ def test_a_server_without_priorities_refuses_them(serve: Serve) -> None:
 def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> None:
     """The policy compares a window of the queue. The most urgent requests are in it."""
     engine = one_page_engine(module_of, num_pages=8)
-    policy, scheduler = module_of("policy"), engine.scheduler
+    policy, scheduler = module_of("policy"), engine.core.scheduler
     for number in range(policy.WINDOW + 5):
         scheduler.add_request(request_of(f"r{number}", [1, 2]))
     urgent = request_of("urgent", [3, 4])
@@ -548,7 +548,7 @@ def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> No
 def picture(module_of: ModuleOf) -> list[str]:
     """Return the lines of the picture on the elective's page: a run with 12 pages of two tokens."""
     engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4, enable_overlap=False)
-    launch, cells = engine.runner.launch, dict[tuple[str, int], str]()
+    launch, cells = engine.core.runner.launch, dict[tuple[str, int], str]()
     rows = ("low", "urgent", "to host", "from host")
     prompts = {"low": [1] * 12, "urgent": [2] * 18}
     engine.add_request(prompts["low"], greedy(8, ignore_eos=True), "low", priority=1)
@@ -559,7 +559,7 @@ def picture(module_of: ModuleOf) -> list[str]:
             cells[request.request_id, column] = f"{count}"
         return launch(batch, table)
 
-    engine.runner.launch = noted
+    engine.core.runner.launch = noted
     while engine.has_unfinished_requests():
         column += 1
         if column == 3:

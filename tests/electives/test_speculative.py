@@ -50,7 +50,7 @@ class Given:
 
 
 def with_drafter(engine: Any, drafter: Any) -> Any:
-    engine.scheduler.drafting.drafter = drafter
+    engine.core.scheduler.drafting.drafter = drafter
     return engine
 
 
@@ -198,7 +198,7 @@ def test_drafts_take_only_the_rest_of_the_budget(make_engine: EngineFactory) -> 
     for i in range(3):
         engine.add_request([i + 1, 2], greedy(30, ignore_eos=True))
     engine.add_request([4] * 40, greedy(3, ignore_eos=True))
-    launch, sizes = engine.runner.launch, list[int]()
+    launch, sizes = engine.core.runner.launch, list[int]()
 
     def watched(batch: Any, table: Any) -> Any:
         sizes.append(batch.num_tokens)
@@ -206,7 +206,7 @@ def test_drafts_take_only_the_rest_of_the_budget(make_engine: EngineFactory) -> 
         assert not any(request in batch.drafts for request in unfinished)
         return launch(batch, table)
 
-    engine.runner.launch = watched
+    engine.core.runner.launch = watched
     while engine.has_unfinished_requests():
         engine.step()
     assert max(sizes) == 9
@@ -218,7 +218,7 @@ def test_many_requests_overlap_and_do_not_draft(make_engine: EngineFactory) -> N
     for prompt in prompts:
         engine.add_request(prompt, greedy(12, ignore_eos=True))
     engine.step()
-    assert engine.result_queue, "the next step was launched before this one was processed"
+    assert engine.core.result_queue, "the next step was launched before this one was processed"
     while engine.has_unfinished_requests():
         engine.step()
     assert engine.stats().num_draft_tokens == 0
@@ -392,14 +392,14 @@ def test_drafts_end_before_max_model_len(make_engine: EngineFactory, distance: i
     engine: Any = with_drafter(
         make_engine(max_model_len=length), Given(expected.token_ids + [7] * 9)
     )
-    prepare, positions = engine.runner.inputs.prepare, list[int]()
+    prepare, positions = engine.core.runner.inputs.prepare, list[int]()
 
     def watched(batch: Any, static_size: Any = None) -> Any:
         inputs = prepare(batch, static_size)
         positions.append(int(inputs.position_ids.max()))
         return inputs
 
-    engine.runner.inputs.prepare = watched
+    engine.core.runner.inputs.prepare = watched
     [output] = outputs_of(engine, [prompt], greedy(20, ignore_eos=True))
     assert output == expected and max(positions) < length
     assert engine.stats().num_draft_tokens == max(0, distance - 2)
@@ -450,13 +450,13 @@ def test_a_ragged_batch_gives_each_request_its_own_answer(make_engine: EngineFac
     counts = (4, 3, 0, 2)
     answers = [(p, o.token_ids, n) for p, o, n in zip(prompts, expected, counts, strict=True)]
     engine: Any = with_drafter(make_engine(max_num_batched_tokens=16), ByPrompt(answers))
-    launch, shapes = engine.runner.launch, set[tuple[int, ...]]()
+    launch, shapes = engine.core.runner.launch, set[tuple[int, ...]]()
 
     def watched(batch: Any, table: Any) -> Any:
         shapes.add(tuple(batch.num_scheduled_tokens))
         return launch(batch, table)
 
-    engine.runner.launch = watched
+    engine.core.runner.launch = watched
     found = outputs_of(engine, prompts, params)
     assert [o.token_ids for o in found] == [o.token_ids for o in expected]
     for ours, theirs in zip(found, expected, strict=True):

@@ -56,7 +56,7 @@ class Schedule:
             enable_overlap=chance.random() < 0.8,
         )  # fmt: skip
         if chance.random() < 0.5:
-            self.engine.scheduler.admission.new_token_ratio = 0.0  # requests join too early
+            self.engine.core.scheduler.admission.new_token_ratio = 0.0  # requests join too early
         self.compiler = with_fakes(self.engine, at_once=False)
         self.expected: dict[str, list[int]] = {}
         self.finals: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class Schedule:
 
     def run(self) -> Any:
         to_come, chance, engine = self.chance.randint(1, 12), self.chance, self.engine
-        engine.scheduler.grammars.wait = lambda seconds: None
+        engine.core.scheduler.grammars.wait = lambda seconds: None
         while to_come or engine.has_unfinished_requests():
             while to_come and chance.random() < 0.4:
                 to_come -= 1
@@ -105,7 +105,7 @@ class Schedule:
             number = self.chance.randrange(len(self.compiler.pending))
             future = self.compiler.pending[number][0]
             fails = self.chance.random() < 0.1
-            waiting = self.engine.scheduler.grammars.queue.items()
+            waiting = self.engine.core.scheduler.grammars.queue.items()
             names = {request.request_id for request, (f, _) in waiting if f is future}
             self.compiler.finish(number, ValueError("a bad grammar") if fails else None)
             self.bad |= names if fails else set()
@@ -124,7 +124,7 @@ class Schedule:
         outputs = [c.token_ids for c in self.finals.values()]
         for state in self.compiler.states():
             assert state.accepted in outputs or not state.accepted, "a token is not taken once"
-        grammars = self.engine.scheduler.grammars
+        grammars = self.engine.core.scheduler.grammars
         assert not grammars.queue and not grammars.grammars, "I3: a grammar is left"
 
 
@@ -148,9 +148,9 @@ def test_the_forward_is_launched_before_the_tokens_and_sampled_after(
     for overlap in (True, False):
         engine = engine_of(module_of, late=late, enable_overlap=overlap)
         compiler, events = with_fakes(engine), list[str]()
-        record(engine.runner, "launch", "launch", events)
-        record(engine.runner, "sample", "sample", events)
-        record(engine.scheduler.grammars, "accept", "accept", events)
+        record(engine.core.runner, "launch", "launch", events)
+        record(engine.core.runner, "sample", "sample", events)
+        record(engine.core.scheduler.grammars, "accept", "accept", events)
         engine.add_request(PROMPT, params_of(1, 3))
         drain(engine)
         ahead = ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"]
@@ -172,13 +172,13 @@ def test_only_steps_with_grammars_are_sampled_later(module_of: ModuleOf) -> None
     """A plain request pays for the steps that it shares with a grammar, and for no others."""
     engine, delayed = engine_of(module_of), list[int]()
     with_fakes(engine)
-    sample = engine.runner.sample
+    sample = engine.core.runner.sample
 
     def counted(result: Any, rows: Any, bits: Any) -> None:
         delayed.append(len(result.places))
         sample(result, rows, bits)
 
-    engine.runner.sample = counted
+    engine.core.runner.sample = counted
     engine.add_request(PROMPT, greedy(20, ignore_eos=True), "plain")
     for _ in range(4):
         engine.step()
@@ -194,8 +194,8 @@ def test_no_mask_before_the_end_of_the_prompt(module_of: ModuleOf) -> None:
     engine, events = engine_of(module_of, max_num_batched_tokens=32), list[str]()
     with_fakes(engine)
     prompt = [token % 50 for token in range(100)]
-    record(engine.runner, "launch", "launch", events)
-    record(engine.runner, "sample", "sample", events)
+    record(engine.core.runner, "launch", "launch", events)
+    record(engine.core.runner, "sample", "sample", events)
     engine.add_request(prompt, params_of(1, 3, 20))
     outputs = drain(engine)
     assert events[:5] == ["launch", "launch", "launch", "launch", "sample"]
@@ -211,9 +211,9 @@ def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf)
         name = engine.add_request(PROMPT, params_of(2, 9))
         while len(accepted(compiler)) < count:
             engine.step()
-        engine.undo_steps_in_flight()
-        engine.scheduler.retraction.retract(engine.scheduler.running[0])
-        assert len(accepted(compiler)) == count and engine.scheduler.waiting
+        engine.core.undo_steps_in_flight()
+        engine.core.scheduler.retraction.retract(engine.core.scheduler.running[0])
+        assert len(accepted(compiler)) == count and engine.core.scheduler.waiting
         final = drain(engine)[name][-1].outputs[0]
         assert final.token_ids == accepted(compiler) == expected_under(PROMPT, 30, 2, 9)
         assert engine.stats().num_retractions == 1
@@ -241,7 +241,7 @@ def test_an_illegal_token_ends_only_its_request(module_of: ModuleOf) -> None:
     names = [engine.add_request([i, 9], params_of(i, 10), f"r{i}") for i in range(3)]
     for _ in range(4):
         engine.step()
-    grammar = next(g for r, g in engine.scheduler.grammars.grammars.items() if r.request_id == "r1")
+    grammar = next(g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1")
     grammar.length = len(grammar.accepted) + 1  # only the end is allowed behind the token in flight
     grammar.fill = StepGrammar(1, 10).fill  # ... but the mask does not say so
     finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
@@ -256,7 +256,7 @@ def test_other_requests_do_not_wait_for_a_grammar(module_of: ModuleOf) -> None:
     """A plain request that arrives later starts first; ten slow grammars cost no waiting."""
     engine = engine_of(module_of)
     compiler, waits = with_fakes(engine, at_once=False), list[float]()
-    engine.scheduler.grammars.wait = waits.append
+    engine.core.scheduler.grammars.wait = waits.append
     engine.add_request([8, 9], greedy(30, ignore_eos=True), "runs")
     engine.step()
     for number in range(10):
@@ -276,21 +276,21 @@ def test_other_requests_do_not_wait_for_a_grammar(module_of: ModuleOf) -> None:
 def test_an_idle_engine_waits_for_a_compiler_and_does_not_spin(module_of: ModuleOf) -> None:
     engine = engine_of(module_of)
     compiler, waits = with_fakes(engine, at_once=False), list[float]()
-    engine.scheduler.grammars.wait = waits.append
+    engine.core.scheduler.grammars.wait = waits.append
     engine.add_request(PROMPT, params_of(1, 2), "a")
     assert engine.step() == [] and engine.step() == [] and len(waits) == 2
     engine.abort_request("a")
     assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]
     assert len(waits) == 2, "an output that is ready is not held back"
     compiler.finish()
-    assert engine.step() == [] and not engine.scheduler.waiting, "the late result changes nothing"
+    assert engine.step() == [] and not engine.core.scheduler.waiting, "the late result changes nothing"
     assert not engine.has_unfinished_requests()
 
 
 def test_a_grammar_that_takes_too_long(module_of: ModuleOf) -> None:
     engine = engine_of(module_of)
     with_fakes(engine, at_once=False)
-    engine.scheduler.grammars.timeout = 0.0
+    engine.core.scheduler.grammars.timeout = 0.0
     engine.add_request(PROMPT, params_of(1, 2), "late")
     engine.add_request([4], greedy(2, ignore_eos=True), "plain")
     finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
@@ -350,7 +350,7 @@ class HeldCompile:
 def test_what_no_request_waits_for_is_not_compiled(module_of: ModuleOf, ends_by: str) -> None:
     """Sixteen requests end while their grammars are queued. The next one does not wait for them."""
     engine = engine_of(module_of)
-    manager, held = engine.scheduler.grammars, HeldCompile(module_of("grammar_manager").NUM_THREADS)
+    manager, held = engine.core.scheduler.grammars, HeldCompile(module_of("grammar_manager").NUM_THREADS)
     engine.compiler.compile, engine.input_processor.no_structured_outputs = held, None
     blocking = [engine.compiler.submit(wanted) for wanted in held.blockers]
     held.wait_for_blockers()

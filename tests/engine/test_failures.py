@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import EngineDeadError, LoadedModel, RequestOutput, SamplingParams
-from common.engine.failure_isolation import FailureIsolation
+from common import EngineDeadError, LoadedModel, Request, RequestOutput, SamplingParams
+from common.engine_core import EngineCoreOutput
+from common.failure_search import FailureSearch
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
 from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
@@ -118,7 +121,7 @@ def test_a_request_aborted_during_the_search_holds_nothing(milestone: str) -> No
     for i in range(4):
         assert engine.abort_request(f"{i}")
     drain(engine)
-    assert not engine.scheduler.isolation.is_active, "I3: the search still holds an ended request"
+    assert not engine.search.is_active, "I3: the search still holds an ended request"
     assert_idle(engine)
 
 
@@ -140,7 +143,7 @@ def test_an_abort_during_the_search_disturbs_no_other_request(milestone: str) ->
     for name in "abcde":
         engine.add_request([ord(name), 5], greedy(9, ignore_eos=True), name)
     outputs = {}
-    while not engine.scheduler.isolation.is_active:
+    while not engine.search.is_active:
         outputs.update({output.request_id: output for output in engine.step()})
     engine.abort_request("b")
     outputs |= {name: of_request[-1] for name, of_request in drain(engine).items()}
@@ -179,29 +182,67 @@ def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
 def test_a_failure_does_not_undo_another_request_for_ever(milestone: str) -> None:
     """I5: `b` joins in the last step of `a`, fails before it is launched, and undoes that step."""
     engine: Any = build_engine(milestone, hash_model(), max_num_seqs=1, enable_overlap=True)
-    prepare = engine.runner.inputs.prepare
+    prepare = engine.core.runner.inputs.prepare
 
     def failing(batch: Any, *args: Any) -> Any:
         if any(request.request_id == "b" for request in batch.requests):
             raise Broken("boom")
         return prepare(batch, *args)
 
-    engine.runner.inputs.prepare = failing
+    engine.core.runner.inputs.prepare = failing
     finals = run(engine, {"a": [1, 2], "b": [3, 4], "c": [5, 6]})
     assert finals["b"].outputs[0].finish_reason == "error"
     for name, prompt in (("a", [1, 2]), ("c", [5, 6])):
         assert finals[name].outputs[0].token_ids == expected_tokens(prompt, 6)
 
 
+class OneRow:
+    """A core without a model. A step computes the oldest requests, as many as `width`."""
+
+    def __init__(self, width: int = 99) -> None:
+        self.scheduler = SimpleNamespace(waiting=deque[Request](), running=list[Request]())
+        self.width = width
+
+    def send_back(self) -> None:
+        self.scheduler.waiting.extendleft(reversed(self.scheduler.running))
+        self.scheduler.running.clear()
+
+    def schedule(self) -> list[Request]:
+        while self.scheduler.waiting and len(self.scheduler.running) < self.width:
+            self.scheduler.running.append(self.scheduler.waiting.popleft())
+        return list(self.scheduler.running)
+
+    def finish(self, request: Request) -> None:
+        request.finish_reason = "error"
+        queues = self.scheduler.waiting, self.scheduler.running
+        next(queue for queue in queues if request in queue).remove(request)
+
+
+def searching(requests: list[Request], width: int = 99) -> tuple[Any, FailureSearch]:
+    core: Any = OneRow(width)
+    core.scheduler.waiting.extend(requests)
+    return core, FailureSearch(core)
+
+
 def test_failures_of_two_requests_are_not_added_up() -> None:
     """The first request is aborted after one failure alone. The second fails alone once, too."""
-    first, second = make_request("a", 1), make_request("b", 1)
-    isolation = FailureIsolation()
-    assert isolation.failed([first]) is None
-    isolation.remove(first)
-    isolation.passed([second])
-    assert isolation.failed([second]) is None, "a request ends only when it has failed alone twice"
-    assert isolation.failed([second]) is second
+    first, second = make_request("a", [1]), make_request("b", [1])
+    core, search = searching([first, second], width=1)
+    assert search.failed(core.schedule()) is None
+    search.release(first)
+    core.finish(first)
+    search.prepare()
+    assert search.failed(core.schedule()) is None, "a request must fail alone twice before it ends"
+    assert search.failed(core.schedule()) is second
+
+
+def test_a_token_between_two_failures_saves_a_request() -> None:
+    request = make_request("a", [1])
+    core, search = searching([request])
+    assert search.failed(core.schedule()) is None
+    request.token_ids.append(5)
+    assert search.failed(core.schedule()) is None
+    assert search.failed(core.schedule()) is request
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -292,7 +333,7 @@ def test_after_a_failure_in_the_middle_of_a_step_nothing_is_answered(
     """The state is unknown then, and no answer is better than a wrong one."""
     engine: Any = build_engine(milestone)
     engine.add_request([1, 2], greedy(5), "a")
-    monkeypatch.setattr(engine.output_processor, "append_token", raise_broken)
+    monkeypatch.setattr(engine.output_processor, "process", raise_broken)
     with pytest.raises(Broken):
         engine.step()
     for call in (
@@ -352,37 +393,41 @@ def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str) -> None:
     assert_idle(engine)
 
 
-def test_isolation_finds_any_causes() -> None:
-    """The search finds exactly the requests that always fail, in a bounded number of forwards."""
+def test_the_search_finds_any_causes() -> None:
+    """The search finds exactly the requests that always fail, in a bounded number of forwards.
 
-    @given(st.integers(1, 20), st.data())
-    def check(count: int, data: st.DataObject) -> None:
+    All others get a token in each search. New requests wait, and nobody loses its place.
+    """
+
+    @given(st.integers(1, 20), st.integers(1, 20), st.data())
+    def check(count: int, width: int, data: st.DataObject) -> None:
         requests = [make_request(f"{i}", [1]) for i in range(count)]
         bad = data.draw(st.sets(st.sampled_from(requests)))
-        isolation, found, live, forwards = FailureIsolation(), set(), list(requests), 0
-        while set(live) & bad:
+        core, search = searching(requests, width)
+        found, forwards, late = set(), 0, list[Request]()
+        while set(core.scheduler.waiting) & bad or search.is_active:
+            if forwards == 3:
+                core.scheduler.waiting.extend(late := [make_request("late", [1])])
+            search.prepare()
+            batch = core.schedule()
             forwards += 1
-            batch = isolation.allowed(live)
             assert batch, "I5: no request may be tried"
-            if not set(batch) & bad:
-                isolation.passed(batch)
+            assert not (search.is_active and set(batch) & set(late)), "a new request does not wait"
+            if set(batch) & bad:
+                if (cause := search.failed(batch)) is not None:
+                    search.release(cause)
+                    core.finish(cause)
+                    found.add(cause)
                 continue
-            if (cause := isolation.failed(batch)) is not None:
-                isolation.remove(cause)
-                found.add(cause)
-                live.remove(cause)
+            for request in batch:
+                request.token_ids.append(7)
+            search.passed([EngineCoreOutput(request, ((7, None),)) for request in batch])
+            if not search.is_active and not bad <= found:  # these go on; the others join
+                for request in batch:
+                    core.finish(request)
         assert found == bad
-        assert forwards <= len(bad) * 2 * (math.ceil(math.log2(count)) + 2) + 1
+        assert forwards <= (len(bad) + 1) * 2 * (math.ceil(math.log2(count)) + 2) * (count + 2)
+        left = [*core.scheduler.running, *core.scheduler.waiting]
+        assert [r for r in left if r not in late] == [r for r in requests if not r.is_finished]
 
     check()
-
-
-def test_isolation_lets_others_go_on_if_a_group_cannot_be_computed() -> None:
-    isolation = FailureIsolation()
-    a, b, c = (make_request(name, [1]) for name in "abc")
-    isolation.failed([a, b])
-    assert isolation.allowed([a, b, c]) == [a]
-    isolation.passed([])
-    assert isolation.allowed([a, b, c]) == [b]
-    isolation.passed([])
-    assert isolation.allowed([a, b, c]) == [a, b, c]

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from common import EngineDeadError
-from common.engine import call as engine_call
-from common.engine.interrupts import interrupts_held
+from common import EngineDeadError, guard, llm_engine
+from common.guard import interrupts_held
 from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
 from milestones.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine
@@ -66,15 +65,15 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 def engine_in_one_thread(milestone: str, **config: Any) -> Any:
     """Return an engine on the hash model. Its forwards run in the main thread."""
     engine: Any = build_engine(milestone, hash_model(), **config)
-    if hasattr(engine.runner, "stream"):
-        engine.runner.stream.close()
-        engine.runner.stream = EarlyStream()
+    if hasattr(engine.core.runner, "stream"):
+        engine.core.runner.stream.close()
+        engine.core.runner.stream = EarlyStream()
     return engine
 
 
 def is_in_engine(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename == engine_call.__file__:
+        if frame.f_code.co_filename in (guard.__file__, llm_engine.__file__):
             return True
         frame = frame.f_back
     return False
@@ -221,8 +220,10 @@ def test_a_second_ctrl_c_ends_the_engine(milestone: str) -> None:
     model: Any = Pressed().eval()
     loaded = hash_model()
     engine: Any = build_engine(milestone, type(loaded)("hash-model", model, loaded.tokenizer))
-    if hasattr(engine.runner, "stream"):
-        engine.runner.stream = EarlyStream()  # forwards run in this thread, where signals arrive
+    if hasattr(engine.core.runner, "stream"):
+        engine.core.runner.stream = (
+            EarlyStream()
+        )  # forwards run in this thread, where signals arrive
     engine.add_request([1, 2], greedy(3))
     armed = True
     with pytest.raises(KeyboardInterrupt):

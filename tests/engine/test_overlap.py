@@ -34,7 +34,7 @@ def fuzz(module: ModuleType, seed: int, stream: type[LateStream], **config: Any)
         module, stream(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 6),
         max_num_batched_tokens=chance.choice([1, 2, 3, 5, 16, 17, 64]), **config,
     )  # fmt: skip
-    force_retractions(engine.scheduler, chance.choice([None, None, None, 1, 2, 7]))
+    force_retractions(engine.core.scheduler, chance.choice([None, None, None, 1, 2, 7]))
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()

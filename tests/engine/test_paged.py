@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common import OfflineEngine, SamplingParams, UnsupportedModelError
+from common import LLMEngine, SamplingParams, UnsupportedModelError
 from milestones.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, ModuleOf, shared_model, tokens_in_flight
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -33,8 +33,8 @@ def test_sizes_change_nothing(make_engine: EngineFactory, page_size: int, chunk:
             assert_one_answer("tiny-llama", output, 12)
 
 
-def retracting(engine: OfflineEngine, every: int) -> OfflineEngine:
-    force_retractions(engine.scheduler, every)
+def retracting(engine: LLMEngine, every: int) -> LLMEngine:
+    force_retractions(engine.core.scheduler, every)
     return engine
 
 
@@ -72,7 +72,7 @@ def test_retraction_at_every_token(make_engine: EngineFactory, every: int, chunk
 def test_more_requests_than_memory(make_engine: EngineFactory) -> None:
     """A pool with pages for two and a half requests serves ten requests, by retraction."""
     engine = make_engine(page_size=4, num_pages=24, max_num_seqs=10)
-    engine.scheduler.admission.new_token_ratio = 0.0  # type: ignore[attr-defined]
+    engine.core.scheduler.admission.new_token_ratio = 0.0  # type: ignore[attr-defined]
     prompts = [[i, i + 1, i + 2] for i in range(10)]
     for i, prompt in enumerate(prompts):
         engine.add_request(prompt, greedy(33, ignore_eos=True), f"{i}")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import OfflineEngine, RequestOutput, SamplingParams
+from common import LLMEngine, RequestOutput, SamplingParams
 from common.parent_request import child_seed
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -21,7 +21,7 @@ def sampled(n: int, max_tokens: int = 6, **values: Any) -> SamplingParams:
     return SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True, **values)
 
 
-def alone(engine: OfflineEngine, prompt: list[int], params: SamplingParams) -> list[list[int]]:
+def alone(engine: LLMEngine, prompt: list[int], params: SamplingParams) -> list[list[int]]:
     """Return the tokens of each output, from requests with n=1 and documented seeds."""
     assert params.seed is not None
     singles = [params.of_child(child_seed(params.seed, i)) for i in range(params.n)]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import EngineConfig, OfflineEngine, Request, SamplingParams
+from common import EngineConfig, LLMEngine, Request, SamplingParams
 from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
@@ -169,7 +169,7 @@ def modes_of(milestone: str) -> tuple[str, ...]:
     return MODES if milestone == "m5_overlap" else ("overlap",)
 
 
-def hash_engine(milestone: str, mode: str, **config: Any) -> OfflineEngine:
+def hash_engine(milestone: str, mode: str, **config: Any) -> LLMEngine:
     config = {"enable_overlap": mode != "serial", "max_model_len": 64, **config}
     settings = EngineConfig(model="hash-model", device="cpu", **config)
     return audited_engine_class(milestone, mode)(settings, HASH)
@@ -194,7 +194,7 @@ def test_penalties_on_every_engine(
         for i, (_, prompt, values) in enumerate(arrivals)
     }
     engine = hash_engine(milestone, mode, max_num_seqs=rows, **config)
-    force_retractions(engine.scheduler, every if is_paged else None)
+    force_retractions(engine.core.scheduler, every if is_paged else None)
     got: dict[str, list[int]] = {}
     for step in range(9):
         for i, (arrival, prompt, values) in enumerate(arrivals):

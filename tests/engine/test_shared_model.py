@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from common import EngineConfig, LoadedModel, OfflineEngine, load_model
+from common import EngineConfig, LLMEngine, LoadedModel, load_model
 from common.hf.shared import attention_switched, lock_of, make_shareable
 from tests.conftest import MILESTONES, ROOT, build_engine, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -50,7 +50,7 @@ def test_engines_of_several_threads_share_a_model() -> None:
     engines = [build_engine(m, MODEL, page_size=4) for m in MILESTONES for _ in range(2)]
     outputs: list[Any] = []
 
-    def serve(engine: OfflineEngine) -> None:
+    def serve(engine: LLMEngine) -> None:
         for prompt in PROMPTS:
             engine.add_request(prompt, greedy(12))
         outputs.extend(out[-1] for out in drain(engine).values())

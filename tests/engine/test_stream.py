@@ -164,22 +164,22 @@ def test_a_step_returns_while_the_next_one_runs(
 ) -> None:
     """Each step waits once, for the step before. Requests known to end get no further step."""
     engine: Any = make_engine(num_pages=64, enable_overlap=True)
-    stream = engine.runner.stream = LateStream()
+    stream = engine.core.runner.stream = LateStream()
     launches = 0
-    launch = engine.runner.launch
+    launch = engine.core.runner.launch
 
     def counted(*arguments: Any) -> Any:
         nonlocal launches
         launches += 1
         return launch(*arguments)
 
-    engine.runner.launch = counted
+    engine.core.runner.launch = counted
     for i in range(3):
         engine.add_request([i, 1, 2], greedy(8, ignore_eos=True))
     for step in range(1, 8):
         assert len(engine.step()) == 3
         assert stream.num_waits == step, "the host must wait exactly once per step"
-        assert launches == step + 1 and len(engine.result_queue) == 1
+        assert launches == step + 1 and len(engine.core.result_queue) == 1
     engine.step()
     assert launches == 8 == engine.stats().num_steps, "a step was launched after a known end"
     assert engine.stats().padding_tokens == 0
@@ -196,7 +196,7 @@ def test_planning_starts_no_threads(make_engine: EngineFactory) -> None:
     torch.set_num_threads(2)
     try:
         engine: Any = make_engine(num_pages=200, max_num_seqs=20, enable_overlap=True)
-        runner, sizes, started = engine.runner, list[int](), list[int]()
+        runner, sizes, started = engine.core.runner, list[int](), list[int]()
         prepare = runner.inputs.prepare
 
         def counted(batch: Any, static_size: int | None) -> Any:
@@ -225,7 +225,7 @@ def test_planning_starts_no_threads(make_engine: EngineFactory) -> None:
 def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: EngineFactory) -> None:
     """The request keeps its row and pages until the step that it is still in has written them."""
     engine: Any = make_engine(page_size=1, num_pages=64, enable_overlap=True)
-    engine.runner.stream = LateStream()
+    engine.core.runner.stream = LateStream()
     tokens = build_engine("m4_radix").generate([[5, 6]], greedy(9, ignore_eos=True))[0]
     stop = tokens.outputs[0].token_ids[3]
     length = tokens.outputs[0].token_ids.index(stop) + 1
@@ -234,10 +234,10 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(make_engine: Engin
     outputs: dict[str, Any] = {}
     while not outputs.get("stops", False):
         outputs = {o.request_id: o.finished for o in engine.step()}
-    assert [r.request_id for r in engine.scheduler.in_flight.finished] == ["stops"]
+    assert [r.request_id for r in engine.core.scheduler.in_flight.finished] == ["stops"]
     held = engine.stats().kv_tokens_reserved
     finals = drain(engine)
-    assert "stops" not in finals and engine.scheduler.in_flight.finished == []
+    assert "stops" not in finals and engine.core.scheduler.in_flight.finished == []
     assert engine.stats().padding_tokens == 1, "exactly one token must be dropped"
     assert held >= 2 + length
     assert_one_answer("tiny-llama", finals["goes on"][-1], 20)
@@ -250,14 +250,14 @@ def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
     for overlap in (False, True):
         engine: Any = make_engine(max_num_seqs=3, enable_overlap=overlap, seed=3)
         seen: list[Any] = []
-        launch = engine.runner.launch
+        launch = engine.core.runner.launch
 
         def watched(batch: Any, table: Any, seen: Any = seen, launch: Any = launch) -> Any:
             parts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
             seen.append([(request.request_id, n) for request, n in parts])
             return launch(batch, table)
 
-        engine.runner.launch = watched
+        engine.core.runner.launch = watched
         for i in range(9):
             params = SamplingParams(max_tokens=1 + 3 * (i % 4), temperature=1, ignore_eos=True)
             engine.add_request([i + 1] * (1 + 5 * (i % 3)), params, f"{i}")
@@ -291,27 +291,27 @@ def test_a_prefix_in_flight_is_waited_for(make_engine: EngineFactory) -> None:
 def test_padded_decodes_change_nothing(make_engine: EngineFactory, sizes: list[int]) -> None:
     """Batches shrink and grow in static tensors. A batch that fits no size runs without them."""
     engine: Any = make_engine(max_num_seqs=6)
-    engine.runner.graphs.sizes = sizes
+    engine.core.runner.graphs.sizes = sizes
     prompts = [[i + 3] * (1 + 7 * i) for i in range(9)]
     params = [greedy(2 + (5 * i) % 11, ignore_eos=True) for i in range(9)]
     for output, one in zip(engine.generate(prompts, params), params, strict=True):
         assert_one_answer("tiny-llama", output, one.max_tokens)
-    assert set(engine.runner.graphs.steps) <= set(sizes)
-    assert bool(engine.runner.graphs.steps) == bool(sizes)
+    assert set(engine.core.runner.graphs.steps) <= set(sizes)
+    assert bool(engine.core.runner.graphs.steps) == bool(sizes)
 
 
 def test_padding_writes_to_the_padding_page_only(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(max_num_seqs=8, page_size=4, num_pages=40)
-    engine.runner.graphs.sizes = [8]
+    engine.core.runner.graphs.sizes = [8]
     engine.add_request([1, 2, 3], greedy(12, ignore_eos=True))
     for _ in range(4):
         engine.step()
-    engine.runner.synchronize()
-    held = {0, *engine.scheduler.kv_cache.table.rows[0]}
+    engine.core.runner.synchronize()
+    held = {0, *engine.core.scheduler.kv_cache.table.rows[0]}
     untouched = [page for page in range(41) if page not in held]
-    for memory in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values):
+    for memory in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values):
         assert memory[:, untouched].isnan().all()
-    static = engine.runner.graphs.steps[8].inputs
+    static = engine.core.runner.graphs.steps[8].inputs
     assert static.metadata.slot_mapping.tolist()[1:] == [0] * 7
     assert static.metadata.page_table[1:].eq(0).all()
     assert static.metadata.page_table.shape == (8, -(-engine.config.max_model_len // 4))
@@ -332,14 +332,14 @@ def test_switches(module_of: ModuleOf) -> None:
         engine = engine_class(
             EngineConfig(**config, cuda_graph=cuda_graph), shared_model("tiny-llama")
         )
-        assert engine.runner.graphs.sizes == sizes
+        assert engine.core.runner.graphs.sizes == sizes
         engine.close()
 
 
 def test_the_suite_runs_on_the_stream_it_was_asked_for(make_engine: EngineFactory) -> None:
     engine: Any = make_engine()
     names = {"early": "EarlyStream", "late": "LateStream"}
-    assert type(engine.runner.stream).__name__ == names.get(conftest.MODE, "ThreadStream")
+    assert type(engine.core.runner.stream).__name__ == names.get(conftest.MODE, "ThreadStream")
     assert engine.config.enable_overlap == (conftest.MODE != "serial")
 
 
@@ -351,7 +351,7 @@ def test_leaving_with_a_step_in_flight(milestone: str) -> None:
         f"engine = importlib.import_module('{package(milestone)}').LLMEngine("
         "EngineConfig(model='tiny-llama', device='cpu', emulated_forward_ms=50));"
         "engine.add_request([1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True));"
-        "engine.step(); assert engine.result_queue"
+        "engine.step(); assert engine.core.result_queue"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120

@@ -101,7 +101,7 @@ def test_one_vector_after_the_last_chunk(kind: Any) -> None:
     (output,) = outputs[2]
     data = output.outputs.data
     assert (data.tolist(), output.finished) == (expected(kind), True)
-    assert not engine.scheduler.running, "I3: it ends in this step"
+    assert not engine.core.scheduler.running, "I3: it ends in this step"
     assert engine.stats().kv_tokens_reserved == 0, "I3: its pages are free, or in the tree alone"
 
 

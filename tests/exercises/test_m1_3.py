@@ -22,9 +22,9 @@ def make_engine(use_cache: bool = True) -> LLMEngine:
 def run(engine: LLMEngine, name: str, prompt: int, max_tokens: int = 9, **params: Any) -> Request:
     """Let a request run that has computed nothing yet, by hand, and return it."""
     engine.add_request(list(range(1, prompt + 1)), greedy(max_tokens, **params), name)
-    request = engine.scheduler.waiting.pop()
-    engine.scheduler.running.append(request)
-    engine.runner.past_key_values[request] = CACHE
+    request = engine.core.scheduler.waiting.pop()
+    engine.core.scheduler.running.append(request)
+    engine.core.runner.past_key_values[request] = CACHE
     return request
 
 
@@ -121,11 +121,11 @@ def test_a_request_that_has_ended_holds_nothing() -> None:
     a = run(engine, "A", 3, max_tokens=1)
     engine.add_request([5, 6], greedy(4), "B")
     process(engine, a, 3, 97)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("none", "B"), (
-        f"I3: A has ended and B waits; running {names(engine.scheduler.running)}, waiting "
-        f"{names(engine.scheduler.waiting)}"
+    assert (names(engine.core.scheduler.running), names(engine.core.scheduler.waiting)) == ("none", "B"), (
+        f"I3: A has ended and B waits; running {names(engine.core.scheduler.running)}, waiting "
+        f"{names(engine.core.scheduler.waiting)}"
     )
-    assert not engine.runner.past_key_values, "I3: A's keys and values are still held"
+    assert not engine.core.runner.past_key_values, "I3: A's keys and values are still held"
     engine.check_invariants()
 
 
@@ -134,7 +134,7 @@ def test_an_end_of_sequence_token_ends_a_request() -> None:
     eos = next(iter(engine.loaded.eos_token_ids))
     output = process(engine, run(engine, "A", 3), 3, eos)
     got = output.finished, output.outputs[0].finish_reason
-    assert got == (True, "stop") and not engine.scheduler.running, (
+    assert got == (True, "stop") and not engine.core.scheduler.running, (
         f"I3: A sampled an end-of-sequence token and must end: {got}"
     )
 
@@ -145,8 +145,8 @@ def test_only_the_given_requests_lose_their_memory() -> None:
     a = run(engine, "A", 3)
     a.num_computed_tokens = 3
     engine.add_request([5, 6], greedy(4), "B")
-    engine.runner.free([engine.scheduler.waiting[0]])
-    assert (list(engine.runner.past_key_values), a.num_computed_tokens) == ([a], 3), (
+    engine.core.runner.free([engine.core.scheduler.waiting[0]])
+    assert (list(engine.core.runner.past_key_values), a.num_computed_tokens) == ([a], 3), (
         f"I1: A's keys and values are still needed, and its 3 tokens are computed: {a}"
     )
 
@@ -155,8 +155,8 @@ def test_a_request_without_its_keys_begins_anew() -> None:
     engine = make_engine()
     request = run(engine, "A", 3)
     request.num_computed_tokens = 3
-    engine.runner.free([request])
-    assert request not in engine.runner.past_key_values and request.num_computed_tokens == 0, (
+    engine.core.runner.free([request])
+    assert request not in engine.core.runner.past_key_values and request.num_computed_tokens == 0, (
         f"I1: A has no keys and values, so none of its tokens counts as computed: {request}"
     )
-    engine.runner.free([request])  # a request without keys and values, too
+    engine.core.runner.free([request])  # a request without keys and values, too

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from common.guard import ForwardError
 
 from common import SamplingParams
-from common.engine.call import ForwardError
 from m1_single.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
@@ -77,7 +77,7 @@ def test_ctrl_c_in_a_forward_leaves_no_half_written_cache(
     break_next_forward(engine, monkeypatch, KeyboardInterrupt)
     with pytest.raises(ForwardError):
         engine.run(ScheduleBatch([request], [3]))
-    assert request not in engine.runner.past_key_values, "I1: layer 0 has stored three tokens"
+    assert request not in engine.core.runner.past_key_values, "I1: layer 0 has stored three tokens"
     assert request.num_computed_tokens == 0
 
 
@@ -88,7 +88,7 @@ def test_a_failed_forward_leaves_no_half_written_cache(monkeypatch: pytest.Monke
     break_next_forward(engine, monkeypatch)
     engine.step()
     request = engine.output_processor.requests["A"]
-    cache = engine.runner.past_key_values.get(request)
+    cache = engine.core.runner.past_key_values.get(request)
     lengths = {0} if cache is None else {layer.get_seq_length() for layer in cache.layers}
     assert lengths == {request.num_computed_tokens}, (
         f"I1: num_computed_tokens is {request.num_computed_tokens}, but the layers have "

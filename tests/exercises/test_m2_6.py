@@ -35,14 +35,14 @@ def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[R
     requests: list[Request] = []
     for name, length in lengths.items():
         engine.add_request(list(range(1, length)), greedy(max_tokens, ignore_eos=True), name)
-        request = engine.scheduler.waiting.pop()
+        request = engine.core.scheduler.waiting.pop()
         request.token_ids.append(50)
         request.num_computed_tokens = length - 1
         request.row = len(requests)
         requests.append(request)
-    engine.scheduler.running[:] = requests
-    engine.scheduler.kv_cache.rows[:] = requests
-    for memory in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values):
+    engine.core.scheduler.running[:] = requests
+    engine.core.scheduler.kv_cache.rows[:] = requests
+    for memory in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values):
         rows, _, tokens, _ = memory.shape
         numbers = torch.arange(rows)[:, None] + torch.arange(tokens) / 100
         memory.copy_(numbers[:, None, :, None].expand_as(memory))
@@ -51,7 +51,7 @@ def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[R
 
 def do_moves(engine: Any) -> None:
     """Let the runner move rows, as it does before the next forward."""
-    engine.runner.run(ScheduleBatch([], []), engine.scheduler.kv_cache.moves)
+    engine.core.runner.run(ScheduleBatch([], []), engine.core.scheduler.kv_cache.moves)
 
 
 def abort_all(engine: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_request_that_ends_leaves_and_its_row_is_filled() -> None:
     )
     finals = [output.request_id for output in outputs if output.finished]
     assert finals == ["A"], f"A has reached its limit of 5 tokens; finished requests: {finals}"
-    assert engine.scheduler.kv_cache.rows == [c, b] and engine.scheduler.running == [b, c], (
+    assert engine.core.scheduler.kv_cache.rows == [c, b] and engine.core.scheduler.running == [b, c], (
         "I3: A left row 0, and C must have moved there"
     )
     engine.check_invariants()
@@ -117,8 +117,8 @@ def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
     do_moves(engine)
     expected = [round(2 + p / 100, 2) for p in range(5)]
     for name, memories in (
-        ("keys", engine.runner.kv_pool.keys),
-        ("values", engine.runner.kv_pool.values),
+        ("keys", engine.core.runner.kv_pool.keys),
+        ("values", engine.core.runner.kv_pool.values),
     ):
         for layer, memory in enumerate(memories):
             got = [round(x, 2) for x in memory[0, 0, : c.num_computed_tokens, 0].tolist()]
@@ -133,12 +133,12 @@ def test_several_may_end_in_one_step() -> None:
     a, b, c, d = requests = running(engine, {"A": 4, "B": 6, "C": 5, "D": 7})
     a.max_num_tokens, d.max_num_tokens = 5, 8
     engine.process(ScheduleBatch(requests, [1] * 4), [(t, None) for t in (21, 22, 23, 24)])
-    assert set(engine.scheduler.kv_cache.rows) == {b, c}, (
+    assert set(engine.core.scheduler.kv_cache.rows) == {b, c}, (
         "I3: A and D have ended, and only B and C own rows"
     )
     do_moves(engine)
     for request, origin in ((b, 1), (c, 2)):
-        memory = engine.runner.kv_pool.keys[1][request.row, 0, : request.num_computed_tokens, 0]
+        memory = engine.core.runner.kv_pool.keys[1][request.row, 0, : request.num_computed_tokens, 0]
         got = [round(x, 2) for x in memory.tolist()]
         expected = [round(origin + p / 100, 2) for p in range(request.num_computed_tokens)]
         assert got == expected, (

@@ -24,7 +24,7 @@ def scheduler_of(policy: Any = "fcfs", page_size: int = 1) -> Scheduler:
     engine = FakePagedEngine(
         scheduler_module, 60, page_size=page_size, max_num_seqs=4, schedule_policy=policy, seed=3
     )
-    scheduler: Scheduler = engine.scheduler
+    scheduler: Scheduler = engine.core.scheduler
     return scheduler
 
 

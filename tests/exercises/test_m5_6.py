@@ -140,7 +140,7 @@ def test_the_search_for_a_failing_request_needs_the_result() -> None:
 def test_an_idle_engine_does_nothing() -> None:
     engine = engine_of(LateStream())
     assert engine.step() == [] and engine.step() == []
-    assert engine.runner.num_launches == 0 and engine.stats().num_steps == 0
+    assert engine.core.runner.num_launches == 0 and engine.stats().num_steps == 0
 
 
 def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
@@ -152,13 +152,13 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
     for step in range(1, 8):
         outputs = engine.step()
         assert len(outputs) == 3, f"step() number {step} returns the outputs of step {step}"
-        assert engine.runner.num_launches == step + 1, (
+        assert engine.core.runner.num_launches == step + 1, (
             f"after step() number {step}, step {step + 1} should be in flight: "
-            f"{engine.runner.num_launches} were launched"
+            f"{engine.core.runner.num_launches} were launched"
         )
         assert stream.num_waits == step, f"the host must wait once a step: {stream.num_waits}"
     engine.step()
-    assert engine.runner.num_launches == 8 == engine.stats().num_steps
+    assert engine.core.runner.num_launches == 8 == engine.stats().num_steps
     assert_idle(engine)
 
 
@@ -171,13 +171,13 @@ def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
             super().run_until(event)
 
     engine = engine_of(Watched())
-    launch = engine.runner.launch
+    launch = engine.core.runner.launch
 
     def noted(*args: Any) -> Any:
         events.append("launch")
         return launch(*args)
 
-    engine.runner.launch = noted
+    engine.core.runner.launch = noted
     engine.add_request([1, 2], greedy(4, ignore_eos=True))
     while engine.has_unfinished_requests():
         engine.step()
@@ -192,7 +192,7 @@ def test_without_overlap_a_step_is_whole() -> None:
     engine.add_request([1, 2, 3], greedy(5, ignore_eos=True))
     for step in range(1, 6):
         engine.step()
-        assert engine.runner.num_launches == step == stream.num_waits, "launch, wait, process"
+        assert engine.core.runner.num_launches == step == stream.num_waits, "launch, wait, process"
     assert_idle(engine)
 
 
@@ -221,14 +221,14 @@ def test_overlapping_changes_no_step() -> None:
             LateStream(), max_num_seqs=3, max_num_batched_tokens=7, enable_overlap=overlap
         )
         steps = seen[overlap] = []
-        launch = engine.runner.launch
+        launch = engine.core.runner.launch
 
         def watched(batch: Any, table: Any, steps: Any = steps, launch: Any = launch) -> Any:
             parts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
             steps.append([(request.request_id, n) for request, n in parts])
             return launch(batch, table)
 
-        engine.runner.launch = watched
+        engine.core.runner.launch = watched
         for i in range(7):
             params = greedy(1 + 3 * (i % 3), ignore_eos=True)
             engine.add_request([i + 1] * (1 + 5 * (i % 3)), params, f"{i}")
@@ -252,7 +252,7 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateS
     assert (
         final.outputs[0].token_ids == answer[:length] and final.outputs[0].finish_reason == "stop"
     )
-    assert [r.request_id for r in engine.scheduler.in_flight.finished] == ["stops"], (
+    assert [r.request_id for r in engine.core.scheduler.in_flight.finished] == ["stops"], (
         "I3: step N+1 writes to its pages: they must be held until it has ended"
     )
     rest = drain(engine)
@@ -269,7 +269,7 @@ def test_a_step_without_live_requests_is_dropped() -> None:
     engine.add_request([5, 6], greedy(20, stop_token_ids=[answer[0]], ignore_eos=True))
     outputs = engine.step()
     assert [output.finished for output in outputs] == [True]
-    assert not engine.result_queue, "step N+1 has no other request: it must be dropped"
+    assert not engine.core.result_queue, "step N+1 has no other request: it must be dropped"
     assert_idle(engine)
 
 
@@ -280,9 +280,9 @@ def test_an_abort_of_the_last_request_drops_its_steps() -> None:
         engine.add_request([5, 6], greedy(9, ignore_eos=True), name)
     engine.step()
     engine.abort_request("first")
-    assert len(engine.result_queue) == 1, "the step in flight computes a token of the other request"
+    assert len(engine.core.result_queue) == 1, "the step in flight computes a token of the other request"
     engine.abort_request("second")
-    assert not engine.result_queue, "I3: no request of the step in flight is left, so drop it"
+    assert not engine.core.result_queue, "I3: no request of the step in flight is left, so drop it"
     assert len(drain(engine)) == 2, "both get their final output"
     assert_idle(engine)
 
@@ -329,7 +329,7 @@ def test_retraction_on_little_memory() -> None:
 def test_a_retraction_happens_between_two_steps(every: int) -> None:
     """A test instrument retracts a request in every such step, and makes `needs_result` say so."""
     engine = engine_of(LateStream(), page_size=2, max_num_seqs=4)
-    force_retractions(engine.scheduler, every)
+    force_retractions(engine.core.scheduler, every)
     prompts = [[1, 2], [3, 4, 5], [5, 6]]
     assert run(engine, prompts, 9) == [expected_tokens(p, 9) for p in prompts], "I2"
     assert engine.stats().num_retractions > 0
@@ -341,15 +341,15 @@ def test_a_launch_that_fails_changes_nothing() -> None:
     engine = engine_of(LateStream(), page_size=2)
     engine.add_request([5, 6, 7], greedy(8, ignore_eos=True), "a")
     engine.step()
-    launch = engine.runner.launch
+    launch = engine.core.runner.launch
 
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    engine.runner.launch = fail
+    engine.core.runner.launch = fail
     assert engine.step() == [], "I3: the step in flight must be undone too"
     engine.check_invariants()
-    engine.runner.launch = launch
+    engine.core.runner.launch = launch
     final = drain(engine)["a"][-1]
     assert final.outputs[0].token_ids == expected_tokens([5, 6, 7], 8), "I1"
     assert_idle(engine)

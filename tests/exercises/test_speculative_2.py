@@ -30,7 +30,7 @@ class Given:
 def made(wrong: set[int] | None = None, max_tokens: int = 21, **params: Any) -> Any:
     """Return an engine with one request. Tokens at the places in `wrong` are drafted wrong."""
     engine = hash_engine(engine_module, LateStream(), 60, page_size=1, max_num_seqs=2)
-    engine.scheduler.drafting.drafter = Given(wrong)
+    engine.core.scheduler.drafting.drafter = Given(wrong)
     engine.add_request(PROMPT, greedy(max_tokens, ignore_eos=True, **params), "r")
     return engine
 
@@ -74,11 +74,11 @@ def test_nothing_comes_after_the_end() -> None:
 def test_refused_drafts_hold_no_page() -> None:
     """I3: a page of one token for each computed token, and no more."""
     engine = made({2, 7, 8})
-    [request] = engine.scheduler.waiting
+    [request] = engine.core.scheduler.waiting
     while engine.has_unfinished_requests():
         engine.step()
         if request.row is not None:
-            held = len(engine.scheduler.kv_cache.pages_of(request))
+            held = len(engine.core.scheduler.kv_cache.pages_of(request))
             computed = request.num_computed_tokens
             assert (held, computed) == (request.num_tokens - 1, request.num_tokens - 1), (
                 f"I3: {request.num_tokens} tokens, {computed} computed, {held} pages"

@@ -27,9 +27,9 @@ def made(late: bool = True, **config: Any) -> Any:
     engine = hash_engine(engine_module, stream, 60, MaskRunner, page_size=2, **config)
     vars(engine)["grammars"] = with_fakes(engine)
     vars(engine)["events"] = events = list[str]()
-    record(engine.runner, "launch", events)
-    record(engine.runner, "sample", events)
-    record(engine.scheduler.grammars, "accept", events)
+    record(engine.core.runner, "launch", events)
+    record(engine.core.runner, "sample", events)
+    record(engine.core.scheduler.grammars, "accept", events)
     return engine
 
 
@@ -83,14 +83,14 @@ def test_masks_reach_their_own_rows(late: bool, overlap: bool) -> None:
 def test_masks_are_for_the_requests_that_are_sampled() -> None:
     """I2: a chunk of a prompt is in the step, too, and it gets no token."""
     engine = made(max_num_batched_tokens=6)
-    sample, wrong = engine.runner.sample, list[str]()
+    sample, wrong = engine.core.runner.sample, list[str]()
 
     def checked(result: Any, rows: Any, bits: Any) -> None:
         if max(rows.tolist(), default=0) >= len(result.places):
             wrong.append(f"row {max(rows.tolist())} of {len(result.places)}")
         sample(result, rows, bits)
 
-    engine.runner.sample = checked
+    engine.core.runner.sample = checked
     add(engine, "a", 1, 12)
     engine.step()
     add(engine, "long", 2, 2, [token % 50 for token in range(30)])
@@ -119,20 +119,20 @@ def test_a_first_token_awaits_no_other() -> None:
     engine.events.clear()
     engine.step()
     assert engine.events == ["launch", "sample", "accept"], f"the order is {engine.events}"
-    [batch] = engine.scheduler.in_flight.batches
-    assert not engine.scheduler.awaits_tokens(batch), "no token of the request is a placeholder"
+    [batch] = engine.core.scheduler.in_flight.batches
+    assert not engine.core.scheduler.awaits_tokens(batch), "no token of the request is a placeholder"
 
 
 def test_a_placeholder_is_awaited() -> None:
     engine = made(enable_overlap=False)
     add(engine, "a", 1, 3)
     engine.step()
-    batch = engine.scheduler.schedule()
-    assert not engine.scheduler.awaits_tokens(batch), "all tokens are known"
+    batch = engine.core.scheduler.schedule()
+    assert not engine.core.scheduler.awaits_tokens(batch), "all tokens are known"
     batch.requests[0].token_ids.append(-1)
-    assert engine.scheduler.awaits_tokens(batch), "I2: the grammar has not seen the newest token"
+    assert engine.core.scheduler.awaits_tokens(batch), "I2: the grammar has not seen the newest token"
     batch.requests[0].token_ids.pop()
-    engine.scheduler.undo(batch)
+    engine.core.scheduler.undo(batch)
     tokens_of(engine)
 
 
@@ -143,7 +143,7 @@ def test_a_token_that_is_not_allowed_ends_its_request() -> None:
         add(engine, f"r{i}", i, 10, [i, 9])
     for _ in range(4):
         engine.step()
-    [grammar] = [g for r, g in engine.scheduler.grammars.grammars.items() if r.request_id == "r1"]
+    [grammar] = [g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1"]
     grammar.length = len(grammar.accepted) + 1  # now only the end is allowed at its next place
     grammar.fill = StepGrammar(1, 10).fill  # ... but its masks are those of its beginning
     outputs = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
@@ -158,7 +158,7 @@ def test_a_request_without_a_token_says_why() -> None:
     engine = made()
     add(engine, "a", 1, 3)
     engine.step()
-    manager = engine.scheduler.grammars
+    manager = engine.core.scheduler.grammars
     [request] = manager.grammars
     assert manager.accept(request, None), "no token is left, so the request must end"
     engine.add_request([1], greedy(2, ignore_eos=True), "plain")

@@ -66,7 +66,7 @@ def the_latest_match(_: pytest.MonkeyPatch) -> None:
 def a_step_with_a_wrong_draft(_: pytest.MonkeyPatch) -> None:
     engine: Any = speculative_2.made({3})  # of the drafts 1 to 4 of the first step with drafts
     engine.step()
-    [request] = engine.scheduler.running
+    [request] = engine.core.scheduler.running
     before = (request.num_output_tokens, request.num_computed_tokens)
     counted = engine.stats().num_draft_tokens
     engine.step()
@@ -90,7 +90,7 @@ def grammars_in_another_order(_: pytest.MonkeyPatch) -> None:
 def calls_under_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = structured_output_2.made()
     undone, accepted = list[Any](), list[int | None]()
-    undo, accept = engine.scheduler.undo, engine.scheduler.grammars.accept
+    undo, accept = engine.core.scheduler.undo, engine.core.scheduler.grammars.accept
 
     def watched(request: Any, token_id: int | None) -> Any:
         accepted.append(token_id)
@@ -100,8 +100,8 @@ def calls_under_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
         undone.append(batch)
         undo(batch)
 
-    monkeypatch.setattr(engine.scheduler, "undo", counted)
-    monkeypatch.setattr(engine.scheduler.grammars, "accept", watched)
+    monkeypatch.setattr(engine.core.scheduler, "undo", counted)
+    monkeypatch.setattr(engine.core.scheduler.grammars, "accept", watched)
     structured_output_2.add(engine, "a", salt=1, length=3)
     structured_output_2.tokens_of(engine)
     calls = ["launch sample", *["launch accept sample"] * 3, "launch accept"]

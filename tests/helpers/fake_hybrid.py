@@ -161,5 +161,5 @@ def hybrid_engine(
         return made
 
     engine = hash_engine(module, stream, num_pages, runner, **config)  # type: ignore[arg-type]
-    engine.runner.num_rows = engine.scheduler.kv_cache.table.num_rows
+    engine.core.runner.num_rows = engine.core.scheduler.kv_cache.table.num_rows
     return engine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common import LoadedModel, OfflineEngine, RequestOutput, SamplingParams
+from common import LLMEngine, LoadedModel, RequestOutput, SamplingParams
 from tests.conftest import plain_model
 
 TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
@@ -67,7 +67,7 @@ def assert_one_answer(model: str, output: RequestOutput, max_tokens: int) -> Non
     assert_same_tokens(expected, output.outputs[0].token_ids)
 
 
-def drain(engine: OfflineEngine) -> dict[str, list[RequestOutput]]:
+def drain(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
     """Step until no request is left. Return the outputs of each request, in order."""
     outputs: dict[str, list[RequestOutput]] = {}
     steps = 0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
 from common.engine.base import EngineBase
-from common.engine.interrupts import HeldInterrupts
+from common.guard import HeldInterrupts
+
 from common.text.output_processor import OutputProcessor
 from milestones.chain import load
 

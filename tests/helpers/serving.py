@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common import OfflineEngine
+from common import LLMEngine
 from milestones.server.settings import ServerSettings
 from tests.conftest import EngineFactory
 
@@ -28,7 +28,7 @@ PATIENCE = 60.0  # seconds: a test fails after them; none of them decides a test
 class Running:
     """A running server."""
 
-    def __init__(self, server: Server, engine: OfflineEngine) -> None:
+    def __init__(self, server: Server, engine: LLMEngine) -> None:
         self.server = server
         self.engine = engine
         self.port: int = server.servers[0].sockets[0].getsockname()[1]
@@ -89,7 +89,7 @@ class Running:
         assert status == 200 and headers["content-type"].startswith("text/event-stream"), text
         return parse_events(text)
 
-    def in_engine(self, function: Callable[[OfflineEngine], Any]) -> Any:
+    def in_engine(self, function: Callable[[LLMEngine], Any]) -> Any:
         """Run a function between two steps."""
         return self.in_loop(self.api.engine.call(function))
 
@@ -132,7 +132,7 @@ def parse_events(text: str) -> list[Any]:
 
 
 @contextmanager
-def running(engine: OfflineEngine, **settings: Any) -> Iterator[Running]:
+def running(engine: LLMEngine, **settings: Any) -> Iterator[Running]:
     """Run a server in a thread. At the end it must stop, and leave no thread and no request."""
     from milestones.server.run import Server
 
@@ -164,7 +164,7 @@ def serve_fixture(make_engine: EngineFactory) -> Iterator[Serve]:
     """`serve(engine, **settings)` runs a server; the default engine is that of the milestone."""
     with ExitStack() as stack:
 
-        def start(engine: OfflineEngine | None = None, **settings: Any) -> Running:
+        def start(engine: LLMEngine | None = None, **settings: Any) -> Running:
             return stack.enter_context(running(engine or make_engine(), **settings))
 
         yield start

@@ -75,7 +75,7 @@ def drained(engine: FakePagedEngine) -> int:
     """Run the engine until all requests have ended. Return the prompt tokens that it reused."""
     while engine.live:
         engine.step()
-    return int(engine.scheduler.counters.cached_prompt_tokens)
+    return int(engine.core.scheduler.counters.cached_prompt_tokens)
 
 
 def the_same_prompt(_: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
     """Return the launches and waits of a run, and the steps in flight after its final output."""
     engine = m5_6.engine_of(LateStream(), enable_overlap=overlap)
     calls: list[str] = []
-    launch, wait = engine.runner.launch, engine.wait
+    launch, wait = engine.core.runner.launch, engine.wait
 
     def launched(*args: Any) -> Any:
         calls.append("launch")
@@ -218,11 +218,11 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
         calls.append("wait")
         return wait(*args)
 
-    engine.runner.launch, engine.wait = launched, waited
+    engine.core.runner.launch, engine.wait = launched, waited
     engine.add_request([1, 2], greedy(4, ignore_eos=True, stop_token_ids=stops), "A")
     while not any(output.finished for output in engine.step()):
         pass
-    return calls, len(engine.result_queue)
+    return calls, len(engine.core.result_queue)
 
 
 CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {

@@ -71,7 +71,7 @@ def test_a_missing_name_is_an_error() -> None:
     import common
     import m5_overlap
 
-    assert common.OfflineEngine in m5_overlap.LLMEngine.__mro__
+    assert common.LLMEngine in m5_overlap.LLMEngine.__mro__
     for module in (common, m5_overlap):
         with pytest.raises(AttributeError, match=f"'{module.__name__}' has no attribute 'Nothing'"):
             _ = module.Nothing

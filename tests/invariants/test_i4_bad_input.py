@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from common import EngineConfig, OfflineEngine, SamplingParams
+from common import EngineConfig, LLMEngine, SamplingParams
 from tests.conftest import EngineFactory
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
@@ -74,7 +74,7 @@ BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"seed": 1.5}),
 ]
 HELLO = {"role": "user", "content": "hello"}
-Refused = Callable[[OfflineEngine], object]
+Refused = Callable[[LLMEngine], object]
 BAD_REQUESTS: list[tuple[str, str, Refused]] = [
     ("empty text", "prompt", lambda e: e.add_request("")),
     ("no tokens", "prompt", lambda e: e.add_request([])),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from common import EngineConfig, OfflineEngine, SamplingParams, TokensPrompt, load_model
+from common import EngineConfig, LLMEngine, SamplingParams, TokensPrompt, load_model
 from tests.conftest import EngineFactory
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
@@ -119,7 +119,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "message of a failing object": lambda: [{"role": Failing(), "content": Failing()}],
 }
 SHORT = greedy(2)
-CALLS: dict[tuple[str, str], Callable[[OfflineEngine, Any], object]] = {
+CALLS: dict[tuple[str, str], Callable[[LLMEngine, Any], object]] = {
     ("add_request", "prompt"): lambda e, value: e.add_request(value, SHORT),
     ("add_request", "params"): lambda e, value: e.add_request([1], value),
     ("add_request", "request_id"): lambda e, value: e.add_request([1], SHORT, value),

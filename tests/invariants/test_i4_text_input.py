@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from common import LoadedModel, OfflineEngine, TokensPrompt
+from common import LLMEngine, LoadedModel, TokensPrompt
 from common.hf.tiny import byte_tokenizer
 from tests.conftest import assert_idle, build_engine, shared_model
 from tests.helpers.oracle import greedy
@@ -18,7 +18,7 @@ from tests.helpers.oracle import greedy
 MESSAGE = {"role": "user", "content": "hi"}
 
 
-def engine_with(tokenizer: PreTrainedTokenizerBase, max_model_len: int = 64) -> OfflineEngine:
+def engine_with(tokenizer: PreTrainedTokenizerBase, max_model_len: int = 64) -> LLMEngine:
     """Return an engine on the tiny model. The code under test is the same in all milestones."""
     loaded: LoadedModel = replace(shared_model("tiny-llama"), tokenizer=tokenizer)
     return build_engine("m2_continuous", loaded, max_model_len=max_model_len)
@@ -54,7 +54,7 @@ class Untouched:
     ],
 )
 def test_a_long_text_is_refused_before_it_is_tokenized(
-    field: str, call: Callable[[OfflineEngine, str], object]
+    field: str, call: Callable[[LLMEngine, str], object]
 ) -> None:
     """Tokenizing a hundred megabytes would stop all other requests for a minute."""
     engine = engine_with(byte_tokenizer())

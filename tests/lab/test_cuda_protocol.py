@@ -38,9 +38,9 @@ def cuda() -> Iterator[FakeCuda]:
 def on_gpu(engine: Any, module_of: ModuleOf, sizes: list[int]) -> Any:
     """Give an engine on a CPU the stream and the graphs that it would have on a GPU."""
     graphs = module_of("cuda_graph").DecodeGraphs
-    engine.runner.stream.close()
-    engine.runner.stream = module_of("stream").CudaStream(GPU)
-    engine.runner.graphs = graphs(engine.runner.forward, sizes, capture=True)
+    engine.core.runner.stream.close()
+    engine.core.runner.stream = module_of("stream").CudaStream(GPU)
+    engine.core.runner.graphs = graphs(engine.core.runner.forward, sizes, capture=True)
     return engine
 
 
@@ -99,7 +99,7 @@ class OnGpu:
 
 def started_on_gpu(engine: Any, module_of: ModuleOf, **config: Any) -> Any:
     """Give an engine on a CPU a CUDA stream, and let it capture its graphs as at the start."""
-    runner = engine.runner
+    runner = engine.core.runner
     runner.stream.close()
     runner.stream = module_of("stream").CudaStream(GPU)
     runner.model = OnGpu(runner.model)
@@ -138,14 +138,14 @@ def test_a_capture_that_fails_keeps_no_graphs(
     loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
     expected = tokens_of(make_engine(loaded), 4)
     engine: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3)
-    forward = engine.runner.forward
+    forward = engine.core.runner.forward
 
     def short_of_memory(inputs: Any) -> torch.Tensor:
         if cuda.capture is not None and inputs.input_ids.shape[1] == 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return forward(inputs)
 
-    engine.runner.forward = short_of_memory
+    engine.core.runner.forward = short_of_memory
     graphs = started_on_gpu(engine, module_of).runner.graphs
     assert graphs.sizes == [] and [*graphs.steps] == [2], "no smaller size is tried"
     assert graphs.steps[2].graph is None
@@ -243,11 +243,11 @@ def test_a_dropped_engine_waits_before_its_memory_is_freed(
     for number in range(9):  # so many that no elective waits for a result before it plans
         engine.add_request([1, 2, 3 + number], SamplingParams(max_tokens=9, ignore_eos=True))
     engine.step()
-    assert engine.result_queue, "no step is in flight"
-    memory = engine.runner.kv_pool.keys[0].untyped_storage()
+    assert engine.core.result_queue, "no step is in flight"
+    memory = engine.core.runner.kv_pool.keys[0].untyped_storage()
     weakref.finalize(memory, lambda: order.extend([*cuda.names()[-1:], "freed"]))
     del memory
-    weakref.finalize(engine.runner.kv_pool, lambda: order.extend([*cuda.names()[-1:], "freed"]))
+    weakref.finalize(engine.core.runner.kv_pool, lambda: order.extend([*cuda.names()[-1:], "freed"]))
     cuda.calls.clear()
     del engine
     gc.collect()
@@ -259,7 +259,7 @@ def test_a_closed_engine_holds_no_memory(milestone: str) -> None:
     package = load(milestone)  # with its own stream, in each mode of the tests
     engine: Any = package.LLMEngine(EngineConfig(model="tiny-llama", device="cpu"))
     engine.generate([[1, 2, 3]], greedy(3), progress=False)
-    alive = [weakref.ref(x) for x in (*engine.runner.kv_pool.keys, *engine.runner.kv_pool.values)]
+    alive = [weakref.ref(x) for x in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values)]
     engine.close()
     engine.close()
     assert [ref() for ref in alive] == [None] * len(alive), "the KV pool of a closed engine"

@@ -99,7 +99,7 @@ def test_a_draft_model_may_lack_or_have_the_added_tokens(
     plain, draft_model = shared_model(MODEL), module_of("draft_model").DraftModel
     for draft, target in ((plain, padded), (padded, plain), (padded, padded)):
         engine: Any = make_engine(target)
-        engine.scheduler.drafting.drafter = draft_model(draft, target)
+        engine.core.scheduler.drafting.drafter = draft_model(draft, target)
         for output in engine.generate(PROMPTS, greedy(8), progress=False):
             assert_one_answer(MODEL, output, 8)
         assert engine.stats().num_accepted_tokens > 0

@@ -213,7 +213,7 @@ from tests.helpers.oracle import assert_one_answer, greedy
 assert kernels() is None
 for milestone in ("m1_single", "m3_paged"):
     engine = build_engine(milestone, "tiny-llama")
-    linear = engine.runner.model.lm_head
+    linear = engine.core.runner.model.lm_head
     assert not isinstance(linear.packed, pack.CompiledProduct)
     for output in engine.generate([[7], list(range(40, 57))], greedy(8)):
         assert_one_answer("tiny-llama", output, 8)

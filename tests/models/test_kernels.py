@@ -227,7 +227,7 @@ from tests.conftest import build_engine
 from tests.helpers.oracle import assert_one_answer, greedy
 engine = build_engine("{milestone}", "{model}", attention_backend="triton",
                       page_size=4, max_num_batched_tokens=11, max_num_seqs=3)
-assert engine.runner.ops.__name__.endswith("triton_ops")
+assert engine.core.runner.ops.__name__.endswith("triton_ops")
 for output in engine.generate([[7], list(range(40, 57)), [1, 2], list(range(9))], greedy(8)):
     assert_one_answer("{model}", output, 8)
 print("token for token")

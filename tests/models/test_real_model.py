@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from common import EMBEDDED_MODEL, OfflineEngine, SamplingParams
+from common import EMBEDDED_MODEL, LLMEngine, SamplingParams
 from tests.conftest import MILESTONES, EngineFactory, plain_model, shared_model
 from tests.helpers.oracle import Reference, assert_same_tokens, drain, generate, greedy
 
@@ -32,12 +32,12 @@ def expected(prompt: tuple[int, ...], max_tokens: int) -> Reference:
 
 
 @pytest.fixture
-def engine(make_engine: EngineFactory) -> OfflineEngine:
+def engine(make_engine: EngineFactory) -> LLMEngine:
     return make_engine(EMBEDDED_MODEL, max_num_seqs=4, max_model_len=256)
 
 
 @pytest.mark.thorough(SLOW, fast_on=MILESTONES[::4])
-def test_chats_are_answered(engine: OfflineEngine) -> None:
+def test_chats_are_answered(engine: LLMEngine) -> None:
     outputs = engine.chat(CHATS, greedy(24))
     for output in outputs:
         assert_same_tokens(
@@ -50,7 +50,7 @@ def test_chats_are_answered(engine: OfflineEngine) -> None:
 
 
 @pytest.mark.thorough(SLOW, fast_on=MILESTONES[-1:])
-def test_streamed_text_is_whole(engine: OfflineEngine) -> None:
+def test_streamed_text_is_whole(engine: LLMEngine) -> None:
     prompt = engine.input_processor.apply_chat_template(CHATS[2])
     params = SamplingParams(max_tokens=40, temperature=1.2, seed=3)
     texts = [output.outputs[0].text for output in engine.stream(prompt, params)]
@@ -60,14 +60,14 @@ def test_streamed_text_is_whole(engine: OfflineEngine) -> None:
 
 
 @pytest.mark.thorough(SLOW, fast_on=MILESTONES[-1:])
-def test_a_stop_string_in_real_text(engine: OfflineEngine) -> None:
+def test_a_stop_string_in_real_text(engine: LLMEngine) -> None:
     plain, stopped = engine.chat([CHATS[1]] * 2, [greedy(24), greedy(24, stop=["sea", "ocean"])])
     whole, cut = plain.outputs[0].text, stopped.outputs[0].text
     assert whole.startswith(cut) and "sea" not in cut and stopped.outputs[0].finish_reason == "stop"
 
 
 @pytest.mark.thorough(SLOW, fast_on=MILESTONES[-1:])
-def test_joining_and_leaving(engine: OfflineEngine) -> None:
+def test_joining_and_leaving(engine: LLMEngine) -> None:
     prompts = [engine.input_processor.apply_chat_template(chat) for chat in CHATS]
     finals = {}
     for i, prompt in enumerate(prompts):

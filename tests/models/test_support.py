@@ -260,7 +260,7 @@ def test_keys_and_values_of_different_sizes(make_engine: EngineFactory, backend:
     """In DeepSeek's models, keys and values differ in size: here 24 and 12 numbers."""
     loaded = random_model(tiny_config("deepseek_v3"))
     engine = make_engine(loaded, attention_backend=backend, max_model_len=64, page_size=4)
-    pool = engine.runner.kv_pool  # type: ignore[attr-defined]
+    pool = engine.core.runner.kv_pool  # type: ignore[attr-defined]
     assert (pool.keys[0].shape[-1], pool.values[0].shape[-1]) == (24, 12)
     for output in engine.generate([[7], list(range(9))], greedy(3)):
         expected = generate(loaded, tuple(output.prompt_token_ids), 3)

@@ -89,7 +89,7 @@ def runs(chance: Random) -> Asked:
         params = PoolingParams(kind, normalize=False) if kind else params  # type: ignore[arg-type]
         engine.add_request(prompt, params, f"{number}")
     for step in range(40):
-        in_flight = [r for batch in engine.scheduler.in_flight.batches for r in batch.requests]
+        in_flight = [r for batch in engine.core.scheduler.in_flight.batches for r in batch.requests]
         pooled = [r for r in in_flight if isinstance(r, PoolingRequest)]
         if step % 3 == 1 and pooled:
             engine.abort_request(chance.choice(pooled).request_id)
@@ -98,7 +98,7 @@ def runs(chance: Random) -> Asked:
             outputs = output.outputs
             data = getattr(outputs, "data", None)
             found.append((output.request_id, None if data is None else shown(data)))
-        running = [request.request_id for request in engine.scheduler.running]
+        running = [request.request_id for request in engine.core.scheduler.running]
         yield f"budget {budget}, step {step}", [found, running, engine.stats().prefill_tokens]
     yield "cached", engine.stats().cached_prompt_tokens
 

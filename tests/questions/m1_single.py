@@ -87,8 +87,8 @@ def results(chance: Random) -> Asked:
         token = eos if chance.random() < 0.1 else chance.randrange(10, 90)
         output = process(engine, request, count, token)
         finished = output.finished
-        state = [request.num_computed_tokens, *counters(engine), names(engine.scheduler.running)]
-        held = len(engine.runner.past_key_values)
+        state = [request.num_computed_tokens, *counters(engine), names(engine.core.scheduler.running)]
+        held = len(engine.core.runner.past_key_values)
         yield f"process: {count} tokens, sampled {token}", [*outputs_of([output]), state, held]
         count = request.num_tokens - request.num_computed_tokens
 
@@ -118,7 +118,7 @@ def engine(chance: Random) -> Asked:
         stats = engine.stats()
         counted = [stats.num_steps, stats.prefill_tokens, stats.decode_tokens]
         yield f"step {number}", [
-            outputs_of(outputs), cached(engine.runner.past_key_values), counted,
+            outputs_of(outputs), cached(engine.core.runner.past_key_values), counted,
         ]  # fmt: skip
 
 

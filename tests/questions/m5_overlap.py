@@ -209,13 +209,13 @@ def loop(chance: Random) -> Asked:
 
     stream.run_until = noted
     engine = engine_of(stream, num_pages=200, max_num_seqs=3, page_size=chance.choice([1, 2, 4]))
-    launch = engine.runner.launch
+    launch = engine.core.runner.launch
 
     def launched_now(*arguments: Any) -> Any:
         events.append("launch")
         return launch(*arguments)
 
-    engine.runner.launch = launched_now
+    engine.core.runner.launch = launched_now
     for i in range(chance.randint(1, 5)):
         prompt = [chance.randrange(50) for _ in range(chance.randint(1, 12))]
         params = greedy(chance.randint(1, 7), ignore_eos=True)
@@ -224,7 +224,7 @@ def loop(chance: Random) -> Asked:
     while engine.has_unfinished_requests():
         number += 1
         outputs = {o.request_id: [o.finished, o.outputs[0].token_ids] for o in engine.step()}
-        counted = [engine.runner.num_launches, engine.stats().num_steps, stream.num_waits]
+        counted = [engine.core.runner.num_launches, engine.stats().num_steps, stream.num_waits]
         yield f"step {number}", [outputs, counted, events]
     yield "tokens", [engine.stats().prefill_tokens, engine.stats().decode_tokens]
     scheduler = scheduler_of(num_pages=chance.randint(4, 9))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from common import OfflineEngine, SamplingParams
+from common import LLMEngine, SamplingParams
 from tests.conftest import ROOT, EngineFactory
 from tests.helpers.serving import MODEL, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
 
@@ -23,7 +23,7 @@ def greedy(max_tokens: int = 24, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": max_tokens, "temperature": 0, **fields}
 
 
-def texts_of(engine: OfflineEngine, max_tokens: int = 24) -> list[str]:
+def texts_of(engine: LLMEngine, max_tokens: int = 24) -> list[str]:
     params = SamplingParams(max_tokens=max_tokens, temperature=0)
     return [output.outputs[0].text for output in engine.generate(PROMPTS, params)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import OfflineEngine, SamplingParams
+from common import LLMEngine, SamplingParams
 from milestones.instruments.audit import assert_idle
 from tests.conftest import EngineFactory
 from tests.helpers.serving import (
@@ -34,7 +34,7 @@ def call(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "Hello", "max_tokens": 16, "temperature": 0, **fields}
 
 
-def hold_steps(engine: OfflineEngine) -> Callable[[], None]:
+def hold_steps(engine: LLMEngine) -> Callable[[], None]:
     """Let the engine wait in its next steps until the returned function is called."""
     gate, step = threading.Event(), engine.step
 
@@ -67,7 +67,7 @@ def test_a_client_that_goes_away_between_two_chunks(
     check_aborted(engine, serve, {"prompt": "x" * 300, "stream": True}, "running")
 
 
-def check_aborted(engine: OfflineEngine, serve: Serve, fields: dict[str, Any], when: str) -> None:
+def check_aborted(engine: LLMEngine, serve: Serve, fields: dict[str, Any], when: str) -> None:
     """Let a client go away while its requests wait or run."""
     release = hold_steps(engine)
     run = serve(engine)

@@ -128,10 +128,10 @@ def test_other_calls_run_while_a_grammar_is_compiled(
     slow_call.start()
     server.wait_until(lambda: len(engine.compiler.cache) == 1)
     assert server.post(COMPLETE, call())[0] == 200 and server.get("/health")[0] == 200
-    engine.scheduler.grammars.timeout = 0.0
+    engine.core.scheduler.grammars.timeout = 0.0
     status, answer, _ = server.post(COMPLETE, call(structured_outputs={"regex": "x"}))
     assert status == 400 and "0 s" in answer["error"]["message"]
-    engine.scheduler.grammars.timeout = 30.0
+    engine.core.scheduler.grammars.timeout = 30.0
     release.set()
     slow_call.join(60)
     status, answer, _ = answers[0]
@@ -186,7 +186,7 @@ def test_what_no_call_waits_for_is_not_compiled(
     server.wait_until(lambda: sum(future.running() for future in cache.values()) == 2)
     futures = list(cache.values())
     if ends_by == "timeout":
-        engine.scheduler.grammars.timeout = 0.0
+        engine.core.scheduler.grammars.timeout = 0.0
         status, answer, _ = server.post(COMPLETE, call(response_format=form()))
         assert status == 400 and "0 s" in answer["error"]["message"]
     else:

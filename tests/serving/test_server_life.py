@@ -52,7 +52,7 @@ def test_metrics_count_what_happened(serve: Serve) -> None:
 def test_the_first_token_is_recorded_once(make_engine: EngineFactory, serve: Serve) -> None:
     """Once for each request: also with three outputs, and after retractions."""
     engine: Any = make_engine(page_size=4, num_pages=24)
-    force_retractions(engine.scheduler, 3)
+    force_retractions(engine.core.scheduler, 3)
     run = serve(engine)
     body = call(n=3, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True)
     assert run.post(COMPLETE, body)[0] == 200

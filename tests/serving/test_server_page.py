@@ -68,7 +68,7 @@ def watching(run: Running) -> Iterator[Watcher]:
 def wrappers(engine: Any) -> tuple[set[str], int]:
     """Return what a recording would add to the engine and to its model."""
     hooks = len(shared_model("tiny-llama").model._forward_hooks)
-    return {*vars(engine), *vars(engine.scheduler), *vars(engine.output_processor)}, hooks
+    return {*vars(engine), *vars(engine.core.scheduler), *vars(engine.output_processor)}, hooks
 
 
 def slow_steps(engine: Any, seconds: float) -> None:

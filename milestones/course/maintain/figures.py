@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from common import LoadedModel, OfflineEngine
+from common import LLMEngine, LoadedModel
 
 from .drawing import Drawing
 from .runs import (
@@ -62,7 +62,7 @@ def stays(moments: list[Held]) -> list[Stay]:
     return found
 
 
-def computed(engine: OfflineEngine) -> int:
+def computed(engine: LLMEngine) -> int:
     """Return the number of tokens that an engine has computed so far."""
     return engine.stats().prefill_tokens + engine.stats().decode_tokens
 

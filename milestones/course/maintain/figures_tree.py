@@ -99,7 +99,7 @@ def _tree(engine: Any, top: int) -> tuple[list[str], int]:
             parts.append(svg.path(f"M{x} {y + 10} V{below + 10} H{x + 16}", "line"))
             draw(child, x + 16, below)
 
-    children(engine.scheduler.kv_cache.radix_cache.root, 8, top)
+    children(engine.core.scheduler.kv_cache.radix_cache.root, 8, top)
     return parts, top + (row + 1) * ROW
 
 

@@ -23,10 +23,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common import EMBEDDED_MODEL, EngineConfig
+from common import EMBEDDED_MODEL, EngineConfig, LLMEngine
 from common.displays.demo import CHATS, machine
 from common.displays.workload import Workload, run
-from common.engine.offline import OfflineEngine
 from common.tracing.data import TraceData
 from common.tracing.trace import Trace
 
@@ -167,7 +166,7 @@ def serve(milestone: str) -> list[Lane]:
     return lanes
 
 
-def serve_once(engine: OfflineEngine, workload: Workload) -> Lane:
+def serve_once(engine: LLMEngine, workload: Workload) -> Lane:
     """Serve the requests on an idle engine, and return the lane."""
     with Trace(engine) as trace:
         result = run(engine, workload)
@@ -189,7 +188,7 @@ def used_by_others(action: Callable[[], T]) -> tuple[T, float]:
     return result, (after - before) / (ended - started) / (os.cpu_count() or 1)
 
 
-def requests(engine: OfflineEngine) -> Workload:
+def requests(engine: LLMEngine) -> Workload:
     """Return the chats: the system prompt and one question each, one chat every 250 ms."""
     system = {"role": "system", "content": " ".join(SYSTEM_PROMPT.split())}
     prompts = []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import m1_single
 import m2_continuous
 import m3_paged
-from common import EngineConfig, LoadedModel, OfflineEngine, SamplingParams, load_model
+from common import EngineConfig, LLMEngine, LoadedModel, SamplingParams, load_model
 
 MODEL = "tiny-llama"
 NUM_REQUESTS = 14
@@ -63,17 +63,17 @@ def jobs(spacing: int) -> list[Job]:
     ]
 
 
-def single(loaded: LoadedModel, *, use_cache: bool = True) -> OfflineEngine:
+def single(loaded: LoadedModel, *, use_cache: bool = True) -> LLMEngine:
     """Return the engine of m1_single."""
     return m1_single.LLMEngine(config(), loaded, use_cache=use_cache)
 
 
-def slots(loaded: LoadedModel, rows: int = ROWS) -> OfflineEngine:
+def slots(loaded: LoadedModel, rows: int = ROWS) -> LLMEngine:
     """Return the engine of m2_continuous."""
     return m2_continuous.LLMEngine(config(max_num_seqs=rows), loaded)
 
 
-def paged(loaded: LoadedModel) -> OfflineEngine:
+def paged(loaded: LoadedModel) -> LLMEngine:
     """Return the engine of m3_paged, with the memory of `FEW_ROWS` rows."""
     full = config(max_num_seqs=NUM_REQUESTS, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
     return m3_paged.LLMEngine(full, loaded)
@@ -92,13 +92,13 @@ def watch(engine: Any, arrivals: list[Job]) -> Iterator[Moment]:
             job = to_come.pop(0)
             params = SamplingParams(max_tokens=job.max_tokens, temperature=0, ignore_eos=True)
             engine.add_request(job.prompt, params, job.name)
-        batch = engine.scheduler.schedule()
+        batch = engine.core.scheduler.schedule()
         result = engine.run(batch)
         counts = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
         held: Held = {}
-        for request in engine.scheduler.running:
+        for request in engine.core.scheduler.running:
             tokens = request.num_computed_tokens + counts.get(request, 0)
-            held |= memory_of(engine.scheduler, request, tokens)
+            held |= memory_of(engine.core.scheduler, request, tokens)
         decoding = [r for r in batch.requests if r.num_tokens - r.num_computed_tokens == 1]
         contexts = [request.num_tokens for request in decoding]
         yield Moment(held, contexts, engine.stats().num_retractions)

@@ -118,25 +118,25 @@ def no_fault(engine: Any) -> None:
 
 def serial(engine: Any) -> None:
     """Let the scheduler ask for the result of each step before it plans the next one."""
-    engine.scheduler.needs_result = lambda: True
+    engine.core.scheduler.needs_result = lambda: True
 
 
 def sync_in_launch(engine: Any) -> None:
     """Wait for the device while a step is launched, as one `.item()` does."""
-    launch = engine.runner.launch
+    launch = engine.core.runner.launch
 
     def waiting(*args: Any) -> Any:
         result = launch(*args)
         result.done.wait()
         return result
 
-    engine.runner.launch = waiting
+    engine.core.runner.launch = waiting
 
 
 def no_graph(engine: Any) -> None:
     """Launch the kernels of a forward one by one. It begins with the first kernel, and cannot end
     before the last one is launched."""
-    stream = engine.runner.stream
+    stream = engine.core.runner.stream
     launch = stream.launch
 
     def one_by_one(work: Callable[[], None]) -> Any:
@@ -167,8 +167,8 @@ def slow_text(engine: Any) -> None:
 
 def retractions(engine: Any) -> None:
     """Let admission count only the tokens that a request has, and none that it will generate."""
-    kv_cache = engine.scheduler.kv_cache
-    engine.scheduler.admission.expected_pages = lambda r: kv_cache.pages_for(r.num_tokens)
+    kv_cache = engine.core.scheduler.kv_cache
+    engine.core.scheduler.admission.expected_pages = lambda r: kv_cache.pages_for(r.num_tokens)
 
 
 SHORT: Json = {"page_size": 4, "num_pages": 60}  # pages for a part of the requests

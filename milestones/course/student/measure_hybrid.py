@@ -26,13 +26,13 @@ def by_context(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
     loaded = load_model(config)
     for size in map(int, sizes):
         with load(milestone).LLMEngine(config, loaded) as engine:
-            groups, kv_cache = engine.runner.kv_pool.groups, engine.scheduler.kv_cache
+            groups, kv_cache = engine.core.runner.kv_pool.groups, engine.core.scheduler.kv_cache
             params = SamplingParams(max_tokens=OUTPUT, temperature=0, ignore_eos=True)
             engine.add_request(prompts_of([size])[0], params)
             held = [0]
             while engine.has_unfinished_requests():
                 engine.step()
-                for request in engine.scheduler.running:
+                for request in engine.core.scheduler.running:
                     full = len(kv_cache.pages_of(request)) * len(groups)
                     held.append(kv_cache.num_pages_of(request))
         yield f"{size}", f"{full}", f"{max(held)}", f"{held[-1]}", f"{held[-1] / full:.2f}"

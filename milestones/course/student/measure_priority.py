@@ -41,8 +41,8 @@ def by_urgency(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
                 if size is not None:
                     resize_host(engine, int(size * config_pages(config)))
                 waits = steps_to_first_token(engine, arrivals, has_priorities=size is not None)
-                stats, retraction = engine.stats(), engine.scheduler.retraction
-                loaded_pages = getattr(engine.scheduler.kv_cache.radix_cache, "num_loaded", 0)
+                stats, retraction = engine.stats(), engine.core.scheduler.retraction
+                loaded_pages = getattr(engine.core.scheduler.kv_cache.radix_cache, "num_loaded", 0)
             urgent, others = ([w for w, p in waits if p == level] for level in (0, 1))
             yield (
                 load_name, short(lower) if size is None else f"host x {size:g}",
@@ -69,7 +69,7 @@ def config_pages(config: EngineConfig) -> int:
 
 def resize_host(engine: Any, num_pages: int) -> None:
     """Let an engine of `priority` use so many host pages. It must not have run yet."""
-    cache = engine.scheduler.kv_cache.radix_cache
+    cache = engine.core.scheduler.kv_cache.radix_cache
     cache.num_host_pages, cache.free_host_pages = num_pages, list(range(num_pages))
     engine.costs.page_seconds = 0.0
 

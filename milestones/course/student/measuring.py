@@ -42,8 +42,8 @@ def measured(
     package = load(milestone)
     with package.LLMEngine(EngineConfig(device="cpu", **workload.config), **made) as engine:
         if num_steps is not None:
-            engine.scheduler.num_steps = num_steps
-        engine.output_processor.eos_token_ids |= frozenset(ends)
+            engine.core.scheduler.num_steps = num_steps
+        engine.input_processor.eos_token_ids |= frozenset(ends)
         run(engine, workload.warm_up())
         engine.reset_prefix_cache()
         return run(engine, workload)

@@ -56,7 +56,7 @@ class ClassGrammar:
 
 def prepare(engine: Any) -> None:
     """Prepare the engine of an elective. The engines of milestones stay as they are."""
-    if (drafting := getattr(engine.scheduler, "drafting", None)) is not None:
+    if (drafting := getattr(engine.core.scheduler, "drafting", None)) is not None:
         drafting.drafter.sizes = (1,)  # a random model hardly ever repeats two tokens
     if has_grammars(engine):
         engine.compiler.compile = lambda _: ClassGrammar(engine.loaded.vocab_size)
@@ -66,7 +66,7 @@ def prepare(engine: Any) -> None:
         add_adapters(engine)
     if has_priorities(engine):
         engine.costs.page_seconds = 0.0  # then no run depends on measured times
-        cache = engine.scheduler.kv_cache.radix_cache
+        cache = engine.core.scheduler.kv_cache.radix_cache
         cache.free_host_pages = cache.free_host_pages[-NUM_HOST_PAGES:]
         cache.num_host_pages = NUM_HOST_PAGES
 
@@ -78,7 +78,7 @@ def has_grammars(engine: Any) -> bool:
 
 def has_priorities(engine: Any) -> bool:
     """Return whether requests have priorities."""
-    retraction = getattr(engine.scheduler, "retraction", None)
+    retraction = getattr(engine.core.scheduler, "retraction", None)
     return hasattr(retraction, "num_preemptions")
 
 
@@ -94,9 +94,9 @@ def has_adapters(engine: Any) -> bool:
 
 def add_adapters(engine: Any) -> None:
     """Load random adapters, more than there are slots. The products are those of torch."""
-    engine.runner.lora.kernels = None
-    engine.scheduler.slots.num_slots = NUM_SLOTS
-    engine.scheduler.slots.free_slots = list(range(NUM_SLOTS, 0, -1))
+    engine.core.runner.lora.kernels = None
+    engine.core.scheduler.slots.num_slots = NUM_SLOTS
+    engine.core.scheduler.slots.free_slots = list(range(NUM_SLOTS, 0, -1))
     with tempfile.TemporaryDirectory() as folder:
         for seed, name in enumerate(ADAPTERS):
             path = write_adapter(Path(folder, name), engine.adapters.shapes, seed)

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from common.guard import ForwardError, guarded
+
 from common import (
     EngineConfig,
     EngineStats,
@@ -28,7 +30,6 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine.call import ForwardError, guarded
 from common.sampling.sampler import SampledToken
 
 from .adapters import AdapterRegistry

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from common.guard import ForwardError
+
 from common import (
     EngineConfig,
     EngineStats,
@@ -27,7 +29,6 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine.call import ForwardError
 from common.sampling.sampler import SampledToken
 from common.validation import LARGEST_INT, require_int
 

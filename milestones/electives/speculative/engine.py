@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
+from common.guard import ForwardError
+
 from common import (
     EngineConfig,
     EngineStats,
@@ -29,7 +31,6 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine.call import ForwardError
 from common.sampling.sampler import SampledToken
 
 from .drafter import Drafter, NGramDrafter

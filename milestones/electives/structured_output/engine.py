@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 
+from common.guard import ForwardError
+
 from common import (
     EngineConfig,
     EngineStats,
@@ -30,7 +32,6 @@ from common import (
     RequestOutput,
     SamplingParams,
 )
-from common.engine.call import ForwardError
 from common.sampling.sampler import SampledToken
 
 from .bitmask import num_words

@@ -9,7 +9,7 @@ Each page reads the steps that it does not have yet, at its own speed.
 
 from __future__ import annotations
 
-from common import OfflineEngine
+from common import LLMEngine
 from common.displays.demo import machine
 from common.tracing.data import TraceData
 from common.tracing.live import LiveTrace
@@ -51,7 +51,7 @@ class Recorder:
         self._pages.clear()
         self._close()
 
-    def _join(self, engine: OfflineEngine, page: str) -> TraceData:
+    def _join(self, engine: LLMEngine, page: str) -> TraceData:
         if self._trace is None:
             trace = LiveTrace(engine)
             trace.data.meta["machine"] = machine()

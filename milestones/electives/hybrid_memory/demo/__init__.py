@@ -59,7 +59,7 @@ def show_windows(console: Console, readable: bool) -> None:
         page_size=8, num_pages=256, max_num_batched_tokens=CHUNK,
     )  # fmt: skip
     with LLMEngine(config) as engine:
-        groups = engine.runner.kv_pool.groups
+        groups = engine.core.runner.kv_pool.groups
         shown = Table(title=f"pages of one request: {WINDOWED}, pages of {config.page_size} tokens")
         for title in (
             "step",
@@ -73,10 +73,10 @@ def show_windows(console: Console, readable: bool) -> None:
             [5 + number % 250 for number in range(PROMPT)],
             SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
         )
-        kv_cache = engine.scheduler.kv_cache
+        kv_cache = engine.core.scheduler.kv_cache
         while engine.has_unfinished_requests():
             engine.step()
-            for request in engine.scheduler.running:
+            for request in engine.core.scheduler.running:
                 assert request.row is not None
                 blocks = len(kv_cache.pages_of(request))
                 windows = range(len(groups) - 1)

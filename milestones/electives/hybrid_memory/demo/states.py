@@ -25,7 +25,7 @@ def show_states(console: Console, readable: bool) -> None:
         shown.add_column(column, justify="right")
     stem = [5 + number % 250 for number in range(STEM)]
     with LLMEngine(config) as engine:
-        kv_cache = engine.scheduler.kv_cache
+        kv_cache = engine.core.scheduler.kv_cache
         (states,) = kv_cache.allocator.states
         for name, number in (("first", 7), ("second", 8), ("third", 9), ("third again", 9)):
             prompt = [*stem, *[number] * TAIL]

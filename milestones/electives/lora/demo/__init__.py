@@ -84,7 +84,7 @@ class SlotPanels:
         self.num_lines = self.below.num_lines
 
     def __call__(self) -> Iterable[RenderableType]:
-        scheduler = self.engine.scheduler
+        scheduler = self.engine.core.scheduler
         names = {slot: adapter.name for adapter, slot in scheduler.slots.resident.items()}
         table = Table(box=None, pad_edge=False)
         for column in ("slot", "adapter", "requests"):
@@ -126,7 +126,7 @@ def main() -> None:
             prompts = serve(
                 engine, arrivals, SlotPanels(engine, trace.data, console), args, console
             )
-        loads, steps = engine.scheduler.slots.num_loads, engine.stats().num_steps
+        loads, steps = engine.core.scheduler.slots.num_loads, engine.stats().num_steps
         console.print(
             f"{len(prompts)} requests of {len(ADAPTERS)} random adapters and of the model alone: "
             f"{loads} loads into {engine.config.max_loras} slots, in {steps} steps"

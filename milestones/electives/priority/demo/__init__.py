@@ -58,9 +58,9 @@ def main() -> None:
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)
             prompts = serve(engine, arrivals, panels, args, console)
-        cache = engine.scheduler.kv_cache.radix_cache
+        cache = engine.core.scheduler.kv_cache.radix_cache
         console.print(
-            f"one request in {EVERY} was urgent: {engine.scheduler.retraction.num_preemptions} "
+            f"one request in {EVERY} was urgent: {engine.core.scheduler.retraction.num_preemptions} "
             f"requests were preempted, {cache.num_written} pages copied to the host, and "
             f"{cache.num_loaded} back"
         )

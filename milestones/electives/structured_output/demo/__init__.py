@@ -85,7 +85,7 @@ class GrammarPanels:
         self.num_lines = self.below.num_lines
 
     def __call__(self) -> Iterable[RenderableType]:
-        manager, table = self.engine.scheduler.grammars, Table(box=None, pad_edge=False)
+        manager, table = self.engine.core.scheduler.grammars, Table(box=None, pad_edge=False)
         for name, width in (("id", 4), ("allowed", 7), ("what may come next", None)):
             table.add_column(name, width=width, no_wrap=True)
         for request, allowed in zip(manager.grammars, allowed_tokens(manager), strict=True):

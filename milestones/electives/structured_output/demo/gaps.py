@@ -114,8 +114,8 @@ def _open(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float)
     )  # fmt: skip
     engine = LLMEngine(config, loaded)
     if not on_gpu:
-        engine.runner = SleepingRunner(loaded.model, engine.config, loaded.vocab_size)
-    engine.scheduler.delays_sampling = loop.delays_sampling
+        engine.core.runner = SleepingRunner(loaded.model, engine.config, loaded.vocab_size)
+    engine.core.scheduler.delays_sampling = loop.delays_sampling
     return engine
 
 
@@ -127,7 +127,7 @@ def _run(engine: LLMEngine, loop: Loop, num_requests: int, max_tokens: int, gaps
         structured_outputs=letters if loop.has_grammars else None,
     )  # fmt: skip
     prompts = [[5 + number, 6, 7] for number in range(num_requests)]
-    forwards = StreamForwards(engine.runner.stream.spans)
+    forwards = StreamForwards(engine.core.runner.stream.spans)
     outputs = engine.generate(prompts, params, progress=False)
     spans = forwards.take()
     gaps.gap_seconds += [after[0] - before[1] for before, after in pairwise(spans)]

@@ -1,31 +1,56 @@
-"""`OfflineEngine`: `generate`, `chat` and `stream` on top of `add_request` and `step`."""
+"""`OfflineCalls`: `generate`, `chat` and `stream` on top of `add_request` and `step`.
+
+They may be interrupted, and a stream may be dropped at any moment: no request may stay behind.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from .guard import Caller, Guard, interrupts_held
+from .outputs import RequestOutput
+from .pooling import PoolingParams, PoolingRequestOutput
+from .prompts import Message, Prompt, TokensPrompt
+from .sampling.params import SamplingParams
+from .text.output_processor import OutputProcessor
+from .validation import require_choice, require_list, shown, size_of
 
-from ..outputs import RequestOutput
-from ..pooling import PoolingParams, PoolingRequestOutput
-from ..prompts import Message, Prompt, TokensPrompt
-from ..sampling.params import SamplingParams
-from ..validation import require_choice, require_list, shown, size_of
-from .base import EngineBase
-from .interrupts import interrupts_held
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from .text.input_processor import InputProcessor
 
 T = TypeVar("T")
 
 
-class OfflineEngine(EngineBase):
+class OfflineCalls(ABC):
     """The blocking calls of all engines.
 
     They may be used together with `add_request` and `step`. The outputs of other requests are kept,
     and the next call of `step` returns them.
     """
+
+    caller: Caller
+    input_processor: InputProcessor
+    output_processor: OutputProcessor
+
+    @abstractmethod
+    def guard(self, name: str) -> Guard: ...
+
+    @abstractmethod
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> str: ...
+
+    @abstractmethod
+    def step(self) -> list[RequestOutput]: ...
+
+    @abstractmethod
+    def abort_request(self, request_id: str) -> bool: ...
 
     def generate(
         self,
@@ -41,12 +66,15 @@ class OfflineEngine(EngineBase):
 
         If one prompt is refused (`ValueError`), no request of the others stays in the engine.
         """
-        batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        if isinstance(params, PoolingParams):
-            raise ValueError(
-                "params must be SamplingParams; embed() of the elective embedding has PoolingParams"
-            )
-        return self._add_and_run(batch, _one_for_each(params, len(batch), SamplingParams), progress)
+        with self.guard("generate"):
+            batch = _as_batch(prompts)
+            if isinstance(params, PoolingParams):
+                raise ValueError(
+                    "params must be SamplingParams; "
+                    "embed() of the elective embedding has PoolingParams"
+                )
+            each = _one_for_each(params, len(batch), SamplingParams)
+            return self._add_and_run(batch, each, progress)
 
     def embed(
         self,
@@ -60,9 +88,10 @@ class OfflineEngine(EngineBase):
         Only the elective `embedding` can do it. Other engines raise `ValueError`. The arguments are
         those of `generate`.
         """
-        batch: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        params = _one_for_each(pooling_params, len(batch), PoolingParams, "pooling_params")
-        return self._add_and_run(batch, params, progress)
+        with self.guard("embed"):
+            batch = _as_batch(prompts)
+            params = _one_for_each(pooling_params, len(batch), PoolingParams, "pooling_params")
+            return self._add_and_run(batch, params, progress)
 
     def _add_and_run(self, batch: list[Any], params: list[Any], progress: bool | None) -> list[Any]:
         """Add the prompts of a batch, all or none, and run them until all have finished."""
@@ -99,9 +128,10 @@ class OfflineEngine(EngineBase):
 
         If the iterator is closed or dropped before the end, the request is aborted.
         """
-        outputs = self._follow(self.add_request(prompt, params))
-        next(outputs)  # from here on, the `finally` clause runs when the generator is dropped
-        return outputs  # type: ignore[return-value]  # only the first item was None
+        with self.guard("stream") as call:
+            outputs: Any = call.keep(self._follow(self.add_request(prompt, params)))
+            next(outputs)  # from here on, the `finally` clause runs when the generator is dropped
+            return outputs  # type: ignore[no-any-return]  # only the first item was None
 
     def _follow(self, request_id: str) -> Generator[RequestOutput | None, None, None]:
         finished = False
@@ -135,12 +165,57 @@ class OfflineEngine(EngineBase):
             self.output_processor.put_back(o for o in outputs if o.request_id not in ids)
         return [o for o in outputs if o.request_id in ids]
 
+    def settle(self) -> None:
+        """Finish the work that an earlier call left.
 
-def _is_one_prompt(prompts: Any) -> bool:
+        If the call was interrupted, keep or undo its result. If streams were dropped during the
+        call, abort their requests.
+        """
+        caller = self.caller
+        if caller.undelivered is not None:
+            interrupted, caller.undelivered = caller.undelivered, None
+            self.settle_interrupted(*interrupted)
+        if caller.abandoned:
+            abandoned, caller.abandoned = caller.abandoned, []
+            self.discard(abandoned)
+
+    def settle_interrupted(self, name: str, returned: Any) -> None:
+        """Keep or undo the result of an interrupted call, which its caller did not receive."""
+        if name == "step":
+            self.output_processor.put_back(returned)
+        elif name == "add_request":
+            self.discard([returned])
+        elif name == "stream":
+            returned.close()
+
+    def abandon(self, request_id: str) -> None:
+        """Abort a request after its stream was closed or dropped before the end.
+
+        This happens now if possible. During a call, or in another thread, it is left to the
+        beginning of the next call.
+        """
+        is_other_thread = self.caller.thread not in (None, threading.current_thread())
+        if self.caller.depth > 0 or is_other_thread:
+            self.caller.abandoned.append(request_id)
+        else:
+            self.discard([request_id])
+
+    def discard(self, request_ids: Sequence[str]) -> None:
+        """Abort those of these requests that are live, and drop the outputs of all of them."""
+        with interrupts_held():
+            for request_id in request_ids:
+                if self.caller.killed_by is None:
+                    self.abort_request(request_id)
+                self.output_processor.forget(request_id)
+
+
+def _as_batch(prompts: Any) -> list[Any]:
+    """Return one prompt, or several, as a list of prompts."""
     if isinstance(prompts, (str, TokensPrompt)):
-        return True
+        return [prompts]
     require_list("prompts", prompts, "prompts or token ids, or a string")
-    return bool(prompts) and hasattr(prompts[0], "__index__")
+    is_one = bool(prompts) and hasattr(prompts[0], "__index__")
+    return [prompts] if is_one else list(prompts)
 
 
 def _one_for_each(params: Any, num_prompts: int, kind: type[T], name: str = "params") -> list[T]:
@@ -163,6 +238,15 @@ def _one_for_each(params: Any, num_prompts: int, kind: type[T], name: str = "par
 
 
 def _progress_bar(show: bool) -> Progress:
+    from rich.console import Console  # not above: see `lazy`
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

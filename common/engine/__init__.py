@@ -1,1 +1,0 @@
-"""What all engines share: their interface, failures, interrupts, and `generate`."""

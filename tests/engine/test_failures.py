@@ -404,15 +404,19 @@ def test_the_search_finds_any_causes() -> None:
         requests = [make_request(f"{i}", [1]) for i in range(count)]
         bad = data.draw(st.sets(st.sampled_from(requests)))
         core, search = searching(requests, width)
-        found, forwards, late = set(), 0, list[Request]()
+        found, forwards, late, late_waits = set(), 0, make_request("late", [1]), None
         while set(core.scheduler.waiting) & bad or search.is_active:
-            if forwards == 3:
-                core.scheduler.waiting.extend(late := [make_request("late", [1])])
+            if search.is_active and late_waits is None:
+                core.scheduler.waiting.append(late)
+                late_waits = True
             search.prepare()
+            late_waits = late_waits and search.is_active
             batch = core.schedule()
             forwards += 1
             assert batch, "I5: no request may be tried"
-            assert not (search.is_active and set(batch) & set(late)), "a new request does not wait"
+            assert not (late_waits and late in batch), (
+                "a new request must wait until the search ends"
+            )
             if set(batch) & bad:
                 if (cause := search.failed(batch)) is not None:
                     search.release(cause)
@@ -428,6 +432,6 @@ def test_the_search_finds_any_causes() -> None:
         assert found == bad
         assert forwards <= (len(bad) + 1) * 2 * (math.ceil(math.log2(count)) + 2) * (count + 2)
         left = [*core.scheduler.running, *core.scheduler.waiting]
-        assert [r for r in left if r not in late] == [r for r in requests if not r.is_finished]
+        assert [r for r in left if r is not late] == [r for r in requests if not r.is_finished]
 
     check()

@@ -93,7 +93,7 @@ def test_random_schedules_without_overlap(module_of: ModuleOf) -> None:
 
 def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant one of the mistakes that are easy to make with overlap."""
-    engine = module_of("engine").LLMEngine
+    scheduler = module_of("scheduler").Scheduler
     in_flight = module_of("in_flight").StepsInFlight
 
     def pages_are_freed_at_once(self: Any, request: Any) -> None:
@@ -113,12 +113,12 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
     def futures_are_tokens(row: int) -> int:
         return row + 1
 
-    def the_dead_are_not_skipped(self: Any, batch: Any, result: Any) -> Any:
+    def the_dead_are_not_skipped(self: Any, batch: Any, sampled: Any) -> Any:
         reasons = {r: r.finish_reason for r in batch.requests}
         for request in batch.requests:
             request.finish_reason = None
         try:
-            return process(self, batch, result)
+            return update(self, batch, sampled)
         finally:
             for request, reason in reasons.items():
                 request.finish_reason = request.finish_reason or reason
@@ -127,14 +127,15 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
         force(scheduler, every)
         scheduler.needs_result = lambda: False
 
-    advance, process, force = in_flight.advance, engine.process, force_retractions
+    advance, force = in_flight.advance, force_retractions
+    update = scheduler.update_from_output
     target, attribute, bug = {
         "freed at once": (in_flight, "free", pages_are_freed_at_once),
         "useless step": (module_of("scheduler"), "continuing", no_request_is_known_to_end),
         "stale lengths": (in_flight, "advance", lengths_stay_where_they_are),
         "one future": (module_of("in_flight"), "placeholder", every_row_has_the_same_future),
         "positive placeholder": (module_of("in_flight"), "placeholder", futures_are_tokens),
-        "token after the end": (engine, "process", the_dead_are_not_skipped),
+        "token after the end": (scheduler, "update_from_output", the_dead_are_not_skipped),
         "retracted in flight": (sys.modules[__name__], "force_retractions", without_waiting),
     }[name]
     monkeypatch.setattr(target, attribute, bug)

@@ -28,7 +28,7 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
     engine = FakePagedEngine(
         scheduler, num_pages, page_size=page_size, max_num_seqs=rows, max_num_batched_tokens=budget
     )
-    force_retractions(engine.core.scheduler, chance.choice([None, None, 1, 2, 7]))
+    force_retractions(engine.scheduler, chance.choice([None, None, 1, 2, 7]))
     expected: dict[str, list[int]] = {}
     to_come, steps = chance.randint(1, 10), 0
     while to_come or engine.live:
@@ -49,7 +49,7 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
             del expected[victim]
         engine.step()
     assert engine.finished == expected, f"I1, I2: schedule {seed}"
-    kv_cache = engine.core.scheduler.kv_cache
+    kv_cache = engine.scheduler.kv_cache
     assert kv_cache.num_free_pages == num_pages, "I3: pages are lost"
     return engine
 
@@ -66,7 +66,6 @@ def test_random_schedules(module_of: ModuleOf) -> None:
 def plant(module_of: ModuleOf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug that real engines have had, in the scheduler or the cache manager."""
     scheduler, manager = module_of("scheduler").Scheduler, module_of("kv_cache").KVCacheManager
-    retraction = module_of("retraction").Retraction
 
     def resumed_request_keeps_its_position(self: Any, request: Any) -> None:
         computed = request.num_computed_tokens
@@ -89,12 +88,12 @@ def plant(module_of: ModuleOf, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     def table_is_not_updated(self: Any) -> list[Any]:
         return take_updates(self)[:-1]
 
-    send_back, free = retraction.send_back, manager.free
+    send_back, free = scheduler.send_back, manager.free
     allocate_slots, add = manager.allocate_slots, scheduler._add
     table = type(manager(1, 1, 1).table)
     take_updates = table.take_updates
     target, attribute, bug = {
-        "resumed position": (retraction, "send_back", resumed_request_keeps_its_position),
+        "resumed position": (scheduler, "send_back", resumed_request_keeps_its_position),
         "double free": (manager, "free", page_is_freed_twice),
         "a page too few": (manager, "allocate_slots", pages_of_a_longer_request),
         "sampled too early": (scheduler, "_add", sample_before_the_last_chunk),
@@ -155,19 +154,19 @@ def test_a_long_prompt_does_not_stop_the_others(module_of: ModuleOf) -> None:
 def test_decode_pages_come_before_chunks(module_of: ModuleOf) -> None:
     """The last free page goes to the request that decodes, not to a chunk of a prompt."""
     engine = engine_of(module_of, num_pages=4, page_size=4, max_num_batched_tokens=64)
-    engine.core.scheduler.admission.new_token_ratio = 0.0
+    engine.scheduler.admission.new_token_ratio = 0.0
     engine.add("a", [1] * 4, 4)
     engine.add("b", [2] * 8, 1)
-    engine.core.scheduler.max_num_batched_tokens = 8
+    engine.scheduler.max_num_batched_tokens = 8
     engine.step()  # computes all of `a`, and four tokens of `b`
     batch = engine.step()
     assert batch.requests[0].request_id == "a"
-    assert engine.core.scheduler.counters.num_retractions == 0
+    assert engine.scheduler.counters.num_retractions == 0
 
 
 def test_retraction_takes_the_newest_and_raises_the_ratio(module_of: ModuleOf) -> None:
     engine = engine_of(module_of, num_pages=6, page_size=2, max_num_seqs=3)
-    scheduler = engine.core.scheduler
+    scheduler = engine.scheduler
     scheduler.admission.new_token_ratio = 0.1
     for name in ("old", "new"):
         engine.add(name, [1, 2, 3], 9)
@@ -189,7 +188,7 @@ def test_the_ratio_decays(module_of: ModuleOf) -> None:
     engine.add("a", [1], 100)
     while engine.live:
         engine.step()
-    lost = module.INITIAL_NEW_TOKEN_RATIO - engine.core.scheduler.admission.new_token_ratio
+    lost = module.INITIAL_NEW_TOKEN_RATIO - engine.scheduler.admission.new_token_ratio
     assert lost == pytest.approx(100 * module.RATIO_DECAY)
 
 
@@ -208,14 +207,14 @@ def test_a_prompt_that_never_fits(module_of: ModuleOf) -> None:
 def test_two_requests_that_do_not_fit_together_do_not_swap_places(module_of: ModuleOf) -> None:
     """I5: each grows to 60% of the pool. The newer one is retracted once, and then waits."""
     engine = engine_of(module_of, num_pages=10, page_size=4, max_num_seqs=2)
-    engine.core.scheduler.admission.new_token_ratio = 0.0
+    engine.scheduler.admission.new_token_ratio = 0.0
     for name in ("first", "second"):
         engine.add(name, [ord(name[0])] * 4, 20)
     while engine.live:
         engine.step()
-        engine.core.scheduler.admission.new_token_ratio = 0.0  # the estimate never learns
+        engine.scheduler.admission.new_token_ratio = 0.0  # the estimate never learns
     assert [*engine.finished] == ["first", "second"]
-    assert engine.core.scheduler.counters.num_retractions == 1
+    assert engine.scheduler.counters.num_retractions == 1
     for name, output in engine.finished.items():
         assert output == expected_tokens([ord(name[0])] * 4, 20)
 
@@ -225,7 +224,7 @@ def test_undo_gives_back_what_was_allocated(module_of: ModuleOf) -> None:
     engine.add("a", [1, 2, 3, 4], 10)
     engine.step()
     engine.add("b", [1, 2], 2)
-    scheduler = engine.core.scheduler
+    scheduler = engine.scheduler
     batch = scheduler.schedule()
     assert len(batch.requests) == 2
     scheduler.undo(batch)

@@ -55,7 +55,7 @@ class StormMachine(RuleBasedStateMachine):
             self.scheduler, self.num_pages, page_size=page_size, max_num_seqs=rows,
             max_num_batched_tokens=budget, schedule_policy=policy, seed=0,
         )  # fmt: skip
-        force_retractions(self.engine.core.scheduler, retract_every)
+        force_retractions(self.engine.scheduler, retract_every)
         self.expected: dict[str, list[int]] = {}
         self.count = 0
 
@@ -69,7 +69,7 @@ class StormMachine(RuleBasedStateMachine):
         self.count += 1
         name, prompt = f"{self.count}", stem[:cut] + tail
         self.engine.add(name, prompt, max_tokens)
-        capacity = self.num_pages * self.engine.core.scheduler.kv_cache.page_size + 1 - len(prompt)
+        capacity = self.num_pages * self.engine.scheduler.kv_cache.page_size + 1 - len(prompt)
         self.expected[name] = expected_tokens(prompt, min(max_tokens, capacity))
 
     @precondition(lambda self: self.engine.live)
@@ -101,7 +101,7 @@ class StormMachine(RuleBasedStateMachine):
                 break
             self.engine.step()
         assert self.engine.finished == self.expected, "I1, I2, I5"
-        kv_cache = self.engine.core.scheduler.kv_cache
+        kv_cache = self.engine.scheduler.kv_cache
         assert kv_cache.num_free_pages == self.num_pages, "I3: pages are lost"
         assert kv_cache.radix_cache.protected_size == 0, "I3: a lock is held"
 
@@ -193,7 +193,7 @@ def test_a_refused_admission_leaves_no_trace(module_of: ModuleOf) -> None:
     engine.step()
     engine.add("big", [7] * 6, 6)
     engine.step()
-    kv_cache = engine.core.scheduler.kv_cache
+    kv_cache = engine.scheduler.kv_cache
 
     def warm_branch() -> list[tuple[list[int], int, int, int]]:
         nodes = kv_cache.radix_cache.nodes()
@@ -319,8 +319,8 @@ def test_a_branch_is_served_before_the_next(module_of: ModuleOf) -> None:
     engine.step()
     for i, stem in enumerate([1, 2, 1, 2, 2]):
         engine.add(f"{stem}{'abcde'[i]}", [stem, stem, stem, 5 + i], 2)
-    waiting = engine.core.scheduler.waiting
-    ordered = [request.request_id for request in engine.core.scheduler.policy.order(waiting)]
+    waiting = engine.scheduler.waiting
+    ordered = [request.request_id for request in engine.scheduler.policy.order(waiting)]
     assert ordered == ["2b", "2d", "2e", "1a", "1c"]
     assert len(admissions(engine)) == 7
 

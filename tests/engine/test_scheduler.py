@@ -90,11 +90,11 @@ def test_rows_stay_compact(module_of: ModuleOf) -> None:
     batch = scheduler.schedule()
     run(batch)
     first, second, third, last = batch.requests
-    scheduler.finish_request(second)
+    scheduler.finish_request(second, "abort")
     moves = scheduler.kv_cache.moves
     assert moves == [(3, 1, 7)], "the last row must move into the hole, with its 7 tokens"
     assert [r.row for r in (first, second, third, last)] == [0, None, 2, 1]
-    scheduler.finish_request(third)
+    scheduler.finish_request(third, "abort")
     assert len(moves) == 1, "removing the last row must move no row"
     scheduler.check_invariants()
     assert names(scheduler.schedule().requests) == ["0", "3"]
@@ -138,7 +138,7 @@ def test_every_schedule_keeps_the_rules(
         # A request in a random row ends after most steps. Later, the first row ends in each step.
         index = next(departures, 0)
         if index < len(scheduler.running):
-            scheduler.finish_request(scheduler.running[index])
+            scheduler.finish_request(scheduler.running[index], "stop")
             scheduler.check_invariants()
     assert admitted == [str(i) for i in range(len(lengths))]
     assert not scheduler.waiting and not scheduler.running

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from common import EngineConfig, LoadedModel
@@ -243,9 +244,10 @@ def hash_engine(
 
     class HashEngine(engine_class):
         def step(self) -> Any:
-            outputs = super().step()
-            self.audit()
-            return outputs
+            with self.guard("step") as call:  # an interrupt in the audit must not lose the outputs
+                outputs = call.keep(super().step())
+                self.audit()
+                return outputs
 
         def abort_request(self, request_id: str) -> bool:
             ended: bool = super().abort_request(request_id)
@@ -255,17 +257,14 @@ def hash_engine(
         def audit(self) -> None:
             """Check the invariants, and clear free pages after the steps in flight have run."""
             self.check_invariants()
-            pages = list(self.scheduler.kv_cache.allocator.free_pages)
-            self.runner.free_pages = self.scheduler.kv_cache.allocator.free_pages
-            self.runner.computed = self.runner.launch_after_copies(
-                lambda: self.runner.forget(pages)
-            )
+            allocator = self.core.scheduler.kv_cache.allocator
+            pages = list(allocator.free_pages)
+            runner.free_pages = allocator.free_pages
+            runner.computed = runner.launch_after_copies(lambda: runner.forget(pages))
 
     settings = EngineConfig(model="hash-model", num_pages=num_pages, max_model_len=200, **config)
     runner = runner_class(num_pages, settings.page_size, stream)
-    build = module.ModelRunner
-    vars(module)["ModelRunner"] = lambda *_: runner
-    try:
+    package = module.__name__.rpartition(".")[0]
+    with pytest.MonkeyPatch.context() as patch:  # an engine imports its runner when it is made
+        patch.setattr(f"{package}.model_runner.ModelRunner", lambda *_: runner)
         return HashEngine(settings, FAKE)
-    finally:
-        vars(module)["ModelRunner"] = build

@@ -64,7 +64,7 @@ class FakePagedEngine:
         self.live[name] = request
 
     def abort(self, name: str) -> None:
-        self.scheduler.finish_request(self.live.pop(name))
+        self.scheduler.finish_request(self.live.pop(name), "abort")
         self._audit()
 
     def step(self) -> Any:
@@ -91,25 +91,25 @@ class FakePagedEngine:
                 kv = (*kv, value)
             if i in batch.sampled_indices:
                 answers[i] = next_token(kv)
-        self._advance(batch)
-        for i, token in answers.items():
+        for i in batch.sampled_indices:
             request = batch.requests[i]
-            assert request.num_computed_tokens == request.num_tokens, "I1: sampled too early"
-            request.token_ids.append(token)
-            if request.num_tokens >= request.max_num_tokens:
-                scheduler.finish_request(request)
-                self.finished[request.request_id] = request.output_token_ids
-                del self.live[request.request_id]
+            computed = request.num_computed_tokens + batch.num_scheduled_tokens[i]
+            assert computed == request.num_tokens, "I1: sampled too early"
+        self._update(batch, [(answers[i], None) for i in batch.sampled_indices])
         self._audit()
         return batch
 
-    def _advance(self, batch: Any) -> None:
+    def _update(self, batch: Any, sampled: list[Any]) -> None:
         """Tell the scheduler that the batch has been computed. No step overlaps another here."""
         if not batch.requests:
             return
         if hasattr(self.scheduler, "in_flight"):
             self.scheduler.in_flight.advance(batch)
-        self.scheduler.update_after_step(batch)
+        for output in self.scheduler.update_from_output(batch, sampled):
+            if output.finish_reason is not None:
+                name = output.request.request_id
+                self.finished[name] = output.request.output_token_ids
+                del self.live[name]
 
     def _slot(self, request: Request, position: int) -> int:
         assert request.row is not None

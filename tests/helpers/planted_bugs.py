@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from common.engine.base import EngineBase
-from common.guard import HeldInterrupts
 
+from common import LLMEngine
+from common.guard import HeldInterrupts
 from common.text.output_processor import OutputProcessor
 from milestones.chain import load
 
@@ -82,7 +82,7 @@ def a_page_freed_twice(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m3_paged")
 def a_retracted_request_keeps_its_count(patch: pytest.MonkeyPatch) -> None:
-    retraction = of("m3_paged", "retraction", "Retraction")
+    retraction = of("m3_paged", "scheduler", "Scheduler")
     send_back = retraction.send_back
 
     def keeping(self: Any, request: Any) -> None:
@@ -183,9 +183,9 @@ def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
     admission = of("m3_paged", "admission", "Admission")
     fits = admission.fits
 
-    def cautious(self: Any, request: Any) -> bool:
+    def cautious(self: Any, request: Any, running: Any) -> bool:
         has_pages = self.expected_pages(request) < self.kv_cache.num_free_pages
-        return has_pages and bool(fits(self, request))
+        return has_pages and bool(fits(self, request, running))
 
     patch.setattr(admission, "fits", cautious)
 
@@ -199,13 +199,13 @@ def a_failed_step_that_is_not_undone(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m4_radix", "lost", interrupts=True)
 def an_output_dropped_on_an_interrupt(patch: pytest.MonkeyPatch) -> None:
-    settle_interrupted = EngineBase.settle_interrupted
+    settle_interrupted = LLMEngine.settle_interrupted
 
-    def dropping(self: EngineBase, name: str, returned: Any) -> None:
+    def dropping(self: LLMEngine, name: str, returned: Any) -> None:
         if name != "step":
             settle_interrupted(self, name, returned)
 
-    patch.setattr(EngineBase, "settle_interrupted", dropping)
+    patch.setattr(LLMEngine, "settle_interrupted", dropping)
 
 
 @bug("m3_paged", "", interrupts=True)

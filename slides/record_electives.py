@@ -49,18 +49,19 @@ def drafts(_name: str, loaded: LoadedModel | None = None) -> Json:
         return [loaded.tokenizer.decode([token]) for token in tokens]  # type: ignore[misc]
 
     with load("speculative").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
-        verify = engine.verify
+        verify = engine.core.scheduler.verify
 
-        def watched(request: Any, drafted: list[int], sampled: Any) -> None:
+        def watched(request: Any, drafted: list[int], sampled: Any) -> Any:
             before = len(request.token_ids)
             newest = words(request.token_ids[-1:])
-            verify(request, drafted, sampled)
+            output = verify(request, drafted, sampled)
             own = words([token for token, _ in sampled])
             appended = len(request.token_ids) - before
             steps.append({"newest": newest[0], "drafts": words(drafted), "own": own,
                           "appended": appended})  # fmt: skip
+            return output
 
-        engine.verify = watched
+        engine.core.scheduler.verify = watched
         params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
         [output] = engine.generate([DRAFTED], params)
         stats = engine.stats()

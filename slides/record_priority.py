@@ -29,7 +29,7 @@ def makes_way(_name: str, loaded: LoadedModel | None = None) -> Json:
     )  # fmt: skip
     steps: list[Json] = []
     with load("priority").LLMEngine(config, loaded or load_model(config)) as engine:
-        engine.costs.page_seconds = 0.0
+        engine.core.costs.page_seconds = 0.0
         cache, launch = engine.core.scheduler.kv_cache.radix_cache, engine.core.runner.launch
 
         def noted(batch: Any, table: Any) -> Any:
@@ -48,7 +48,7 @@ def makes_way(_name: str, loaded: LoadedModel | None = None) -> Json:
             engine.check_invariants()
             steps[-1]["to_host"] = cache.num_written - before[0]
             steps[-1]["from_host"] = cache.num_loaded - before[1]
-        preempted = engine.core.scheduler.retraction.num_preemptions
+        preempted = engine.core.scheduler.preemption.num_preemptions
     return {"num_pages": 12, "page_size": 2, "preempted": preempted, "steps": steps}
 
 

@@ -72,7 +72,9 @@ def measure(milestone: str, num_running: int) -> HostTime:
         for i in range(num_running):
             engine.add_request([(7 * i + j) % 250 for j in range(PROMPT_TOKENS)], params)
         _give_letters(engine.core.runner, num_running)
-        forwards = engine.core.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
+        forwards = (
+            engine.core.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
+        )
         waits = _spans(engine, "wait") if overlaps else forwards
         steps = _spans(engine, "step")
         in_forwards = [] if overlaps else _forwards(milestone, engine, undo, time.thread_time)

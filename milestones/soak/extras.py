@@ -161,7 +161,13 @@ class Preparation:
             self.versions[lora.lora_name] = lora
             self.engine.add_lora(lora)
         if self.waits and "structured_outputs" in extra.sampling:
-            wait([self.engine.compiler.submit(extra.sampling["structured_outputs"])])
+            wait(
+                [
+                    self.engine.core.scheduler.grammars.compiler.submit(
+                        extra.sampling["structured_outputs"]
+                    )
+                ]
+            )
 
 
 class GrammarAnswers:

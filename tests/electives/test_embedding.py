@@ -106,7 +106,7 @@ def retract_vectors(scheduler: Any, every: int | None) -> None:
             for request in scheduler.running[::-1]:
                 if isinstance(request, PoolingRequest) and times[request] < 2:
                     times[request] += 1
-                    scheduler.retraction.retract(request)
+                    scheduler.retract(request)
                     break
         return schedule()
 

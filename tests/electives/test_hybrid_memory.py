@@ -59,7 +59,7 @@ def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
     if chance.random() < 0.25:
         distances = (chance.randint(5, 25) for _ in range(500))
         engine.core.runner.failing = {*itertools.accumulate(distances)}
-        engine.core.runner.is_searching = lambda: engine.core.scheduler.isolation.is_active
+        engine.core.runner.is_searching = lambda: engine.search.is_active
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}
     aborted: set[str] = set()
@@ -301,7 +301,9 @@ def test_pages_longer_than_the_window(module_of: ModuleOf, length: int) -> None:
         got = drain(engine)[name][-1].outputs[0].token_ids
         assert got == expected_output(groups, prompt, 3)
         engine.check_invariants()
-        engine.core.scheduler.kv_cache.allocator.free(engine.core.scheduler.kv_cache.radix_cache.evict(1))
+        engine.core.scheduler.kv_cache.allocator.free(
+            engine.core.scheduler.kv_cache.radix_cache.evict(1)
+        )
         engine.check_invariants()
     engine.reset_prefix_cache()
     assert engine.stats().kv_pages_free == 12

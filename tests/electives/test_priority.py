@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from common.guard import EngineDeadError
 
+from common.guard import EngineDeadError
 from milestones.chain import ROOT, course_place, load
 from milestones.instruments.audit import assert_idle, poison_free_pages
 from milestones.instruments.fake_cuda import FakeCuda
@@ -124,7 +124,7 @@ def test_random_schedules_with_priorities(
     module = module_of("engine")
     first = SCHEDULES // 4 * (2 * STREAMS.index(forwards) + STREAMS.index(copies))
     engines = [fuzz(module, first + i, forwards, copies) for i in range(SCHEDULES // 4)]
-    assert sum(e.core.scheduler.retraction.num_preemptions for e in engines) > len(engines) // 3
+    assert sum(e.core.scheduler.preemption.num_preemptions for e in engines) > len(engines) // 3
     assert sum(cache_of(e).num_written for e in engines) > 2 * len(engines)
     assert sum(cache_of(e).num_loaded for e in engines) > len(engines) // 3
     assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
@@ -282,7 +282,7 @@ def test_copies_have_the_bits_of_the_pages(make_engine: EngineFactory) -> None:
     prompts = [[i, *range(5, 38)] for i in (1, 2, 3, 4)]
     params = greedy(5, ignore_eos=True, logprobs=3)
     engine: Any = make_engine(page_size=4, num_pages=20, max_num_seqs=1)
-    engine.costs.page_seconds = 0.0
+    engine.core.costs.page_seconds = 0.0
     with build_engine("m5_overlap", page_size=4, max_num_seqs=1) as m5:
         for _ in range(2):
             for prompt in prompts:
@@ -367,7 +367,7 @@ def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     device = FakeCuda()
     with device.installed():
         engine: Any = make_engine(page_size=4, num_pages=12, max_num_seqs=1, cuda_graph=False)
-        engine.costs.observe = lambda *_: None  # the clock of the fake device stands still
+        engine.core.costs.observe = lambda *_: None  # the clock of the fake device stands still
         put_on_gpu(engine, module_of)
         copies = engine.core.runner.copy_stream.stream
         copies.name = "copies"
@@ -386,13 +386,16 @@ def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
 def test_the_predicted_costs_decide(module_of: ModuleOf, is_cheap: bool) -> None:
     """Swap or recompute: a preempted request goes on with the same tokens in both ways."""
     engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4)
-    engine.costs.observe = lambda *_: None
-    engine.costs.page_seconds, engine.costs.token_seconds = (0.1 if is_cheap else 1.0), 0.5
+    engine.core.costs.observe = lambda *_: None
+    engine.core.costs.page_seconds, engine.core.costs.token_seconds = (
+        (0.1 if is_cheap else 1.0),
+        0.5,
+    )
     low = engine.add_request([1] * 12, greedy(8, ignore_eos=True), priority=1)
     engine.step()
     urgent = engine.add_request([2] * 18, greedy(3, ignore_eos=True), priority=0)
     finals = drain(engine)
-    assert engine.core.scheduler.retraction.num_preemptions == 1
+    assert engine.core.scheduler.preemption.num_preemptions == 1
     assert finals[low][-1].outputs[0].token_ids == expected_output([1] * 12, 8, [], "")
     assert finals[urgent][-1].outputs[0].token_ids == expected_output([2] * 18, 3, [], "")
     assert (cache_of(engine).num_loaded > 0) == is_cheap
@@ -447,17 +450,17 @@ def test_a_failed_copy_costs_time_and_no_request(
     params = greedy(2, ignore_eos=True)
     with FakeCuda().installed() if on_cuda else nullcontext():
         engine: Any = make_engine(page_size=4, num_pages=20, max_num_seqs=1, cuda_graph=False)
-        engine.costs.observe = lambda *_: None
+        engine.core.costs.observe = lambda *_: None
         if on_cuda:
             put_on_gpu(engine, module_of)
         copy, calls = engine.core.runner.host_pool.copy, iter(range(100))
-        failed, suspects = engine.core.scheduler.isolation.failed, list[Any]()
+        failed, suspects = engine.search.failed, list[Any]()
 
         def noted(requests: list[Any]) -> Any:
             suspects.extend(requests)
             return failed(requests)
 
-        engine.core.scheduler.isolation.failed = noted
+        engine.search.failed = noted
 
         def failing(transfers: list[Any], before_loading: Any) -> None:
             copy(transfers, before_loading)
@@ -506,7 +509,7 @@ def test_a_request_aborted_during_a_failed_load_leaves_no_page(module_of: Module
 
     engine.core.runner._copy = failing
     engine.add_request(prompts[0], greedy(3, ignore_eos=True), "loads")
-    engine.launch()
+    engine.core.launch()
     engine.abort_request("loads")
     drain(engine)
     assert loads

@@ -144,7 +144,7 @@ def test_penalties_n_and_bans_respect_the_grammar(make_engine: EngineFactory) ->
     grammar = StructuredOutputsParams(regex="[ab]{3}")
     params = params_of(grammar, n=4, temperature=1.5, seed=7, presence_penalty=2.0)
     (output,) = engine.generate([PROMPT], params, progress=False)
-    assert len(output.outputs) == 4 and len(engine.compiler.cache) == 1  # type: ignore[attr-defined]
+    assert len(output.outputs) == 4 and len(engine.core.scheduler.grammars.compiler.cache) == 1  # type: ignore[attr-defined]
     assert all(re.fullmatch("[ab]{3}", completion.text) for completion in output.outputs)
     a, b = (shared_model("tiny-llama").tokenizer.encode(letter)[0] for letter in "ab")
     (banned,) = answers(engine, [regex("[ab]{9}", logit_bias={a: -100})])

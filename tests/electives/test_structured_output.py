@@ -212,7 +212,7 @@ def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf)
         while len(accepted(compiler)) < count:
             engine.step()
         engine.core.undo_steps_in_flight()
-        engine.core.scheduler.retraction.retract(engine.core.scheduler.running[0])
+        engine.core.scheduler.retract(engine.core.scheduler.running[0])
         assert len(accepted(compiler)) == count and engine.core.scheduler.waiting
         final = drain(engine)[name][-1].outputs[0]
         assert final.token_ids == accepted(compiler) == expected_under(PROMPT, 30, 2, 9)
@@ -241,7 +241,9 @@ def test_an_illegal_token_ends_only_its_request(module_of: ModuleOf) -> None:
     names = [engine.add_request([i, 9], params_of(i, 10), f"r{i}") for i in range(3)]
     for _ in range(4):
         engine.step()
-    grammar = next(g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1")
+    grammar = next(
+        g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1"
+    )
     grammar.length = len(grammar.accepted) + 1  # only the end is allowed behind the token in flight
     grammar.fill = StepGrammar(1, 10).fill  # ... but the mask does not say so
     finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
@@ -283,7 +285,9 @@ def test_an_idle_engine_waits_for_a_compiler_and_does_not_spin(module_of: Module
     assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]
     assert len(waits) == 2, "an output that is ready is not held back"
     compiler.finish()
-    assert engine.step() == [] and not engine.core.scheduler.waiting, "the late result changes nothing"
+    assert engine.step() == [] and not engine.core.scheduler.waiting, (
+        "the late result changes nothing"
+    )
     assert not engine.has_unfinished_requests()
 
 
@@ -350,9 +354,15 @@ class HeldCompile:
 def test_what_no_request_waits_for_is_not_compiled(module_of: ModuleOf, ends_by: str) -> None:
     """Sixteen requests end while their grammars are queued. The next one does not wait for them."""
     engine = engine_of(module_of)
-    manager, held = engine.core.scheduler.grammars, HeldCompile(module_of("grammar_manager").NUM_THREADS)
-    engine.compiler.compile, engine.input_processor.no_structured_outputs = held, None
-    blocking = [engine.compiler.submit(wanted) for wanted in held.blockers]
+    manager, held = (
+        engine.core.scheduler.grammars,
+        HeldCompile(module_of("grammar_manager").NUM_THREADS),
+    )
+    (
+        engine.core.scheduler.grammars.compiler.compile,
+        engine.input_processor.no_structured_outputs,
+    ) = held, None
+    blocking = [engine.core.scheduler.grammars.compiler.submit(wanted) for wanted in held.blockers]
     held.wait_for_blockers()
     engine.add_request(PROMPT, params_of(3, 3), "kept")
     manager.timeout = 0.0 if ends_by == "timeout" else PATIENCE

@@ -120,7 +120,7 @@ def test_an_aborted_request_gets_no_vector() -> None:
     engine = made(budget=16)
     for name in ("p", "q"):
         engine.add_request([*PROMPT, ord(name) % 50], PoolingParams("MEAN", normalize=False), name)
-    engine.launch()
+    engine.core.launch()
     assert engine.abort_request("p")
     finals = drain(engine)
     assert [len(outputs) for outputs in finals.values()] == [1, 1]

@@ -121,7 +121,10 @@ def test_a_request_that_has_ended_holds_nothing() -> None:
     a = run(engine, "A", 3, max_tokens=1)
     engine.add_request([5, 6], greedy(4), "B")
     process(engine, a, 3, 97)
-    assert (names(engine.core.scheduler.running), names(engine.core.scheduler.waiting)) == ("none", "B"), (
+    assert (names(engine.core.scheduler.running), names(engine.core.scheduler.waiting)) == (
+        "none",
+        "B",
+    ), (
         f"I3: A has ended and B waits; running {names(engine.core.scheduler.running)}, waiting "
         f"{names(engine.core.scheduler.waiting)}"
     )

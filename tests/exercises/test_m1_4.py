@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from common.guard import ForwardError
 
 from common import SamplingParams
+from common.guard import ForwardError
 from m1_single.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine

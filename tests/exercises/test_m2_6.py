@@ -101,9 +101,10 @@ def test_a_request_that_ends_leaves_and_its_row_is_filled() -> None:
     )
     finals = [output.request_id for output in outputs if output.finished]
     assert finals == ["A"], f"A has reached its limit of 5 tokens; finished requests: {finals}"
-    assert engine.core.scheduler.kv_cache.rows == [c, b] and engine.core.scheduler.running == [b, c], (
-        "I3: A left row 0, and C must have moved there"
-    )
+    assert engine.core.scheduler.kv_cache.rows == [c, b] and engine.core.scheduler.running == [
+        b,
+        c,
+    ], "I3: A left row 0, and C must have moved there"
     engine.check_invariants()
     abort_all(engine)
 
@@ -138,7 +139,9 @@ def test_several_may_end_in_one_step() -> None:
     )
     do_moves(engine)
     for request, origin in ((b, 1), (c, 2)):
-        memory = engine.core.runner.kv_pool.keys[1][request.row, 0, : request.num_computed_tokens, 0]
+        memory = engine.core.runner.kv_pool.keys[1][
+            request.row, 0, : request.num_computed_tokens, 0
+        ]
         got = [round(x, 2) for x in memory.tolist()]
         expected = [round(origin + p / 100, 2) for p in range(request.num_computed_tokens)]
         assert got == expected, (

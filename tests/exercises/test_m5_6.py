@@ -280,7 +280,9 @@ def test_an_abort_of_the_last_request_drops_its_steps() -> None:
         engine.add_request([5, 6], greedy(9, ignore_eos=True), name)
     engine.step()
     engine.abort_request("first")
-    assert len(engine.core.result_queue) == 1, "the step in flight computes a token of the other request"
+    assert len(engine.core.result_queue) == 1, (
+        "the step in flight computes a token of the other request"
+    )
     engine.abort_request("second")
     assert not engine.core.result_queue, "I3: no request of the step in flight is left, so drop it"
     assert len(drain(engine)) == 2, "both get their final output"

@@ -77,7 +77,7 @@ def test_equal_and_less_urgent_requests_wait(priority: int) -> None:
     add(scheduler, "late", [9, 8, 7], priority)
     found = [step(scheduler) for _ in range(3)]
     assert found == [["a", "b"]] * 3, f"nothing is preempted for priority {priority}: {found}"
-    assert scheduler.retraction.num_preemptions == 0
+    assert scheduler.preemption.num_preemptions == 0
 
 
 def test_one_request_makes_way_for_two_pages() -> None:
@@ -89,7 +89,7 @@ def test_one_request_makes_way_for_two_pages() -> None:
     assert scheduler.kv_cache.num_free_pages == 0
     add(scheduler, "urgent", [9, 8, 7], 0)
     step(scheduler)
-    assert scheduler.retraction.num_preemptions == 1, "one request has four pages: that is enough"
+    assert scheduler.preemption.num_preemptions == 1, "one request has four pages: that is enough"
     assert state(scheduler) == (["urgent", "a", "b", "c", "d"], ["e"])
 
 
@@ -105,7 +105,7 @@ def test_pages_that_others_share_do_not_become_free() -> None:
     step(scheduler)
     assert scheduler.kv_cache.num_free_pages == 0
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
-    victims = names(scheduler.retraction.victims(urgent, {}))
+    victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
     assert victims == ["d", "c"], f"for two pages, both must go: {victims}"
 
 
@@ -117,7 +117,7 @@ def test_a_request_that_frees_too_little_is_spared() -> None:
     batch = scheduler.schedule()
     complete(scheduler, batch)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
-    victims = names(scheduler.retraction.victims(urgent, {}))
+    victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
     assert victims == ["b"], f"c is not needed: {victims}"
 
 
@@ -128,7 +128,9 @@ def test_nothing_is_preempted_in_vain() -> None:
     add(scheduler, "b", [2] * 3, 5)
     step(scheduler)
     urgent = add(scheduler, "urgent", [9] * 9, 0)
-    assert scheduler.retraction.victims(urgent, {}) == [], "even without b, four pages are missing"
+    assert scheduler.preemption.victims(urgent, scheduler.running, {}) == [], (
+        "even without b, four pages are missing"
+    )
     assert step(scheduler) == ["a", "b"], "both go on"
 
 
@@ -164,7 +166,7 @@ def test_a_request_in_flight_is_not_preempted() -> None:
     batch = scheduler.schedule()
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     scheduler.in_flight.advance(batch)
-    assert not scheduler.retraction.make_way(urgent, ScheduleBatch()), "a is being computed"
+    assert not scheduler.make_way(urgent, ScheduleBatch()), "a is being computed"
     assert scheduler.needs_result(), "the next step waits for the result of this one"
     assert names(scheduler.running) == ["a"]
 

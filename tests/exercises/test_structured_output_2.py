@@ -120,7 +120,9 @@ def test_a_first_token_awaits_no_other() -> None:
     engine.step()
     assert engine.events == ["launch", "sample", "accept"], f"the order is {engine.events}"
     [batch] = engine.core.scheduler.in_flight.batches
-    assert not engine.core.scheduler.awaits_tokens(batch), "no token of the request is a placeholder"
+    assert not engine.core.scheduler.awaits_tokens(batch), (
+        "no token of the request is a placeholder"
+    )
 
 
 def test_a_placeholder_is_awaited() -> None:
@@ -130,7 +132,9 @@ def test_a_placeholder_is_awaited() -> None:
     batch = engine.core.scheduler.schedule()
     assert not engine.core.scheduler.awaits_tokens(batch), "all tokens are known"
     batch.requests[0].token_ids.append(-1)
-    assert engine.core.scheduler.awaits_tokens(batch), "I2: the grammar has not seen the newest token"
+    assert engine.core.scheduler.awaits_tokens(batch), (
+        "I2: the grammar has not seen the newest token"
+    )
     batch.requests[0].token_ids.pop()
     engine.core.scheduler.undo(batch)
     tokens_of(engine)
@@ -143,7 +147,9 @@ def test_a_token_that_is_not_allowed_ends_its_request() -> None:
         add(engine, f"r{i}", i, 10, [i, 9])
     for _ in range(4):
         engine.step()
-    [grammar] = [g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1"]
+    [grammar] = [
+        g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1"
+    ]
     grammar.length = len(grammar.accepted) + 1  # now only the end is allowed at its next place
     grammar.fill = StepGrammar(1, 10).fill  # ... but its masks are those of its beginning
     outputs = {name: found[-1].outputs[0] for name, found in drain(engine).items()}

@@ -125,7 +125,7 @@ def requests_that_make_way(_: pytest.MonkeyPatch) -> None:
         if shared:  # a request before them leaves its pages in the tree
             before = priority_2.add(scheduler, "before", [1] * 7, priority=5)
             priority_2.step(scheduler)
-            scheduler.finish_request(before)
+            scheduler.finish_request(before, "abort")
         for name in "abcde":
             prompt = [1] * shared + [ord(name)] * (7 - shared)
             priority_2.add(scheduler, name, prompt, priority=5)
@@ -135,7 +135,7 @@ def requests_that_make_way(_: pytest.MonkeyPatch) -> None:
         urgent = priority_2.add(scheduler, "urgent", [9, 8, 7], priority=0)
         assert scheduler.kv_cache.pages_for(urgent.num_tokens) == 2
         assert priority_2.step(scheduler)
-        assert scheduler.retraction.num_preemptions == count
+        assert scheduler.preemption.num_preemptions == count
 
 
 def vectors_of_three_tokens(_: pytest.MonkeyPatch) -> None:

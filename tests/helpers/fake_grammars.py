@@ -142,6 +142,6 @@ class MaskRunner(HashRunner):
 def with_fakes(engine: Any, at_once: bool = True) -> FakeCompiler:
     """Give an engine a `FakeCompiler`, and return it."""
     compiler = FakeCompiler(at_once=at_once)
-    engine.compiler = engine.core.scheduler.grammars.compiler = compiler
+    engine.core.scheduler.grammars.compiler = compiler
     engine.input_processor.no_structured_outputs = None
     return compiler

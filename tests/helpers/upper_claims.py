@@ -208,7 +208,7 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
     """Return the launches and waits of a run, and the steps in flight after its final output."""
     engine = m5_6.engine_of(LateStream(), enable_overlap=overlap)
     calls: list[str] = []
-    launch, wait = engine.core.runner.launch, engine.wait
+    launch, wait = engine.core.runner.launch, engine.core.wait
 
     def launched(*args: Any) -> Any:
         calls.append("launch")
@@ -218,7 +218,7 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
         calls.append("wait")
         return wait(*args)
 
-    engine.core.runner.launch, engine.wait = launched, waited
+    engine.core.runner.launch, engine.core.wait = launched, waited
     engine.add_request([1, 2], greedy(4, ignore_eos=True, stop_token_ids=stops), "A")
     while not any(output.finished for output in engine.step()):
         pass

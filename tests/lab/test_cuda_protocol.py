@@ -247,7 +247,9 @@ def test_a_dropped_engine_waits_before_its_memory_is_freed(
     memory = engine.core.runner.kv_pool.keys[0].untyped_storage()
     weakref.finalize(memory, lambda: order.extend([*cuda.names()[-1:], "freed"]))
     del memory
-    weakref.finalize(engine.core.runner.kv_pool, lambda: order.extend([*cuda.names()[-1:], "freed"]))
+    weakref.finalize(
+        engine.core.runner.kv_pool, lambda: order.extend([*cuda.names()[-1:], "freed"])
+    )
     cuda.calls.clear()
     del engine
     gc.collect()
@@ -259,7 +261,10 @@ def test_a_closed_engine_holds_no_memory(milestone: str) -> None:
     package = load(milestone)  # with its own stream, in each mode of the tests
     engine: Any = package.LLMEngine(EngineConfig(model="tiny-llama", device="cpu"))
     engine.generate([[1, 2, 3]], greedy(3), progress=False)
-    alive = [weakref.ref(x) for x in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values)]
+    alive = [
+        weakref.ref(x)
+        for x in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values)
+    ]
     engine.close()
     engine.close()
     assert [ref() for ref in alive] == [None] * len(alive), "the KV pool of a closed engine"

@@ -87,7 +87,11 @@ def results(chance: Random) -> Asked:
         token = eos if chance.random() < 0.1 else chance.randrange(10, 90)
         output = process(engine, request, count, token)
         finished = output.finished
-        state = [request.num_computed_tokens, *counters(engine), names(engine.core.scheduler.running)]
+        state = [
+            request.num_computed_tokens,
+            *counters(engine),
+            names(engine.core.scheduler.running),
+        ]
         held = len(engine.core.runner.past_key_values)
         yield f"process: {count} tokens, sampled {token}", [*outputs_of([output]), state, held]
         count = request.num_tokens - request.num_computed_tokens

@@ -71,13 +71,16 @@ def needed(chance: Random) -> Asked:
         add(scheduler, name, [ord(name)] * size, chance.randint(4, 6) if name == "b" else 5)
     step(scheduler)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
-    yield "a and b hold many pages, c one", names(scheduler.retraction.victims(urgent, {}))
+    yield (
+        "a and b hold many pages, c one",
+        names(scheduler.preemption.victims(urgent, scheduler.running, {})),
+    )
     scheduler = make_scheduler(max_num_seqs=1)
     add(scheduler, "a", [1] * chance.randint(2, 5), 5)
     batch = scheduler.schedule()
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     scheduler.in_flight.advance(batch)
-    makes_way = scheduler.retraction.make_way(urgent, ScheduleBatch())
+    makes_way = scheduler.make_way(urgent, ScheduleBatch())
     yield "a is being computed", [makes_way, scheduler.needs_result(), state(scheduler)]
 
 
@@ -91,13 +94,15 @@ def victims(chance: Random) -> Asked:
         size, priority = chance.randint(1, 13), chance.choice([0, 1, 5])
         request = add(scheduler, f"r{number}", [chance.randrange(4) for _ in range(size)], priority)
         is_stuck = not scheduler.admission.may_join(request, {})
-        chosen = names(scheduler.retraction.victims(request, {})) if is_stuck else []
+        chosen = (
+            names(scheduler.preemption.victims(request, scheduler.running, {})) if is_stuck else []
+        )
         about += f", r{number} with {size} tokens and priority {priority}"
         yield about, [chosen, step(scheduler), state(scheduler)]
         for done in [r for r in scheduler.running if r.num_tokens >= r.max_num_tokens]:
             done.finish_reason = "length"
-            scheduler.finish_request(done)
-    yield "counted", scheduler.retraction.num_preemptions
+            scheduler.finish_request(done, "stop")
+    yield "counted", scheduler.preemption.num_preemptions
 
 
 QUESTIONS = {"priority.1": copies, "priority.2": victims}

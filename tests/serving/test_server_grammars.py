@@ -114,19 +114,19 @@ def test_other_calls_run_while_a_grammar_is_compiled(
     """A compiler that hangs holds up its own call only, and the call ends by the timeout."""
     engine: Any = make_engine()
     server, release = serve(engine), threading.Event()
-    compile_grammar = engine.compiler.compile
+    compile_grammar = engine.core.scheduler.grammars.compiler.compile
 
     def slow(structured: Any) -> Any:
         release.wait(60)
         return compile_grammar(structured)
 
-    engine.compiler.compile = slow
+    engine.core.scheduler.grammars.compiler.compile = slow
     answers = list[Any]()
     slow_call = threading.Thread(
         target=lambda: answers.append(server.post(COMPLETE, call(response_format=form())))
     )
     slow_call.start()
-    server.wait_until(lambda: len(engine.compiler.cache) == 1)
+    server.wait_until(lambda: len(engine.core.scheduler.grammars.compiler.cache) == 1)
     assert server.post(COMPLETE, call())[0] == 200 and server.get("/health")[0] == 200
     engine.core.scheduler.grammars.timeout = 0.0
     status, answer, _ = server.post(COMPLETE, call(structured_outputs={"regex": "x"}))
@@ -140,14 +140,18 @@ def test_other_calls_run_while_a_grammar_is_compiled(
 
 def hold_compilations(engine: Any) -> tuple[threading.Event, threading.Event]:
     """Let the compiler wait. Return an event that it sets when it begins, and one that ends it."""
-    begun, release, compile_grammar = threading.Event(), threading.Event(), engine.compiler.compile
+    begun, release, compile_grammar = (
+        threading.Event(),
+        threading.Event(),
+        engine.core.scheduler.grammars.compiler.compile,
+    )
 
     def held(structured: Any) -> Any:
         begun.set()
         assert release.wait(2 * PATIENCE)  # a test fails earlier
         return compile_grammar(structured)
 
-    engine.compiler.compile = held
+    engine.core.scheduler.grammars.compiler.compile = held
     return begun, release
 
 
@@ -170,7 +174,11 @@ def test_a_client_that_goes_away_during_a_compilation(
     connection.close()
     server.wait_until(lambda: server.api.open.count == 0)
     release.set()
-    server.wait_until(lambda: all(future.done() for future in engine.compiler.cache.values()))
+    server.wait_until(
+        lambda: all(
+            future.done() for future in engine.core.scheduler.grammars.compiler.cache.values()
+        )
+    )
     assert server.post(COMPLETE, call())[0] == 200 and len(added) == 1
 
 
@@ -181,7 +189,7 @@ def test_what_no_call_waits_for_is_not_compiled(
     """Two calls keep the threads busy, and a third one ends while its grammar is queued."""
     engine: Any = make_engine()
     _, release = hold_compilations(engine)
-    server, cache = serve(engine), engine.compiler.cache
+    server, cache = serve(engine), engine.core.scheduler.grammars.compiler.cache
     running = [server.open(COMPLETE, call(structured_outputs={"regex": r})) for r in ("a", "b")]
     server.wait_until(lambda: sum(future.running() for future in cache.values()) == 2)
     futures = list(cache.values())
@@ -191,10 +199,10 @@ def test_what_no_call_waits_for_is_not_compiled(
         assert status == 400 and "0 s" in answer["error"]["message"]
     else:
         connection = server.open(COMPLETE, call(response_format=form()))
-        server.wait_until(lambda: len(engine.compiler.cache) == 3)
+        server.wait_until(lambda: len(engine.core.scheduler.grammars.compiler.cache) == 3)
         connection.close()
         server.wait_until(lambda: server.api.open.count == 2)
-    assert list(engine.compiler.cache.values()) == futures
+    assert list(engine.core.scheduler.grammars.compiler.cache.values()) == futures
     release.set()
     for connection in running:
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
@@ -246,18 +254,18 @@ def test_a_compiler_that_fails_ends_only_its_request(
 ) -> None:
     """An exception that is no refusal is the server's fault: status 500, and the others go on."""
     engine: Any = make_engine()
-    server, compile_grammar = serve(engine), engine.compiler.compile
+    server, compile_grammar = serve(engine), engine.core.scheduler.grammars.compiler.compile
 
     def failing(structured: Any) -> Any:
         raise RuntimeError("planted")
 
-    engine.compiler.compile = failing
+    engine.core.scheduler.grammars.compiler.compile = failing
     with ThreadPoolExecutor(1) as pool:
         neighbour = pool.submit(server.post, COMPLETE, call(max_tokens=200))
         status, answer, _ = server.post(COMPLETE, call(response_format=form()))
         assert status == 500 and answer["error"]["type"] == "server_error"
         assert neighbour.result()[0] == 200
-    engine.compiler.compile = compile_grammar
+    engine.core.scheduler.grammars.compiler.compile = compile_grammar
     assert server.get("/health")[0] == 200
     assert server.post(COMPLETE, call(structured_outputs={"choice": ["a"]}))[0] == 200
 

@@ -150,14 +150,17 @@ def test_a_request_that_cannot_be_computed_ends_alone(
     """Its client gets an error, as a status or as the last event; its neighbour is not changed."""
     params = SamplingParams(max_tokens=16, temperature=0)
     expected = make_engine().generate("Hello", params)
-    engine = make_engine()
-    append = engine.output_processor.append_token
+    engine: Any = make_engine()
+    update = engine.core.scheduler.update_from_output
 
-    def failing(request: Any, token_id: Any, logprobs: Any = None) -> bool:
-        is_bad = request.params.seed == 13 and request.num_output_tokens == 3
-        return append(request, None if is_bad else token_id, logprobs)
+    def failing(batch: Any, sampled: list[Any]) -> Any:
+        requests = getattr(batch, "sampled_requests", batch.requests)
+        for place, request in enumerate(requests):
+            if request.params.seed == 13 and len(request.output_token_ids) == 3:
+                sampled[place] = (None, None)
+        return update(batch, sampled)
 
-    engine.output_processor.append_token = failing  # type: ignore[method-assign]
+    engine.core.scheduler.update_from_output = failing
     run = serve(engine)
     neighbour = run.open(COMPLETE, call())
     status, answer, _ = run.post(COMPLETE, call(seed=13))

@@ -41,7 +41,8 @@ def by_urgency(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
                 if size is not None:
                     resize_host(engine, int(size * config_pages(config)))
                 waits = steps_to_first_token(engine, arrivals, has_priorities=size is not None)
-                stats, retraction = engine.stats(), engine.core.scheduler.retraction
+                stats = engine.stats()
+                preemption = getattr(engine.core.scheduler, "preemption", None)
                 loaded_pages = getattr(engine.core.scheduler.kv_cache.radix_cache, "num_loaded", 0)
             urgent, others = ([w for w, p in waits if p == level] for level in (0, 1))
             yield (
@@ -49,7 +50,7 @@ def by_urgency(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
                 f"{percentile(urgent, 50):g}", f"{percentile(urgent, 95):g}",
                 f"{percentile(others, 50):g}" if others else "", f"{stats.num_steps}",
                 f"{stats.prefill_tokens + stats.decode_tokens}", f"{stats.cached_prompt_tokens}",
-                f"{getattr(retraction, 'num_preemptions', 0)}", f"{loaded_pages}",
+                f"{getattr(preemption, 'num_preemptions', 0)}", f"{loaded_pages}",
             )  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def resize_host(engine: Any, num_pages: int) -> None:
     """Let an engine of `priority` use so many host pages. It must not have run yet."""
     cache = engine.core.scheduler.kv_cache.radix_cache
     cache.num_host_pages, cache.free_host_pages = num_pages, list(range(num_pages))
-    engine.costs.page_seconds = 0.0
+    engine.core.costs.page_seconds = 0.0
 
 
 def steps_to_first_token(

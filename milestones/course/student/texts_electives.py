@@ -59,13 +59,17 @@ def prepare(engine: Any) -> None:
     if (drafting := getattr(engine.core.scheduler, "drafting", None)) is not None:
         drafting.drafter.sizes = (1,)  # a random model hardly ever repeats two tokens
     if has_grammars(engine):
-        engine.compiler.compile = lambda _: ClassGrammar(engine.loaded.vocab_size)
-        engine.compiler.submit(ANY).result()  # then no run depends on the compiler's threads
+        engine.core.scheduler.grammars.compiler.compile = lambda _: ClassGrammar(
+            engine.loaded.vocab_size
+        )
+        engine.core.scheduler.grammars.compiler.submit(
+            ANY
+        ).result()  # then no run depends on the compiler's threads
         engine.input_processor.no_structured_outputs = None
     if has_adapters(engine):
         add_adapters(engine)
     if has_priorities(engine):
-        engine.costs.page_seconds = 0.0  # then no run depends on measured times
+        engine.core.costs.page_seconds = 0.0  # then no run depends on measured times
         cache = engine.core.scheduler.kv_cache.radix_cache
         cache.free_host_pages = cache.free_host_pages[-NUM_HOST_PAGES:]
         cache.num_host_pages = NUM_HOST_PAGES
@@ -78,8 +82,7 @@ def has_grammars(engine: Any) -> bool:
 
 def has_priorities(engine: Any) -> bool:
     """Return whether requests have priorities."""
-    retraction = getattr(engine.core.scheduler, "retraction", None)
-    return hasattr(retraction, "num_preemptions")
+    return hasattr(engine.core.scheduler, "preemption")
 
 
 def has_embeddings(engine: Any) -> bool:

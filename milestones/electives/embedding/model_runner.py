@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
+from common.engine_core import SampledToken
 from common.hf.probe import Probe
 from common.hf.support import UnsupportedModelError, check_paged, start_probe
 from common.sampling.sampler import (
-    SampledToken,
     SamplerOutput,
     SamplingMetadata,
     map_tensors,

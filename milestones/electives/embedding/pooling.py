@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from common.engine_core import EngineCoreOutput
 from common.hf.shared import lock_of
 
 from .pooling_request import PoolingRequest
@@ -107,3 +108,13 @@ def embedding(request: PoolingRequest) -> torch.Tensor:
         vector = vector / request.num_prompt_tokens
     vector = vector[: params.dimensions]
     return vector / vector.norm().clamp(min=SHORTEST) if params.normalize else vector
+
+
+def finish_pooling(request: PoolingRequest) -> EngineCoreOutput:
+    """Return how a request ends after its last chunk. Its vector is in the request."""
+    data = embedding(request)
+    if not data.isfinite().all():
+        error = "the model's hidden states are not finite"
+        return EngineCoreOutput(request, finish_reason="error", error=error)
+    request.data = data
+    return EngineCoreOutput(request, finish_reason="stop")

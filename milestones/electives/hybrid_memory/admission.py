@@ -24,45 +24,38 @@ class Admission:
     """Compares the memory that requests are expected to need with the memory that is free."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        max_num_running: int,
-        kv_cache: HybridKVCacheManager,
-        running: list[Request],
-        policy: SchedulePolicy,
+        self, config: EngineConfig, kv_cache: HybridKVCacheManager, policy: SchedulePolicy
     ) -> None:
-        """`running`: the scheduler's own list, oldest request first."""
         self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_num_running = max_num_running
+        self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.kv_cache = kv_cache
         self.policy = policy
-        self.running = running
         self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
 
-    def has_budget(self, batch: ScheduleBatch) -> bool:
+    def has_budget(self, batch: ScheduleBatch, running: list[Request]) -> bool:
         """Return whether one more request may run, and a token of this step's budget is free.
 
         A request that finishes with the step in flight makes room already.
         """
-        has_room = len(continuing(self.running)) < self.max_num_running
+        has_room = len(continuing(running)) < self.max_num_running
         return has_room and batch.num_tokens < self.max_num_batched_tokens
 
-    def fits(self, request: Request) -> bool:
+    def fits(self, request: Request, running: list[Request]) -> bool:
         """Return whether the KV memory is expected to last until all requests have finished.
 
         The running requests come first. Each is expected to need all of its prompt, and the share
         `new_token_ratio` of the tokens that it may still generate. The pages of a cached prefix
         cost nothing only if they are locked. Unlocked ones are counted as free pages already.
         """
-        if not self.running:
+        if not running:
             return True  # I5: a request that runs alone may use the whole pool
         missing = self.expected_pages(request) - self.kv_cache.find_prefix(request).num_locked
         missing += sum(
-            max(0, self.expected_pages(r) - self.kv_cache.num_pages_of(r)) for r in self.running
+            max(0, self.expected_pages(r) - self.kv_cache.num_pages_of(r)) for r in running
         )
         return missing <= self.kv_cache.num_free_pages
 
-    def waits_for_prefix(self, request: Request) -> bool:
+    def waits_for_prefix(self, request: Request, running: list[Request]) -> bool:
         """Return whether a running request computes the next page of this request's prefix.
 
         Then the request waits until that page is cached, instead of computing it a second time
@@ -75,7 +68,7 @@ class Admission:
         return any(
             self.kv_cache.num_inserted_tokens(r) < end <= r.num_prompt_tokens
             and r.token_ids[:end] == tokens
-            for r in self.running
+            for r in running
         )
 
     def expected_pages(self, request: Request) -> int:
@@ -91,12 +84,12 @@ class Admission:
         """Lower the ratio a little. It falls as long as no request is retracted."""
         self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - RATIO_DECAY)
 
-    def expect_more(self) -> None:
+    def expect_more(self, running: list[Request]) -> None:
         """Raise the ratio, because a request must be retracted: the estimate was too low.
 
         From now on, a request is expected to use the share that the running requests have generated
         so far, and some more tokens.
         """
-        generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in self.running)
-        allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in self.running)
+        generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in running)
+        allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in running)
         self.new_token_ratio = min(1.0, max(self.new_token_ratio, generated / allowed))

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict
 
-from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
 from .adapter_slots import AdapterSlots
@@ -21,7 +22,6 @@ from .admission import Admission
 from .in_flight import StepsInFlight, continuing, num_rows
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
-from .retraction import Retraction
 from .schedule_batch import ScheduleBatch
 
 
@@ -38,20 +38,8 @@ class Scheduler:
         self.running: list[Request] = []  # oldest first
         self.slots = AdapterSlots(config.max_loras, self.running)
         self.in_flight = StepsInFlight(self.kv_cache)
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
-        self.admission = Admission(
-            config, self.max_num_running, self.kv_cache, self.running, self.policy
-        )
-        self.retraction = Retraction(
-            self.waiting,
-            self.running,
-            self.kv_cache,
-            self.admission,
-            self.policy,
-            self.counters,
-            self.in_flight,
-        )
+        self.admission = Admission(config, self.kv_cache, self.policy)
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue.
@@ -76,27 +64,29 @@ class Scheduler:
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
-        allowed = self.isolation.allowed(continuing(self.running))
+        running = continuing(self.running)
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.retraction.make_room(request)
+                self.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
-                    self.retraction.make_room(request)
+                    self.make_room(request)
                 self._add_chunk(batch, request)
-        if self.waiting and self.admission.has_budget(batch):
-            for request in self.isolation.allowed(self.policy.order(self.waiting)):
-                if self.admission.waits_for_prefix(request):
+        if self.waiting and self.admission.has_budget(batch, self.running):
+            for request in self.policy.order(self.waiting):
+                if self.admission.waits_for_prefix(request, self.running):
                     continue
                 if not self.slots.has_room(request.adapter):
                     if self.policy.is_due(request):
                         break  # I5: no request behind it joins, so that a slot becomes free
                     continue  # the lesson: a request with an adapter in use, or none, may overtake
-                if not self.admission.has_budget(batch) or not self.admission.fits(request):
+                if not self.admission.has_budget(batch, self.running):
+                    break
+                if not self.admission.fits(request, self.running):
                     break
                 self._admit(request)
                 self._add_chunk(batch, request)
@@ -109,21 +99,22 @@ class Scheduler:
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are three reasons. A request that finishes in this step may free enough pages to avoid
-        a retraction. The cause of a failure is searched. Or a waiting request needs a prefix that
-        the step in flight computes.
+        There are two reasons. A request that finishes in this step may free enough pages to avoid a
+        retraction. Or a waiting request needs a prefix that the step in flight computes.
         """
         size = self.kv_cache.page_size
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        return is_short or self.isolation.is_active or self._is_computing_a_shared_prefix()
+        return is_short or self._is_computing_a_shared_prefix()
 
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Complete a computed batch, and count its tokens.
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Complete a computed batch, append its tokens, and count.
 
         Its requests have been advanced already. For a request that has finished since the launch,
-        the step was useless.
+        the step was useless, and its token is dropped.
         """
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
@@ -138,6 +129,14 @@ class Scheduler:
         self.counters.padding_tokens += of_finished
         self.counters.prefill_tokens += of_prompts
         self.counters.decode_tokens += batch.num_tokens - of_finished - of_prompts
+        outputs = []
+        for request, token in zip(batch.sampled_requests, sampled, strict=True):
+            if request.is_finished:
+                continue
+            outputs.append(output := append_token(request, token))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        return outputs
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
@@ -145,16 +144,16 @@ class Scheduler:
         self.slots.undo(batch.loads)
         for request in reversed([r for r in batch.requests if not r.is_finished]):
             if request.num_computed_tokens == 0:
-                self.retraction.send_back(request)
+                self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
         # A request may have joined because another was expected to finish, which is undone now.
         while not self.in_flight.batches and self._is_overfull():
-            self.retraction.send_back(self.running[-1])
+            self.send_back(self.running[-1])
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue and free its memory. It has finished or was aborted."""
-        self.isolation.remove(request)
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, remove it from its queue, and free its memory."""
+        request.finish_reason = reason
         self.policy.on_removal(request)
         if request.row is None:
             self.waiting.remove(request)
@@ -166,6 +165,37 @@ class Scheduler:
         """Return whether more requests run, or more adapters are in use, than there is room for."""
         num_adapters = len(self.slots.in_use())
         return len(self.running) > self.max_num_running or num_adapters > self.slots.num_slots
+
+    def make_room(self, request: Request) -> None:
+        """Retract the newest requests until `request` can compute a token.
+
+        The last one to be retracted is `request` itself.
+        """
+        while request.row is not None and self.kv_cache.room(request) == 0:
+            self.retract(self.running[-1])
+
+    def retract(self, request: Request) -> None:
+        """Free all memory of a running request. It will compute its tokens again.
+
+        vLLM calls this preemption by recomputation.
+        """
+        assert not self.in_flight.batches, (
+            f"cannot retract {request} while a step that computes it is in flight"
+        )
+        self.admission.expect_more(self.running)
+        self.counters.num_retractions += 1
+        self.send_back(request)
+
+    def send_back(self, request: Request) -> None:
+        """Free the memory of a running request, and move it to the head of the waiting queue.
+
+        It is older than all waiting requests, and it keeps its tokens.
+        """
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        self.policy.on_retraction(request)
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""
@@ -192,12 +222,15 @@ class Scheduler:
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch()):
+        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
             return False
         in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
         if all(request.num_output_tokens > 1 for request in in_flight):
             return False
-        return any(self.admission.waits_for_prefix(r) for r in self.policy.order(self.waiting))
+        return any(
+            self.admission.waits_for_prefix(request, self.running)
+            for request in self.policy.order(self.waiting)
+        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

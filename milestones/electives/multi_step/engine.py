@@ -1,14 +1,14 @@
-"""`LLMEngine`: the life of a request, from `add_request` to its final output.
+"""`EngineCore`: the loop that computes requests, until the last of them finishes.
 
     step():  launch a plan      if no step is in flight: choose requests, queue several forwards
              wait for step N    the oldest one
-             process step N     text, stop conditions, outputs; N+1 runs while this happens
+             update step N      tokens join their requests; finished requests leave
 
-    host      | launch 1, 2, 3 | wait 1 | process 1 | wait 2 | process 2 | ... | launch 4, 5, 6 |
-    forward             | 1 ............| 2 ...............| 3 ..........|               | 4 ....
+    host      | launch 1, 2, 3 | wait 1 | update 1 | wait 2 | update 2 | ... | launch 4, 5, 6 |
+    forward             | 1 ............| 2 ..............| 3 ..........|              | 4 ....
 
-Upholds I3 (a finished request is freed as soon as no step writes it) and I4 (a bad request is
-refused before the scheduler sees it).
+The shell around it (`common/llm_engine.py`) turns tokens into text, and is the same for all
+milestones. Upholds I3: what a finished request holds is freed as soon as no step writes it.
 """
 
 from __future__ import annotations
@@ -17,55 +17,46 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from common.guard import ForwardError
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, ForwardError, SampledToken
+from common.llm_engine import LLMEngine as Shell
 
-from common import (
-    EngineConfig,
-    EngineStats,
-    LoadedModel,
-    OfflineEngine,
-    Prompt,
-    RequestOutput,
-    SamplingParams,
-)
-from common.sampling.sampler import SampledToken
-
-from .model_runner import ModelRunner, StepResult
 from .schedule_batch import ScheduleBatch
 from .scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from .model_runner import ModelRunner, StepResult
 
-class LLMEngine(OfflineEngine):
-    """Runs requests until they finish, one `step` at a time."""
 
-    scheduler: Scheduler
+class EngineCore:
+    """Owns the scheduler and the model runner."""
 
-    def __init__(
-        self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
-    ) -> None:
-        super().__init__(config, loaded)
-        self.runner = ModelRunner(self.loaded.model, self.config)
-        self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages)
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.scheduler = Scheduler(config, runner.kv_pool.num_pages)
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
-    def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
-    ) -> str:
-        request = self.input_processor.make_request(prompt, params, request_id)
+    def add_request(self, request: Request) -> None:
         self.scheduler.add_request(request)
-        self.output_processor.add_request(request)
-        return request.request_id
 
-    def step(self) -> list[RequestOutput]:
-        """Return the outputs of one step. The forwards of a whole plan are queued at once."""
+    def step(self) -> list[EngineCoreOutput]:
+        """Return the tokens of one step. The forwards of a whole plan are queued at once.
+
+        If a forward fails, all steps in flight are undone, and the requests are as before them.
+        """
         if not self.result_queue:
             self.launch_plan()  # the lesson: decide once per plan, and not once per step
         if not self.result_queue:
-            return self.output_processor.drain()
+            return []
         batch, result = self.result_queue[0]
         self.scheduler.in_flight.advance(batch)
-        return self.process(batch, self.wait(result))
+        sampled = self.wait(batch, result)
+        self.result_queue.popleft()
+        outputs = self.scheduler.update_from_output(batch, sampled)
+        self.undo_useless_step()
+        return outputs
 
     def launch_plan(self) -> None:
         """Plan several steps and queue their forwards, each one behind the one before."""
@@ -78,34 +69,14 @@ class LLMEngine(OfflineEngine):
         """Plan a step and queue its forward behind the step in flight."""
         batch = self.scheduler.schedule()
         if batch.requests:
-            with self._undoing_failures(batch):
+            with self.undoing_failures(batch):
                 result = self.runner.launch(batch, self.scheduler.kv_cache.table)
             self.result_queue.append((batch, result))
-        else:
-            self.scheduler.isolation.passed([])
 
-    def wait(self, result: StepResult) -> list[SampledToken]:
+    def wait(self, batch: ScheduleBatch, result: StepResult) -> list[SampledToken]:
         """Return the tokens of the oldest step. Only here does the host wait for the device."""
-        batch, _result = self.result_queue[0]
-        with self._undoing_failures(batch):
-            tokens = result.wait()
-        self.scheduler.isolation.passed(batch.requests)
-        return tokens
-
-    def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
-        """Append the sampled tokens, and free the requests that finish with them.
-
-        The token of a request that has finished since the launch is dropped.
-        """
-        self.result_queue.popleft()
-        self.scheduler.update_after_step(batch)
-        for request, (token_id, logprobs) in zip(batch.sampled_requests, result, strict=True):
-            if request.is_finished:
-                continue
-            if self.output_processor.append_token(request, token_id, logprobs):
-                self.scheduler.finish_request(request)
-        self.undo_useless_step()
-        return self.output_processor.drain()
+        with self.undoing_failures(batch):
+            return result.wait()
 
     def undo_useless_step(self) -> None:
         """If all requests of the steps in flight have finished, undo these steps.
@@ -125,33 +96,46 @@ class LLMEngine(OfflineEngine):
             self.scheduler.undo(batches[-1])
 
     @contextmanager
-    def _undoing_failures(self, batch: ScheduleBatch) -> Iterator[None]:
-        """If this part of the batch's forward fails, undo all steps in flight.
-
-        A request of the batch that has finished since its launch is not tried again.
-        """
+    def undoing_failures(self, batch: ScheduleBatch) -> Iterator[None]:
+        """If this part of the batch's forward fails, undo all steps in flight."""
         try:
             yield
         except BaseException as error:
             self.undo_steps_in_flight()
-            live = [request for request in batch.requests if not request.is_finished]
-            raise ForwardError(live, error) from error
+            raise ForwardError(batch.requests, error) from error
 
-    def abort_request(self, request_id: str) -> bool:
-        request = self.output_processor.find(request_id)
-        if request is None:
-            return False
-        self.scheduler.finish_request(request)
-        self.output_processor.abort(request)
-        self.undo_useless_step()
-        return True
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request that has not ended, and free its memory when no step writes it."""
+        if not request.is_finished:
+            self.scheduler.finish_request(request, reason)
+            self.undo_useless_step()
+
+    def send_back(self) -> None:
+        """Let all running requests wait again. They keep their tokens, and lose their memory."""
+        self.undo_steps_in_flight()
+        for request in self.scheduler.running[::-1]:
+            self.scheduler.send_back(request)
 
     def reset_prefix_cache(self) -> int:
         return self.scheduler.kv_cache.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
-        return replace(super().stats(), num_graph_replays=self.runner.graphs.num_replays)
+        num_replays = self.runner.graphs.num_replays
+        return replace(self.scheduler.make_stats(), num_graph_replays=num_replays)
+
+    def check_invariants(self) -> None:
+        self.scheduler.check_invariants()
 
     def close(self) -> None:
-        super().close()
         self.runner.close()
+
+
+class LLMEngine(Shell):
+    """Runs requests until they finish, one `step` at a time."""
+
+    core: EngineCore
+
+    def make_core(self) -> EngineCore:
+        from .model_runner import ModelRunner  # not above: a core needs no model
+
+        return EngineCore(self.config, ModelRunner(self.loaded.model, self.config))

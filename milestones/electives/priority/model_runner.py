@@ -14,9 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
+from common.engine_core import SampledToken
 from common.hf.support import check_paged, start_probe
 from common.sampling.sampler import (
-    SampledToken,
     SamplerOutput,
     SamplingMetadata,
     map_tensors,

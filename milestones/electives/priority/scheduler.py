@@ -14,7 +14,8 @@ from bisect import insort
 from collections import deque
 from dataclasses import asdict
 
-from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
 from .admission import Admission
@@ -37,20 +38,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # the most urgent first, of equals the oldest
         self.in_flight = StepsInFlight(self.kv_cache)
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
-        self.admission = Admission(
-            config, self.max_num_running, self.kv_cache, self.running, self.policy
-        )
-        self.retraction = Preemption(
-            self.waiting,
-            self.running,
-            self.kv_cache,
-            self.admission,
-            self.policy,
-            self.counters,
-            self.in_flight,
-        )
+        self.admission = Admission(config, self.kv_cache, self.policy)
+        self.preemption = Preemption(self.admission, self.policy)
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue.
@@ -75,23 +65,24 @@ class Scheduler:
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
-        allowed = self.isolation.allowed(continuing(self.running))
+        running = continuing(self.running)
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.retraction.make_room(request)
+                self.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
-                    self.retraction.make_room(request)
+                    self.make_room(request)
                 self._add_chunk(batch, request)
-        if self.waiting and (self.admission.has_budget(batch) or self._is_one_more_urgent()):
-            for request in self.isolation.allowed(self.policy.order(self.waiting)):
-                if self.admission.waits_for_prefix(request):
+        has_budget = self.admission.has_budget(batch, self.running)
+        if self.waiting and (has_budget or self._is_one_more_urgent()):
+            for request in self.policy.order(self.waiting):
+                if self.admission.waits_for_prefix(request, self.running):
                     continue
-                if not self.retraction.make_way(request, batch):
+                if not self.make_way(request, batch):
                     break
                 self._admit(request)
                 self._add_chunk(batch, request)
@@ -103,23 +94,27 @@ class Scheduler:
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are four reasons. A request that finishes in this step may free enough pages to avoid
-        a retraction. The cause of a failure is searched. Or a waiting request needs a prefix that
-        the step in flight computes, or would preempt a request that it computes.
+        There are three reasons. A request that finishes in this step may free enough pages to avoid
+        a retraction. Or a waiting request needs a prefix that the step in flight computes, or would
+        preempt a request that it computes.
         """
         size = self.kv_cache.page_size
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        if is_short or self.isolation.is_active or self._is_computing_a_shared_prefix():
+        if is_short or self._is_computing_a_shared_prefix():
             return True
-        return self._is_one_more_urgent() and self.retraction.is_needed(moving)
+        return self._is_one_more_urgent() and self.preemption.is_needed(
+            self.waiting, self.running, moving
+        )
 
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Complete a computed batch, and count its tokens.
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Complete a computed batch, append its tokens, and count.
 
         Its requests have been advanced already. For a request that has finished since the launch,
-        the step was useless.
+        the step was useless, and its token is dropped.
         """
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
@@ -134,34 +129,91 @@ class Scheduler:
         self.counters.padding_tokens += of_finished
         self.counters.prefill_tokens += of_prompts
         self.counters.decode_tokens += batch.num_tokens - of_finished - of_prompts
+        outputs = []
+        for request, token in zip(batch.sampled_requests, sampled, strict=True):
+            if request.is_finished:
+                continue
+            outputs.append(output := append_token(request, token))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        return outputs
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
         self.in_flight.undo(batch)
         for request in reversed([r for r in batch.requests if not r.is_finished]):
             if request.num_computed_tokens == 0:
-                self.retraction.send_back(request)
+                self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
         # A request may have joined because another was expected to finish, which is undone now.
         while not self.in_flight.batches and len(self.running) > self.max_num_running:
-            self.retraction.send_back(self.running[-1])
+            self.send_back(self.running[-1])
 
     def drop_pages(self) -> None:
         """Send all running requests back, and empty the cache. No step may be in flight."""
         for request in self.running[::-1]:
-            self.retraction.send_back(request)
+            self.send_back(request)
         self.kv_cache.reset_prefix_cache()
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue and free its memory. It has finished or was aborted."""
-        self.isolation.remove(request)
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, remove it from its queue, and free its memory."""
+        request.finish_reason = reason
         self.policy.on_removal(request)
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
             self.in_flight.free(request)
+
+    def make_way(self, request: Request, batch: ScheduleBatch) -> bool:
+        """Return whether a request may join this step. Preempt others if it could not otherwise.
+
+        A request that a step in flight computes is not preempted: `needs_result` lets that step end
+        first.
+        """
+        planned = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
+        if self.admission.may_join(request, self.running, planned):
+            return True
+        if self.in_flight.batches:
+            return False
+        victims = self.preemption.victims(request, self.running, planned)
+        for victim in victims:
+            batch.remove(victim)
+            self.send_back(victim)
+        self.preemption.num_preemptions += len(victims)
+        return bool(victims)
+
+    def make_room(self, request: Request) -> None:
+        """Retract the newest requests until `request` can compute a token.
+
+        The last one to be retracted is `request` itself.
+        """
+        while request.row is not None and self.kv_cache.room(request) == 0:
+            self.retract(self.running[-1])
+
+    def retract(self, request: Request) -> None:
+        """Free all memory of a running request. It will compute its tokens again.
+
+        vLLM calls this preemption by recomputation.
+        """
+        assert not self.in_flight.batches, (
+            f"cannot retract {request} while a step that computes it is in flight"
+        )
+        self.admission.expect_more(self.running)
+        self.counters.num_retractions += 1
+        self.send_back(request)
+
+    def send_back(self, request: Request) -> None:
+        """Free the memory of a running request, and move it to the head of the waiting queue.
+
+        It is older than all waiting requests, and it keeps its tokens.
+        """
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        self.policy.on_retraction(request)
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""
@@ -192,12 +244,15 @@ class Scheduler:
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch()):
+        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
             return False
         in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
         if all(request.num_output_tokens > 1 for request in in_flight):
             return False
-        return any(self.admission.waits_for_prefix(r) for r in self.policy.order(self.waiting))
+        return any(
+            self.admission.waits_for_prefix(request, self.running)
+            for request in self.policy.order(self.waiting)
+        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

@@ -11,9 +11,11 @@ requests reach `max_tokens`; it does not know token ids.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import islice
 
-from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
 from .admission import Admission
@@ -22,7 +24,6 @@ from .drafting import Drafting
 from .in_flight import StepsInFlight, continuing, num_rows
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
-from .retraction import Retraction
 from .schedule_batch import ScheduleBatch
 
 
@@ -42,20 +43,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
         self.in_flight = StepsInFlight(self.kv_cache)
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
-        self.admission = Admission(
-            config, self.max_num_running, self.kv_cache, self.running, self.policy
-        )
-        self.retraction = Retraction(
-            self.waiting,
-            self.running,
-            self.kv_cache,
-            self.admission,
-            self.policy,
-            self.counters,
-            self.in_flight,
-        )
+        self.admission = Admission(config, self.kv_cache, self.policy)
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue.
@@ -80,24 +69,26 @@ class Scheduler:
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
-        allowed = self.isolation.allowed(continuing(self.running))
+        running = continuing(self.running)
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.retraction.make_room(request)
+                self.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
         num_decodes = len(batch.requests)
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
-                    self.retraction.make_room(request)
+                    self.make_room(request)
                 self._add_chunk(batch, request)
-        if self.waiting and self.admission.has_budget(batch):
-            for request in self.isolation.allowed(self.policy.order(self.waiting)):
-                if self.admission.waits_for_prefix(request):
+        if self.waiting and self.admission.has_budget(batch, self.running):
+            for request in self.policy.order(self.waiting):
+                if self.admission.waits_for_prefix(request, self.running):
                     continue
-                if not self.admission.has_budget(batch) or not self.admission.fits(request):
+                if not self.admission.has_budget(batch, self.running):
+                    break
+                if not self.admission.fits(request, self.running):
                     break
                 self._admit(request)
                 self._add_chunk(batch, request)
@@ -111,10 +102,10 @@ class Scheduler:
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are four reasons. The next step may verify drafts: a drafter needs all tokens, and how
-        many drafts are accepted is not known before the step has ended. A request that finishes in
-        this step may free enough pages to avoid a retraction. The cause of a failure is searched.
-        Or a waiting request needs a prefix that the step in flight computes.
+        There are three reasons. The next step may verify drafts: a drafter needs all tokens, and
+        how many drafts are accepted is not known before the step has ended. A request that finishes
+        in this step may free enough pages to avoid a retraction. Or a waiting request needs a
+        prefix that the step in flight computes.
         """
         if self.may_draft():
             return True
@@ -122,13 +113,15 @@ class Scheduler:
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        return is_short or self.isolation.is_active or self._is_computing_a_shared_prefix()
+        return is_short or self._is_computing_a_shared_prefix()
 
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Complete a computed batch, and count its tokens.
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Complete a computed batch, append its tokens, and count.
 
         Its requests have been advanced already. For a request that has finished since the launch,
-        the step was useless.
+        the step was useless, and its token is dropped.
         """
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
@@ -146,6 +139,35 @@ class Scheduler:
         self.counters.decode_tokens += known - of_finished - of_prompts
         self.counters.padding_tokens += batch.num_tokens - known  # `accept` takes drafts out again
         self.drafting.num_draft_tokens += batch.num_tokens - known
+        outputs, tokens = list[EngineCoreOutput](), iter(sampled)
+        for request in batch.sampled_requests:
+            drafts = batch.drafts.get(request, [])
+            own = list(islice(tokens, 1 + len(drafts)))
+            if request.is_finished:
+                continue
+            outputs.append(output := self.verify(request, drafts, own))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        self.free_refused(batch)
+        return outputs
+
+    def verify(
+        self, request: Request, drafts: list[int], sampled: list[SampledToken]
+    ) -> EngineCoreOutput:
+        """Append the model's own tokens, up to the first one that differs from its draft.
+
+        I1, I2: `sampled[i]` is what the model draws behind the first i drafts. If these are its own
+        tokens, it is the token that a step without drafts would draw at this position.
+        """
+        output = append_token(request, sampled[0])
+        new_tokens = [*output.new_tokens]
+        for draft, token in zip(drafts, sampled[1:], strict=True):
+            if request.is_finished or request.token_ids[-1] != draft:
+                break
+            self.accept(request)
+            output = append_token(request, token)
+            new_tokens += output.new_tokens
+        return replace(output, new_tokens=new_tokens)
 
     def accept(self, request: Request) -> None:
         """Count the next draft of a request as computed: the model's own token is equal."""
@@ -162,29 +184,60 @@ class Scheduler:
 
     def may_draft(self) -> bool:
         """Return whether the next step may verify drafts."""
-        return self.drafting.is_active(self.running) and not self.isolation.is_active
+        return self.drafting.is_active(self.running)
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
         self.in_flight.undo(batch)
         for request in reversed([r for r in batch.requests if not r.is_finished]):
             if request.num_computed_tokens == 0:
-                self.retraction.send_back(request)
+                self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
         # A request may have joined because another was expected to finish, which is undone now.
         while not self.in_flight.batches and len(self.running) > self.max_num_running:
-            self.retraction.send_back(self.running[-1])
+            self.send_back(self.running[-1])
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue and free its memory. It has finished or was aborted."""
-        self.isolation.remove(request)
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, remove it from its queue, and free its memory."""
+        request.finish_reason = reason
         self.policy.on_removal(request)
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
             self.in_flight.free(request)
+
+    def make_room(self, request: Request) -> None:
+        """Retract the newest requests until `request` can compute a token.
+
+        The last one to be retracted is `request` itself.
+        """
+        while request.row is not None and self.kv_cache.room(request) == 0:
+            self.retract(self.running[-1])
+
+    def retract(self, request: Request) -> None:
+        """Free all memory of a running request. It will compute its tokens again.
+
+        vLLM calls this preemption by recomputation.
+        """
+        assert not self.in_flight.batches, (
+            f"cannot retract {request} while a step that computes it is in flight"
+        )
+        self.admission.expect_more(self.running)
+        self.counters.num_retractions += 1
+        self.send_back(request)
+
+    def send_back(self, request: Request) -> None:
+        """Free the memory of a running request, and move it to the head of the waiting queue.
+
+        It is older than all waiting requests, and it keeps its tokens.
+        """
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        self.policy.on_retraction(request)
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""
@@ -210,12 +263,15 @@ class Scheduler:
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch()):
+        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
             return False
         in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
         if all(request.num_output_tokens > 1 for request in in_flight):
             return False
-        return any(self.admission.waits_for_prefix(r) for r in self.policy.order(self.waiting))
+        return any(
+            self.admission.waits_for_prefix(request, self.running)
+            for request in self.policy.order(self.waiting)
+        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

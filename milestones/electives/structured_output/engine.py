@@ -1,15 +1,15 @@
-"""`LLMEngine`: the life of a request, from `add_request` to its final output.
+"""`EngineCore`: the loop that computes requests, until the last of them finishes.
 
     step():  launch step N+1    choose the requests, how many tokens of each; queue the forward
              wait for step N    its forward ran in the meantime
-             process step N     grammars take the tokens; text, stop conditions, outputs
+             update step N      grammars take the tokens; tokens join their requests
              sample step N+1    only if it has masks: they depend on the tokens of step N
 
-    host      | launch 2 | wait 1 | process 1, sample 2, launch 3 | wait 2 | process 2, ...
-    forward   | 1 ..............S | 2 ...............    S | 3 ..............
+    host      | launch 2 | wait 1 | update 1, sample 2, launch 3 | wait 2 | update 2, ...
+    forward   | 1 ..............S | 2 ..............    S | 3 ..............
 
-Upholds I3 (a finished request is freed as soon as no step writes it) and I4 (a bad request is
-refused before the scheduler sees it).
+The shell around it (`common/llm_engine.py`) turns tokens into text, and is the same for all
+milestones. Upholds I3: what a finished request holds is freed as soon as no step writes it.
 """
 
 from __future__ import annotations
@@ -19,80 +19,62 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from common.guard import ForwardError
-
-from common import (
-    EngineConfig,
-    EngineStats,
-    LoadedModel,
-    OfflineEngine,
-    Prompt,
-    Request,
-    RequestOutput,
-    SamplingParams,
-)
-from common.sampling.sampler import SampledToken
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, ForwardError, SampledToken
+from common.llm_engine import LLMEngine as Shell
 
 from .bitmask import num_words
 from .grammar import GrammarLibrary
 from .grammar_manager import GrammarCompiler, GrammarManager
-from .model_runner import ModelRunner, StepResult
 from .schedule_batch import ScheduleBatch
 from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from .model_runner import ModelRunner, StepResult
 
 IDLE_WAIT = 0.01  # seconds that a step waits at most if there is nothing to compute
 NOT_INSTALLED = "llguidance is not installed; `python -m milestones extras grammar` installs it"
 
 
-class LLMEngine(OfflineEngine):
-    """Runs requests until they finish, one `step` at a time."""
-
-    scheduler: Scheduler
+class EngineCore:
+    """Owns the scheduler and the model runner."""
 
     def __init__(
-        self, config: EngineConfig | None = None, loaded: LoadedModel | None = None
+        self, config: EngineConfig, runner: ModelRunner, grammars: GrammarManager | None = None
     ) -> None:
-        super().__init__(config, loaded)
-        self.runner = ModelRunner(self.loaded.model, self.config)
-        self.compiler = GrammarCompiler(GrammarLibrary(self.loaded))
-        grammars = GrammarManager(self.compiler, num_words(self.loaded.vocab_size))
-        self.scheduler = Scheduler(self.config, self.runner.kv_pool.num_pages, grammars)
-        self.input_processor.no_structured_outputs = (
-            None if find_spec("llguidance") else NOT_INSTALLED
-        )
+        self.runner = runner
+        self.scheduler = Scheduler(config, runner.kv_pool.num_pages, grammars)
+        self.outputs: list[EngineCoreOutput] = []  # of this step, so far
+        self.enable_overlap = config.enable_overlap
         self.result_queue: deque[tuple[ScheduleBatch, StepResult]] = deque()  # oldest first
 
-    def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
-    ) -> str:
-        request = self.input_processor.make_request(prompt, params, request_id)
+    def add_request(self, request: Request) -> None:
         self.scheduler.add_request(request)
-        self.output_processor.add_request(request)
-        return request.request_id
 
-    def step(self) -> list[RequestOutput]:
-        """Return the outputs of one step. The forward of the next step is already queued."""
-        self.admit_compiled()
+    def step(self) -> list[EngineCoreOutput]:
+        """Return the tokens of one step. The forward of the next step is already queued.
+
+        If a forward fails, all steps in flight are undone, and the requests are as before them.
+        """
+        self.outputs = self.scheduler.admit_compiled()
         if not self.result_queue:
             self.launch()  # first step: no forward is running, so there is nothing to overlap with
         if not self.result_queue:
-            if self.scheduler.grammars.queue and not self.output_processor.outbox:
+            if self.scheduler.grammars.queue and not self.outputs:
                 self.scheduler.grammars.wait(IDLE_WAIT)
-            return self.output_processor.drain()
+            return self.outputs
         batch, result = self.result_queue[0]
         self.scheduler.in_flight.advance(batch)
-        if self.config.enable_overlap and not self.scheduler.needs_result():
+        if self.enable_overlap and not self.scheduler.needs_result():
             self.launch()  # the lesson: launch step N+1 while step N runs
-        return self.process(batch, self.wait(result))
-
-    def admit_compiled(self) -> None:
-        """Move requests with a compiled grammar to the waiting queue. End those with a bad one."""
-        for request, error in self.scheduler.grammars.take_compiled():
-            if error is None:
-                self.scheduler.enqueue(request)
-            else:
-                self.output_processor.fail(request, error)
+        sampled = self.wait(batch, result)
+        self.result_queue.popleft()
+        self.outputs += self.scheduler.update_from_output(batch, sampled)
+        self.undo_useless_step()
+        self.sample_newest()  # the lesson: now the masks of step N+1 are known
+        return self.outputs
 
     def launch(self) -> None:
         """Plan a step and queue its forward behind the step in flight.
@@ -101,41 +83,16 @@ class LLMEngine(OfflineEngine):
         """
         batch = self.scheduler.schedule()
         if batch.requests:
-            with self._undoing_failures(batch):
+            with self.undoing_failures(batch):
                 result = self.runner.launch(batch, self.scheduler.kv_cache.table)
             self.result_queue.append((batch, result))
-            if not self.scheduler.awaits_tokens(batch):
+            if not self.scheduler.grammars.awaits_tokens(batch.sampled_requests):
                 self.sample_newest()
-        else:
-            self.scheduler.isolation.passed([])
 
-    def wait(self, result: StepResult) -> list[SampledToken]:
+    def wait(self, batch: ScheduleBatch, result: StepResult) -> list[SampledToken]:
         """Return the tokens of the oldest step. Only here does the host wait for the device."""
-        batch, _result = self.result_queue[0]
-        with self._undoing_failures(batch):
-            tokens = result.wait()
-        self.scheduler.isolation.passed(batch.requests)
-        return tokens
-
-    def process(self, batch: ScheduleBatch, result: list[SampledToken]) -> list[RequestOutput]:
-        """Append the sampled tokens, and free the requests that finish with them.
-
-        The token of a request that has finished since the launch is dropped. A token that the
-        grammar of its request does not allow ends the request with an error.
-        """
-        self.result_queue.popleft()
-        self.scheduler.update_after_step(batch)
-        for request, (token_id, logprobs) in zip(batch.sampled_requests, result, strict=True):
-            if request.is_finished:
-                continue
-            if error := self.scheduler.grammars.accept(request, token_id):
-                self.output_processor.fail(request, error)
-                self.scheduler.finish_request(request)
-            elif self.output_processor.append_token(request, token_id, logprobs):
-                self.scheduler.finish_request(request)
-        self.undo_useless_step()
-        self.sample_newest()  # the lesson: now the masks of step N+1 are known
-        return self.output_processor.drain()
+        with self.undoing_failures(batch):
+            return result.wait()
 
     def sample_newest(self) -> None:
         """Queue the sampling of the newest step in flight, if it waits for masks.
@@ -144,12 +101,9 @@ class LLMEngine(OfflineEngine):
         """
         if self.result_queue and self.result_queue[-1][1].is_delayed:
             batch, result = self.result_queue[-1]
-            with self._undoing_failures(batch):
+            with self.undoing_failures(batch):
                 rows, bits = self.scheduler.grammars.masks(batch.sampled_requests)
                 self.runner.sample(result, rows, bits)
-
-    def queued_requests(self) -> list[Request]:
-        return [*self.scheduler.grammars.queue, *super().queued_requests()]
 
     def undo_useless_step(self) -> None:
         """If all requests of the newest step in flight have finished, undo it."""
@@ -164,34 +118,55 @@ class LLMEngine(OfflineEngine):
             self.scheduler.undo(batches[-1])
 
     @contextmanager
-    def _undoing_failures(self, batch: ScheduleBatch) -> Iterator[None]:
-        """If this part of the batch's forward fails, undo all steps in flight.
-
-        A request of the batch that has finished since its launch is not tried again.
-        """
+    def undoing_failures(self, batch: ScheduleBatch) -> Iterator[None]:
+        """If this part of the batch's forward fails, undo all steps in flight."""
         try:
             yield
         except BaseException as error:
             self.undo_steps_in_flight()
-            live = [request for request in batch.requests if not request.is_finished]
-            raise ForwardError(live, error) from error
+            raise ForwardError(batch.requests, error, self.outputs) from error
 
-    def abort_request(self, request_id: str) -> bool:
-        request = self.output_processor.find(request_id)
-        if request is None:
-            return False
-        self.scheduler.finish_request(request)
-        self.output_processor.abort(request)
-        self.undo_useless_step()
-        return True
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request that has not ended, and free its memory when no step writes it."""
+        if not request.is_finished:
+            self.scheduler.finish_request(request, reason)
+            self.undo_useless_step()
+
+    def send_back(self) -> None:
+        """Let all running requests wait again. They keep their tokens, and lose their memory."""
+        self.undo_steps_in_flight()
+        for request in self.scheduler.running[::-1]:
+            self.scheduler.send_back(request)
 
     def reset_prefix_cache(self) -> int:
         return self.scheduler.kv_cache.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
-        return replace(super().stats(), num_graph_replays=self.runner.graphs.num_replays)
+        num_replays = self.runner.graphs.num_replays
+        return replace(self.scheduler.make_stats(), num_graph_replays=num_replays)
+
+    def check_invariants(self) -> None:
+        self.scheduler.check_invariants()
 
     def close(self) -> None:
-        super().close()
         self.runner.close()
-        self.compiler.close()
+        self.scheduler.grammars.close()
+
+
+class LLMEngine(Shell):
+    """Runs requests until they finish, one `step` at a time."""
+
+    core: EngineCore
+
+    def make_core(self) -> EngineCore:
+        from .model_runner import ModelRunner  # not above: a core needs no model
+
+        compiler = GrammarCompiler(GrammarLibrary(self.loaded))
+        grammars = GrammarManager(compiler, num_words(self.loaded.vocab_size))
+        self.input_processor.no_structured_outputs = (
+            None if find_spec("llguidance") else NOT_INSTALLED
+        )
+        return EngineCore(self.config, ModelRunner(self.loaded.model, self.config), grammars)
+
+    def queued_requests(self) -> list[Request]:
+        return [*self.core.scheduler.grammars.queue, *super().queued_requests()]

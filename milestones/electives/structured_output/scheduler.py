@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict
 
-from common import EngineConfig, EngineStats, FailureIsolation, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
+from common.engine_core import EngineCoreOutput, SampledToken
 from common.outputs import StepCounters
 
 from .admission import Admission
@@ -21,7 +22,6 @@ from .grammar_manager import GrammarManager
 from .in_flight import StepsInFlight, continuing, num_rows
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
-from .retraction import Retraction
 from .schedule_batch import ScheduleBatch
 
 
@@ -42,20 +42,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
         self.in_flight = StepsInFlight(self.kv_cache)
-        self.isolation = FailureIsolation()
         self.counters = StepCounters()
-        self.admission = Admission(
-            config, self.max_num_running, self.kv_cache, self.running, self.policy
-        )
-        self.retraction = Retraction(
-            self.waiting,
-            self.running,
-            self.kv_cache,
-            self.admission,
-            self.policy,
-            self.counters,
-            self.in_flight,
-        )
+        self.admission = Admission(config, self.kv_cache, self.policy)
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue, or to the queue of those that wait for a grammar.
@@ -81,29 +69,42 @@ class Scheduler:
         self.policy.on_arrival(request, len(self.waiting))
         self.waiting.append(request)
 
+    def admit_compiled(self) -> list[EngineCoreOutput]:
+        """Let requests with a compiled grammar wait to run. Return those that end: a bad one."""
+        outputs = []
+        for request, error in self.grammars.take_compiled():
+            if error is None:
+                self.enqueue(request)
+            else:
+                request.finish_reason = "error"
+                outputs.append(EngineCoreOutput(request, finish_reason="error", error=error))
+        return outputs
+
     def schedule(self) -> ScheduleBatch:
         """Choose one token of each decoding request, then chunks of prompts.
 
         Chunks of running requests come before chunks of requests that join.
         """
         batch = ScheduleBatch()
-        allowed = self.isolation.allowed(continuing(self.running))
+        running = continuing(self.running)
         # Decodes first: a chunk must not take the page that a decode needs.
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.retraction.make_room(request)
+                self.make_room(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
-        for request in allowed:
+        for request in running:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
-                    self.retraction.make_room(request)
+                    self.make_room(request)
                 self._add_chunk(batch, request)
-        if self.waiting and self.admission.has_budget(batch):
-            for request in self.isolation.allowed(self.policy.order(self.waiting)):
-                if self.admission.waits_for_prefix(request):
+        if self.waiting and self.admission.has_budget(batch, self.running):
+            for request in self.policy.order(self.waiting):
+                if self.admission.waits_for_prefix(request, self.running):
                     continue
-                if not self.admission.has_budget(batch) or not self.admission.fits(request):
+                if not self.admission.has_budget(batch, self.running):
+                    break
+                if not self.admission.fits(request, self.running):
                     break
                 self._admit(request)
                 self._add_chunk(batch, request)
@@ -115,9 +116,9 @@ class Scheduler:
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are three reasons. A request that finishes in this step may free enough pages to avoid
-        a retraction. The cause of a failure is searched. Or a waiting request needs a prefix that
-        the step in flight computes. Measurements add a fourth: `delays_sampling` is False.
+        There are two reasons. A request that finishes in this step may free enough pages to avoid a
+        retraction. Or a waiting request needs a prefix that the step in flight computes.
+        Measurements add a third: `delays_sampling` is False.
         """
         size = self.kv_cache.page_size
         moving = continuing(self.running)
@@ -125,21 +126,15 @@ class Scheduler:
         is_short = new_pages > self.kv_cache.num_free_pages
         if not self.delays_sampling and self.grammars.grammars:
             return True
-        return is_short or self.isolation.is_active or self._is_computing_a_shared_prefix()
+        return is_short or self._is_computing_a_shared_prefix()
 
-    def awaits_tokens(self, batch: ScheduleBatch) -> bool:
-        """Return whether masks of a batch depend on tokens that the step in flight samples.
-
-        This is so if the newest token of a request with a grammar is a placeholder.
-        """
-        masked = [r for r in batch.sampled_requests if r in self.grammars.grammars]
-        return any(request.token_ids[-1] < 0 for request in masked)
-
-    def update_after_step(self, batch: ScheduleBatch) -> None:
-        """Complete a computed batch, and count its tokens.
+    def update_from_output(
+        self, batch: ScheduleBatch, sampled: list[SampledToken]
+    ) -> list[EngineCoreOutput]:
+        """Complete a computed batch, append its tokens, and count.
 
         Its requests have been advanced already. For a request that has finished since the launch,
-        the step was useless.
+        the step was useless, and its token is dropped.
         """
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
@@ -154,30 +149,69 @@ class Scheduler:
         self.counters.padding_tokens += of_finished
         self.counters.prefill_tokens += of_prompts
         self.counters.decode_tokens += batch.num_tokens - of_finished - of_prompts
+        outputs = []
+        for request, token in zip(batch.sampled_requests, sampled, strict=True):
+            if request.is_finished:
+                continue
+            outputs.append(output := self.grammars.append_token(request, token))
+            if output.finish_reason is not None:
+                self.finish_request(request, output.finish_reason)
+        return outputs
 
     def undo(self, batch: ScheduleBatch) -> None:
         """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
         self.in_flight.undo(batch)
         for request in reversed([r for r in batch.requests if not r.is_finished]):
             if request.num_computed_tokens == 0:
-                self.retraction.send_back(request)
+                self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
         # A request may have joined because another was expected to finish, which is undone now.
         while not self.in_flight.batches and len(self.running) > self.max_num_running:
-            self.retraction.send_back(self.running[-1])
+            self.send_back(self.running[-1])
 
-    def finish_request(self, request: Request) -> None:
-        """Remove a request from its queue and free its memory. It has finished or was aborted."""
+    def finish_request(self, request: Request, reason: FinishReason) -> None:
+        """End a request, remove it from its queue, and free its memory."""
+        request.finish_reason = reason
         if self.grammars.remove(request):
             return
-        self.isolation.remove(request)
         self.policy.on_removal(request)
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
             self.in_flight.free(request)
+
+    def make_room(self, request: Request) -> None:
+        """Retract the newest requests until `request` can compute a token.
+
+        The last one to be retracted is `request` itself.
+        """
+        while request.row is not None and self.kv_cache.room(request) == 0:
+            self.retract(self.running[-1])
+
+    def retract(self, request: Request) -> None:
+        """Free all memory of a running request. It will compute its tokens again.
+
+        vLLM calls this preemption by recomputation.
+        """
+        assert not self.in_flight.batches, (
+            f"cannot retract {request} while a step that computes it is in flight"
+        )
+        self.admission.expect_more(self.running)
+        self.counters.num_retractions += 1
+        self.send_back(request)
+
+    def send_back(self, request: Request) -> None:
+        """Free the memory of a running request, and move it to the head of the waiting queue.
+
+        It is older than all waiting requests, and it keeps its tokens.
+        """
+        self.running.remove(request)
+        self.kv_cache.free(request)
+        request.num_computed_tokens = 0
+        self.policy.on_retraction(request)
+        self.waiting.appendleft(request)
 
     def make_stats(self) -> EngineStats:
         """Return the counters, and the state of the queues and of the KV cache."""
@@ -199,19 +233,23 @@ class Scheduler:
         )
         for request in self.waiting:
             assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
-        live = {*self.waiting, *self.running}
-        assert self.grammars.grammars.keys() <= live, "I3: a request that has ended has a grammar"
-        assert not self.grammars.queue.keys() & live, "I3: a request waits in two queues"
+        has_ended = [request for request in self.grammars.grammars if request.is_finished]
+        assert not has_ended, f"I3: {has_ended} have ended, and have a grammar"
+        queued = {*self.waiting, *self.running}
+        assert not self.grammars.queue.keys() & queued, "I3: a request waits in two queues"
         self.in_flight.check_invariants(self.running)
 
     def _is_computing_a_shared_prefix(self) -> bool:
         """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch()):
+        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
             return False
         in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
         if all(request.num_output_tokens > 1 for request in in_flight):
             return False
-        return any(self.admission.waits_for_prefix(r) for r in self.policy.order(self.waiting))
+        return any(
+            self.admission.waits_for_prefix(request, self.running)
+            for request in self.policy.order(self.waiting)
+        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

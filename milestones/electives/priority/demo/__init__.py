@@ -59,8 +59,9 @@ def main() -> None:
             panels = LivePanels(engine, trace.data, console)
             prompts = serve(engine, arrivals, panels, args, console)
         cache = engine.core.scheduler.kv_cache.radix_cache
+        preemption = engine.core.scheduler.preemption
         console.print(
-            f"one request in {EVERY} was urgent: {engine.core.scheduler.retraction.num_preemptions} "
+            f"one request in {EVERY} was urgent: {preemption.num_preemptions} "
             f"requests were preempted, {cache.num_written} pages copied to the host, and "
             f"{cache.num_loaded} back"
         )

@@ -1,6 +1,6 @@
-"""The processors of pooling requests: from a prompt to a request, from a vector to an output.
+"""`PoolingInputProcessor`: from a prompt and `PoolingParams` to a pooling request.
 
-Requests for text go through the same processors, as in the other engines.
+Requests for text go through it too, as in the other engines.
 """
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from common import EngineConfig, LoadedModel, PoolingParams, Prompt, Request, SamplingParams
 from common.pooling import NO_POOLING
 from common.text.input_processor import InputProcessor
-from common.text.output_processor import OutputProcessor
 from common.text.output_text import OutputText
 
 from .pooling_request import PoolingRequest
@@ -63,15 +60,3 @@ class PoolingInputProcessor(InputProcessor):
             text=OutputText(self.tokenizer, SamplingParams()),
             arrival_time=time.perf_counter(),
         )
-
-
-class PoolingOutputProcessor(OutputProcessor):
-    """Also ends pooling requests."""
-
-    def finish_pooling(self, request: PoolingRequest, data: torch.Tensor) -> None:
-        """End a pooling request with its vector, [H] float32 on the host."""
-        if not data.isfinite().all():
-            self.fail(request, "the model's hidden states are not finite")
-            return
-        request.data = data
-        self._finish(request, "stop")

@@ -66,9 +66,9 @@ class EngineCoreProtocol(Protocol):
         """Queue a request. Raises `ValueError` if it cannot be served (I4)."""
 
     def step(self) -> list[EngineCoreOutput]:
-        """Run one iteration. Raises `ForwardError` after a failed forward has been undone.
+        """Run one iteration. It never returns a token of a request that has ended.
 
-        It never returns a token of a request that has ended.
+        Raises `ForwardError` after a failed forward has been undone. `send_back` must follow.
         """
 
     def finish(self, request: Request, reason: FinishReason) -> None:

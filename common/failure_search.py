@@ -29,14 +29,16 @@ from .request import Request
 class FailureSearch:
     """Decides which requests the core may compute during the search for the cause of a failure."""
 
-    def __init__(self, core: EngineCoreProtocol) -> None:
+    def __init__(self, core: EngineCoreProtocol, max_step_tokens: int) -> None:
+        """max_step_tokens: the most tokens of a request that one step computes."""
         self.core = core
+        self.max_step_tokens = max_step_tokens
         self.requests: dict[Request, None] = {}  # all that take part or wait, in their order
         self.groups: list[list[Request]] = []  # still to be tried; the last group is next
         self.trial: list[Request] = []  # the group that is tried now
         self.pending: set[Request] = set()  # requests of the trial without a next token
-        # The request that failed alone last, and the tokens that it had: it fails twice in a row.
-        self.failed_alone: tuple[Request, int] | None = None
+        # The request that failed alone last, with the tokens that it had, and those computed.
+        self.failed_alone: tuple[Request, int, int] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -51,29 +53,30 @@ class FailureSearch:
     def failed(self, requests: Sequence[Request]) -> Request | None:
         """Record that a forward of these live requests failed. Return the cause once it is found.
 
-        A request is the cause if two forwards in a row computed only this request and failed, and
-        it got no token between them.
+        A request is the cause if it fails alone twice in a row at the same place: it has got no
+        token between the failures, and both steps may have computed the same token.
         """
-        if not requests:
-            return None  # they have ended since the forward began
+        if not requests:  # they have ended since the forward began
+            self.core.send_back()
+            return None
+        first = requests[0]
+        place = (first, first.num_tokens, first.num_computed_tokens)
         self._take_all()
         self._forget(requests)
         if self.pending:
             self.groups.append([request for request in self.trial if request in self.pending])
+        cause = None
         if len(requests) > 1:
             self.failed_alone = None
             middle = (len(requests) + 1) // 2
             self.groups += [list(requests[middle:]), list(requests[:middle])]
+        elif self._is_same_place(*place):
+            self.failed_alone, cause = None, first
         else:
-            (request,) = requests
-            failed_before, self.failed_alone = self.failed_alone, (request, request.num_tokens)
-            if failed_before == self.failed_alone:
-                self.failed_alone = None
-                self._try_next()
-                return request
-            self.groups.append([request])
+            self.failed_alone = place
+            self.groups.append([first])
         self._try_next()
-        return None
+        return cause
 
     def passed(self, results: Iterable[EngineCoreOutput]) -> None:
         """Record the results of a step. Begin the next trial if they end this one."""
@@ -104,6 +107,11 @@ class FailureSearch:
                 self.core.scheduler.waiting.append(request)
             self._forget([request])
             del self.requests[request]
+
+    def _is_same_place(self, request: Request, num_tokens: int, num_computed_tokens: int) -> bool:
+        if self.failed_alone is None or self.failed_alone[:2] != (request, num_tokens):
+            return False
+        return abs(num_computed_tokens - self.failed_alone[2]) <= self.max_step_tokens
 
     def _take_all(self) -> None:
         """Take all requests out of the core. It undoes the steps that compute them."""

@@ -79,7 +79,7 @@ class LLMEngine(OfflineCalls):
             self.loaded, self.config, self.output_processor.is_in_use
         )
         self.core = self.make_core()
-        self.search = FailureSearch(self.core)
+        self.search = FailureSearch(self.core, self.config.max_num_batched_tokens)
 
     @abstractmethod
     def make_core(self) -> EngineCoreProtocol:
@@ -230,6 +230,7 @@ class LLMEngine(OfflineCalls):
         error = failure.error
         self.caller.judge("step", error, interrupts_held().was_forced, is_undone=True)
         if not isinstance(error, Exception) or isinstance(error, BLAMELESS):
+            self.core.send_back()
             raise error
         requests = [request for request in failure.requests if not request.is_finished]
         logger.warning("a forward failed and is tried again: %s", requests, exc_info=error)
@@ -250,9 +251,10 @@ class LLMEngine(OfflineCalls):
             f"I3: each live request must be queued exactly once: queued {queued}, live {live}"
         )
         parents = self.output_processor.parents.values()
-        assert {child for parent in parents for child in parent.unfinished} <= {
-            request.request_id for request in live
-        }, f"I3: a request with n > 1 waits for an output that has ended: live {live}"
+        children = {child for parent in parents for child in parent.unfinished}
+        assert children <= self.output_processor.requests.keys(), (
+            f"I3: a request with n > 1 waits for an output that was returned: live {live}"
+        )
         for request in self.core.scheduler.running:
             assert request.num_computed_tokens < request.num_tokens, (
                 f"I5: {request} is running, but it has no token to compute"

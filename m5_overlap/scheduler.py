@@ -139,9 +139,6 @@ class Scheduler:
                 self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
-        # A request may have joined because another was expected to finish, which is undone now.
-        while not self.in_flight.batches and len(self.running) > self.max_num_running:
-            self.send_back(self.running[-1])
 
     def finish_request(self, request: Request, reason: FinishReason) -> None:
         """End a request, remove it from its queue, and free its memory."""

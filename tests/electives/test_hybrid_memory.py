@@ -352,14 +352,14 @@ def test_a_request_holds_what_the_table_says(module_of: ModuleOf, chunk: int, bl
     request = request_of("a", [1] * 150, 3)
     scheduler.add_request(request)
     most = 0
-    while request.num_uncomputed_tokens:
+    while not request.is_finished:
         batch = scheduler.schedule()
         in_window = scheduler.kv_cache.num_pages_of(request) - len(
             scheduler.kv_cache.pages_of(request)
         )
         most = max(most, in_window)
         scheduler.in_flight.advance(batch)
-        scheduler.update_after_step(batch)
+        scheduler.update_from_output(batch, [(1, None)] * len(batch.sampled_indices))
     assert most == blocks == scheduler.kv_cache.allocator.windows[0].most_blocks(chunk)
 
 

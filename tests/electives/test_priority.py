@@ -159,14 +159,14 @@ def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             self.in_flight.batches = batches
 
-    preemption = load("priority", "preemption").Preemption
-    make_way = preemption.make_way
+    scheduler = load("priority", "scheduler").Scheduler
+    make_way = scheduler.make_way
     target, attribute, bug = {
         "steps do not wait": (HashRunner, "copy_pages", steps_do_not_wait),
         "loads do not wait": (HashRunner, "copy_pages", loads_do_not_wait),
         "sources stay": (cache.HiRadixCache, "take_copies", sources_stay),
         "keys of single pages": (module, "page_keys", keys_of_single_pages),
-        "in flight too": (preemption, "make_way", in_flight_too),
+        "in flight too": (scheduler, "make_way", in_flight_too),
     }[name]
     monkeypatch.setattr(target, attribute, bug)
 

@@ -168,7 +168,7 @@ def test_small_pools_retract_and_lose_nothing(make_engine: EngineFactory) -> Non
     params = [regex("(ab|cd){9}e", temperature=1.0, seed=i) for i in range(5)]
     expected = [completion.text for completion in answers(make_engine(), params)]
     small: Any = make_engine(page_size=1, num_pages=56)
-    small.scheduler.admission.new_token_ratio = 0.0
+    small.core.scheduler.admission.new_token_ratio = 0.0
     assert [completion.text for completion in answers(small, params)] == expected
     assert small.stats().num_retractions > 0
     assert all(re.fullmatch("(ab|cd){9}e", text) for text in expected)

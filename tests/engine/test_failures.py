@@ -221,7 +221,7 @@ class OneRow:
 def searching(requests: list[Request], width: int = 99) -> tuple[Any, FailureSearch]:
     core: Any = OneRow(width)
     core.scheduler.waiting.extend(requests)
-    return core, FailureSearch(core)
+    return core, FailureSearch(core, max_step_tokens=4)
 
 
 def test_failures_of_two_requests_are_not_added_up() -> None:
@@ -234,6 +234,16 @@ def test_failures_of_two_requests_are_not_added_up() -> None:
     search.prepare()
     assert search.failed(core.schedule()) is None, "a request must fail alone twice before it ends"
     assert search.failed(core.schedule()) is second
+
+
+def test_a_failure_at_another_place_is_another_failure() -> None:
+    """A long prompt is computed in chunks. A fault that hits two of them passes."""
+    request = make_request("a", [1] * 30)
+    core, search = searching([request])
+    for computed, cause in ((4, None), (20, None), (10, None), (12, request)):
+        core.schedule()
+        request.num_computed_tokens = computed
+        assert search.failed([request]) is cause
 
 
 def test_a_token_between_two_failures_saves_a_request() -> None:

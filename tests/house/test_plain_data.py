@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Forbidden())
 """
 DATA = """
 from common import (
-    CompletionOutput, EngineConfig, EngineStats, FailureIsolation, LoRARequest, PoolingParams,
+    CompletionOutput, EngineConfig, EngineStats, LoRARequest, PoolingParams,
     PoolingRequestOutput, Request, RequestOutput, SamplingParams, StructuredOutputsParams,
     TokensPrompt,
 )

@@ -156,12 +156,6 @@ class HybridKVCacheManager(KVCacheManager):
             end = states.chunk_end(request, end)
         return end
 
-    def newest_ahead(self, running: Sequence[Request]) -> Request | None:
-        """Return the newest request with a state that has tokens of a step that was undone."""
-        states = self.allocator.states
-        ahead = (r for r in reversed(running) if any(s.is_ahead(r) for s in states))
-        return next(ahead, None)
-
     def free_behind_windows(self, request: Request) -> None:
         """Give back the pages that the next query of a request does not see.
 

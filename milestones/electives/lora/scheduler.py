@@ -147,9 +147,6 @@ class Scheduler:
                 self.send_back(request)
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
-        # A request may have joined because another was expected to finish, which is undone now.
-        while not self.in_flight.batches and self._is_overfull():
-            self.send_back(self.running[-1])
 
     def finish_request(self, request: Request, reason: FinishReason) -> None:
         """End a request, remove it from its queue, and free its memory."""
@@ -160,11 +157,6 @@ class Scheduler:
         else:
             self.running.remove(request)
             self.in_flight.free(request)
-
-    def _is_overfull(self) -> bool:
-        """Return whether more requests run, or more adapters are in use, than there is room for."""
-        num_adapters = len(self.slots.in_use())
-        return len(self.running) > self.max_num_running or num_adapters > self.slots.num_slots
 
     def make_room(self, request: Request) -> None:
         """Retract the newest requests until `request` can compute a token.

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files that decide the steps of a run. Speed and the computation of attention do not matter.
 DECIDING = (
     "engine.py", "scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py", "in_flight.py",
-    "placeholders.py", "future_map.py", "schedule_batch.py", "admission.py", "retraction.py",
+    "placeholders.py", "future_map.py", "schedule_batch.py", "admission.py",
 )  # fmt: skip
 RECORDER = ("slides/workloads.py",)
 

@@ -35,10 +35,11 @@ def sources_of(*milestones: str) -> list[str]:
 
 
 def fingerprint(paths: Iterable[str]) -> str:
-    """Return a text that changes when the code in one of the files changes."""
+    """Return a text that changes when the code in one of the files changes, or a file is gone."""
     digest = hashlib.sha256()
     for path in paths:
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+        file = ROOT / path
+        tree = ast.parse(file.read_text(encoding="utf-8") if file.exists() else "", path)
         digest.update("\0".join([path, *_words(tree)]).encode())
     return digest.hexdigest()[:16]
 

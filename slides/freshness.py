@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files that decide the steps of a run. Speed and the computation of attention do not matter.
 DECIDING = (
     "engine.py", "scheduler.py", "kv_cache.py", "radix_cache.py", "policy.py", "in_flight.py",
-    "placeholders.py", "future_map.py", "schedule_batch.py", "admission.py", "retraction.py",
+    "placeholders.py", "future_map.py", "schedule_batch.py", "admission.py",
 )  # fmt: skip
 RECORDER = ("slides/workloads.py",)
 
@@ -35,10 +35,11 @@ def sources_of(*milestones: str) -> list[str]:
 
 
 def fingerprint(paths: Iterable[str]) -> str:
-    """Return a text that changes when the code in one of the files changes."""
+    """Return a text that changes when the code in one of the files changes, or a file is gone."""
     digest = hashlib.sha256()
     for path in paths:
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+        file = ROOT / path
+        tree = ast.parse(file.read_text(encoding="utf-8") if file.exists() else "", path)
         digest.update("\0".join([path, *_words(tree)]).encode())
     return digest.hexdigest()[:16]
 

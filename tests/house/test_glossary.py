@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import NamedTuple
 
@@ -79,6 +80,25 @@ def test_the_architecture_is_that_of_the_code() -> None:
     assert not list(missing_in_page((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")))
 
 
+def statements(source: str) -> str:
+    """Return code without docstrings, comments and indentation."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return "\n".join(line.strip() for line in ast.unparse(tree).splitlines())
+
+
+def test_the_architecture_quotes_the_code() -> None:
+    """The first line of each quotation names its file."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^```python\n# (\S+\.py)\b.*\n((?:.*\n)+?)```$", page, flags=re.MULTILINE)
+    assert quoted
+    for file, code in quoted:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        assert statements(code) in statements(source), f"this is not in {file}:\n{code}"
+
+
 def test_a_handout_says_where_to_read_on(milestone: str) -> None:
     """Its last section names the releases of the glossary, and files that the glossary names."""
     handout = (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
@@ -103,7 +123,7 @@ def test_a_handout_says_where_to_read_on(milestone: str) -> None:
         "# The engine m3_paged\n\n`policy.py`",
         "```\nscheduler.py   Scheduler.plan   chooses\n```",
         "```\nengine.py ──> planner.py\n```",
-        "```\nengine.py   LLMEngine.step\npolicy.py     SchedulePolicy.order\n```",
+        "```\nengine.py   EngineCore.step\npolicy.py     SchedulePolicy.order\n```",
     ],
 )
 def test_a_wrong_name_is_found(page: str) -> None:
@@ -115,7 +135,7 @@ def test_a_wrong_name_is_found(page: str) -> None:
     [
         "`Scheduler.schedule` and `Scheduler.waiting` in `scheduler.py` raise `ValueError`",
         "# The engine m4_radix\n\nIn m2, `Move` is in `kv_cache.py`",
-        "```\nengine.py      LLMEngine.step\nscheduler.py     Scheduler.schedule   chooses\n```",
+        "```\nengine.py      EngineCore.step\nscheduler.py     Scheduler.schedule   chooses\n```",
     ],
 )
 def test_a_right_name_passes(page: str) -> None:

@@ -22,8 +22,8 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob("*.py")
 )
 PLAIN_DATA = (
-    "scheduler.py", "schedule_batch.py", "admission.py", "retraction.py", "policy.py",
-    "kv_cache.py", "radix_cache.py", "in_flight.py",
+    "scheduler.py", "schedule_batch.py", "admission.py", "policy.py", "kv_cache.py",
+    "radix_cache.py", "in_flight.py",
 )  # fmt: skip
 BUILT = {f"../../slides/dist/run_{name}.html" for name in RUN_PAGES}  # by `make slides`
 PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)

@@ -218,6 +218,10 @@ def test_a_stale_figure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     facts.data.cache_clear()
     with pytest.raises(BuildError, match="stale"):
         facts.data("m2_example")
+    content["sources"].append("m2_continuous/no_such_file.py")
+    (tmp_path / "m2_example.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(BuildError, match="stale"):  # a file that is gone is a change as well
+        facts.data("m2_example")
     facts.data.cache_clear()
 
 

@@ -49,7 +49,7 @@ def drafts(_name: str, loaded: LoadedModel | None = None) -> Json:
         return [loaded.tokenizer.decode([token]) for token in tokens]  # type: ignore[misc]
 
     with load("speculative").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
-        verify = engine.core.scheduler.verify
+        verify = engine.core.scheduler.drafting.verify
 
         def watched(request: Any, drafted: list[int], sampled: Any) -> Any:
             before = len(request.token_ids)
@@ -61,7 +61,7 @@ def drafts(_name: str, loaded: LoadedModel | None = None) -> Json:
                           "appended": appended})  # fmt: skip
             return output
 
-        engine.core.scheduler.verify = watched
+        engine.core.scheduler.drafting.verify = watched
         params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
         [output] = engine.generate([DRAFTED], params)
         stats = engine.stats()

@@ -78,14 +78,17 @@ class FailingRunner(HashRunner):
     chance = random.Random(0)
     probability = 0.0
     healthy = 0
+    failures = 0
 
     def _compute(self, parts: list[Any], result: HashResult) -> None:
         self.healthy += 1
-        fails = self.healthy > 50 and self.chance.random() < self.probability
+        # Not again before a whole prompt: a request that fails twice while it gets no token ends.
+        fails = self.healthy > 45 and self.chance.random() < self.probability
         if not fails or self.chance.random() < 0.5:
             super()._compute(parts, result)
         if fails:
             self.healthy = 0
+            self.failures += 1
             raise RuntimeError("a forward failed")
 
 
@@ -181,7 +184,7 @@ def test_random_schedules_of_texts_and_vectors(
     engines = [fuzz(module, i, stream, enable_overlap=overlap) for i in range(SCHEDULES)]
     assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
     assert sum(e.stats().cached_prompt_tokens for e in engines) > len(engines) // 2
-    assert sum(e.core.runner.healthy < 5 for e in engines) > len(engines) // 30, "no forward failed"
+    assert sum(e.core.runner.failures for e in engines) > len(engines) // 3, "no forward failed"
 
 
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

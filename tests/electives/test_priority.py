@@ -152,21 +152,17 @@ def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         starts = range(0, len(token_ids) - page_size + 1, page_size)
         return [page_keys(token_ids[s : s + page_size], page_size)[0] for s in starts]
 
-    def in_flight_too(self: Any, request: Any, batch: Any) -> bool:
-        batches, self.in_flight.batches = self.in_flight.batches, ()
-        try:
-            return bool(make_way(self, request, batch))
-        finally:
-            self.in_flight.batches = batches
+    def in_flight_too(self: Any, request: Any, running: Any, batch: Any, in_flight: Any) -> Any:
+        return make_way(self, request, running, batch, SimpleNamespace(batches=()))
 
-    scheduler = load("priority", "scheduler").Scheduler
-    make_way = scheduler.make_way
+    preemption = load("priority", "preemption").Preemption
+    make_way = preemption.make_way
     target, attribute, bug = {
         "steps do not wait": (HashRunner, "copy_pages", steps_do_not_wait),
         "loads do not wait": (HashRunner, "copy_pages", loads_do_not_wait),
         "sources stay": (cache.HiRadixCache, "take_copies", sources_stay),
         "keys of single pages": (module, "page_keys", keys_of_single_pages),
-        "in flight too": (scheduler, "make_way", in_flight_too),
+        "in flight too": (preemption, "make_way", in_flight_too),
     }[name]
     monkeypatch.setattr(target, attribute, bug)
 

@@ -105,7 +105,8 @@ class EngineCore:
             self.undo_steps_in_flight()
             requests = batch.requests
             if self.runner.end_copies():  # any page may be one that was not written
-                self.scheduler.drop_pages()
+                self.send_back()
+                self.reset_prefix_cache()
                 requests = []  # no request is the cause
             raise ForwardError(requests, error) from error
 

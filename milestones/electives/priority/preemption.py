@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from common import Request
 
 from .admission import Admission
+from .in_flight import StepsInFlight
 from .policy import SchedulePolicy
+from .schedule_batch import ScheduleBatch
 
 
 class Preemption:
@@ -22,6 +24,25 @@ class Preemption:
         self.admission = admission
         self.policy = policy
         self.num_preemptions = 0
+
+    def make_way(
+        self,
+        request: Request,
+        running: list[Request],
+        batch: ScheduleBatch,
+        in_flight: StepsInFlight,
+    ) -> list[Request] | None:
+        """Return the requests that leave this step, so that `request` joins; None if it must wait.
+
+        A request that a step in flight computes is not preempted: `Scheduler.needs_result` lets
+        that step end first.
+        """
+        planned = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
+        if self.admission.may_join(request, running, planned):
+            return []
+        victims = [] if in_flight.batches else self.victims(request, running, planned)
+        self.num_preemptions += len(victims)
+        return victims or None
 
     def victims(
         self, request: Request, running: list[Request], planned: Mapping[Request, int]

@@ -82,8 +82,15 @@ class Scheduler:
             for request in self.policy.order(self.waiting):
                 if self.admission.waits_for_prefix(request, self.running):
                     continue
-                if not self.make_way(request, batch):
+                if (
+                    victims := self.preemption.make_way(
+                        request, self.running, batch, self.in_flight
+                    )
+                ) is None:
                     break
+                for victim in victims:
+                    batch.remove(victim)
+                    self.send_back(victim)
                 self._admit(request)
                 self._add_chunk(batch, request)
         self.admission.expect_less()
@@ -147,12 +154,6 @@ class Scheduler:
             else:
                 self.kv_cache.free_slots(request, request.num_computed_tokens)
 
-    def drop_pages(self) -> None:
-        """Send all running requests back, and empty the cache. No step may be in flight."""
-        for request in self.running[::-1]:
-            self.send_back(request)
-        self.kv_cache.reset_prefix_cache()
-
     def finish_request(self, request: Request, reason: FinishReason) -> None:
         """End a request, remove it from its queue, and free its memory."""
         request.finish_reason = reason
@@ -162,24 +163,6 @@ class Scheduler:
         else:
             self.running.remove(request)
             self.in_flight.free(request)
-
-    def make_way(self, request: Request, batch: ScheduleBatch) -> bool:
-        """Return whether a request may join this step. Preempt others if it could not otherwise.
-
-        A request that a step in flight computes is not preempted: `needs_result` lets that step end
-        first.
-        """
-        planned = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
-        if self.admission.may_join(request, self.running, planned):
-            return True
-        if self.in_flight.batches:
-            return False
-        victims = self.preemption.victims(request, self.running, planned)
-        for victim in victims:
-            batch.remove(victim)
-            self.send_back(victim)
-        self.preemption.num_preemptions += len(victims)
-        return bool(victims)
 
     def make_room(self, request: Request) -> None:
         """Retract the newest requests until `request` can compute a token.

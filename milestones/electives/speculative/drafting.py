@@ -7,8 +7,11 @@ needs, and evict no cached page.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from common import EngineConfig, Request
+from common.engine_core import EngineCoreOutput, SampledToken, append_token
+from common.outputs import StepCounters
 
 from .drafter import Drafter
 from .kv_cache import KVCacheManager
@@ -24,11 +27,16 @@ class Drafting:
     """Asks the drafter, and reserves the memory of what may be accepted."""
 
     def __init__(
-        self, config: EngineConfig, kv_cache: KVCacheManager, drafter: Drafter | None
+        self,
+        config: EngineConfig,
+        kv_cache: KVCacheManager,
+        drafter: Drafter | None,
+        counters: StepCounters,
     ) -> None:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_cache = kv_cache
         self.drafter = drafter
+        self.counters = counters
         self.has_failed = False  # at least once, which is logged
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -53,6 +61,37 @@ class Drafting:
                 num_tokens = request.num_computed_tokens + 1 + len(drafts)
                 self.kv_cache.allocate_slots(request, num_tokens)
                 batch.add_drafts(request, drafts, num_decodes)
+
+    def verify(
+        self, request: Request, drafts: list[int], sampled: list[SampledToken]
+    ) -> EngineCoreOutput:
+        """Append the model's own tokens, up to the first one that differs from its draft.
+
+        I1, I2: `sampled[i]` is what the model draws behind the first i drafts. If these are its own
+        tokens, it is the token that a step without drafts would draw at this position.
+        """
+        output = append_token(request, sampled[0])
+        new_tokens = [*output.new_tokens]
+        for draft, token in zip(drafts, sampled[1:], strict=True):
+            if request.is_finished or request.token_ids[-1] != draft:
+                break
+            self.accept(request)
+            output = append_token(request, token)
+            new_tokens += output.new_tokens
+        return replace(output, new_tokens=new_tokens)
+
+    def accept(self, request: Request) -> None:
+        """Count the next draft of a request as computed: the model's own token is equal."""
+        request.num_computed_tokens += 1
+        self.counters.decode_tokens += 1
+        self.counters.padding_tokens -= 1
+        self.num_accepted_tokens += 1
+
+    def free_refused(self, batch: ScheduleBatch) -> None:
+        """Give back the pages of drafts that were not accepted (I3)."""
+        for request in batch.drafts:
+            if not request.is_finished:
+                self.kv_cache.free_slots(request, request.num_computed_tokens)
 
     def _propose(self, drafter: Drafter, request: Request, most: int) -> list[int]:
         """Return the drafts of a request. If the drafter fails, there are none."""

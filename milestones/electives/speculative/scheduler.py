@@ -11,11 +11,11 @@ requests reach `max_tokens`; it does not know token ids.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import islice
 
 from common import EngineConfig, EngineStats, FinishReason, Request
-from common.engine_core import EngineCoreOutput, SampledToken, append_token
+from common.engine_core import EngineCoreOutput, SampledToken
 from common.outputs import StepCounters
 
 from .admission import Admission
@@ -39,7 +39,7 @@ class Scheduler:
         self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.kv_cache = KVCacheManager(num_rows(config), num_pages, config.page_size)
         self.policy = SchedulePolicy(config, self.kv_cache)
-        self.drafting = Drafting(config, self.kv_cache, drafter)
+        self.drafting = Drafting(config, self.kv_cache, drafter, self.counters)
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
         self.in_flight = StepsInFlight(self.kv_cache)
@@ -145,42 +145,11 @@ class Scheduler:
             own = list(islice(tokens, 1 + len(drafts)))
             if request.is_finished:
                 continue
-            outputs.append(output := self.verify(request, drafts, own))
+            outputs.append(output := self.drafting.verify(request, drafts, own))
             if output.finish_reason is not None:
                 self.finish_request(request, output.finish_reason)
-        self.free_refused(batch)
+        self.drafting.free_refused(batch)
         return outputs
-
-    def verify(
-        self, request: Request, drafts: list[int], sampled: list[SampledToken]
-    ) -> EngineCoreOutput:
-        """Append the model's own tokens, up to the first one that differs from its draft.
-
-        I1, I2: `sampled[i]` is what the model draws behind the first i drafts. If these are its own
-        tokens, it is the token that a step without drafts would draw at this position.
-        """
-        output = append_token(request, sampled[0])
-        new_tokens = [*output.new_tokens]
-        for draft, token in zip(drafts, sampled[1:], strict=True):
-            if request.is_finished or request.token_ids[-1] != draft:
-                break
-            self.accept(request)
-            output = append_token(request, token)
-            new_tokens += output.new_tokens
-        return replace(output, new_tokens=new_tokens)
-
-    def accept(self, request: Request) -> None:
-        """Count the next draft of a request as computed: the model's own token is equal."""
-        request.num_computed_tokens += 1
-        self.counters.decode_tokens += 1
-        self.counters.padding_tokens -= 1
-        self.drafting.num_accepted_tokens += 1
-
-    def free_refused(self, batch: ScheduleBatch) -> None:
-        """Give back the pages of drafts that were not accepted (I3)."""
-        for request in batch.drafts:
-            if not request.is_finished:
-                self.kv_cache.free_slots(request, request.num_computed_tokens)
 
     def may_draft(self) -> bool:
         """Return whether the next step may verify drafts."""

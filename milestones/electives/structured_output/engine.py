@@ -58,7 +58,7 @@ class EngineCore:
 
         If a forward fails, all steps in flight are undone, and the requests are as before them.
         """
-        self.outputs = self.scheduler.admit_compiled()
+        self.outputs = self.admit_compiled()
         if not self.result_queue:
             self.launch()  # first step: no forward is running, so there is nothing to overlap with
         if not self.result_queue:
@@ -75,6 +75,17 @@ class EngineCore:
         self.undo_useless_step()
         self.sample_newest()  # the lesson: now the masks of step N+1 are known
         return self.outputs
+
+    def admit_compiled(self) -> list[EngineCoreOutput]:
+        """Let requests with a compiled grammar wait to run. Return those that end: a bad one."""
+        outputs = []
+        for request, error in self.scheduler.grammars.take_compiled():
+            if error is None:
+                self.scheduler.enqueue(request)
+            else:
+                request.finish_reason = "error"
+                outputs.append(EngineCoreOutput(request, finish_reason="error", error=error))
+        return outputs
 
     def launch(self) -> None:
         """Plan a step and queue its forward behind the step in flight.

@@ -69,17 +69,6 @@ class Scheduler:
         self.policy.on_arrival(request, len(self.waiting))
         self.waiting.append(request)
 
-    def admit_compiled(self) -> list[EngineCoreOutput]:
-        """Let requests with a compiled grammar wait to run. Return those that end: a bad one."""
-        outputs = []
-        for request, error in self.grammars.take_compiled():
-            if error is None:
-                self.enqueue(request)
-            else:
-                request.finish_reason = "error"
-                outputs.append(EngineCoreOutput(request, finish_reason="error", error=error))
-        return outputs
-
     def schedule(self) -> ScheduleBatch:
         """Choose one token of each decoding request, then chunks of prompts.
 

@@ -142,7 +142,8 @@ def test_an_edit_that_is_not_declared_is_noted(
     edit(repository, "m2_continuous/engine.py", *FIX)
     assert run(repository, "m2") == 0
     noted = capsys.readouterr().out
-    assert "engine.py:EngineCore.add_request is changed, but not declared" in " ".join(noted.split())
+    expected = "engine.py:EngineCore.add_request is changed, but not declared"
+    assert expected in " ".join(noted.split())
 
 
 @pytest.mark.parametrize(

@@ -242,10 +242,10 @@ def loop(chance: Random) -> Asked:
         requests = list(batch.requests)
         if chance.random() < 0.5 and not requests[0].is_finished:
             scheduler.finish_request(requests[0], "abort")
-        tokens = [(100 + place, None) for place in range(len(batch.sampled_indices))]
-        outputs = scheduler.update_from_output(batch, tokens)
+        tokens: Any = [(100 + place, None) for place in range(len(batch.sampled_indices))]
+        ended = scheduler.update_from_output(batch, tokens)
         yield f"update_from_output of step {number} of {prompts}, {size} tokens a step", [
-            [[o.request.request_id, list(o.new_tokens), o.finish_reason] for o in outputs],
+            [[o.request.request_id, list(o.new_tokens), o.finish_reason] for o in ended],
             [[r.token_ids, r.num_computed_tokens, r.row is None] for r in requests],
             [r.request_id for r in scheduler.running], asdict(scheduler.counters),
         ]  # fmt: skip

@@ -10,7 +10,7 @@ was added or removed stands for the class and its methods.
     [added]
     "kv_cache.py" = "every running request owns a row of the cache"
     [changed]
-    "engine.py:LLMEngine.process" = "many requests move in a step"
+    "engine.py:EngineCore.step" = "many requests move in a step"
 
 A large difference may be divided into stops, in reading order, which are read one at a time:
 

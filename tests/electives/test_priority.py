@@ -152,8 +152,8 @@ def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         starts = range(0, len(token_ids) - page_size + 1, page_size)
         return [page_keys(token_ids[s : s + page_size], page_size)[0] for s in starts]
 
-    def in_flight_too(self: Any, request: Any, running: Any, batch: Any, in_flight: Any) -> Any:
-        return make_way(self, request, running, batch, SimpleNamespace(batches=()))
+    def in_flight_too(self: Any, request: Any, running: Any, batch: Any, **_: bool) -> Any:
+        return make_way(self, request, running, batch, may_preempt=True)
 
     preemption = load("priority", "preemption").Preemption
     make_way = preemption.make_way

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common import Request
+from common import EngineConfig, Request
 from common.config import POLICIES
 from m4_radix import scheduler as scheduler_module
 from m4_radix.policy import MAX_OVERTAKING, WINDOW
@@ -21,11 +21,10 @@ from tests.helpers.oracle import assert_one_answer, greedy
 
 def scheduler_of(policy: Any = "fcfs", page_size: int = 1) -> Scheduler:
     """Return a scheduler with 60 pages and no requests."""
-    engine = FakePagedEngine(
-        scheduler_module, 60, page_size=page_size, max_num_seqs=4, schedule_policy=policy, seed=3
+    config = EngineConfig(
+        page_size=page_size, max_num_seqs=4, max_model_len=200, schedule_policy=policy, seed=3
     )
-    scheduler: Scheduler = engine.core.scheduler
-    return scheduler
+    return Scheduler(config, num_pages=60)
 
 
 def queue(scheduler: Scheduler, *requests: Request) -> None:
@@ -172,11 +171,11 @@ def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
     scheduler = scheduler_of(page_size=2)
     waiting = request_of("waits", [1, 2, 3, 4, 9, 9])
     queue(scheduler, waiting)
-    assert not scheduler.admission.waits_for_prefix(waiting), "no request runs"
+    assert not scheduler.admission.waits_for_prefix(waiting, scheduler.running), "no request runs"
     computing = request_of("computes", [1, 2, 3, 4, 5, 6])
     give_row(scheduler.kv_cache, computing, 0)
     scheduler.running.append(computing)
-    assert scheduler.admission.waits_for_prefix(waiting), (
+    assert scheduler.admission.waits_for_prefix(waiting, scheduler.running), (
         "a running request computes the first page, 1 2, and has not inserted it yet: one step "
         "later the page can be shared"
     )
@@ -195,10 +194,12 @@ def test_no_request_waits_in_vain(name: str, computing: list[int], waiting: list
     scheduler = scheduler_of(page_size=2)
     runs, waits = request_of("runs", computing), request_of("waits", waiting)
     queue(scheduler, waits)
-    assert not scheduler.admission.waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
     give_row(scheduler.kv_cache, runs, 0)
     scheduler.running.append(runs)
-    assert not scheduler.admission.waits_for_prefix(waits), f"{waiting} beside {computing}: {name}"
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        f"{waiting} beside {computing}: {name}"
+    )
 
 
 def test_no_request_waits_for_pages_that_are_there() -> None:
@@ -206,11 +207,13 @@ def test_no_request_waits_for_pages_that_are_there() -> None:
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 9, 9, 9]), request_of("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
-    assert not scheduler.admission.waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
     stem = cache_by_hand(scheduler.kv_cache, [1, 2])
     give_row(scheduler.kv_cache, runs, 2, stem)
     scheduler.running.append(runs)
-    assert not scheduler.admission.waits_for_prefix(waits), "no request computes its next page, 9 9"
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        "no request computes its next page, 9 9"
+    )
 
 
 def test_a_request_that_is_due_waits_for_no_other() -> None:
@@ -218,12 +221,14 @@ def test_a_request_that_is_due_waits_for_no_other() -> None:
     scheduler = scheduler_of(page_size=2)
     waits, runs = request_of("waits", [1, 2, 3, 4, 9]), request_of("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
-    assert not scheduler.admission.waits_for_prefix(waits)
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
     give_row(scheduler.kv_cache, runs, 0)
     scheduler.running.append(runs)
-    assert scheduler.admission.waits_for_prefix(waits)
+    assert scheduler.admission.waits_for_prefix(waits, scheduler.running)
     overtake(scheduler, MAX_OVERTAKING + 1)
-    assert not scheduler.admission.waits_for_prefix(waits), "I5: it is due and must not wait"
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        "I5: it is due and must not wait"
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -37,7 +37,7 @@ def test_the_placeholder_goes_and_the_length_stays() -> None:
     steps.advance(batch)
     steps.complete(batch)
     assert request.token_ids == [1, 2, 3], (
-        "the engine appends the token next, so complete removes the placeholder: "
+        "`update_from_output` appends the token next, so complete removes the placeholder: "
         f"{request.token_ids}"
     )
     assert request.num_computed_tokens == 3, "the step has computed the third token"

@@ -1,4 +1,4 @@
-"""m5.6: launch step N+1, then process step N. First with a model of hashes, then a real one."""
+"""m5.6: launch step N+1, then update step N. First with a model of hashes, then a real one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
     step, count = engine.step, itertools.count(1)
 
     def counted() -> Any:
-        assert next(count) < MOST_STEPS, f"I5: {MOST_STEPS} steps, and {why_stuck(engine)}"
+        assert next(count) < MOST_STEPS, (
+            f"I5: {MOST_STEPS} steps, and a request has not finished: does each step advance its "
+            "batch, complete it, and append its tokens?"
+        )
         outputs = step()
         errors = [output.outputs[0].error for output in outputs if output.outputs[0].error]
         assert not errors, f"a request ended with an error: {errors[0]}"
@@ -53,20 +56,6 @@ def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
 
     engine.step = counted
     return engine
-
-
-def why_stuck(engine: Any) -> str:
-    """Return why an engine still has requests, in words for a message."""
-    ready = list(engine.output_processor.outbox)
-    if ready and not engine.output_processor.requests:
-        return (
-            f"the final outputs of {ready} were not returned: a step that has nothing to compute "
-            "must return them too (`drain`)"
-        )
-    return (
-        "a request has not finished: does each step advance its batch, complete it, and append "
-        "its tokens?"
-    )
 
 
 def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
@@ -128,13 +117,61 @@ def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     )
 
 
-def test_the_search_for_a_failing_request_needs_the_result() -> None:
-    """The search computes a part of the requests, and goes on only after that step has ended."""
-    scheduler = scheduler_of(num_pages=20)
+def test_the_end_of_a_step_appends_its_tokens() -> None:
+    """The placeholder goes, the token comes. A chunk of a prompt gets no token."""
+    scheduler = scheduler_of(num_pages=20, max_num_batched_tokens=5)
     batch = in_flight(scheduler, [1, 2, 3], [4, 5, 6])
-    assert not scheduler.needs_result()
-    scheduler.isolation.failed(batch.requests)
-    assert scheduler.needs_result()
+    ends, chunk = batch.requests
+    [output] = scheduler.update_from_output(batch, [(70, None)])
+    assert (output.request, output.new_tokens) == (ends, ((70, None),))
+    assert ends.token_ids == [1, 2, 3, 70] and chunk.token_ids == [4, 5, 6], "I1"
+    assert (ends.num_computed_tokens, chunk.num_computed_tokens) == (3, 2), (
+        "both were advanced when the step was launched: do not advance them again"
+    )
+    scheduler.check_invariants()
+
+
+def test_each_token_of_a_step_is_counted_once() -> None:
+    scheduler = scheduler_of(num_pages=20, max_num_batched_tokens=4)
+    batch = in_flight(scheduler, [1, 2, 3], [4, 5, 6])
+    scheduler.update_from_output(batch, [(70, None)])
+    batch = in_flight(scheduler)
+    scheduler.update_from_output(batch, [(71, None), (72, None)])
+    counters = scheduler.counters
+    assert (counters.num_steps, counters.prefill_tokens, counters.decode_tokens) == (2, 6, 1), (
+        "step 1 computes four tokens of prompts, step 2 the other two and one decode"
+    )
+    assert counters.padding_tokens == 0
+
+
+def test_a_request_that_has_ended_gets_no_token() -> None:
+    """One of two requests is aborted while its step is in flight: its token is dropped."""
+    scheduler = scheduler_of(num_pages=20)
+    batch = in_flight(scheduler, [1, 2, 3], [4, 5])
+    gone, stays = batch.requests
+    scheduler.finish_request(gone, "abort")
+    outputs = scheduler.update_from_output(batch, [(70, None), (71, None)])
+    assert [output.request for output in outputs] == [stays], "no output may follow the end"
+    assert 70 not in gone.token_ids and stays.token_ids == [4, 5, 71], "I1"
+    counters = scheduler.counters
+    assert (counters.padding_tokens, counters.prefill_tokens, counters.decode_tokens) == (
+        3,
+        2,
+        0,
+    ), "three tokens were computed for no request, and two for the prompt of the other one"
+    assert gone.row is None, "I3: no step writes to its pages any more"
+    scheduler.check_invariants()
+
+
+def test_a_prompt_enters_the_tree_before_its_request_ends() -> None:
+    """The request ends with its first token. Its pages stay in the tree, and no other memory."""
+    scheduler = scheduler_of(num_pages=20)
+    batch = in_flight(scheduler, [1, 2, 3, 4, 5], max_tokens=1)
+    [output] = scheduler.update_from_output(batch, [(70, None)])
+    assert output.finish_reason == batch.requests[0].finish_reason == "length"
+    assert not scheduler.running, "a request that ends must leave its queue (`finish_request`)"
+    assert scheduler.kv_cache.radix_cache.evictable_size == 2, "its whole pages stay cached"
+    scheduler.check_invariants()
 
 
 def test_an_idle_engine_does_nothing() -> None:
@@ -192,7 +229,7 @@ def test_without_overlap_a_step_is_whole() -> None:
     engine.add_request([1, 2, 3], greedy(5, ignore_eos=True))
     for step in range(1, 6):
         engine.step()
-        assert engine.core.runner.num_launches == step == stream.num_waits, "launch, wait, process"
+        assert engine.core.runner.num_launches == step == stream.num_waits, "launch, wait, update"
     assert_idle(engine)
 
 
@@ -301,7 +338,7 @@ def test_an_abort_between_two_steps() -> None:
     [final] = history["goes"]
     assert final.finished and final.outputs[0].finish_reason == "abort"
     assert final.outputs[0].token_ids == expected_tokens([5, 6], 9)[:2], (
-        "I1: two steps were processed, so its output has two tokens"
+        "I1: two steps have ended, so its output has two tokens"
     )
     assert history["stays"][-1].outputs[0].token_ids == expected_tokens([7, 8], 9)
     assert_idle(engine)

@@ -75,7 +75,7 @@ def drained(engine: FakePagedEngine) -> int:
     """Run the engine until all requests have ended. Return the prompt tokens that it reused."""
     while engine.live:
         engine.step()
-    return int(engine.core.scheduler.counters.cached_prompt_tokens)
+    return int(engine.scheduler.counters.cached_prompt_tokens)
 
 
 def the_same_prompt(_: pytest.MonkeyPatch) -> None:

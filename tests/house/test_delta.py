@@ -29,11 +29,12 @@ def test_an_undeclared_line_is_named(milestone: str, tmp_path: Path) -> None:
     engine = files["engine.py"] = tmp_path / "engine.py"
     shutil.copy(source_file, engine)
     source = engine.read_text()
-    assert "return request.request_id" in source
-    engine.write_text(source.replace("return request.request_id", "return str(request.request_id)"))
+    line = "self.scheduler.add_request(request)"
+    assert line in source
+    engine.write_text(source.replace(line, f"return {line}"))
     says = delta.declared(milestone)
     problems = delta.problems(says, delta.compared(says.below, sources(says.below), files))
-    assert problems == ["engine.py:LLMEngine.add_request is changed, but not declared"]
+    assert problems == ["engine.py:EngineCore.add_request is changed, but not declared"]
 
 
 def test_comments_and_layout_do_not_count(tmp_path: Path) -> None:

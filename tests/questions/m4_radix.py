@@ -229,7 +229,7 @@ def joining(chance: Random) -> Asked:
         cut = chance.randint(0, running.num_tokens)
         request = request_of("new", [*running.token_ids[:cut], *[7] * chance.randint(0, 2)] or [7])
         scheduler.policy.on_arrival(request, 0)
-        waits = scheduler.admission.waits_for_prefix(request)
+        waits = scheduler.admission.waits_for_prefix(request, scheduler.running)
         yield f"waits_for_prefix({request.token_ids}) beside {running.token_ids}", waits
     engine = FakePagedEngine(scheduler_module, 60, page_size=2, max_num_seqs=3)
     for i in range(5):

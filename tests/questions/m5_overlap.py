@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from random import Random
 from typing import Any
@@ -232,6 +233,25 @@ def loop(chance: Random) -> Asked:
     prompts = [[chance.randrange(9)] * chance.randint(1, 4) for _ in range(3)]
     in_flight(scheduler, *prompts, max_tokens=chance.choice([1, 20]))
     yield f"needs_result with {prompts} in flight", scheduler.needs_result()
+    size = chance.randint(3, 9)
+    scheduler = scheduler_of(num_pages=30, max_num_batched_tokens=size)
+    prompts = [[chance.randrange(9) for _ in range(chance.randint(1, 5))] for _ in range(3)]
+    in_flight(scheduler, *prompts, max_tokens=chance.choice([1, 2, 20]))
+    for number in range(3):
+        [batch] = scheduler.in_flight.batches
+        requests = list(batch.requests)
+        if chance.random() < 0.5 and not requests[0].is_finished:
+            scheduler.finish_request(requests[0], "abort")
+        tokens: Any = [(100 + place, None) for place in range(len(batch.sampled_indices))]
+        ended = scheduler.update_from_output(batch, tokens)
+        yield f"update_from_output of step {number} of {prompts}, {size} tokens a step", [
+            [[o.request.request_id, list(o.new_tokens), o.finish_reason] for o in ended],
+            [[r.token_ids, r.num_computed_tokens, r.row is None] for r in requests],
+            [r.request_id for r in scheduler.running], asdict(scheduler.counters),
+        ]  # fmt: skip
+        in_flight(scheduler)
+        if not scheduler.in_flight.batches:
+            break
     done = fuzz(engine_module, chance.getrandbits(30), type(stream))
     yield "a random schedule", done.stats().num_running
 

@@ -72,8 +72,8 @@ def work_svg(loaded: LoadedModel) -> str:
     job, series = Job("A", 0, list(range(20)), 24), []
     for use_cache in (True, False):
         engine = single(loaded, use_cache=use_cache)
-        totals = [computed(engine) for _ in watch(engine, [job])]
-        series.append([b - a for a, b in pairwise([*totals, computed(engine)])])
+        totals = [0, *(computed(engine) for _ in watch(engine, [job]))]
+        series.append([b - a for a, b in pairwise(totals)])
     cached, recomputed = series
     drawing = Drawing(760, 250, "Tokens computed in each step: 20 prompt tokens, 24 output tokens")
     scale, bottom, width = 3.6, 215, 28

@@ -85,25 +85,40 @@ def config(**fields: Any) -> EngineConfig:
 
 
 def watch(engine: Any, arrivals: list[Job]) -> Iterator[Moment]:
-    """Serve the requests. Yields the moment of each step, before its results are processed."""
+    """Serve the requests. Yields the moment of each step after the step has ended.
+
+    The moment is that between the forward and the update, when no request has ended yet.
+    """
+    scheduler, moments = engine.core.scheduler, list[Moment]()
+    update = scheduler.update_from_output
+
+    def watched(batch: Any, sampled: Any) -> Any:
+        moments.append(moment_of(scheduler, batch))
+        return update(batch, sampled)
+
+    scheduler.update_from_output = watched
     to_come, step = list(arrivals), 0
     while to_come or engine.has_unfinished_requests():
         while to_come and to_come[0].arrival <= step:
             job = to_come.pop(0)
             params = SamplingParams(max_tokens=job.max_tokens, temperature=0, ignore_eos=True)
             engine.add_request(job.prompt, params, job.name)
-        batch = engine.core.scheduler.schedule()
-        result = engine.run(batch)
-        counts = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
-        held: Held = {}
-        for request in engine.core.scheduler.running:
-            tokens = request.num_computed_tokens + counts.get(request, 0)
-            held |= memory_of(engine.core.scheduler, request, tokens)
-        decoding = [r for r in batch.requests if r.num_tokens - r.num_computed_tokens == 1]
-        contexts = [request.num_tokens for request in decoding]
-        yield Moment(held, contexts, engine.stats().num_retractions)
-        engine.process(batch, result)
+        engine.step()
+        yield moments[-1]
         step += 1
+    scheduler.update_from_output = update
+
+
+def moment_of(scheduler: Any, batch: Any) -> Moment:
+    """Return the moment of a step that was computed, and not updated yet."""
+    counts = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
+    held: Held = {}
+    for request in scheduler.running:
+        tokens = request.num_computed_tokens + counts.get(request, 0)
+        held |= memory_of(scheduler, request, tokens)
+    decoding = [r for r in batch.requests if r.num_tokens - r.num_computed_tokens == 1]
+    contexts = [request.num_tokens for request in decoding]
+    return Moment(held, contexts, scheduler.counters.num_retractions)
 
 
 def memory_of(scheduler: Any, request: Any, tokens: int) -> Held:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from common import Request
 
 from .admission import Admission
-from .in_flight import StepsInFlight
 from .policy import SchedulePolicy
 from .schedule_batch import ScheduleBatch
 
@@ -26,21 +25,17 @@ class Preemption:
         self.num_preemptions = 0
 
     def make_way(
-        self,
-        request: Request,
-        running: list[Request],
-        batch: ScheduleBatch,
-        in_flight: StepsInFlight,
+        self, request: Request, running: list[Request], batch: ScheduleBatch, *, may_preempt: bool
     ) -> list[Request] | None:
         """Return the requests that leave this step, so that `request` joins; None if it must wait.
 
-        A request that a step in flight computes is not preempted: `Scheduler.needs_result` lets
-        that step end first.
+        may_preempt: False while a step is in flight. A request that it computes is not preempted:
+        `Scheduler.needs_result` lets that step end first.
         """
         planned = dict(zip(batch.requests, batch.num_scheduled_tokens, strict=True))
         if self.admission.may_join(request, running, planned):
             return []
-        victims = [] if in_flight.batches else self.victims(request, running, planned)
+        victims = self.victims(request, running, planned) if may_preempt else []
         self.num_preemptions += len(victims)
         return victims or None
 

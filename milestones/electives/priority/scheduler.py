@@ -82,11 +82,10 @@ class Scheduler:
             for request in self.policy.order(self.waiting):
                 if self.admission.waits_for_prefix(request, self.running):
                     continue
-                if (
-                    victims := self.preemption.make_way(
-                        request, self.running, batch, self.in_flight
-                    )
-                ) is None:
+                victims = self.preemption.make_way(
+                    request, self.running, batch, may_preempt=not self.in_flight.batches
+                )
+                if victims is None:
                     break
                 for victim in victims:
                     batch.remove(victim)

@@ -60,7 +60,8 @@ class SchedulerProtocol(Protocol):
 class EngineCoreProtocol(Protocol):
     """The calls of a core. Each milestone has one: the scheduler, the memory and the model."""
 
-    scheduler: SchedulerProtocol
+    @property
+    def scheduler(self) -> SchedulerProtocol: ...
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `ValueError` if it cannot be served (I4)."""

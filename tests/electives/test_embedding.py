@@ -80,10 +80,13 @@ class FailingRunner(HashRunner):
     healthy = 0
     failures = 0
 
+    def is_searching(self) -> bool:
+        return False
+
     def _compute(self, parts: list[Any], result: HashResult) -> None:
         self.healthy += 1
-        # Not again before a whole prompt: a request that fails twice while it gets no token ends.
-        fails = self.healthy > 45 and self.chance.random() < self.probability
+        fails = self.healthy > 4 and self.chance.random() < self.probability
+        fails &= not self.is_searching()  # a request that fails twice while it gets no token ends
         if not fails or self.chance.random() < 0.5:
             super()._compute(parts, result)
         if fails:
@@ -127,8 +130,9 @@ def fuzz(module: Any, seed: int, stream: type[LateStream], **config: Any) -> Any
         max_num_seqs=chance.randint(1, 6), max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm", "dfs-weight", "lof"]), **config,
     )  # fmt: skip
-    engine.core.runner.chance, engine.core.runner.probability = chance, chance.choice([0, 0, 0.3])
+    engine.core.runner.chance, engine.core.runner.probability = chance, chance.choice([0, 0, 0.1])
     force_retractions(engine.core.scheduler, chance.choice([None, None, 2, 7]))
+    engine.core.runner.is_searching = lambda: engine.search.is_active
     retract_vectors(engine.core.scheduler, chance.choice([None, 2, 3, 5]))
     expected: dict[str, Any] = {}
     finals: dict[str, Any] = {}

@@ -39,12 +39,12 @@ class Scheduler:
         self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.kv_cache = KVCacheManager(num_rows(config), num_pages, config.page_size)
         self.policy = SchedulePolicy(config, self.kv_cache)
-        self.drafting = Drafting(config, self.kv_cache, drafter, self.counters)
         self.waiting: deque[Request] = deque()  # oldest first
         self.running: list[Request] = []  # oldest first
         self.in_flight = StepsInFlight(self.kv_cache)
         self.counters = StepCounters()
         self.admission = Admission(config, self.kv_cache, self.policy)
+        self.drafting = Drafting(config, self.kv_cache, drafter, self.counters)
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue.

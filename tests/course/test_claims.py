@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from m1_single import LLMEngine as M1Engine
 from m2_continuous.kv_pool import KVPool
 from m3_paged.triton_ops import split_size
 from milestones.course import record
 from milestones.course.student.handout import part
-from tests.conftest import ROOT, build_engine
+from tests.conftest import ROOT, build_engine, shared_model
 from tests.exercises import test_m1_1 as m1_1
 from tests.exercises import test_m1_4 as m1_4
 from tests.exercises import test_m2_1 as m2_1
@@ -52,10 +53,9 @@ def one_after_the_other(_: pytest.MonkeyPatch) -> None:
 
 
 def only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.exercises.test_m1_3 import make_engine
-
+    loaded = shared_model("tiny-llama")
     for use_cache, expected in ((True, [5, 1, 1, 1, 1, 1]), (False, [5, 6, 7, 8, 9, 10])):
-        engine = make_engine(use_cache)
+        engine = M1Engine(loaded=loaded, use_cache=use_cache)
         seen: list[int] = []
         model = engine.loaded.model
         forward = model.forward
@@ -122,9 +122,7 @@ def which_may_join(_: pytest.MonkeyPatch) -> None:
         counts = batch.num_scheduled_tokens
         steps.append(scheduled(batch))
         padding.append(len(counts) * max(counts) - sum(counts))
-        scheduler.update_after_step(batch)
-        for request in batch.requests:
-            request.token_ids.append(9)
+        scheduler.update_from_output(batch, [(9, None)] * len(batch.requests))
     assert steps[:2] == [[("0", 10), ("1", 2), ("2", 2)], [("3", 30)]]
     assert sorted(steps[2]) == [("0", 1), ("1", 1), ("2", 1), ("3", 1)]
     assert padding == [16, 0, 0]
@@ -204,7 +202,7 @@ def admission(_: pytest.MonkeyPatch) -> None:
         scheduler.admission.new_token_ratio = ratio
         assert scheduler.kv_cache.num_free_pages == 6
         assert tuple(scheduler.admission.expected_pages(r) for r in (a, x)) == pages
-        assert scheduler.admission.fits(x) is fits
+        assert scheduler.admission.fits(x, scheduler.running) is fits
 
 
 def two_retractions(_: pytest.MonkeyPatch) -> None:
@@ -212,11 +210,11 @@ def two_retractions(_: pytest.MonkeyPatch) -> None:
     a, b = run(scheduler, "A", 8), run(scheduler, "B", 8)
     run(scheduler, "C", 3)
     scheduler.admission.new_token_ratio = 0.1
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert names(scheduler.waiting) == "C"
     once = scheduler.admission.new_token_ratio
     scheduler.kv_cache.allocate_slots(a, a.num_computed_tokens + 1)
-    scheduler.retraction.make_room(b)
+    scheduler.make_room(b)
     assert names(scheduler.waiting) == "B C" and scheduler.kv_cache.num_free_pages == 2
     assert scheduler.counters.num_retractions == 2
     assert scheduler.admission.new_token_ratio >= once > 0.1
@@ -234,9 +232,7 @@ def pages_before_chunks(_: pytest.MonkeyPatch) -> None:
         chunks.append(counts.pop("X"))
         decodes += sum(counts.values())
         sampled = names(batch.requests[i] for i in batch.sampled_indices)
-        scheduler.update_after_step(batch)
-        for i in batch.sampled_indices:
-            batch.requests[i].token_ids.append(9)
+        scheduler.update_from_output(batch, [(9, None)] * len(batch.sampled_indices))
     assert chunks == [6, 6, 6, 2] and decodes == 2 * 4
 
 

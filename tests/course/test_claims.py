@@ -95,9 +95,11 @@ def after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         if fails:
             m1_4.break_next_forward(engine, monkeypatch)
             assert engine.step() == [] and request.num_computed_tokens == 0
-            counts.append(request.num_tokens)
+            before = engine.stats()
             engine.step()
-            assert request.num_computed_tokens == counts[0]
+            after = engine.stats()
+            counts.append(after.prefill_tokens - before.prefill_tokens)
+            counts[0] += after.decode_tokens - before.decode_tokens
         answers.append(drain(engine)["A"][-1].outputs[0].token_ids)
     assert counts == [7] and answers[0] == answers[1]
 
@@ -137,7 +139,7 @@ def an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.add_request([4, 5, 6], greedy(9, ignore_eos=True), name)
     m1_4.break_next_forward(engine, monkeypatch)
     engine.step()
-    assert names(engine.core.scheduler.waiting) == "X Y"
+    assert names(engine.core.scheduler.waiting) == "X" and not engine.core.scheduler.running
     batches: list[Any] = []
     schedule = engine.core.scheduler.schedule
 
@@ -149,7 +151,7 @@ def an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for _step in range(3):
         engine.step()
     steps = [dict(scheduled(batch)) for batch in batches]
-    assert steps[:2] == [{"X": 3}, {"Y": 3}] and {"A", "B"} <= steps[2].keys()
+    assert steps == [{"X": 3}, {"Y": 3}, {"A": 4, "B": 4, "X": 4, "Y": 4}]
     engine.close()
 
 
@@ -257,7 +259,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "m2.2": (["30 positions, 16 of them padding", "the prompt of 30, alone",
               "one token of each of the four"], which_may_join),
-    "m2.3": (["A prefill of X alone", "After X the engine tries Y"], an_undone_step),
+    "m2.3": (["A prefill of X alone", "After X the engine tries Y, and then all four"], an_undone_step),
     "m2.4": (["first decode overwrites", "slot 1", "slot 2"], padding_is_overwritten),
     "m2.5": (["8 = 24 are read", "= 15 may be seen"], slots_that_are_read),
     "m2.6": (["16 forwards"], forwards_for_17_requests),

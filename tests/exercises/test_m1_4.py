@@ -10,14 +10,10 @@ from common import SamplingParams
 from common.engine_core import ForwardError
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
-from tests.exercises.by_hand import names
+from tests.exercises.by_hand import Broken, break_next_forward, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(40, 57)), [5] * 9]
-
-
-class Broken(Exception):
-    """The error of a forward that these tests make fail."""
 
 
 def make_engine(**config: Any) -> Any:
@@ -28,20 +24,6 @@ def make_engine(**config: Any) -> Any:
         f"without a request a step computes nothing, and it is not counted: {idle}"
     )
     return engine
-
-
-def break_next_forward(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Broken
-) -> None:
-    """Let the next forward fail in layer 1, after layer 0 has stored its keys and values."""
-    layer = engine.loaded.model.model.layers[1]
-    forward = layer.forward
-
-    def fail(*_: Any, **__: Any) -> None:
-        monkeypatch.setattr(layer, "forward", forward)
-        raise error
-
-    monkeypatch.setattr(layer, "forward", fail)
 
 
 def test_a_step_gives_a_token() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from m1_single.schedule_batch import ScheduleBatch
 from m1_single.scheduler import Scheduler
 from tests.conftest import build_engine
-from tests.exercises.by_hand import make_request, names, scheduled
+from tests.exercises.by_hand import failing_step, make_request, names, scheduled
 from tests.exercises.test_m1_2 import make_runner, step
 from tests.exercises.test_m1_3 import CACHE, counters, make_scheduler, run, update
 from tests.helpers.oracle import greedy
@@ -107,24 +107,14 @@ def engine(chance: Random) -> Asked:
     engine: Any = build_engine("m1_single")
     for i in range(3):
         engine.add_request(prompt(chance), greedy(chance.randint(1, 6), ignore_eos=True), f"{i}")
-    layer = engine.loaded.model.model.layers[1]
-
-    def fail(*_: Any, **__: Any) -> None:
-        del layer.forward
-        raise RuntimeError
-
     number = 0
     while engine.has_unfinished_requests():
         number += 1
         if chance.random() < 0.15:
             name = f"{chance.randrange(4)}"
             yield f"abort_request({name}) before step {number}", engine.abort_request(name)
-        if chance.random() < 0.15 and "forward" not in vars(layer):
-            layer.forward = fail
-        try:
-            outputs = engine.step()
-        finally:
-            vars(layer).pop("forward", None)
+        fails = chance.random() < 0.15
+        outputs = failing_step(engine, chance) if fails else engine.step()
         stats = engine.stats()
         counted = [stats.num_steps, stats.prefill_tokens, stats.decode_tokens]
         yield f"step {number}", [

@@ -75,6 +75,7 @@ def removal(chance: Random) -> Asked:
         scheduler.kv_cache.moves.clear()
     for name in chance.sample([*running, "X", "Y", "Z"], 3):
         before, request = show(scheduler), of(scheduler, name)
+        now: list[Any]
         if request.row is not None and chance.random() < 0.4:
             scheduler.send_back(request)
             what, now = f"send_back({name}); {before}", [request.num_computed_tokens]

@@ -97,7 +97,11 @@ def admission(chance: Random) -> Asked:
         yield (
             f"{request.num_tokens} tokens, at most {request.max_num_tokens}, ratio "
             f"{got.new_token_ratio}, {scheduled_tokens} scheduled; {config}; {show(scheduler)}",
-            [got.expected_pages(request), got.fits(request, scheduler.running), got.has_budget(batch)],
+            [
+                got.expected_pages(request),
+                got.fits(request, scheduler.running),
+                got.has_budget(batch),
+            ],
         )
 
 

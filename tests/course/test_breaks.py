@@ -7,10 +7,13 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common import Request
+from m1_single import LLMEngine
+from m1_single.scheduler import Scheduler
 from m5_overlap import engine as m5_engine
 from m5_overlap.in_flight import StepsInFlight
 from milestones.chain import place
@@ -21,11 +24,12 @@ from milestones.course.student import break_it, predict
 from milestones.course.student.break_screen import marked
 from milestones.course.student.handout import part
 from milestones.instruments.streams import EarlyStream, LateStream
-from tests.conftest import ROOT
+from tests.conftest import ROOT, shared_model
 from tests.engine.test_overlap import fuzz
 from tests.helpers import mini_course
 from tests.helpers.deselected import thorough_except
 from tests.helpers.fake_overlap import HashRunner
+from tests.helpers.oracle import greedy
 
 EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
 SECTION = """
@@ -89,6 +93,31 @@ def test_a_handout_names_the_tests_that_fail(exercise: Exercise) -> None:
 def test_every_exercise_asks_for_a_prediction(exercise: Exercise) -> None:
     question, answer = part("Predict", exercise, ROOT)
     assert question and answer and "<details>" not in question + answer
+
+
+def test_what_the_mistake_of_m1_3_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third step fails, and the others compute all tokens again. The answer is right."""
+    costs, answers = [], []
+    update = Scheduler.update_from_output
+
+    def one_too_many(self: Scheduler, batch: Any, sampled: Any) -> Any:
+        outputs = update(self, batch, sampled)
+        for request in batch.requests:
+            request.num_computed_tokens += 1
+        return outputs
+
+    for mistaken in (False, True):
+        if mistaken:
+            monkeypatch.setattr(Scheduler, "update_from_output", one_too_many)
+        engine = LLMEngine(loaded=shared_model("tiny-llama"))
+        engine.add_request([1, 2, 3], greedy(12, ignore_eos=True))
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs.append(engine.step())
+        stats = engine.stats()
+        costs.append((len(outputs), stats.prefill_tokens + stats.decode_tokens))
+        answers.append(outputs[-1][0].outputs[0].token_ids)
+    assert costs == [(12, 14), (18, 102)] and answers[0] == answers[1]
 
 
 @pytest.mark.parametrize(("stream", "writes"), [(LateStream, True), (EarlyStream, False)])

@@ -26,7 +26,6 @@ SHORT = Limits(seconds=10)  # some mistakes hang
 # A solution with one of these mistakes gives the right answers: it only takes more time or memory,
 # or it is wrong where only a test looks.
 UNNOTICED = {
-    "an_interrupt_keeps_its_cache",  # m1
     "decode_copies_the_cache",  # m2
     "retracted_does_not_count",  # m3
     "resolve-by-a-mask", "the-thread-keeps-its-work",  # m5

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 from typing import Any
+
+import pytest
 
 from common import Request
 from common.hf.tiny import byte_tokenizer
@@ -46,3 +49,32 @@ def scheduled(batch: Any) -> list[tuple[str, int]]:
     """Return the requests of a batch and their numbers of tokens: [("A", 5), ("B", 1)]."""
     counts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
     return [(request.request_id, count) for request, count in counts]
+
+
+class Broken(Exception):
+    """The error of a forward that a test makes fail."""
+
+
+def break_next_forward(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Broken
+) -> None:
+    """Let the next forward fail in layer 1, after layer 0 has stored its keys and values."""
+    layer = engine.loaded.model.model.layers[1]
+    forward = layer.forward
+
+    def fail(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(layer, "forward", forward)
+        raise error
+
+    monkeypatch.setattr(layer, "forward", fail)
+
+
+def failing_step(engine: Any, chance: Random) -> list[Any]:
+    """Run a step in which the forward fails, if there is one, and return the outputs."""
+    error = chance.choice([Broken, KeyboardInterrupt])
+    with pytest.MonkeyPatch.context() as patch:
+        break_next_forward(engine, patch, error)
+        try:
+            return list(engine.step())
+        except KeyboardInterrupt:  # the engine raises it again at the end of the call
+            return []

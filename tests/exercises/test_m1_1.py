@@ -59,7 +59,7 @@ def test_a_waiting_request_does_not_join_a_running_one() -> None:
 def test_the_next_one_runs_when_one_has_ended() -> None:
     a, b, c = (make_request(name, 3) for name in "ABC")
     scheduler = make_scheduler(b, c, running=a)
-    scheduler.finish_request(a)
+    scheduler.finish_request(a, "length")
     assert show(scheduler) == "running: none; waiting: B C", f"I3: A has ended; {show(scheduler)}"
     got = scheduled(scheduler.schedule())
     assert got == [("B", 3)], f"I5: B came before C; scheduled {got}"
@@ -68,9 +68,20 @@ def test_the_next_one_runs_when_one_has_ended() -> None:
 def test_a_waiting_request_may_leave_too() -> None:
     a, b, c, d = (make_request(name, 3) for name in "ABCD")
     scheduler = make_scheduler(b, c, d, running=a)
-    scheduler.finish_request(c)
+    scheduler.finish_request(c, "abort")
     assert show(scheduler) == "running: A; waiting: B D", (
         f"I3: C was aborted while it waited; no other request moves; {show(scheduler)}"
+    )
+
+
+def test_a_request_that_has_ended_says_why() -> None:
+    a, b = make_request("A", 3), make_request("B", 3)
+    scheduler = make_scheduler(b, running=a)
+    scheduler.finish_request(a, "length")
+    scheduler.finish_request(b, "abort")
+    got = a.finish_reason, b.finish_reason
+    assert got == ("length", "abort"), (
+        f"A ended by length, and B was aborted: `finish_reason` must say so, not {got}"
     )
 
 
@@ -79,7 +90,7 @@ def test_a_batch_is_a_snapshot() -> None:
     a = make_request("A", 3)
     scheduler = make_scheduler(a)
     batch = scheduler.schedule()
-    scheduler.finish_request(a)
+    scheduler.finish_request(a, "length")
     assert scheduled(batch) == [("A", 3)], (
         f"A was removed, and the batch has changed to {scheduled(batch)}"
     )

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from common import Request
-from common.sampling.sampler import Logprobs
 from m1_single.model_runner import ModelRunner
 from m1_single.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
@@ -36,7 +35,7 @@ def make_runner(use_cache: bool = True) -> ModelRunner:
     return ModelRunner(shared_model("tiny-llama").model, use_cache)
 
 
-def step(runner: ModelRunner, request: Request) -> tuple[int, Logprobs | None]:
+def step(runner: ModelRunner, request: Request) -> tuple[int, dict[int, float] | None]:
     """Run one step by hand: compute all remaining tokens, and append the sampled token."""
     count = request.num_tokens - request.num_computed_tokens
     ((token_id, logprobs),) = runner.run(ScheduleBatch([request], [count])).rows()

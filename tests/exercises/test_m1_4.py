@@ -1,4 +1,4 @@
-"""m1.4: when something goes wrong. `LLMEngine.run` and `abort_request`; then the whole engine."""
+"""m1.4: when something goes wrong. `EngineCore.step`, `finish`, `send_back`; the whole engine."""
 
 from __future__ import annotations
 
@@ -7,48 +7,43 @@ from typing import Any
 import pytest
 
 from common import SamplingParams
-from common.guard import ForwardError
-from m1_single.schedule_batch import ScheduleBatch
+from common.engine_core import ForwardError
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
-from tests.exercises.by_hand import make_request, names
+from tests.exercises.by_hand import Broken, break_next_forward, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(40, 57)), [5] * 9]
 
 
-class Broken(Exception):
-    """The error of a forward that these tests make fail."""
-
-
 def make_engine(**config: Any) -> Any:
     """Return an engine on tiny-llama, which is audited after each step."""
     engine: Any = build_engine("m1_single", **config)
-    assert engine.abort_request("unknown") is False, "there is no request with this id"
+    idle = engine.core.step()
+    assert idle == [] and engine.stats().num_steps == 0, (
+        f"without a request a step computes nothing, and it is not counted: {idle}"
+    )
     return engine
 
 
-def break_next_forward(
-    engine: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Broken
-) -> None:
-    """Let the next forward fail in layer 1, after layer 0 has stored its keys and values."""
-    layer = engine.loaded.model.model.layers[1]
-    forward = layer.forward
-
-    def fail(*_: Any, **__: Any) -> None:
-        monkeypatch.setattr(layer, "forward", forward)
-        raise error
-
-    monkeypatch.setattr(layer, "forward", fail)
-
-
-def test_a_step_gives_a_token_for_each_request() -> None:
+def test_a_step_gives_a_token() -> None:
     engine = make_engine()
-    request = make_request("A", [1, 2, 3])
-    result = engine.run(ScheduleBatch([request], [3]))
-    assert len(result) == 1 and isinstance(result[0][0], int), (
-        f"one request gets one pair (token id, logprobs), not {result}"
-    )
+    engine.add_request([1, 2, 3], greedy(7), "A")
+    (output,) = engine.core.step()
+    request = output.request
+    got = request.request_id, request.num_tokens, request.num_computed_tokens
+    assert got == ("A", 4, 3), f"A computes its 3 prompt tokens and gets a fourth token: {request}"
+    engine.close()
+
+
+def test_a_request_that_has_ended_holds_nothing() -> None:
+    engine = make_engine()
+    engine.add_request([1, 2, 3], greedy(1), "A")
+    engine.add_request([5, 6], greedy(4), "B")
+    engine.core.step()
+    held = names(engine.core.runner.past_key_values)
+    assert held == "none", f"I3: A has ended, but keys and values are still held: of {held}"
+    engine.close()
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])
@@ -68,32 +63,59 @@ def test_after_a_failed_forward_a_request_goes_on(
     assert_idle(engine)
 
 
-def test_ctrl_c_in_a_forward_leaves_no_half_written_cache(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+def test_a_failed_forward_leaves_no_half_written_cache(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """KeyboardInterrupt is no `Exception`, and it can come in the middle of a forward too."""
     engine = make_engine()
-    request = make_request("A", [1, 2, 3])
-    break_next_forward(engine, monkeypatch, KeyboardInterrupt)
-    with pytest.raises(ForwardError):
-        engine.run(ScheduleBatch([request], [3]))
-    assert request not in engine.core.runner.past_key_values, "I1: layer 0 has stored three tokens"
-    assert request.num_computed_tokens == 0
-
-
-def test_a_failed_forward_leaves_no_half_written_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
     engine.add_request([1, 2, 3], greedy(7), "A")
-    engine.step()
-    break_next_forward(engine, monkeypatch)
-    engine.step()
+    engine.core.step()
     request = engine.output_processor.requests["A"]
+    break_next_forward(engine, monkeypatch, error)
+    with pytest.raises((ForwardError, error)):
+        engine.core.step()
     cache = engine.core.runner.past_key_values.get(request)
     lengths = {0} if cache is None else {layer.get_seq_length() for layer in cache.layers}
     assert lengths == {request.num_computed_tokens}, (
         f"I1: num_computed_tokens is {request.num_computed_tokens}, but the layers have "
         f"keys and values of {sorted(lengths)} tokens"
     )
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+def test_after_a_failed_forward_a_request_waits_again(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    engine = make_engine()
+    for name in "AB":
+        engine.add_request([1, 2, 3], greedy(7), name)
+    engine.core.step()
+    request = engine.output_processor.requests["A"]
+    tokens = list(request.token_ids)
+    break_next_forward(engine, monkeypatch, error)
+    with pytest.raises((ForwardError, error)):
+        engine.core.step()
+    scheduler = engine.core.scheduler
+    assert (names(scheduler.running), names(scheduler.waiting)) == ("none", "A B"), (
+        f"I5: A came before B, and waits before B: running {names(scheduler.running)}, waiting "
+        f"{names(scheduler.waiting)}"
+    )
+    assert request.token_ids == tokens, f"A keeps its tokens {tokens}: {request.token_ids}"
+    engine.close()
+
+
+def test_the_error_says_which_requests_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell searches among these requests for the one that makes forwards fail."""
+    engine = make_engine()
+    for name in "AB":
+        engine.add_request([1, 2, 3], greedy(7), name)
+    break_next_forward(engine, monkeypatch)
+    with pytest.raises(ForwardError) as caught:
+        engine.core.step()
+    got = names(caught.value.requests), type(caught.value.error)
+    assert got == ("A", Broken), f"the forward computed A, and it raised Broken; got {got}"
     engine.close()
 
 
@@ -116,14 +138,13 @@ def test_an_aborted_request_gets_one_final_output(victim: str) -> None:
     engine.add_request([3, 4], greedy(4, ignore_eos=True), "waiting")
     engine.step()
     engine.abort_request(victim)
-    assert names(engine.output_processor.requests.values()) == (
-        "waiting" if victim == "running" else "running"
-    ), f"I3: {victim} was aborted and must be removed"
+    other = "waiting" if victim == "running" else "running"
+    queued = names([*engine.core.scheduler.running, *engine.core.scheduler.waiting])
+    assert queued == other, f"I3: {victim} was aborted, and only {other} is queued: {queued}"
     outputs = drain(engine)
     finals = {
         n: [o.outputs[0].finish_reason for o in os if o.finished] for n, os in outputs.items()
     }
-    other = "waiting" if victim == "running" else "running"
     assert finals == {victim: ["abort"], other: ["length"]}, (
         f"each request gets one final output: {finals}"
     )

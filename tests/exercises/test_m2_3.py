@@ -1,4 +1,4 @@
-"""m2.3: removing a request, undoing a step. `Scheduler.finish_request`, `undo`, plain data."""
+"""m2.3: removing a request, undoing a step. `finish_request`, `send_back`, `undo`; plain data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def of(scheduler: Scheduler, name: str) -> Request:
 
 def test_a_waiting_request_leaves_the_queue_and_nothing_else() -> None:
     scheduler = state(running="A B", waiting="X Y Z")
-    scheduler.finish_request(of(scheduler, "Y"))
+    scheduler.finish_request(of(scheduler, "Y"), "abort")
     assert show(scheduler) == ("A B", "X Z", "A B"), (
         f"Y waited: running, waiting and rows are A B, X Z, A B now; got {show(scheduler)}"
     )
@@ -50,7 +50,7 @@ def test_a_waiting_request_leaves_the_queue_and_nothing_else() -> None:
 
 def test_a_running_request_gives_its_row_back() -> None:
     scheduler = state(running="A B C", waiting="X")
-    scheduler.finish_request(of(scheduler, "C"))
+    scheduler.finish_request(of(scheduler, "C"), "abort")
     assert show(scheduler) == ("A B", "X", "A B"), (
         f"I3: C has ended: running, waiting and rows are A B, X, A B now; got {show(scheduler)}"
     )
@@ -58,7 +58,7 @@ def test_a_running_request_gives_its_row_back() -> None:
 
 def test_the_runner_is_told_which_row_moves() -> None:
     scheduler = state(running="A B C")
-    scheduler.finish_request(of(scheduler, "A"))
+    scheduler.finish_request(of(scheduler, "A"), "abort")
     moves = [tuple(move) for move in scheduler.kv_cache.moves]
     assert moves == [(2, 0, 5)], (
         f"A left row 0, and C's 5 tokens move there from row 2: Move(2, 0, 5), not {moves}"
@@ -66,6 +66,33 @@ def test_the_runner_is_told_which_row_moves() -> None:
     assert show(scheduler) == ("B C", "none", "C B"), (
         f"I3: running is B C, in order of arrival, and the rows are C B; got {show(scheduler)}"
     )
+
+
+def test_a_request_that_has_ended_says_why() -> None:
+    scheduler = state(running="A", waiting="X")
+    a, x = of(scheduler, "A"), of(scheduler, "X")
+    scheduler.finish_request(a, "length")
+    scheduler.finish_request(x, "abort")
+    got = a.finish_reason, x.finish_reason
+    assert got == ("length", "abort"), (
+        f"A ended by length, and X was aborted: `finish_reason` must say so, not {got}"
+    )
+
+
+def test_a_request_that_is_sent_back_waits_before_all_others() -> None:
+    scheduler = state(running="A B C", waiting="X")
+    b = of(scheduler, "B")
+    tokens = list(b.token_ids)
+    scheduler.send_back(b)
+    assert show(scheduler) == ("A C", "B X", "A C"), (
+        f"I5: B came before X, and waits before X, without a row; got {show(scheduler)}"
+    )
+    assert (b.row, b.num_computed_tokens, b.token_ids) == (None, 0, tokens), (
+        f"I3: B has no row, and none of its tokens counts as computed; it keeps its tokens: {b}"
+    )
+    moves = [tuple(move) for move in scheduler.kv_cache.moves]
+    assert moves == [(2, 1, 5)], f"C's 5 tokens move from row 2 to B's row 1, not {moves}"
+    scheduler.check_invariants()
 
 
 def test_a_failed_prefill_waits_again_at_the_head() -> None:

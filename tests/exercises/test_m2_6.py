@@ -1,4 +1,4 @@
-"""m2.6: results. `Scheduler.update_after_step`, `LLMEngine.process`; then the whole engine."""
+"""m2.6: results. `Scheduler.update_from_output`, `EngineCore.step`; then the whole engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from common import Request, SamplingParams
+from common.engine_core import EngineCoreOutput, ForwardError, SampledToken
 from m2_continuous.schedule_batch import ScheduleBatch
 from milestones.instruments.audit import assert_idle
 from tests.conftest import build_engine
+from tests.exercises.by_hand import Broken, break_next_forward, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(range(90, 97))]
@@ -19,11 +21,20 @@ PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(ran
 def make_engine(**config: Any) -> Any:
     """Return an engine on tiny-llama, which is audited after each step."""
     engine: Any = build_engine("m2_continuous", **config)
-    outputs = engine.process(ScheduleBatch([], []), [])
+    outputs = update(engine, [], [], [])
     assert outputs == [] and engine.stats().num_steps == 0, (
         "an empty batch gives no outputs and does not count as a step"
     )
     return engine
+
+
+def update(
+    engine: Any, requests: list[Request], counts: list[int], tokens: list[int]
+) -> list[EngineCoreOutput]:
+    """Process a step that computed `counts` tokens of the requests, and sampled these tokens."""
+    sampled: list[SampledToken] = [(token, None) for token in tokens]
+    outputs = engine.core.scheduler.update_from_output(ScheduleBatch(requests, counts), sampled)
+    return list(outputs)
 
 
 def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[Request]:
@@ -62,12 +73,10 @@ def abort_all(engine: Any) -> None:
 def test_each_request_gets_its_token() -> None:
     engine = make_engine()
     requests = running(engine, {"A": 4, "B": 6, "C": 5})
-    outputs = engine.process(
-        ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)]
-    )
-    got = {output.request_id: output.outputs[0].token_ids[-1] for output in outputs}
+    outputs = update(engine, requests, [1, 1, 1], [21, 22, 23])
+    got = {output.request.request_id: output.request.token_ids[-1] for output in outputs}
     assert got == {"A": 21, "B": 22, "C": 23}, f"A, B and C get tokens 21, 22 and 23: {got}"
-    assert not any(output.finished for output in outputs), (
+    assert not any(output.finish_reason for output in outputs), (
         "none of the requests has reached its end"
     )
     computed = [request.num_computed_tokens for request in requests]
@@ -81,8 +90,8 @@ def test_the_counters_tell_prompts_from_decodes_and_padding() -> None:
     for request in requests:  # a prefill: prompts of 3 and 8 tokens, nothing computed
         request.token_ids.pop()
         request.num_computed_tokens = 0
-    engine.process(ScheduleBatch(requests, [3, 8]), [(21, None), (22, None)])
-    engine.process(ScheduleBatch(requests, [1, 1]), [(23, None), (24, None)])
+    update(engine, requests, [3, 8], [21, 22])
+    update(engine, requests, [1, 1], [23, 24])
     s = engine.stats()
     got = (s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens)
     assert got == (2, 11, 2, 5), (
@@ -96,17 +105,15 @@ def test_a_request_that_ends_leaves_and_its_row_is_filled() -> None:
     engine = make_engine()
     a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     a.max_num_tokens = 5
-    outputs = engine.process(
-        ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)]
-    )
-    finals = [output.request_id for output in outputs if output.finished]
+    outputs = update(engine, requests, [1, 1, 1], [21, 22, 23])
+    finals = [output.request.request_id for output in outputs if output.finish_reason]
     assert finals == ["A"], f"A has reached its limit of 5 tokens; finished requests: {finals}"
-    assert engine.core.scheduler.kv_cache.rows == [c, b] and engine.core.scheduler.running == [
-        b,
-        c,
-    ], "I3: A left row 0, and C must have moved there"
-    engine.check_invariants()
-    abort_all(engine)
+    scheduler = engine.core.scheduler
+    assert scheduler.kv_cache.rows == [c, b] and scheduler.running == [b, c], (
+        "I3: A left row 0, and C must have moved there"
+    )
+    scheduler.check_invariants()
+    engine.close()
 
 
 def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
@@ -114,7 +121,7 @@ def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
     engine = make_engine()
     a, _, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     a.max_num_tokens = 5
-    engine.process(ScheduleBatch(requests, [1, 1, 1]), [(21, None), (22, None), (23, None)])
+    update(engine, requests, [1, 1, 1], [21, 22, 23])
     do_moves(engine)
     expected = [round(2 + p / 100, 2) for p in range(5)]
     for name, memories in (
@@ -133,21 +140,59 @@ def test_several_may_end_in_one_step() -> None:
     engine = make_engine()
     a, b, c, d = requests = running(engine, {"A": 4, "B": 6, "C": 5, "D": 7})
     a.max_num_tokens, d.max_num_tokens = 5, 8
-    engine.process(ScheduleBatch(requests, [1] * 4), [(t, None) for t in (21, 22, 23, 24)])
+    update(engine, requests, [1] * 4, [21, 22, 23, 24])
     assert set(engine.core.scheduler.kv_cache.rows) == {b, c}, (
         "I3: A and D have ended, and only B and C own rows"
     )
     do_moves(engine)
     for request, origin in ((b, 1), (c, 2)):
-        memory = engine.core.runner.kv_pool.keys[1][
-            request.row, 0, : request.num_computed_tokens, 0
-        ]
+        keys = engine.core.runner.kv_pool.keys[1]
+        memory = keys[request.row, 0, : request.num_computed_tokens, 0]
         got = [round(x, 2) for x in memory.tolist()]
         expected = [round(origin + p / 100, 2) for p in range(request.num_computed_tokens)]
         assert got == expected, (
             f"I2: row {request.row} of {request.request_id} has {got}, not {expected}"
         )
     abort_all(engine)
+
+
+@pytest.mark.parametrize("error", [Broken, KeyboardInterrupt])
+def test_a_failed_step_is_undone(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """KeyboardInterrupt is no `Exception`, and it can come in the middle of a forward too."""
+    engine = make_engine()
+    engine.add_request([1, 2, 3], greedy(6), "A")
+    engine.core.step()
+    for name in "XY":
+        engine.add_request([4, 5, 6], greedy(6), name)
+    break_next_forward(engine, monkeypatch, error)
+    with pytest.raises((ForwardError, error)) as caught:
+        engine.core.step()
+    scheduler = engine.core.scheduler
+    got = names(scheduler.running), names(scheduler.waiting), names(scheduler.kv_cache.rows)
+    assert got == ("A", "X Y", "A"), (
+        f"I3: the prefill of X and Y failed: they wait again, without rows; running, waiting and "
+        f"rows are {got}"
+    )
+    assert isinstance(caught.value, ForwardError), (
+        f"the shell must get a ForwardError with the requests, not {caught.value!r}"
+    )
+    assert names(caught.value.requests) == "X Y", f"X and Y: {names(caught.value.requests)}"
+    engine.close()
+
+
+def test_after_a_failed_forward_all_requests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    for i, prompt in enumerate(PROMPTS[:3]):
+        engine.add_request(prompt, greedy(6), f"{i}")
+    engine.step()
+    break_next_forward(engine, monkeypatch)
+    assert engine.step() == [], "the forward failed: no request got a token"
+    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
+    for i in range(3):
+        assert_one_answer("tiny-llama", finals[f"{i}"], 6)
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,16 @@ from tests.exercises.by_hand import make_request
 from tests.exercises.paged_states import make_scheduler, run, show, wait
 
 
+def fits(scheduler: Scheduler) -> bool:
+    """Ask whether the memory is expected to last, if X, the first that waits, joins."""
+    return scheduler.admission.fits(scheduler.waiting[0], scheduler.running)
+
+
 def can_admit(scheduler: Scheduler, scheduled: int = 0) -> bool:
     """Ask whether X can join a step in which `scheduled` tokens are scheduled already."""
     batch = ScheduleBatch([make_request("before", scheduled)], [scheduled], [])
     has_budget = scheduler.admission.has_budget(batch if scheduled else ScheduleBatch())
-    return has_budget and scheduler.admission.fits(scheduler.waiting[0])
+    return has_budget and fits(scheduler)
 
 
 def test_rows_and_tokens_do_not_ask_for_memory() -> None:
@@ -26,7 +31,7 @@ def test_rows_and_tokens_do_not_ask_for_memory() -> None:
     run(scheduler, "A", 8, max_tokens=30)
     wait(scheduler, "X", 12)
     assert scheduler.admission.has_budget(ScheduleBatch()), f"a row is free; {show(scheduler)}"
-    assert not scheduler.admission.fits(scheduler.waiting[0]), f"no page is; {show(scheduler)}"
+    assert not fits(scheduler), f"no page is; {show(scheduler)}"
 
 
 def test_all_rows_are_taken() -> None:

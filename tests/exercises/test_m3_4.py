@@ -1,4 +1,4 @@
-"""m3.4: retraction. `Retraction.make_room`, `retract` and `send_back`, plain data."""
+"""m3.4: retraction. `Scheduler.make_room`, `retract` and `send_back`, plain data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.exercises.paged_states import make_scheduler, run, show, wait
 def test_no_request_gives_way_while_a_page_is_free() -> None:
     scheduler = make_scheduler(4)
     a, _ = run(scheduler, "A", 8), run(scheduler, "B", 4)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert (names(scheduler.running), scheduler.counters.num_retractions) == ("A B", 0), (
         f"A needs a page and one is free: no request is retracted; {show(scheduler)}"
     )
@@ -20,7 +20,7 @@ def test_no_request_gives_way_while_a_page_is_free() -> None:
 def test_no_request_gives_way_while_the_last_page_has_room() -> None:
     scheduler = make_scheduler(3)
     a, _ = run(scheduler, "A", 7), run(scheduler, "B", 4)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert (names(scheduler.running), scheduler.counters.num_retractions) == ("A B", 0), (
         f"no page is free, but A's second page has an unused slot: no request is retracted; "
         f"{show(scheduler)}"
@@ -30,7 +30,7 @@ def test_no_request_gives_way_while_the_last_page_has_room() -> None:
 def test_the_newest_gives_way() -> None:
     scheduler = make_scheduler(5)
     a, _, _ = run(scheduler, "A", 8), run(scheduler, "B", 8), run(scheduler, "C", 4)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert names(scheduler.running) == "A B", (
         f"I5: A needs a page and none is free: C, the newest, is retracted; {show(scheduler)}"
     )
@@ -48,7 +48,7 @@ def test_as_many_give_way_as_it_takes() -> None:
         run(scheduler, "B", 8),
         run(scheduler, "C", 6, output=0, computed=0),
     )
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert names(scheduler.running) == "A", (
         f"C had no pages, so B is retracted too; {show(scheduler)}"
     )
@@ -60,7 +60,7 @@ def test_as_many_give_way_as_it_takes() -> None:
 def test_no_more_give_way_than_it_takes() -> None:
     scheduler = make_scheduler(5)
     a, _, _ = run(scheduler, "A", 8), run(scheduler, "B", 4), run(scheduler, "C", 8)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert names(scheduler.running) == "A B", (
         f"C's pages are enough, so B still runs; {show(scheduler)}"
     )
@@ -71,7 +71,7 @@ def test_the_newest_gives_way_to_itself_last() -> None:
     scheduler = make_scheduler(4)
     run(scheduler, "A", 8)
     b = run(scheduler, "B", 8)
-    scheduler.retraction.make_room(b)
+    scheduler.make_room(b)
     assert (names(scheduler.running), b.row) == ("A", None), (
         f"I5: B is the newest, and no page is free: B itself is retracted; {show(scheduler)}"
     )
@@ -81,7 +81,7 @@ def test_a_retracted_request_keeps_its_tokens_and_nothing_else() -> None:
     scheduler = make_scheduler(4)
     a, b = run(scheduler, "A", 8), run(scheduler, "B", 4, output=5)
     tokens = list(b.token_ids)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert b.token_ids == tokens, (
         f"I2: the caller has seen B's 5 output tokens: they must stay {tokens}, not become "
         f"{b.token_ids}"
@@ -101,7 +101,7 @@ def test_a_retracted_request_waits_before_all_others() -> None:
     a, _ = run(scheduler, "A", 8), run(scheduler, "B", 8)
     wait(scheduler, "X", 3)
     wait(scheduler, "Y", 3)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert names(scheduler.waiting) == "B X Y", (
         f"I5: B came before X and Y, and waits before them; {show(scheduler)}"
     )
@@ -114,7 +114,7 @@ def test_a_retraction_makes_admission_less_hopeful(before: float) -> None:
     scheduler.admission.new_token_ratio = before
     a = run(scheduler, "A", 7, output=30, computed=36, max_tokens=40)
     run(scheduler, "B", 7, output=30, computed=36, max_tokens=40)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     after = scheduler.admission.new_token_ratio
     assert max(before, 0.75) <= after <= 1.0, (
         f"new_token_ratio was {before}, and A and B have generated 0.75 of their tokens: after a "
@@ -127,7 +127,7 @@ def test_the_retracted_request_counts_too() -> None:
     scheduler = make_scheduler(20)
     scheduler.admission.new_token_ratio = 0.1
     a = run(scheduler, "A", 7, output=30, computed=36, max_tokens=100)
-    scheduler.retraction.retract(a)
+    scheduler.retract(a)
     assert scheduler.admission.new_token_ratio == pytest.approx(0.5), (
         f"A has 30 of 100 tokens and 20 more are expected: 0.5. The retracted request counts; "
         f"the ratio is {scheduler.admission.new_token_ratio}"
@@ -138,7 +138,7 @@ def test_a_retraction_while_little_is_generated_does_not_lower_the_ratio() -> No
     scheduler = make_scheduler(4)
     scheduler.admission.new_token_ratio = 0.7
     a, _ = run(scheduler, "A", 8, max_tokens=150), run(scheduler, "B", 8, max_tokens=150)
-    scheduler.retraction.make_room(a)
+    scheduler.make_room(a)
     assert scheduler.admission.new_token_ratio >= 0.7, (
         f"memory ran out at 0.7: the ratio must not fall to {scheduler.admission.new_token_ratio}"
     )

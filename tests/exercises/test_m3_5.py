@@ -1,4 +1,4 @@
-"""m3.5: pages before chunks. `Scheduler.schedule`, `_add` and `_add_chunk`.
+"""m3.5: pages before chunks. `ScheduleBatch.add`, `Scheduler.schedule` and `_add_chunk`.
 
 First the scheduler on a memory of hashes, then the engine against Hugging Face.
 """
@@ -44,7 +44,7 @@ def finish(engine: FakePagedEngine, expected: dict[str, list[int]]) -> None:
     steps = 0
     while engine.live:
         steps += 1
-        assert steps < 5000, f"I5: the requests do not end; {show(engine.core.scheduler)}"
+        assert steps < 5000, f"I5: the requests do not end; {show(engine.scheduler)}"
         engine.step()
     assert engine.finished == expected, f"I1, I2: got {engine.finished}, expected {expected}"
 
@@ -166,7 +166,7 @@ def test_a_retraction_at_any_token_changes_no_answer(index: int) -> None:
     while b.num_output_tokens < index:
         engine.step()
     if b.row is not None:
-        engine.core.scheduler.retraction.retract(b)
+        engine.scheduler.retract(b)
     finish(engine, {"A": expected_tokens([1, 2, 3], 12), "B": expected_tokens([4, 5], 9)})
 
 

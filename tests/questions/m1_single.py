@@ -9,9 +9,9 @@ from typing import Any
 from m1_single.schedule_batch import ScheduleBatch
 from m1_single.scheduler import Scheduler
 from tests.conftest import build_engine
-from tests.exercises.by_hand import make_request, names, scheduled
+from tests.exercises.by_hand import failing_step, make_request, names, scheduled
 from tests.exercises.test_m1_2 import make_runner, step
-from tests.exercises.test_m1_3 import counters, make_engine, process, run
+from tests.exercises.test_m1_3 import CACHE, counters, make_scheduler, run, update
 from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
@@ -32,9 +32,11 @@ def schedule(chance: Random) -> Asked:
             scheduler.add_request(make_request(f"r{i}", chance.randint(1, 30)))
         elif act == "finish":
             request = chance.choice(live)
-            scheduler.finish_request(request)
+            scheduler.finish_request(request, chance.choice(["length", "abort"]))
             now = [names(scheduler.running), names(scheduler.waiting), scheduled(batch)]
-            yield f"finish_request({request.request_id}), and the last batch; {state}", now
+            yield f"finish_request({request.request_id}), and the last batch; {state}", [
+                *now, request.finish_reason,
+            ]  # fmt: skip
         else:
             batch = scheduler.schedule()
             got = scheduled(batch)
@@ -77,48 +79,42 @@ def outputs_of(outputs: Any) -> list[Any]:
 
 def results(chance: Random) -> Asked:
     use_cache = chance.random() < 0.8
-    engine = make_engine(use_cache)
-    length, most = chance.randint(1, 9), chance.randint(1, 6)
-    request = run(engine, "A", length, max_tokens=most)
-    engine.add_request([5, 6], greedy(4), "B")
-    eos = next(iter(engine.loaded.eos_token_ids))
-    finished, count = False, length
-    while not finished:
-        token = eos if chance.random() < 0.1 else chance.randrange(10, 90)
-        output = process(engine, request, count, token)
-        finished = output.finished
-        state = [
-            request.num_computed_tokens,
-            *counters(engine),
-            names(engine.core.scheduler.running),
-        ]
-        held = len(engine.core.runner.past_key_values)
-        yield f"process: {count} tokens, sampled {token}", [*outputs_of([output]), state, held]
+    scheduler, runner = make_scheduler(use_cache), make_runner(use_cache)
+    length, most, eos = chance.randint(1, 9), chance.randint(1, 6), 2
+    request = run(scheduler, "A", length, most)
+    request.stop_token_ids = frozenset([eos])
+    scheduler.add_request(make_request("B", 2))
+    count = length
+    while not request.is_finished:
+        token: int | None = eos if chance.random() < 0.1 else chance.randrange(10, 90)
+        token = None if chance.random() < 0.05 else token
+        output = update(scheduler, request, count, token)
+        queues = [names(scheduler.running), names(scheduler.waiting)]
+        yield f"update_from_output: {count} tokens, sampled {token}", [
+            list(output.new_tokens), output.finish_reason, request.num_computed_tokens,
+            request.token_ids[length:], *counters(scheduler), *queues,
+        ]  # fmt: skip
         count = request.num_tokens - request.num_computed_tokens
+    kept = make_request("C", 4, computed=4)
+    runner.past_key_values.update({request: CACHE, kept: CACHE})
+    gone = chance.choice([[request], [request, kept], [make_request("D", 2)]])
+    runner.free(gone)
+    held = [names(runner.past_key_values), request.num_computed_tokens, kept.num_computed_tokens]
+    yield f"free({names(gone)})", held
 
 
 def engine(chance: Random) -> Asked:
     engine: Any = build_engine("m1_single")
     for i in range(3):
         engine.add_request(prompt(chance), greedy(chance.randint(1, 6), ignore_eos=True), f"{i}")
-    layer = engine.loaded.model.model.layers[1]
-
-    def fail(*_: Any, **__: Any) -> None:
-        del layer.forward
-        raise RuntimeError
-
     number = 0
     while engine.has_unfinished_requests():
         number += 1
         if chance.random() < 0.15:
             name = f"{chance.randrange(4)}"
             yield f"abort_request({name}) before step {number}", engine.abort_request(name)
-        if chance.random() < 0.15 and "forward" not in vars(layer):
-            layer.forward = fail
-        try:
-            outputs = engine.step()
-        finally:
-            vars(layer).pop("forward", None)
+        fails = chance.random() < 0.15
+        outputs = failing_step(engine, chance) if fails else engine.step()
         stats = engine.stats()
         counted = [stats.num_steps, stats.prefill_tokens, stats.decode_tokens]
         yield f"step {number}", [

@@ -14,7 +14,7 @@ from m2_continuous.kv_cache import KVCacheManager, Move
 from m2_continuous.kv_pool import KVPool
 from m2_continuous.schedule_batch import ScheduleBatch
 from tests.conftest import build_engine
-from tests.exercises.by_hand import make_request, names, scheduled
+from tests.exercises.by_hand import failing_step, make_request, names, scheduled
 from tests.exercises.test_m2_2 import make_scheduler
 from tests.exercises.test_m2_3 import of, show, state
 from tests.exercises.test_m2_4 import prepare, sees
@@ -74,10 +74,16 @@ def removal(chance: Random) -> Asked:
         ]  # fmt: skip
         scheduler.kv_cache.moves.clear()
     for name in chance.sample([*running, "X", "Y", "Z"], 3):
-        before = show(scheduler)
-        scheduler.finish_request(of(scheduler, name))
+        before, request = show(scheduler), of(scheduler, name)
+        now: list[Any]
+        if request.row is not None and chance.random() < 0.4:
+            scheduler.send_back(request)
+            what, now = f"send_back({name}); {before}", [request.num_computed_tokens]
+        else:
+            scheduler.finish_request(request, chance.choice(["length", "abort"]))
+            what, now = f"finish_request({name}); {before}", [request.finish_reason]
         moves = [tuple(move) for move in scheduler.kv_cache.moves]
-        yield f"finish_request({name}); {before}", [show(scheduler), moves]
+        yield what, [show(scheduler), moves, request.row, *now]
 
 
 def padded(chance: Random) -> Asked:
@@ -151,7 +157,8 @@ def engine(chance: Random) -> Asked:
             engine.add_request(prompt, params, f"{to_come}")
             to_come -= 1
         number += 1
-        outputs = engine.step()
+        fails = chance.random() < 0.2
+        outputs = failing_step(engine, chance) if fails else engine.step()
         s = engine.stats()
         counted = [s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens, s.num_running]
         got = {o.request_id: [o.finished, o.outputs[0].token_ids] for o in outputs}

@@ -97,7 +97,11 @@ def admission(chance: Random) -> Asked:
         yield (
             f"{request.num_tokens} tokens, at most {request.max_num_tokens}, ratio "
             f"{got.new_token_ratio}, {scheduled_tokens} scheduled; {config}; {show(scheduler)}",
-            [got.expected_pages(request), got.fits(request), got.has_budget(batch)],
+            [
+                got.expected_pages(request),
+                got.fits(request, scheduler.running),
+                got.has_budget(batch),
+            ],
         )
 
 
@@ -115,7 +119,7 @@ def retraction(chance: Random) -> Asked:
         if request.row is None:
             continue
         before = show(scheduler)
-        scheduler.retraction.make_room(request)
+        scheduler.make_room(request)
         room = None if request.row is None else scheduler.kv_cache.room(request)
         yield f"make_room({request.request_id}); {before}", [
             names(scheduler.running), names(scheduler.waiting), scheduler.kv_cache.num_free_pages,
@@ -143,9 +147,7 @@ def schedule(chance: Random) -> Asked:
         sampled = names(batch.requests[i] for i in batch.sampled_indices)
         held = {r.request_id: len(scheduler.kv_cache.pages_of(r)) for r in scheduler.running}
         yield f"schedule(); {before}", [scheduled(batch), sampled, names(scheduler.waiting), held]
-        scheduler.update_after_step(batch)
-        for i in batch.sampled_indices:
-            batch.requests[i].token_ids.append(9)
+        scheduler.update_from_output(batch, [(9, None)] * len(batch.sampled_indices))
     engine = make_fake(
         chance.randint(16, 24), page_size=chance.choice([2, 3, 4]), max_num_batched_tokens=16
     )

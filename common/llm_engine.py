@@ -133,9 +133,8 @@ class LLMEngine(OfflineCalls):
     def stats(self) -> EngineStats:
         """Return the counters of the engine."""
         with self.guard("stats"):
-            held = len(self.search.held)
             stats = self.core.stats()
-            return replace(stats, num_waiting=stats.num_waiting + held) if held else stats
+            return replace(stats, num_waiting=stats.num_waiting + len(self.search.held))
 
     def check_invariants(self) -> None:
         """Raise `AssertionError`, naming the invariant, if the engine's state is broken."""

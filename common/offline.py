@@ -131,7 +131,7 @@ class OfflineCalls(ABC):
         with self.guard("stream") as call:
             outputs: Any = call.keep(self._follow(self.add_request(prompt, params)))
             next(outputs)  # from here on, the `finally` clause runs when the generator is dropped
-            return outputs  # type: ignore[no-any-return]  # only the first item was None
+            return outputs  # only the first item was None
 
     def _follow(self, request_id: str) -> Generator[RequestOutput | None, None, None]:
         finished = False

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common import EngineConfig, EngineStats, FinishReason, LoadedModel, Request
+from common import EngineConfig, EngineStats, FinishReason, Request
 from common.engine_core import EngineCoreOutput, ForwardError
 from common.llm_engine import LLMEngine as Shell
 
 from .scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from common import LoadedModel
+
     from .model_runner import ModelRunner
 
 

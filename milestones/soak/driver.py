@@ -239,9 +239,7 @@ class Driver:
         """
         self.engine.has_unfinished_requests()
         processor = self.engine.output_processor
-        children = processor.parent_of
-        ids = {name for name in processor.requests if name not in children}
-        return {*ids, *processor.parents, *processor.outbox}
+        return {*processor.requests, *processor.parents, *processor.outbox} - {*processor.parent_of}
 
     def _check_held(self) -> None:
         """Check that the engine has the requests that are not done, and no other."""

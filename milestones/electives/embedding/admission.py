@@ -7,6 +7,8 @@ How much memory it will need is not known: `max_tokens` is only an upper bound. 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from common import EngineConfig, Request
 
 from .in_flight import continuing
@@ -71,6 +73,20 @@ class Admission:
             and r.token_ids[:end] == tokens
             for r in running
         )
+
+    def waits_for_step(
+        self,
+        waiting: Sequence[Request],
+        running: list[Request],
+        in_flight: Iterable[ScheduleBatch],
+    ) -> bool:
+        """Return whether a request could join now, but waits for a prefix of a step in flight."""
+        if not waiting or not self.has_budget(ScheduleBatch(), running):
+            return False
+        computed = [request for batch in in_flight for request in batch.requests]
+        if all(request.num_output_tokens > 1 for request in computed):
+            return False
+        return any(self.waits_for_prefix(r, running) for r in self.policy.order(waiting))
 
     def expected_pages(self, request: Request) -> int:
         """Return the number of pages that a request is expected to hold when it finishes."""

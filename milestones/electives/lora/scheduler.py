@@ -106,7 +106,9 @@ class Scheduler:
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        return is_short or self._is_computing_a_shared_prefix()
+        return is_short or self.admission.waits_for_step(
+            self.waiting, self.running, self.in_flight.batches
+        )
 
     def update_from_output(
         self, batch: ScheduleBatch, sampled: list[SampledToken]
@@ -211,18 +213,6 @@ class Scheduler:
             assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
         self.in_flight.check_invariants(self.running)
         self.slots.check_invariants()
-
-    def _is_computing_a_shared_prefix(self) -> bool:
-        """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
-            return False
-        in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
-        if all(request.num_output_tokens > 1 for request in in_flight):
-            return False
-        return any(
-            self.admission.waits_for_prefix(request, self.running)
-            for request in self.policy.order(self.waiting)
-        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

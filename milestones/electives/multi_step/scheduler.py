@@ -5,8 +5,7 @@ that is left, chunks of prompts. Upholds I5: the policy bounds how long a reques
 oldest running request makes progress in every step.
 
 The scheduler plans several steps while none is computed. The first one chooses the requests, and
-the others repeat it with those that go on. Planning knows lengths, and which requests reach
-`max_tokens`; it does not know token ids.
+the others repeat it with those that go on. Planning knows lengths, but no token ids.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Scheduler:
         """Choose one token of each decoding request, then chunks of prompts.
 
         Chunks of running requests come before chunks of requests that join. If steps are in flight,
-        the plan goes on: the result is one more step of the same requests.
+        the result is one more step of the same requests.
         """
         if self.in_flight.batches:
             return self.schedule_again()
@@ -98,18 +97,18 @@ class Scheduler:
         """Return whether the plan has one more step. Advance the requests to what comes before it.
 
         A plan ends when it has `num_steps` steps, when a prompt is not computed completely, or when
-        something must be decided that needs a result. A request that reaches `max_tokens` leaves
-        the plan. That a request ends by a stop token is not known. A penalty counts all tokens of
-        its request, but a placeholder stands only for the newest one: such a plan has one step.
+        something must be decided that needs a result. A penalty counts all tokens of its request,
+        but a placeholder stands only for the newest one: such a plan has one step.
         """
         if not self.in_flight.batches:
             return False
         self.in_flight.advance(self.in_flight.batches[-1])
         requests = continuing(self.running)
-        decodes = all(request.num_uncomputed_tokens == 1 for request in requests)
-        is_full = len(self.in_flight.batches) == self.num_steps
-        is_full |= any(request.params.has_penalties for request in requests)
-        return bool(requests) and decodes and not is_full and not self.needs_result()
+        if len(self.in_flight.batches) == self.num_steps:
+            return False
+        if any(r.num_uncomputed_tokens > 1 or r.params.has_penalties for r in requests):
+            return False
+        return bool(requests) and not self.needs_result()
 
     def schedule_again(self) -> ScheduleBatch:
         """Plan one more step of the requests that go on: one token of each."""
@@ -129,7 +128,9 @@ class Scheduler:
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        return is_short or self._is_computing_a_shared_prefix()
+        return is_short or self.admission.waits_for_step(
+            self.waiting, self.running, self.in_flight.batches
+        )
 
     def update_from_output(
         self, batch: ScheduleBatch, sampled: list[SampledToken]
@@ -232,18 +233,6 @@ class Scheduler:
         for request in self.waiting:
             assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
         self.in_flight.check_invariants(self.running)
-
-    def _is_computing_a_shared_prefix(self) -> bool:
-        """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
-            return False
-        in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
-        if all(request.num_output_tokens > 1 for request in in_flight):
-            return False
-        return any(
-            self.admission.waits_for_prefix(request, self.running)
-            for request in self.policy.order(self.waiting)
-        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

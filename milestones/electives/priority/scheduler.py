@@ -108,7 +108,9 @@ class Scheduler:
         moving = continuing(self.running)
         new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
         is_short = new_pages > self.kv_cache.num_free_pages
-        if is_short or self._is_computing_a_shared_prefix():
+        if is_short or self.admission.waits_for_step(
+            self.waiting, self.running, self.in_flight.batches
+        ):
             return True
         return self._is_one_more_urgent() and self.preemption.is_needed(
             self.waiting, self.running, moving
@@ -220,18 +222,6 @@ class Scheduler:
         """Return whether a waiting request is urgent enough to preempt the last running one."""
         last = self.running[-1:]
         return any(self.policy.may_preempt(r, least) for least in last for r in self.waiting)
-
-    def _is_computing_a_shared_prefix(self) -> bool:
-        """Return whether a waiting request would join now, but waits for a prefix in flight."""
-        if not self.waiting or not self.admission.has_budget(ScheduleBatch(), self.running):
-            return False
-        in_flight = [r for batch in self.in_flight.batches for r in batch.requests]
-        if all(request.num_output_tokens > 1 for request in in_flight):
-            return False
-        return any(
-            self.admission.waits_for_prefix(request, self.running)
-            for request in self.policy.order(self.waiting)
-        )
 
     def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
         """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""

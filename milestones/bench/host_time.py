@@ -75,7 +75,7 @@ def measure(milestone: str, num_running: int) -> HostTime:
         forwards = (
             engine.core.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
         )
-        waits = _spans(engine, "wait") if overlaps else forwards
+        waits = _spans(engine.core, "wait") if overlaps else forwards
         steps = _spans(engine, "step")
         in_forwards = [] if overlaps else _forwards(milestone, engine, undo, time.thread_time)
         cpu: list[float] = []

@@ -406,7 +406,7 @@ def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str) -> None:
 def test_the_search_finds_any_causes() -> None:
     """The search finds exactly the requests that always fail, in a bounded number of forwards.
 
-    All others get a token in each search. New requests wait, and nobody loses its place.
+    All others get a token in each search. New requests wait, and each keeps its place.
     """
 
     @given(st.integers(1, 20), st.integers(1, 20), st.data())

@@ -148,7 +148,7 @@ def an_aborted_request_without_its_output(patch: pytest.MonkeyPatch) -> None:
 
     def silently(self: OutputProcessor, request: Any) -> None:
         abort(self, request)
-        del self.outbox[request.request_id]
+        del self.changed[request], self.requests[request.request_id]
 
     patch.setattr(OutputProcessor, "abort", silently)
 
@@ -192,9 +192,9 @@ def a_prompt_that_waits_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @bug("m5_overlap", failures=True)
 def a_failed_step_that_is_not_undone(patch: pytest.MonkeyPatch) -> None:
-    """The pages of a step that failed stay with its requests."""
-    scheduler = of("m5_overlap", "scheduler", "Scheduler")
-    patch.setattr(scheduler, "undo", lambda self, batch: self.in_flight.undo(batch))
+    """The lengths of a step that failed stay with its requests, and so do their placeholders."""
+    steps = of("m5_overlap", "in_flight", "StepsInFlight")
+    patch.setattr(steps, "undo", lambda self, batch: self.batches.pop())
 
 
 @bug("m4_radix", "lost", interrupts=True)

@@ -37,6 +37,39 @@ assert request.max_num_tokens == 5
 """
 
 
+RUN = """
+import inspect
+from common import EngineConfig, Request, SamplingParams
+from milestones.chain import load
+from milestones.instruments.hash_chain import expected_tokens
+from milestones.instruments.plain_runner import PlainRunner
+
+def request_of(name, prompt, max_tokens):
+    params = SamplingParams(max_tokens=max_tokens, temperature=0)
+    return Request(name, None, prompt, params, seed=0, max_model_len=40, text=None, arrival_time=0)
+
+EngineCore = load(milestone, "engine").EngineCore
+config = EngineConfig(max_model_len=40, max_num_seqs=3, page_size=4, max_num_batched_tokens=16)
+arguments = [PlainRunner(num_pages=11)]
+if "config" in inspect.signature(EngineCore).parameters:
+    arguments.insert(0, config)
+core = EngineCore(*arguments)
+prompts = [[n, *range(1, 4 + n)] for n in range(6)]
+requests = [request_of(str(n), prompt, 5 + n) for n, prompt in enumerate(prompts)]
+for request in requests:
+    core.add_request(request)
+core.step()
+core.finish(requests[5], "abort")
+while core.scheduler.waiting or core.scheduler.running:
+    core.step()
+    core.check_invariants()
+for n, prompt in enumerate(prompts[:5]):
+    assert requests[n].finish_reason == "length"
+    assert requests[n].output_token_ids == expected_tokens(prompt, 5 + n), n
+core.close()
+"""
+
+
 def run_without_a_model(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process that cannot import the forbidden packages."""
     command = [sys.executable, "-c", HOOK + code]
@@ -46,7 +79,7 @@ def run_without_a_model(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_hook_forbids() -> None:
     """A model needs torch, and so do an engine and the names of `common` that load a model."""
     for code in ("import torch", "import numpy.linalg", "from common import load_model",
-                 "from m1_single import LLMEngine"):  # fmt: skip
+                 "from m1_single import LLMEngine; LLMEngine()"):  # fmt: skip
         done = run_without_a_model(code)
         assert done.returncode == 1 and "is forbidden here" in done.stderr, code
 
@@ -63,6 +96,12 @@ def test_what_decides_needs_no_model(milestone: str) -> None:
     found = [name.removesuffix(".py") for name in PLAIN_DATA if name in sources(milestone)]
     assert "scheduler" in found
     done = run_without_a_model("".join(f"import {package(milestone)}.{name}\n" for name in found))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_core_runs_without_a_model(milestone: str) -> None:
+    """`engine.py` and all that it decides with: only the runner is another one."""
+    done = run_without_a_model(f"milestone = {milestone!r}\n" + RUN)
     assert done.returncode == 0, done.stderr
 
 

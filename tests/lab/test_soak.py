@@ -121,8 +121,8 @@ def test_the_matrix_finds_a_planted_bug(
     assert "| engine | table | sample |" in page.read_text()
     assert "| m4_radix | again, ends | again, ends |" in page.read_text()
     capsys.readouterr()
-    scheduler = load("m4_radix", "scheduler").Scheduler
-    monkeypatch.setattr(scheduler, "undo", lambda self, batch: None)
+    core = load("m4_radix", "engine").EngineCore
+    monkeypatch.setattr(core, "send_back", lambda self: None)
     assert soak.main(arguments(*words, "--schedule", "0")) == 1
     told = capsys.readouterr().out
     assert "wrong, wrong" in told

@@ -122,7 +122,7 @@ def test_a_rank_has_its_part(milestone: str, divide: Divide) -> None:
     norms = sum(p.nbytes for n, p in whole.model.named_parameters() if "norm" in n and layer in n)
     assert loaded.ranks is not None
     assert loaded.ranks.weight_bytes == [everything - (in_layers - norms) // 2] * 2
-    pools = [build_engine(milestone, m, num_pages=8).runner.kv_pool for m in (loaded, whole)]  # type: ignore[attr-defined]
+    pools = [build_engine(milestone, m, num_pages=8).core.runner.kv_pool for m in (loaded, whole)]  # type: ignore[attr-defined]
     ours, theirs = (sum(x.nbytes for x in (*pool.keys, *pool.values)) for pool in pools)
     assert ours * 2 == theirs
 

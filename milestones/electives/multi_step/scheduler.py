@@ -96,9 +96,8 @@ class Scheduler:
     def goes_on(self) -> bool:
         """Return whether the plan has one more step. Advance the requests to what comes before it.
 
-        A plan ends when it has `num_steps` steps, when a prompt is not computed completely, or when
-        something must be decided that needs a result. A penalty counts all tokens of its request,
-        but a placeholder stands only for the newest one: such a plan has one step.
+        A plan ends after `num_steps` steps, or if a prompt is not complete, or if something needs
+        a result: a decision, or a penalty, which counts the tokens of the steps in flight.
         """
         if not self.in_flight.batches:
             return False

@@ -9,8 +9,8 @@ tensors first, and a batch is padded to the next size that has a graph.
     rows      a  b  c  d  e  | 0  0  0       padding rows write to the padding page
 
 Grids and shapes of the kernels depend on the size only, and lengths come from tensors. The static
-page table is as wide as the longest request. On a CPU the same code runs with static tensors, and
-the forward is called instead of replayed. Every size exists there, so no batch is padded.
+page table is as wide as the longest request. On a CPU there are no static steps. Only tests make
+them there, with forwards that are called and not replayed.
 """
 
 from __future__ import annotations

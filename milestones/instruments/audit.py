@@ -35,10 +35,16 @@ def audited_engine_class(milestone: str, mode: str) -> type[LLMEngine]:
                     runner.stream = STREAMS[mode]()
                 if mode in STREAMS and hasattr(runner, "copy_stream"):
                     runner.copy_stream = STREAMS[mode]()
-                # Sizes with gaps that end below the largest batch: this covers padding and batches
-                # without a graph.
-                runner.graphs.sizes = [s for s in (2, 3, 5, 12) if runner.graphs.sizes]
+                # Static steps as on a GPU, of sizes with gaps that end below the largest batch: this
+                # covers padding and batches without a graph.
+                runner.graphs.sizes = [2, 3, 5, 12] if self.has_static_steps() else []
             poison_free_pages(self)
+
+        def has_static_steps(self) -> bool:
+            states = getattr(self.core.runner, "states", None)
+            has_windows = getattr(self.core.runner, "is_hybrid", False)
+            has_states = states is not None and bool(states.groups)
+            return self.config.cuda_graph and not has_windows and not has_states
 
         def step(self) -> list[RequestOutput]:
             with self.guard("step") as call:  # an interrupt in the audit must not lose the outputs

@@ -172,16 +172,11 @@ class ModelRunner:
 
     @garbage_kept()
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
-        """Return the static decode steps.
-
-        On a CPU there is one for every batch size, because no graph has to be captured.
-        """
+        """Return the static decode steps. On a CPU there are none: no graph could replay them."""
         on_gpu = self.model.device.type == "cuda"
-        sizes = graph_sizes(config.max_num_seqs)
-        if not on_gpu:
-            sizes = list(range(1, config.max_num_seqs + 1))
-        elif self.ops is attention:  # its shapes depend on lengths, so no graph can replay it
-            sizes = []
+        # The shapes of attention in torch depend on lengths, so no graph can replay it.
+        can_replay = on_gpu and self.ops is not attention
+        sizes = graph_sizes(config.max_num_seqs) if can_replay else []
         graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
         if on_gpu and not config.lazy_cuda_graphs:
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory

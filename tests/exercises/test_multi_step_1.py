@@ -26,9 +26,7 @@ def decoding(scheduler: Scheduler, *requests: Request) -> None:
         scheduler.add_request(request)
     batch = scheduler.schedule()
     scheduler.in_flight.advance(batch)
-    scheduler.update_after_step(batch)
-    for request in batch.sampled_requests:
-        request.token_ids.append(7)
+    scheduler.update_from_output(batch, [(7, None)] * len(batch.sampled_requests))
 
 
 def plan(scheduler: Scheduler) -> list[list[str]]:

@@ -41,9 +41,7 @@ def step(scheduler: Scheduler) -> list[str]:
 def complete(scheduler: Scheduler, batch: ScheduleBatch) -> None:
     if batch.requests:
         scheduler.in_flight.advance(batch)
-        scheduler.update_after_step(batch)
-        for request in batch.sampled_requests:
-            request.token_ids.append(7)
+        scheduler.update_from_output(batch, [(7, None)] * len(batch.sampled_requests))
     scheduler.check_invariants()
 
 
@@ -160,15 +158,32 @@ def test_a_victim_leaves_the_step() -> None:
 
 
 def test_a_request_in_flight_is_not_preempted() -> None:
-    """I1: its step ends first, so that its token is not lost."""
+    """I1: its step ends first, so that its token is not lost. Then it makes way."""
     scheduler = make_scheduler(max_num_seqs=1)
     add(scheduler, "a", [1, 2, 3], 5)
     batch = scheduler.schedule()
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     scheduler.in_flight.advance(batch)
-    assert not scheduler.make_way(urgent, ScheduleBatch()), "a is being computed"
+    planned, running = ScheduleBatch(), scheduler.running
+    make_way = scheduler.preemption.make_way
+    assert make_way(urgent, running, planned, may_preempt=False) is None, "a is being computed"
+    assert scheduler.preemption.num_preemptions == 0, "nothing was preempted"
     assert scheduler.needs_result(), "the next step waits for the result of this one"
     assert names(scheduler.running) == ["a"]
+    found = make_way(urgent, running, planned, may_preempt=True)
+    assert found == running and scheduler.preemption.num_preemptions == 1
+
+
+def test_a_request_with_room_joins_without_victims() -> None:
+    """An empty list, and not None: None means that it must wait."""
+    scheduler = make_scheduler(max_num_seqs=2)
+    add(scheduler, "a", [1, 2, 3], 5)
+    step(scheduler)
+    urgent = add(scheduler, "urgent", [9, 8, 7], 0)
+    found = scheduler.preemption.make_way(
+        urgent, scheduler.running, ScheduleBatch(), may_preempt=True
+    )
+    assert found == [], f"a row is free: {found}"
 
 
 def test_an_aged_request_is_not_preempted() -> None:

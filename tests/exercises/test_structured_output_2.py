@@ -120,9 +120,8 @@ def test_a_first_token_awaits_no_other() -> None:
     engine.step()
     assert engine.events == ["launch", "sample", "accept"], f"the order is {engine.events}"
     [batch] = engine.core.scheduler.in_flight.batches
-    assert not engine.core.scheduler.awaits_tokens(batch), (
-        "no token of the request is a placeholder"
-    )
+    awaits_tokens = engine.core.scheduler.grammars.awaits_tokens
+    assert not awaits_tokens(batch.sampled_requests), "no token of the request is a placeholder"
 
 
 def test_a_placeholder_is_awaited() -> None:
@@ -130,11 +129,10 @@ def test_a_placeholder_is_awaited() -> None:
     add(engine, "a", 1, 3)
     engine.step()
     batch = engine.core.scheduler.schedule()
-    assert not engine.core.scheduler.awaits_tokens(batch), "all tokens are known"
+    awaits_tokens = engine.core.scheduler.grammars.awaits_tokens
+    assert not awaits_tokens(batch.requests), "all tokens are known"
     batch.requests[0].token_ids.append(-1)
-    assert engine.core.scheduler.awaits_tokens(batch), (
-        "I2: the grammar has not seen the newest token"
-    )
+    assert awaits_tokens(batch.requests), "I2: the grammar has not seen the newest token"
     batch.requests[0].token_ids.pop()
     engine.core.scheduler.undo(batch)
     tokens_of(engine)
@@ -168,7 +166,7 @@ def test_a_request_without_a_token_says_why() -> None:
     [request] = manager.grammars
     assert manager.accept(request, None), "no token is left, so the request must end"
     engine.add_request([1], greedy(2, ignore_eos=True), "plain")
-    plain = engine.output_processor.find("plain")
+    [plain] = engine.output_processor.find("plain")
     assert manager.accept(plain, 5) is None, "a request without a grammar takes any token"
     assert manager.accept(plain, None) is None, "the engine has a reason of its own for it"
     tokens_of(engine)

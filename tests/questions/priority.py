@@ -71,17 +71,20 @@ def needed(chance: Random) -> Asked:
         add(scheduler, name, [ord(name)] * size, chance.randint(4, 6) if name == "b" else 5)
     step(scheduler)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
-    yield (
-        "a and b hold many pages, c one",
-        names(scheduler.preemption.victims(urgent, scheduler.running, {})),
-    )
+    chosen = scheduler.preemption.victims(urgent, scheduler.running, {})
+    yield "a and b hold many pages, c one", names(chosen)
     scheduler = make_scheduler(max_num_seqs=1)
     add(scheduler, "a", [1] * chance.randint(2, 5), 5)
     batch = scheduler.schedule()
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     scheduler.in_flight.advance(batch)
-    makes_way = scheduler.make_way(urgent, ScheduleBatch())
-    yield "a is being computed", [makes_way, scheduler.needs_result(), state(scheduler)]
+    for may_preempt in (False, True):
+        found = scheduler.preemption.make_way(
+            urgent, scheduler.running, ScheduleBatch(), may_preempt=may_preempt
+        )
+        counted = [scheduler.preemption.num_preemptions, scheduler.needs_result()]
+        about = f"a is being computed, may_preempt={may_preempt}"
+        yield about, [None if found is None else names(found), *counted, state(scheduler)]
 
 
 def victims(chance: Random) -> Asked:
@@ -93,15 +96,11 @@ def victims(chance: Random) -> Asked:
     for number in range(10):
         size, priority = chance.randint(1, 13), chance.choice([0, 1, 5])
         request = add(scheduler, f"r{number}", [chance.randrange(4) for _ in range(size)], priority)
-        is_stuck = not scheduler.admission.may_join(request, {})
-        chosen = (
-            names(scheduler.preemption.victims(request, scheduler.running, {})) if is_stuck else []
-        )
+        running = scheduler.running
+        is_stuck = not scheduler.admission.may_join(request, running, {})
+        chosen = scheduler.preemption.victims(request, running, {}) if is_stuck else []
         about += f", r{number} with {size} tokens and priority {priority}"
-        yield about, [chosen, step(scheduler), state(scheduler)]
-        for done in [r for r in scheduler.running if r.num_tokens >= r.max_num_tokens]:
-            done.finish_reason = "length"
-            scheduler.finish_request(done, "stop")
+        yield about, [names(chosen), step(scheduler), state(scheduler)]
     yield "counted", scheduler.preemption.num_preemptions
 
 

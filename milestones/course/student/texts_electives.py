@@ -77,7 +77,7 @@ def prepare(engine: Any) -> None:
 
 def has_grammars(engine: Any) -> bool:
     """Return whether requests may have grammars."""
-    return hasattr(engine, "compiler")
+    return hasattr(engine.core.scheduler, "grammars")
 
 
 def has_priorities(engine: Any) -> bool:

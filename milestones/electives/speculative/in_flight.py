@@ -5,7 +5,7 @@ scheduler plans meanwhile.
 
     plan N+1   The requests of N are *advanced*: their lengths are those after N, and a placeholder
                stands for the token that N will sample.
-               That N accepts drafts is not known: `Scheduler.accept` adds them when N has ended.
+               That N accepts drafts is not known: `Drafting.accept` adds them when N has ended.
     end of N   Tokens replace placeholders. A request that finishes with its token keeps its pages
                until N+1 completes, because N+1 still writes to them.
 """

@@ -94,7 +94,8 @@ class EngineCoreProtocol(Protocol):
 def append_token(request: Request, sampled: SampledToken) -> EngineCoreOutput:
     """Append the token that a step sampled for a request, and end the request if it must end.
 
-    The caller frees what an ended request holds.
+    Stop tokens and lengths end it here; stop strings are found later, in its text. The caller frees
+    what an ended request holds.
     """
     token_id, logprobs = sampled
     if token_id is None:
@@ -107,14 +108,8 @@ def append_token(request: Request, sampled: SampledToken) -> EngineCoreOutput:
             "a request that asks for logprobs must get them with each token"
         )
         request.logprobs.append(logprobs)
-    request.finish_reason = check_stop(request)
+    if token_id in request.stop_token_ids:
+        request.finish_reason = "stop"
+    elif len(request.token_ids) >= request.max_num_tokens:
+        request.finish_reason = "length"
     return EngineCoreOutput(request, (sampled,), request.finish_reason)
-
-
-def check_stop(request: Request) -> FinishReason | None:
-    """Return why a request ends with its newest token, as far as tokens can tell; else None."""
-    if request.token_ids[-1] in request.stop_token_ids:
-        return "stop"
-    if len(request.token_ids) >= request.max_num_tokens:
-        return "length"
-    return None

@@ -76,12 +76,14 @@ class OutputProcessor:
         the others.
         """
         request = result.request
+        reason: FinishReason | None = None
         if result.error is not None:
             self.fail(request, result.error)
         if request.first_token_time is None and result.new_tokens:
             request.first_token_time = time.perf_counter()
         try:
-            reason = self._add_text(result)
+            if self._completes_a_stop_string(request, result):
+                reason = "stop"
         except Exception as error:
             self.fail(request, "its text could not be processed", error)
             reason = "error"
@@ -108,7 +110,7 @@ class OutputProcessor:
     def drain(self) -> list[RequestOutput]:
         """Remove and return the outputs: the newest one of each request, if there is a new one."""
         for request in self.changed:
-            if request.is_finished:
+            if request.finish_reason is not None:
                 request.finished_time = time.perf_counter()
                 del self.requests[request.request_id]
             self._put_output(request)
@@ -136,17 +138,16 @@ class OutputProcessor:
         for child in parent.indices:
             del self.parent_of[child]
 
-    def _add_text(self, result: EngineCoreOutput) -> FinishReason | None:
-        """Return `stop` if a stop string is complete."""
-        request, last = result.request, len(result.new_tokens) - 1
-        for number, (token_id, _logprobs) in enumerate(result.new_tokens):
+    def _completes_a_stop_string(self, request: Request, result: EngineCoreOutput) -> bool:
+        """Add new tokens to the text, up to the one that completes a stop string."""
+        finish_reason, left = result.finish_reason, len(result.new_tokens)
+        for token_id, _logprobs in result.new_tokens:
             assert token_id is not None
-            if number == last and result.finish_reason == "stop":
+            left -= 1
+            if left == 0 and finish_reason == "stop":
                 request.text.finish()  # the stop token itself is not part of the text
             elif request.text.append(token_id):
-                if number < last:  # the tokens behind it are not part of the output
-                    request.output_end = request.num_tokens - (last - number)
-                return "stop"
-        if result.finish_reason == "length" and request.text.finish():
-            return "stop"
-        return None
+                if left > 0:  # the tokens behind it are not part of the output
+                    request.output_end = request.num_tokens - left
+                return True
+        return finish_reason == "length" and request.text.finish()

@@ -16,8 +16,8 @@ and ours:
     launch_done             `launch` returns: N+1 is in the queue before the host waits for N
     copy_done               the `Event` that `launch` returns
     output_queue            the `StepResult` that the event belongs to
-    result_queue            `LLMEngine.result_queue`: one step behind
-    dummy first batch       `LLMEngine.step` launches two steps if none is in flight
+    result_queue            `EngineCore.result_queue`: one step behind
+    dummy first batch       `EngineCore.step` launches two steps if none is in flight
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ def engine_in_one_thread(milestone: str, **config: Any) -> Any:
 
 
 def is_in_engine(frame: FrameType | None) -> bool:
+    """Return whether a call of an engine is running, but not the report of a lost exception."""
     while frame is not None:
+        if frame.f_code.co_filename.endswith("unraisableexception.py"):
+            return False
         if frame.f_code.co_filename in (guard.__file__, llm_engine.__file__):
             return True
         frame = frame.f_back

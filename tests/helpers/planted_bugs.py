@@ -243,7 +243,7 @@ def a_mean_of_the_last_chunk(patch: pytest.MonkeyPatch) -> None:
 
 @bug("speculative")
 def refused_drafts_keep_their_pages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(of("speculative", "scheduler", "Scheduler"), "free_refused", lambda *_: None)
+    patch.setattr(of("speculative", "drafting", "Drafting"), "free_refused", lambda *_: None)
 
 
 @bug("priority", at=27)

@@ -119,7 +119,7 @@ def test_graphs_are_captured_at_the_start(
     loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
     expected = tokens_of(make_engine(loaded), 5)
     engine = make_engine(loaded, attention_backend="triton", max_num_seqs=3, enable_overlap=True)
-    graphs = started_on_gpu(engine, module_of).runner.graphs
+    graphs = started_on_gpu(engine, module_of).core.runner.graphs
     assert sorted(graphs.steps) == graphs.sizes == [1, 2, 4] and graphs.num_replays == 0
     assert cuda.names().count("new stream") == 1
     memory = {step.logits.untyped_storage().data_ptr() for step in graphs.steps.values()}
@@ -146,7 +146,7 @@ def test_a_capture_that_fails_keeps_no_graphs(
         return forward(inputs)
 
     engine.core.runner.forward = short_of_memory
-    graphs = started_on_gpu(engine, module_of).runner.graphs
+    graphs = started_on_gpu(engine, module_of).core.runner.graphs
     assert graphs.sizes == [] and [*graphs.steps] == [2], "no smaller size is tried"
     assert graphs.steps[2].graph is None
     assert tokens_of(engine, 4) == expected and engine.stats().num_graph_replays == 0

@@ -70,7 +70,8 @@ def test_a_replay_is_taken_apart(tiny_standard: None) -> None:
 
 def test_graphs_are_counted(tiny_standard: None) -> None:
     result = gpu_correct.check_graphs(TOP, "cpu", STANDARD, 4)
-    assert (result["captured"], result["of"], result["replays"]) == (0, 4, 0)
+    counts = (result["captured"], result["of"], result["replays"])
+    assert counts == (0, 0, 0), "a CPU has no graphs"
 
 
 def test_sampling_is_measured() -> None:

@@ -35,8 +35,8 @@ def audited_engine_class(milestone: str, mode: str) -> type[LLMEngine]:
                     runner.stream = STREAMS[mode]()
                 if mode in STREAMS and hasattr(runner, "copy_stream"):
                     runner.copy_stream = STREAMS[mode]()
-                # Static steps as on a GPU, of sizes with gaps that end below the largest batch: this
-                # covers padding and batches without a graph.
+                # Static steps as on a GPU, of sizes with gaps that end below the largest batch.
+                # This covers padding and batches without a graph.
                 runner.graphs.sizes = [2, 3, 5, 12] if self.has_static_steps() else []
             poison_free_pages(self)
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from milestones.chain import ROOT, package, sources
+from milestones.chain import ROOT, milestones, package, sources
 from tests.house.test_layout import PLAIN_DATA
 
 FORBIDDEN = ("numpy", "rich", "tokenizers", "torch", "transformers", "triton")
@@ -99,9 +99,10 @@ def test_what_decides_needs_no_model(milestone: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_core_runs_without_a_model(milestone: str) -> None:
+@pytest.mark.parametrize("name", milestones())
+def test_a_core_runs_without_a_model(name: str) -> None:
     """`engine.py` and all that it decides with: only the runner is another one."""
-    done = run_without_a_model(f"milestone = {milestone!r}\n" + RUN)
+    done = run_without_a_model(f"milestone = {name!r}\n" + RUN)
     assert done.returncode == 0, done.stderr
 
 

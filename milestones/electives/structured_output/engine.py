@@ -64,7 +64,7 @@ class EngineCore:
         if not self.result_queue:
             if self.scheduler.grammars.queue and not self.outputs:
                 self.scheduler.grammars.wait(IDLE_WAIT)
-            return self.outputs
+            return self.take_outputs()
         batch, result = self.result_queue[0]
         self.scheduler.in_flight.advance(batch)
         if self.enable_overlap and not self.scheduler.needs_result():
@@ -74,7 +74,12 @@ class EngineCore:
         self.outputs += self.scheduler.update_from_output(batch, sampled)
         self.undo_useless_step()
         self.sample_newest()  # the lesson: now the masks of step N+1 are known
-        return self.outputs
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[EngineCoreOutput]:
+        """Return the outputs of this step so far, and keep none of them (I3)."""
+        outputs, self.outputs = self.outputs, []
+        return outputs
 
     def admit_compiled(self) -> list[EngineCoreOutput]:
         """Let requests with a compiled grammar wait to run. Return those that end: a bad one."""
@@ -135,7 +140,7 @@ class EngineCore:
             yield
         except BaseException as error:
             self.undo_steps_in_flight()
-            raise ForwardError(batch.requests, error, self.outputs) from error
+            raise ForwardError(batch.requests, error, self.take_outputs()) from error
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request that has not ended, and free its memory when no step writes it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common import Request
@@ -16,3 +17,7 @@ class ScheduleBatch:
 
     requests: list[Request]
     num_scheduled_tokens: list[int]
+
+    def advances(self) -> Iterable[tuple[Request, int]]:
+        """Return the requests, each with the number of tokens by which the step advances it."""
+        return zip(self.requests, self.num_scheduled_tokens, strict=True)

@@ -76,6 +76,11 @@ class KVCacheManager:
         return len(self.allocator.free_pages)
 
     @property
+    def max_tokens(self) -> int:
+        """The most tokens that one request can have in the pool."""
+        return self.allocator.num_pages * self.page_size
+
+    @property
     def num_reserved_tokens(self) -> int:
         """Tokens that the allocated pages can hold."""
         return sum(map(len, self.table.rows)) * self.page_size

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
+from common.hf.probe import Probe
 from common.hf.support import check_paged, start_probe
 from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
@@ -33,8 +35,15 @@ class ModelRunner:
         # The pool of the check has only the pages that the probe needs.
         few = replace(config, num_pages=table.size)
         self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, self.inputs.flatten, self.forward)
+        self.check(probe, table)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
+
+    def check(self, probe: Probe, table: np.ndarray) -> None:
+        """Compare the model's answers through pages with its own.
+
+        probe: a few sequences. table: [B, P], their pages.
+        """
+        check_paged(probe, table, self.inputs.flatten, self.forward)
 
     @torch.inference_mode()
     def run(self, batch: ScheduleBatch, table: PageTable) -> SamplerOutput:

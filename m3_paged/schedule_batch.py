@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common import Request
@@ -19,6 +20,10 @@ class ScheduleBatch:
     requests: list[Request] = field(default_factory=list)
     num_scheduled_tokens: list[int] = field(default_factory=list)
     sampled_indices: list[int] = field(default_factory=list)
+
+    def advances(self) -> Iterable[tuple[Request, int]]:
+        """Return the requests, each with the number of tokens by which the step advances it."""
+        return zip(self.requests, self.num_scheduled_tokens, strict=True)
 
     @property
     def num_tokens(self) -> int:

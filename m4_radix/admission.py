@@ -56,10 +56,10 @@ class Admission:
         end = (self.kv_cache.find_prefix(request).num_pages + 1) * self.kv_cache.page_size
         if end >= request.num_tokens or self.policy.is_due(request):
             return False
-        tokens = request.token_ids[:end]
+        key = self.kv_cache.cache_key(request, end)
         return any(
             self.kv_cache.num_inserted_tokens(r) < end <= r.num_prompt_tokens
-            and r.token_ids[:end] == tokens
+            and self.kv_cache.cache_key(r, end) == key
             for r in running
         )
 

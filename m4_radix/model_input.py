@@ -48,8 +48,7 @@ class InputBuilder:
         requests, query_lens = batch.requests, batch.num_scheduled_tokens
         starts = [request.num_computed_tokens for request in requests]
         seq_lens = [start + n for start, n in zip(starts, query_lens, strict=True)]
-        spans = zip(requests, starts, seq_lens, strict=True)
-        tokens = [t for request, start, end in spans for t in request.token_ids[start:end]]
+        tokens = self.tokens_of(batch)
         positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
         rows = np.array([request.row for request in requests])  # [B]
         width = -(-max(seq_lens) // self.page_size)
@@ -57,6 +56,11 @@ class InputBuilder:
         return self.flatten(
             tokens, positions, page_table, query_lens, seq_lens, batch.sampled_indices
         )
+
+    def tokens_of(self, batch: ScheduleBatch) -> list[int]:
+        """Return the tokens that a step computes, request by request."""
+        spans = ((r, r.num_computed_tokens, num) for r, num in batch.advances())
+        return [token for r, start, num in spans for token in r.token_ids[start : start + num]]
 
     def flatten(
         self,

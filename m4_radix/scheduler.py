@@ -40,7 +40,7 @@ class Scheduler:
         Raises `ValueError` for a prompt that the pool could never hold (I4). A request with an
         output that outgrows the pool finishes by length when it fills the pool.
         """
-        max_kv_tokens = self.kv_cache.allocator.num_pages * self.kv_cache.page_size
+        max_kv_tokens = self.kv_cache.max_tokens
         if request.num_tokens > max_kv_tokens:
             raise ValueError(
                 f"prompt has {request.num_tokens} tokens, more than the KV pool's "
@@ -69,16 +69,7 @@ class Scheduler:
                 if not batch.requests:  # I5: the oldest request must make progress
                     self.make_room(request)
                 self._add_chunk(batch, request)
-        if self.waiting and self.admission.has_budget(batch):
-            for request in self.policy.order(self.waiting):
-                if self.admission.waits_for_prefix(request, self.running):
-                    continue
-                if not self.admission.has_budget(batch):
-                    break
-                if not self.admission.fits(request, self.running):
-                    break
-                self._admit(request)
-                self._add_chunk(batch, request)
+        self._admit_waiting(batch)
         self.admission.expect_less()
         return batch
 
@@ -87,7 +78,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Advance the requests of a computed batch, append their tokens, and count."""
         self.counters.num_steps += bool(batch.requests)
-        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+        for request, num_tokens in batch.advances():
             of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
             self.counters.prefill_tokens += min(num_tokens, of_prompt)
             self.counters.decode_tokens += max(0, num_tokens - of_prompt)
@@ -180,6 +171,20 @@ class Scheduler:
         chunk = min(request.num_uncomputed_tokens, budget, self.kv_cache.room(request))
         if chunk > 0:
             self._add(batch, request, chunk)
+
+    def _admit_waiting(self, batch: ScheduleBatch) -> None:
+        """Let waiting requests run, as the policy orders them, and schedule their first chunks."""
+        if not self.waiting or not self.admission.has_budget(batch):
+            return
+        for request in self.policy.order(self.waiting):
+            if self.admission.waits_for_prefix(request, self.running):
+                continue
+            if not self.admission.has_budget(batch):
+                break
+            if not self.admission.fits(request, self.running):
+                break
+            self._admit(request)
+            self._add_chunk(batch, request)
 
     def _admit(self, request: Request) -> None:
         """Move a request from the waiting queue to the running list, and give it a row.

@@ -49,7 +49,7 @@ class StaticStep:
 
     def fill(self, inputs: ModelInput) -> None:
         """Copy a step's inputs into the static tensors. Every row is written, so none is stale."""
-        for static, tensor in zip(_tensors(self.inputs), _tensors(inputs), strict=True):
+        for static, tensor in zip(self.inputs.tensors(), inputs.tensors(), strict=True):
             static.copy_(tensor)
         # Attention without kernels reads the lengths on the host. Graphs ignore them.
         self.inputs.metadata = replace(
@@ -171,11 +171,3 @@ def waits_refused() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-def _tensors(inputs: ModelInput) -> list[torch.Tensor]:
-    """Return the tensors that differ from step to step of one size."""
-    meta = inputs.metadata
-    return [
-        inputs.input_ids, inputs.position_ids, meta.slot_mapping, meta.seq_lens, meta.page_table,
-    ]  # fmt: skip

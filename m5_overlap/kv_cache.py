@@ -97,6 +97,11 @@ class KVCacheManager:
         return len(self.allocator.free_pages) + self.radix_cache.evictable_size
 
     @property
+    def max_tokens(self) -> int:
+        """The most tokens that one request can have in the pool."""
+        return self.allocator.num_pages * self.page_size
+
+    @property
     def num_reserved_tokens(self) -> int:
         """Tokens that the pages in use can hold. A page that rows share counts once."""
         return (self.allocator.num_pages - self.num_free_pages) * self.page_size
@@ -121,10 +126,18 @@ class KVCacheManager:
         """Return the pages of a request, in order of position. A waiting request has none."""
         return [] if request.row is None else self.table.rows[request.row]
 
+    def num_new_pages(self, requests: list[Request]) -> int:
+        """Return how many pages the next token of each of these requests needs."""
+        return sum(request.num_computed_tokens % self.page_size == 0 for request in requests)
+
     def room(self, request: Request) -> int:
         """Return how many tokens a request could compute now, in its own and in free pages."""
         pages = len(self.pages_of(request)) + self.num_free_pages
         return pages * self.page_size - request.num_computed_tokens
+
+    def cache_key(self, request: Request, num_tokens: int) -> list[int]:
+        """Return what the keys and values of a request's first tokens depend on: these tokens."""
+        return request.token_ids[:num_tokens]
 
     def find_prefix(self, request: Request) -> CachedPrefix:
         """Return the part of a waiting request's tokens that is cached now."""
@@ -168,8 +181,8 @@ class KVCacheManager:
         """
         assert request.row is not None, f"I3: {request} has no row"
         num_pages = request.num_computed_tokens // self.page_size
-        tokens = request.token_ids[: num_pages * self.page_size]
-        node = self.radix_cache.insert(tokens, self.pages_of(request)[:num_pages])
+        key = self.cache_key(request, num_pages * self.page_size)
+        node = self.radix_cache.insert(key, self.pages_of(request)[:num_pages])
         self.radix_cache.lock(node)
         self.radix_cache.unlock(self.last_nodes[request.row])
         self.last_nodes[request.row] = node
@@ -225,4 +238,4 @@ class KVCacheManager:
         The last token must always be computed, because its logits give the next token (I1).
         """
         whole_pages = (request.num_tokens - 1) // self.page_size
-        return request.token_ids[: whole_pages * self.page_size]
+        return self.cache_key(request, whole_pages * self.page_size)

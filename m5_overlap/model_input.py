@@ -32,6 +32,12 @@ class ModelInput:
     metadata: AttentionMetadata
     is_static: bool = False  # a decode that is padded to a size of `DecodeGraphs`
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that differ from step to step of one size."""
+        meta = self.metadata
+        ids = [self.input_ids, self.position_ids]
+        return [*ids, meta.slot_mapping, meta.seq_lens, meta.page_table]
+
 
 class InputBuilder:
     """Builds the input of a forward. It keeps the page table as an array on the host."""
@@ -59,8 +65,7 @@ class InputBuilder:
         requests, query_lens = batch.requests, batch.num_scheduled_tokens
         starts = [request.num_computed_tokens for request in requests]
         seq_lens = [start + n for start, n in zip(starts, query_lens, strict=True)]
-        spans = zip(requests, starts, seq_lens, strict=True)
-        tokens = [t for request, start, end in spans for t in request.token_ids[start:end]]
+        tokens = self.tokens_of(batch)
         rows = [future_index(request.row) for request in requests]
         sampled, width = batch.sampled_indices, -(-max(seq_lens) // self.page_size)
         if static_size is not None:  # a padding row is token 0 at position 0, in the padding page
@@ -74,6 +79,11 @@ class InputBuilder:
         inputs = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
         inputs.is_static = static_size is not None
         return inputs
+
+    def tokens_of(self, batch: ScheduleBatch) -> list[int]:
+        """Return the tokens that a step computes, request by request."""
+        spans = ((r, r.num_computed_tokens, num) for r, num in batch.advances())
+        return [token for r, start, num in spans for token in r.token_ids[start : start + num]]
 
     def flatten(
         self,

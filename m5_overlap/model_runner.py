@@ -7,7 +7,7 @@ the forward, sampling, storing the sampled tokens, and copying them to the host.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig
 from common.engine_core import SampledToken
+from common.hf.probe import Probe
 from common.hf.support import check_paged, start_probe
 from common.sampling.sampler import (
     SamplerOutput,
@@ -36,6 +37,15 @@ from .model_input import InputBuilder, ModelInput
 from .placeholders import future_index
 from .schedule_batch import ScheduleBatch
 from .stream import Event, open_stream
+
+
+@dataclass
+class Step:
+    """What the host has prepared for a step: tensors on the model's device."""
+
+    inputs: ModelInput
+    metadata: SamplingMetadata  # of the N requests that get a next token
+    futures: torch.Tensor  # [N] where the future map stores these tokens
 
 
 class StepResult:
@@ -72,9 +82,16 @@ class ModelRunner:
         # The pool of the check has only the pages that the probe needs.
         few = replace(config, num_pages=table.size)
         self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, self.inputs.flatten, self.forward)
+        self.check(probe, table)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
+
+    def check(self, probe: Probe, table: np.ndarray) -> None:
+        """Compare the model's answers through pages with its own.
+
+        probe: a few sequences. table: [B, P], their pages.
+        """
+        check_paged(probe, table, self.inputs.flatten, self.forward)
 
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch, table: PageTable) -> StepResult:
@@ -83,25 +100,36 @@ class ModelRunner:
         self.buffers[0].begin()
         self.inputs.update_page_table(table)
         result = StepResult(self.buffers[0])
-        sampled = batch.sampled_requests
         with self.stream.enqueuing(), self.buffers[0].packed():
-            static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
-            inputs = self.inputs.prepare(batch, static_size)
-            metadata = SamplingMetadata.from_requests(sampled, "cpu")
-            metadata = map_tensors(metadata, self.buffers[0].upload)
-            places = np.array([future_index(r.row) for r in sampled], np.int64)
-            futures = self.buffers[0].upload(torch.from_numpy(places))
+            step = self.prepare(batch)
 
         @torch.inference_mode()
         def work() -> None:
-            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
-            logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
-            output = sample(logits[: len(sampled)], metadata)
-            self.future_map.store(futures, output.token_ids)
-            result.output = map_tensors(output, result.buffers.download)
+            self.choose(self.compute(step), step, result)
 
         result.done = result.buffers.in_use = self.stream.launch(work)
         return result
+
+    def prepare(self, batch: ScheduleBatch) -> Step:
+        """Make the tensors of a step on the host, and start their copies to the device."""
+        static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
+        inputs = self.inputs.prepare(batch, static_size)
+        metadata = SamplingMetadata.from_requests(batch.sampled_requests, "cpu")
+        metadata = map_tensors(metadata, self.buffers[0].upload)
+        places = np.array([future_index(r.row) for r in batch.sampled_requests], np.int64)
+        return Step(inputs, metadata, self.buffers[0].upload(torch.from_numpy(places)))
+
+    def compute(self, step: Step) -> torch.Tensor:
+        """Return the logits of a step, [N, V] or more rows. Runs on the forward stream."""
+        inputs = step.inputs
+        return self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
+
+    def choose(self, logits: torch.Tensor, step: Step, result: StepResult) -> None:
+        """Sample the next tokens, and store them for the next step and for the host."""
+        step.metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
+        output = sample(logits[: len(step.futures)], step.metadata)
+        self.future_map.store(step.futures, output.token_ids)
+        result.output = map_tensors(output, result.buffers.download)
 
     def synchronize(self) -> None:
         """Wait until all launched work has ended, also if it failed."""
@@ -137,11 +165,15 @@ class ModelRunner:
         if on_gpu and not config.lazy_cuda_graphs:
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
                 self.buffers[0].begin()
-                zeros = np.zeros(size, np.int64)
-                table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
-                ones, rows = [1] * size, list(range(size))
                 with torch.inference_mode(), self.stream.enqueuing():
-                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
+                    for inputs in self.inputs_to_capture(size):
+                        graphs.run(inputs)
                 self.stream.synchronize()
             graphs.num_replays = 0  # of steps: there was none yet
         return graphs
+
+    def inputs_to_capture(self, size: int) -> list[ModelInput]:
+        """Return the inputs of one decode step of each kind. Here: a step with padding only."""
+        zeros, ones, rows = np.zeros(size, np.int64), [1] * size, list(range(size))
+        table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
+        return [self.inputs.flatten([0] * size, zeros, table, ones, ones, rows)]

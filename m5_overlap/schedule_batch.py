@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common import Request
@@ -20,6 +21,10 @@ class ScheduleBatch:
     num_scheduled_tokens: list[int] = field(default_factory=list)
     sampled_indices: list[int] = field(default_factory=list)
     is_advanced: bool = False  # see `StepsInFlight.advance`
+
+    def advances(self) -> Iterable[tuple[Request, int]]:
+        """Return the requests, each with the number of tokens by which the step advances it."""
+        return zip(self.requests, self.num_scheduled_tokens, strict=True)
 
     @property
     def num_tokens(self) -> int:

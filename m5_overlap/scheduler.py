@@ -45,7 +45,7 @@ class Scheduler:
         Raises `ValueError` for a prompt that the pool could never hold (I4). A request with an
         output that outgrows the pool finishes by length when it fills the pool.
         """
-        max_kv_tokens = self.kv_cache.allocator.num_pages * self.kv_cache.page_size
+        max_kv_tokens = self.kv_cache.max_tokens
         if request.num_tokens > max_kv_tokens:
             raise ValueError(
                 f"prompt has {request.num_tokens} tokens, more than the KV pool's "
@@ -74,16 +74,7 @@ class Scheduler:
                 if not batch.requests:  # I5: the oldest request must make progress
                     self.make_room(request)
                 self._add_chunk(batch, request)
-        if self.waiting and self.admission.has_budget(batch, self.running):
-            for request in self.policy.order(self.waiting):
-                if self.admission.waits_for_prefix(request, self.running):
-                    continue
-                if not self.admission.has_budget(batch, self.running):
-                    break
-                if not self.admission.fits(request, self.running):
-                    break
-                self._admit(request)
-                self._add_chunk(batch, request)
+        self._admit_waiting(batch)
         self.admission.expect_less()
         if batch.requests:
             self.in_flight.batches.append(batch)
@@ -95,9 +86,7 @@ class Scheduler:
         There are two reasons. A request that finishes in this step may free enough pages to avoid a
         retraction. Or a waiting request needs a prefix that the step in flight computes.
         """
-        size = self.kv_cache.page_size
-        moving = continuing(self.running)
-        new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
+        new_pages = self.kv_cache.num_new_pages(continuing(self.running))
         is_short = new_pages > self.kv_cache.num_free_pages
         return is_short or self.admission.waits_for_step(
             self.waiting, self.running, self.in_flight.batches
@@ -114,7 +103,7 @@ class Scheduler:
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
         of_prompts = of_finished = 0
-        for request, num_tokens in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+        for request, num_tokens in batch.advances():
             before = request.num_computed_tokens - num_tokens
             if request.is_finished:
                 of_finished += num_tokens
@@ -216,6 +205,20 @@ class Scheduler:
         chunk = min(request.num_uncomputed_tokens, budget, self.kv_cache.room(request))
         if chunk > 0:
             self._add(batch, request, chunk)
+
+    def _admit_waiting(self, batch: ScheduleBatch) -> None:
+        """Let waiting requests run, as the policy orders them, and schedule their first chunks."""
+        if not self.waiting or not self.admission.has_budget(batch, self.running):
+            return
+        for request in self.policy.order(self.waiting):
+            if self.admission.waits_for_prefix(request, self.running):
+                continue
+            if not self.admission.has_budget(batch, self.running):
+                break
+            if not self.admission.fits(request, self.running):
+                break
+            self._admit(request)
+            self._add_chunk(batch, request)
 
     def _admit(self, request: Request) -> None:
         """Move a request from the waiting queue to the running list, and give it a row.

@@ -17,6 +17,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 MILESTONE = re.compile(r"m\d_\w+")
+EXTENDED = re.compile(r"^m\d_")  # see `extended`
 ELECTIVES = "milestones/electives"
 
 
@@ -104,4 +105,26 @@ def sources(name: str, root: Path = ROOT) -> dict[str, Path]:
     own = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
     if not is_elective(name) or under is None:
         return own
-    return dict(sorted({**sources(under, root), **own}.items()))
+    return dict(sorted({**sources(under, root), **own, **extended(name, root)}.items()))
+
+
+def own_name(file: str) -> str:
+    """Return the name that a file has in its milestone: `scheduler.py` for `m5_scheduler.py`."""
+    return EXTENDED.sub("", file)
+
+
+def extended(name: str, root: Path = ROOT) -> dict[str, Path]:
+    """Return the milestone's files that an elective's own files extend, by the name of the copy.
+
+    `scheduler.py` of an elective extends the milestone's `scheduler.py`, which is the module
+    `m5_scheduler` there: see `milestones/electives/__init__.py`.
+    """
+    under = below(name, root)
+    if not is_elective(name) or under is None:
+        return {}
+    found = {}
+    for path in sorted((root / place(name)).glob("*.py")):
+        module = f"{short(under)}_{path.stem}"
+        if f"from .{module} import" in path.read_text(encoding="utf-8"):
+            found[f"{module}.py"] = root / place(under) / path.name
+    return found

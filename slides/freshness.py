@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from milestones.chain import sources
+from milestones.chain import own_name, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,8 +29,8 @@ def sources_of(*milestones: str) -> list[str]:
     An elective has its own version of some files, and takes the others from the milestone below.
     """
     files = [sources(milestone, ROOT) for milestone in milestones]
-    paths = [have[name].relative_to(ROOT).as_posix() for have in files for name in DECIDING
-             if name in have]  # fmt: skip
+    paths = [path.relative_to(ROOT).as_posix() for have in files for decides in DECIDING
+             for name, path in have.items() if own_name(name) == decides]  # fmt: skip
     return [*dict.fromkeys(paths), *RECORDER]
 
 

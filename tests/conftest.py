@@ -37,7 +37,15 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from common import EngineConfig, LLMEngine, LoadedModel, load_model
-from milestones.chain import chain, engines, load, milestones, sources
+from milestones.chain import (
+    chain,
+    engines,
+    extended,
+    load,
+    milestones,
+    own_name,
+    sources,
+)  # fmt: skip
 from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
 from tests.helpers.deselected import Deselected
 
@@ -239,3 +247,14 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 def module_of(milestone: str) -> ModuleOf:
     """`module_of("scheduler")` imports that module of the milestone under test."""
     return lambda name: load(milestone, name)
+
+
+@pytest.fixture
+def code_of(milestone: str) -> ModuleOf:
+    """`code_of("scheduler")` is the module with the code of a milestone's `scheduler.py`.
+
+    In an elective whose file extends it, that is another module than `module_of("scheduler")`: a
+    global name must be replaced where the code looks it up.
+    """
+    bases = {own_name(file): file.removesuffix(".py") for file in extended(milestone, ROOT)}
+    return lambda name: load(milestone, bases.get(f"{name}.py", name))

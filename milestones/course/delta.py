@@ -27,16 +27,19 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..chain import ROOT, below, course_place, sources
+from ..chain import ROOT, below, course_place, own_name, sources
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+T = TypeVar("T")
 
 KINDS = ("added", "changed", "removed")
 REST = "The rest"  # the title of the last stop, which has the entries that no other stop names
@@ -135,16 +138,31 @@ def found(below: Path, above: Path) -> Delta:
 
 def compared(below: str, old: dict[str, Path], new: dict[str, Path]) -> Delta:
     """Compare the sources of two engines, by name, and return how they differ."""
-    added = {name for name in new if name not in old}
-    removed = {name for name in old if name not in new}
+    before_of, after_of = by_file(old, symbols), by_file(new, symbols)
+    added = {name for name in after_of if name not in before_of}
+    removed = {name for name in before_of if name not in after_of}
     changed = set()
-    for name in old.keys() & new.keys():
-        before, after = symbols(old[name]), symbols(new[name])
+    for name in before_of.keys() & after_of.keys():
+        before, after = before_of[name], after_of[name]
         added |= {f"{name}:{symbol}" for symbol in after.keys() - before.keys()}
         removed |= {f"{name}:{symbol}" for symbol in before.keys() - after.keys()}
         common = before.keys() & after.keys()
         changed |= {f"{name}:{symbol}" for symbol in common if before[symbol] != after[symbol]}
     return Delta(below, frozenset(added), frozenset(changed), frozenset(removed), {})
+
+
+def by_file(
+    files: dict[str, Path], read: Callable[[Path], dict[str, T]]
+) -> dict[str, dict[str, T]]:
+    """Return the symbols of each file of an engine, as `read` finds them.
+
+    If a file extends that of the milestone below, the symbols of both are its own. Those that stand
+    in both have the text of the upper one.
+    """
+    found: dict[str, dict[str, T]] = {}
+    for name in sorted(files, key=lambda name: own_name(name) == name):  # extended files first
+        found[own_name(name)] = found.get(own_name(name), {}) | read(files[name])
+    return {name: found[name] for name in files if name in found}
 
 
 def problems(says: Delta, real: Delta) -> list[str]:

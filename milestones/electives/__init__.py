@@ -10,12 +10,29 @@ a file first, and the milestone's file otherwise, which it then imports under th
 Relative imports inside that file look in the same folders. Therefore the milestone's files use the
 elective's version of the other files, and every class exists once in the elective.
 
+A file of an elective may extend the milestone's file instead of replacing it:
+
+    from .m5_scheduler import Scheduler as M5Scheduler
+
+    class Scheduler(M5Scheduler):
+
+`m5_scheduler` is the milestone's `scheduler.py`, loaded as a module of the elective's package. Its
+relative imports therefore find the elective's version of the other files, too. Only the elective's
+`scheduler.py` may import it: every other file would get a class without the elective's methods.
+
 An elective never imports the milestone by its name: those classes would be different ones.
 """
 
 from __future__ import annotations
 
-from ..chain import ROOT, below, place
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from types import ModuleType
+
+from ..chain import ROOT, below, extended, place
 
 
 def path_below(package: str) -> str:
@@ -27,3 +44,19 @@ def path_below(package: str) -> str:
     milestone = below(name)
     assert milestone is not None, "an elective lies on a milestone"
     return str(ROOT.joinpath(place(milestone), *inside))
+
+
+class ExtendedFiles(MetaPathFinder):
+    """Finds the milestone's file behind a name such as `milestones.electives.lora.m5_engine`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, module = fullname.rpartition(".")
+        if package.rpartition(".")[0] != __name__:
+            return None
+        file = extended(package.rpartition(".")[2]).get(f"{module}.py")
+        return None if file is None else spec_from_file_location(fullname, file)
+
+
+sys.meta_path.append(ExtendedFiles())

@@ -20,7 +20,7 @@ from milestones.course.diff import lesson_text
 from milestones.course.diff.choose import choose
 from milestones.course.diff.lesson import UNDECLARED, Lesson, lesson
 from milestones.course.diff.lesson_html import page
-from milestones.course.diff.outline import outline
+from milestones.course.diff.outline import Line, outline
 from tests.conftest import MILESTONES
 
 PAIRS = [*pairwise(MILESTONES), *((MILESTONES[-1], name) for name in electives())]
@@ -112,9 +112,14 @@ def test_the_tour_is_the_whole_difference_and_no_more(below: str, above: str) ->
     assert not gone - before and before - gone + come == after
 
 
+def outlines(milestone: str) -> dict[str, dict[str, list[Line]]]:
+    """Return the lines of each symbol of each file, with what it takes from the one it extends."""
+    return delta.by_file(sources(milestone), lambda path: outline(path.read_text("utf-8")))
+
+
 def all_lines(milestone: str) -> Counter[str]:
-    texts = [path.read_text(encoding="utf-8") for path in sources(milestone).values()]
-    return Counter(line for text in texts for line in text.splitlines() if line.strip())
+    symbols = [lines for file in outlines(milestone).values() for lines in file.values()]
+    return Counter(line.text for lines in symbols for line in lines if line.text.strip())
 
 
 def lines_of(tour: Lesson, side: str, milestone: str) -> Counter[str]:
@@ -125,7 +130,7 @@ def lines_of(tour: Lesson, side: str, milestone: str) -> Counter[str]:
         lines = [x for b in part.blocks if b.kind == "change" for x in getattr(b, side)]
         if part.moved and part.kind == kind:
             symbol = part.symbol.partition(":")[2]
-            lines += outline(sources(milestone)[part.file].read_text(encoding="utf-8"))[symbol]
+            lines += outlines(milestone)[part.file][symbol]
         found.update(line.text for line in lines if line.text.strip())
     return found
 

@@ -122,14 +122,14 @@ def test_random_schedules_with_adapters(module_of: ModuleOf, stream: type[LateSt
 def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant one of the mistakes that are easy to make with slots and versions."""
     slots = load("lora", "adapter_slots").AdapterSlots
-    kv_cache = load("lora", "kv_cache")
+    manager = load("lora", "kv_cache").KVCacheManager
     launch = HashRunner.launch
 
-    def tokens_only(request: Any, num_tokens: int) -> list[int]:
+    def tokens_only(self: Any, request: Any, num_tokens: int) -> list[int]:
         return list(request.token_ids[:num_tokens])
 
-    def by_name(request: Any, num_tokens: int) -> list[int]:
-        keys = tokens_only(request, num_tokens)
+    def by_name(self: Any, request: Any, num_tokens: int) -> list[int]:
+        keys = tokens_only(self, request, num_tokens)
         if keys and request.adapter is not None:
             keys[0] += ord(request.adapter.name) * 2**32
         return keys
@@ -143,8 +143,8 @@ def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return int(self.free_slots.pop() if self.free_slots else self.resident.popitem()[1])
 
     target, attribute, bug = {
-        "keys without adapters": (kv_cache, "cache_keys", tokens_only),
-        "keys by name": (kv_cache, "cache_keys", by_name),
+        "keys without adapters": (manager, "cache_key", tokens_only),
+        "keys by name": (manager, "cache_key", by_name),
         "written at once": (HashRunner, "launch", written_at_once),
         "loads are not undone": (slots, "undo", lambda self, loads: None),
         "the newest leaves its slot": (slots, "take_slot", newest),

@@ -214,7 +214,7 @@ def test_graphs_with_adapters_and_without(
         for names, theirs in zip(turns, expected, strict=True):
             ours = serve(gpu, prompts, names, adapters, 3)
             assert [x.token_ids for x in ours] == [x.token_ids for x in theirs], names
-        assert [*graphs.steps] == [*graphs.lora_steps] == [4]
+        assert [*graphs.base_steps] == [*graphs.lora_steps] == [4]
         assert graphs.num_replays == device.names().count("replay side") >= 10
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams
 from milestones.chain import load
-from tests.conftest import EngineFactory, shared_model
+from tests.conftest import EngineFactory, ModuleOf, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 CHAT = [{"role": "user", "content": "Hi!"}]
@@ -52,11 +52,11 @@ def test_an_output_does_not_change_later(make_engine: EngineFactory) -> None:
 
 
 def test_the_sampling_metadata_is_ready_before_the_forward(
-    milestone: str, make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+    code_of: ModuleOf, make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampling begins as soon as the logits are there: its parameters must not be built then."""
     engine, events = make_engine(), list[str]()
-    runner = load(milestone, "model_runner")
+    runner = code_of("model_runner")
     made = runner.SamplingMetadata.from_requests
 
     def from_requests(*args: Any) -> Any:

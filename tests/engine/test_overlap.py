@@ -91,7 +91,9 @@ def test_random_schedules_without_overlap(module_of: ModuleOf) -> None:
         assert engine.stats().padding_tokens == 0, "a serial loop computed a useless token"
 
 
-def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def plant(
+    name: str, module_of: ModuleOf, code_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Plant one of the mistakes that are easy to make with overlap."""
     scheduler = module_of("scheduler").Scheduler
     in_flight = module_of("in_flight").StepsInFlight
@@ -131,10 +133,10 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
     update = scheduler.update_from_output
     target, attribute, bug = {
         "freed at once": (in_flight, "free", pages_are_freed_at_once),
-        "useless step": (module_of("scheduler"), "continuing", no_request_is_known_to_end),
+        "useless step": (code_of("scheduler"), "continuing", no_request_is_known_to_end),
         "stale lengths": (in_flight, "advance", lengths_stay_where_they_are),
-        "one future": (module_of("in_flight"), "placeholder", every_row_has_the_same_future),
-        "positive placeholder": (module_of("in_flight"), "placeholder", futures_are_tokens),
+        "one future": (code_of("in_flight"), "placeholder", every_row_has_the_same_future),
+        "positive placeholder": (code_of("in_flight"), "placeholder", futures_are_tokens),
         "token after the end": (scheduler, "update_from_output", the_dead_are_not_skipped),
         "retracted in flight": (sys.modules[__name__], "force_retractions", without_waiting),
     }[name]
@@ -156,12 +158,13 @@ def plant(name: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.before("speculative")
 def test_planted_bugs_are_caught(
     module_of: ModuleOf,
+    code_of: ModuleOf,
     monkeypatch: pytest.MonkeyPatch,
     bug: str,
     streams: Sequence[type[LateStream]],
 ) -> None:
     """The fuzz can fail: it finds each of these bugs within 60 schedules."""
-    plant(bug, module_of, monkeypatch)
+    plant(bug, module_of, code_of, monkeypatch)
     for stream in streams:
         with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
             for seed in range(60):

@@ -1,4 +1,4 @@
-"""m3.5: pages before chunks. `ScheduleBatch.add`, `Scheduler.schedule` and `_add_chunk`.
+"""m3.5: pages before chunks. `ScheduleBatch.add`, `Scheduler.schedule` and its helpers.
 
 First the scheduler on a memory of hashes, then the engine against Hugging Face.
 """

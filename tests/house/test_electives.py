@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 from milestones import chain
-from milestones.chain import ROOT, electives, load, package, place, sources
+from milestones.chain import (
+    EXTENDED,
+    ROOT,
+    electives,
+    extended,
+    load,
+    own_name,
+    package,
+    place,
+    sources,
+)  # fmt: skip
 from milestones.course.maintain.types import merged
 
 MOST_LINES = {
@@ -26,10 +37,12 @@ TOP = chain.milestones()[-1]
 
 def differing_lines(name: str) -> int:
     """Return the number of lines that an elective adds or removes, without its demo."""
-    old, new = sources(TOP), sources(name)
+    old, new, bases = sources(TOP), sources(name), extended(name)
+    extending = {own_name(file) for file in bases}  # all lines of these are new
     count = 0
-    for file in [file for file in new if not file.startswith("demo/")]:
-        before = old[file].read_text(encoding="utf-8").splitlines() if file in old else []
+    for file in [file for file in new if not file.startswith("demo/") and file not in bases]:
+        is_new = file in extending or file not in old
+        before = [] if is_new else old[file].read_text(encoding="utf-8").splitlines()
         after = new[file].read_text(encoding="utf-8").splitlines()
         lines = difflib.unified_diff(before, after, n=0)
         count += sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in lines)
@@ -64,6 +77,39 @@ def test_every_module_is_the_electives_own(name: str) -> None:
             origin = getattr(value, "__module__", None) or ""
             assert origin.partition(".")[0] != TOP, f"{file} has {value} of {TOP}"
     assert load(name, "attention").NAME != load(TOP, "attention").NAME
+
+
+@pytest.mark.parametrize("name", ELECTIVES)
+def test_a_class_exists_once_apart_from_what_it_extends(name: str) -> None:
+    """I1: only `scheduler.py` may import `m5_scheduler`: others would get another class by name.
+
+    A class or a function in a file that is extended is that of the elective's file, if this has one
+    of the same name.
+    """
+    for file in extended(name):
+        base = importlib.import_module(f"{package(name)}.{file.removesuffix('.py')}")
+        own = importlib.import_module(f"{package(name)}.{own_name(file).removesuffix('.py')}")
+        for symbol, value in vars(own).items():
+            inherited = vars(base).get(symbol)
+            if isinstance(value, type) and inherited is not None and inherited is not value:
+                assert issubclass(value, inherited), f"{name}: {symbol} is two classes"
+    importers = re.compile(rf"from \.+({EXTENDED.pattern.strip('^')}\w+) import")
+    for path in (ROOT / place(name)).rglob("*.py"):
+        for module in importers.findall(path.read_text(encoding="utf-8")):
+            assert own_name(f"{module}.py") == path.name, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("name", ELECTIVES)
+def test_a_third_of_a_file_is_its_own(name: str) -> None:
+    """A file that has the name of one of the milestone's extends it, or is mostly another one."""
+    old, new = sources(TOP), sources(name)
+    for file in old.keys() & new.keys():
+        if old[file] == new[file] or file.startswith(("demo/", "__init__")):
+            continue
+        before, after = (x[file].read_text(encoding="utf-8").splitlines() for x in (old, new))
+        matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+        copied = sum(block.size for block in matcher.get_matching_blocks())
+        assert copied <= 2 / 3 * len(after), f"{name}/{file}: {copied} of {len(after)} lines"
 
 
 def test_the_tree_for_mypy_has_complete_electives(tmp_path: Path) -> None:

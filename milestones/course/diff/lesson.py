@@ -152,10 +152,10 @@ Sources = dict[str, dict[str, list[Line]]]  # file -> symbol -> lines
 
 
 def _sources(milestone: str, root: Path) -> Sources:
-    return {
-        name: outline(path.read_text(encoding="utf-8"))
-        for name, path in sources(milestone, root).items()
-    }
+    def read(path: Path) -> dict[str, list[Line]]:
+        return outline(path.read_text(encoding="utf-8"))
+
+    return delta.by_file(sources(milestone, root), read)
 
 
 def _differing(old: Sources, new: Sources) -> dict[str, str]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...chain import below, chain, course_place, engines, sources
+from ...chain import below, chain, course_place, engines, own_name, sources
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, load, recorded
@@ -128,9 +128,11 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
         return Size(**json.loads(complete.read_text(encoding="utf-8")))
     new = lines_of(milestone, root)
     old = lines_of(below, root) if below else {}
+    extending = {own_name(name) for name in new if own_name(name) != name}  # all lines are new
     added = changed = 0
     for name, lines in new.items():
-        matcher = difflib.SequenceMatcher(None, old.get(name, []), lines, autojunk=False)
+        before = [] if name in extending else old.get(own_name(name), [])
+        matcher = difflib.SequenceMatcher(None, before, lines, autojunk=False)
         for kind, _, _, first, last in matcher.get_opcodes():
             added += last - first if kind == "insert" else 0
             changed += last - first if kind == "replace" else 0

@@ -4,8 +4,8 @@ All parts of the project ask this file. The chain of an engine has all engines b
 with the engine itself. It names the lessons that the engine contains.
 
 A milestone is a complete package. An elective is one more lesson on top of the highest milestone.
-Its package holds only the files that differ from that milestone. It takes all other files from
-there, so it is a complete engine too: see `milestones/electives/__init__.py`.
+Its package holds only what differs from that milestone, and takes all else from there, so it is a
+complete engine too: see `milestones/electives/__init__.py`.
 """
 
 from __future__ import annotations

@@ -77,6 +77,21 @@ def test_a_fix_goes_to_the_top(repository: Path, capsys: pytest.CaptureFixture[s
     assert kinds == {"unchanged"}, "the edit was carried twice"
 
 
+def test_a_file_that_extends_another_one_needs_no_edit(repository: Path) -> None:
+    """An elective's class inherits the edit. An elective with a file of its own gets it."""
+    engine = (repository / "m5_overlap/engine.py").read_text()
+    extending = "from .m5_engine import LLMEngine as M5LLMEngine\n"
+    for name, text in {"whole": engine, "extends": extending}.items():
+        folder = repository / "milestones/electives" / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "engine.py").write_text(text)
+    edit(repository, "m1_single/engine.py", *FIX)
+    run(repository, "m1")
+    assert FIX[1] in (repository / "milestones/electives/whole/engine.py").read_text()
+    assert (repository / "milestones/electives/extends/engine.py").read_text() == extending
+
+
 def test_a_conflict_stops_its_file_alone(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ...chain import above, below, course_place, engines, is_elective, place, short
+from ...chain import (
+    above, below, course_place, engines, extended, is_elective, own_name, place, short,
+)  # fmt: skip
 from .. import delta, record
 from ..console import wide_console
 from . import merge
@@ -82,7 +84,8 @@ def plan(milestone: str, since: str, root: Path) -> list[Step]:
         for upper in uppers:
             text = merge.text_of(root / place(upper) / file)
             if is_elective(upper):  # all electives lie on the same milestone, beside each other
-                if text is not None:  # otherwise the elective uses the milestone's file
+                extends = file in map(own_name, extended(upper, root))
+                if text is not None and not extends:  # otherwise it uses the milestone's file
                     steps.append(merge.step(file, upper, old, new, text))
                 continue
             step = merge.step(file, upper, old, new, text)

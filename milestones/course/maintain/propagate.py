@@ -19,7 +19,15 @@ from pathlib import Path
 from rich.table import Table
 
 from ...chain import (
-    above, below, course_place, engines, extended, is_elective, own_name, place, short,
+    above,
+    below,
+    course_place,
+    engines,
+    extended,
+    is_elective,
+    own_name,
+    place,
+    short,
 )  # fmt: skip
 from .. import delta, record
 from ..console import wide_console

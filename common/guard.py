@@ -49,7 +49,7 @@ class Guard:
     """One public call: it checks the caller, and holds interrupts back until the call ends."""
 
     def __init__(self, caller: Caller, name: str, settle: Callable[[], None]) -> None:
-        """settle: finishes the work that earlier calls left; called first in the outermost call."""
+        """settle: finishes the work that earlier calls left. The outermost call begins with it."""
         self.caller = caller
         self.name = name
         self.settle = settle
@@ -65,7 +65,7 @@ class Guard:
             caller.thread = threading.current_thread()
         self.held.__enter__()
         try:
-            if caller.depth == 0:
+            if caller.depth == 0 and (caller.undelivered is not None or caller.abandoned):
                 self.settle()
         except BaseException as error:
             self.held.__exit__(type(error), error, None)

@@ -253,8 +253,8 @@ def module_of(milestone: str) -> ModuleOf:
 def code_of(milestone: str) -> ModuleOf:
     """`code_of("scheduler")` is the module with the code of a milestone's `scheduler.py`.
 
-    In an elective whose file extends it, that is another module than `module_of("scheduler")`: a
-    global name must be replaced where the code looks it up.
+    If the file of an elective extends it, this module is not `module_of("scheduler")`. A test must
+    replace a global name in the module where the code looks it up.
     """
     bases = {own_name(file): file.removesuffix(".py") for file in extended(milestone, ROOT)}
     return lambda name: load(milestone, bases.get(f"{name}.py", name))

@@ -32,10 +32,10 @@ from ..course.console import wide_console
 from . import roofline
 from .chart import bars
 from .contenders import Contender, contenders, of_tree
+from .pages import refresh_pages, summary_of
 from .roofline import Roofline
 from .workloads import WORKLOADS, workload
 
-README_MARKS = ("<!-- ladder -->", "<!-- /ladder -->")
 DEFAULT_WORKLOADS = ("alone", "batch")
 FAILURES = (OSError, RuntimeError, ValueError)  # of one engine: the others are still measured
 
@@ -68,35 +68,6 @@ def report(name: str, measured: list[Contender], floor: Roofline, sampling: str)
             str(stats.get("cached_prompt_tokens", "")),
         )
     return table
-
-
-def summary_of(workload: str) -> str:
-    """Return the first line of the docstring of a workload."""
-    return str(WORKLOADS[workload].__doc__).split("\n", 1)[0]
-
-
-def refresh_readme(document: dict[str, Any]) -> None:
-    """Write the table between the README's marks: tokens per second by engine and workload."""
-    engines = document["engines"]
-    names = [name for name in WORKLOADS if any(name in measured for measured in engines.values())]
-    lines = [
-        f"Output tokens per second, SmolLM2-135M, {document['machine']}:",
-        "",
-        f"| engine | {' | '.join(names)} |",
-        f"|---|{'---|' * len(names)}",
-    ]
-    for engine, measured in engines.items():
-        cells = [
-            f"{measured[name]['tokens_per_second']:.1f}" if name in measured else "-"
-            for name in names
-        ]
-        lines.append(f"| {engine} | {' | '.join(cells)} |")
-    lines += ["", *(f"- `{name}`: {summary_of(name)}" for name in names)]
-    readme = ROOT / "README.md"
-    start, end = README_MARKS
-    before, rest = readme.read_text(encoding="utf-8").split(start)
-    after = rest.split(end)[1]
-    readme.write_text(f"{before}{start}\n{chr(10).join(lines)}\n{end}{after}", encoding="utf-8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +163,7 @@ def main(args: argparse.Namespace) -> int:
     if args.svg:
         args.svg.write_text(bars(document), encoding="utf-8")
     if args.readme:
-        refresh_readme(document)
+        refresh_pages(document)
     return 0 if names and not failed else 1
 
 

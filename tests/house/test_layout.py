@@ -151,6 +151,12 @@ def test_every_milestone_is_in_the_readme() -> None:
     assert all(f"`{milestone}`" in text for milestone in MILESTONES)
 
 
+def test_the_readme_is_short() -> None:
+    """A newcomer decides on this page what to do next. All else has a page of its own."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 900 and len(text.encode()) <= 7000
+
+
 def told(text: str) -> set[str]:
     """Return the options in a page's commands of pytest and `make test` that have --milestone."""
     text = " ".join(text.split()).replace("{{milestone}}", MILESTONES[0])

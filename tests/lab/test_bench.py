@@ -18,7 +18,7 @@ from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
 from milestones.bench import command as bench
-from milestones.bench import contenders, curves, peer_llama, peers, workloads
+from milestones.bench import contenders, curves, pages, peer_llama, peers, workloads
 from milestones.bench.contenders import Contender, Peer, Summary
 from milestones.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
@@ -327,24 +327,27 @@ def test_what_llama_cpp_tells_is_counted() -> None:
         peer_llama.serve(FakeLlama(), asdict(Workload([[]], [1])))
 
 
-def test_bench_refreshes_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, end = bench.README_MARKS
-    (tmp_path / "README.md").write_text(f"before\n{start}\nold\n{end}\nafter\n")
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
-    bench.refresh_readme(
-        {
-            "machine": "any",
-            "engines": {"m1_single": {"alone": {"tokens_per_second": 4.0}}},
-        }
-    )
-    text = (tmp_path / "README.md").read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| m1_single | 4.0 |" in text
+def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, end = pages.MARKS
+    (tmp_path / "milestones").mkdir()
+    files = [tmp_path / name for name in ("README.md", "milestones/SPEED.md")]
+    for page in files:
+        page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    speed = {"tokens_per_second": 4.0}
+    document = {"machine": "any", "engines": {"m1_single": {"alone": speed, "turns": speed}}}
+    pages.refresh_pages(document)
+    few, everything = (page.read_text() for page in files)
+    for text in (few, everything):
+        assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "| m1_single | 4.0 |\n" in few and "| m1_single | 4.0 | 4.0 |\n" in everything
+    assert "- `turns`: " in everything
 
 
-def test_the_readme_has_a_table_of_every_milestone() -> None:
-    start, end = bench.README_MARKS
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split(start)[1].split(end)[0]
+@pytest.mark.parametrize("page", ["README.md", "milestones/SPEED.md"])
+def test_a_page_of_results_has_every_milestone(page: str) -> None:
+    start, end = pages.MARKS
+    table = (ROOT / page).read_text(encoding="utf-8").split(start)[1].split(end)[0]
     assert all(f"| {name} |" in table for name in MILESTONES)
 
 

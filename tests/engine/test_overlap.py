@@ -141,6 +141,8 @@ def plant(
         "retracted in flight": (sys.modules[__name__], "force_retractions", without_waiting),
     }[name]
     monkeypatch.setattr(target, attribute, bug)
+    if attribute == "continuing":  # an elective's own methods may call it, too
+        monkeypatch.setattr(module_of("scheduler"), attribute, bug, raising=False)
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_the_planned_tokens_are_those_when_it_finished() -> None:
     steps, (a,) = planned(4, "a")
     steps.retreat()
     end(steps, a)
-    assert steps.finished[a] == 4, f"four tokens were planned, not {steps.finished[a]}"
+    assert steps.planned[a] == 4, f"four tokens were planned, not {steps.planned[a]}"
     steps.complete(steps.batches[0])
-    assert steps.finished[a] == 4, "its pages still have room for all four"
+    assert steps.planned[a] == 4, "its pages still have room for all four"
 
 
 def test_a_request_in_no_step_is_freed_at_once() -> None:

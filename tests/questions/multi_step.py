@@ -41,7 +41,7 @@ def ends(chance: Random) -> Asked:
     for number in range(num_steps):
         if number == early:
             end(steps, a)
-        held = sorted((r.request_id, n) for r, n in steps.finished.items())
+        held = sorted((r.request_id, n) for r, n in steps.planned.items())
         yield f"{about}; {number} completed", [a.row is None, held, len(steps.kv_cache.free_rows)]
         batch = steps.batches[0]
         steps.advance(batch)

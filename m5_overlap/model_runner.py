@@ -67,6 +67,8 @@ class StepResult:
 class ModelRunner:
     """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
 
+    result_class = StepResult
+
     def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
         """Raises `UnsupportedModelError` for a model that would give wrong answers."""
         assert config.max_model_len is not None
@@ -99,7 +101,7 @@ class ModelRunner:
         self.buffers.rotate()
         self.buffers[0].begin()
         self.inputs.update_page_table(table)
-        result = StepResult(self.buffers[0])
+        result = self.result_class(self.buffers[0])
         with self.stream.enqueuing(), self.buffers[0].packed():
             step = self.prepare(batch)
 

@@ -182,8 +182,8 @@ def test_retraction_takes_the_newest_and_raises_the_ratio(module_of: ModuleOf) -
     assert engine.finished["new"] == expected_tokens([1, 2, 3], 9)
 
 
-def test_the_ratio_decays(module_of: ModuleOf) -> None:
-    module = module_of("admission")
+def test_the_ratio_decays(module_of: ModuleOf, code_of: ModuleOf) -> None:
+    module = code_of("admission")
     engine = engine_of(module_of)
     engine.add("a", [1], 100)
     while engine.live:

@@ -1,17 +1,13 @@
-"""`ModelRunner`: launches the model once per step, and samples tokens from its logits.
+"""`ModelRunner`: if a step has pooling requests, sums of its hidden states are copied to the host.
 
-The host prepares the tensors and launches the rest on the forward stream: resolving placeholders,
-the forward, sampling, storing the sampled tokens, and copying them to the host. Nothing here waits.
-
-If a step has pooling requests, sums of its hidden states are copied to the host as well. Such a
-step never replays a CUDA graph: `ScheduleBatch.is_decode` is true only if all requests get a token.
+Such a step never replays a CUDA graph: `ScheduleBatch.is_decode` is true only if all requests get a
+token.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,126 +16,76 @@ from transformers import PreTrainedModel
 from common import EngineConfig
 from common.engine_core import SampledToken
 from common.hf.probe import Probe
-from common.hf.support import UnsupportedModelError, check_paged, start_probe
-from common.sampling.sampler import (
-    SamplerOutput,
-    SamplingMetadata,
-    map_tensors,
-    sample,
-)
+from common.hf.support import UnsupportedModelError, check_paged
 
-from . import attention
-from .attention import PagedBatch, use_paged_attention
-from .attention_backend import select_backend
 from .buffers import StepBuffers
-from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
-from .future_map import FutureMap
-from .in_flight import num_rows
 from .kv_cache import PageTable
-from .kv_pool import KVPool
-from .model_input import InputBuilder, ModelInput
-from .placeholders import future_index
+from .m5_model_runner import ModelRunner as M5ModelRunner
+from .m5_model_runner import Step as M5Step
+from .m5_model_runner import StepResult as M5StepResult
+from .model_input import ModelInput
 from .pooling import hidden_states_read, pool, pooled_tokens
 from .schedule_batch import ScheduleBatch
-from .stream import Event, open_stream
 
 logger = logging.getLogger(__name__)
 
 
-class StepResult:
+@dataclass
+class Step(M5Step):
+    """What the host has prepared for a step."""
+
+    pooled_tokens: list[slice]  # of each pooling request
+    sums: torch.Tensor | None = None  # [P, H] float32, of their hidden states
+
+
+class StepResult(M5StepResult):
     """The tokens of a step that has been launched, and the sums of its pooling requests."""
 
     def __init__(self, buffers: StepBuffers) -> None:
-        self.buffers = buffers
-        self.done: Event | None = None  # set after the tokens are copied to the host
-        self.output = SamplerOutput.empty()  # on the host; must not be read before `done`
-        self.pooled = torch.empty(0, 0)  # [P, H] float32, on the host; likewise
+        super().__init__(buffers)
+        self.pooled = torch.empty(0, 0)  # [P, H] float32, on the host; not to be read before `done`
 
     def wait(self) -> list[SampledToken]:
-        """Wait until the step has been computed. Raises what its forward raised."""
-        assert self.done is not None, "wait() called before the step was launched"
-        self.done.wait()
-        self.buffers.in_use = None
+        sampled = super().wait()
         self.pooled = self.pooled.clone()  # a later step writes to the buffer again
-        return list(self.output.rows())
+        return sampled
 
 
-class ModelRunner:
-    """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
+class ModelRunner(M5ModelRunner):
+    """Runs a Hugging Face model over the KV pool, and reads its hidden states."""
+
+    result_class = StepResult
 
     def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
-        """Raises `UnsupportedModelError` for a model that would give wrong answers."""
         assert config.max_model_len is not None
-        probe, layers = start_probe(model, config.max_model_len)
-        self.model = model
-        self.ops = select_backend(config.attention_backend, model.device, model.dtype)
-        self.stream = open_stream(model.device, config.emulated_forward_ms)
-        self.stream.wait_before_freeing(self)
-        self.buffers = deque(StepBuffers(model.device) for _ in range(2))
-        self.inputs = InputBuilder(config, self.buffers)
-        self.future_map = FutureMap(num_rows(config), model.device)
-        table = probe.page_table(config.page_size).numpy()
-        # The pool of the check has only the pages that the probe needs.
-        few = replace(config, num_pages=table.size)
-        self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, self.inputs.flatten, self.forward)
-        self.hidden_size = self._check_states(config, table)  # None: pooling is refused
-        self.kv_pool = KVPool(layers, config, model.dtype, model.device)
-        self.graphs = self._decode_graphs(config)
+        self.max_model_len = config.max_model_len
+        super().__init__(model, config)
 
-    @torch.inference_mode()
+    def check(self, probe: Probe, table: np.ndarray) -> None:
+        super().check(probe, table)
+        self.hidden_size = self._check_states(table)  # None: pooling is refused
+
     def launch(self, batch: ScheduleBatch, table: PageTable) -> StepResult:
-        """Enqueue the forward and the sampling of a scheduled batch."""
-        self.buffers.rotate()
-        self.buffers[0].begin()
-        self.inputs.update_page_table(table)
-        result = StepResult(self.buffers[0])
-        sampled, tokens = batch.sampled_requests, pooled_tokens(batch)
-        with self.stream.enqueuing(), self.buffers[0].packed():
-            static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
-            inputs = self.inputs.prepare(batch, static_size)
-            metadata = SamplingMetadata.from_requests(sampled, "cpu")
-            metadata = map_tensors(metadata, self.buffers[0].upload)
-            places = np.array([future_index(r.row) for r in sampled], np.int64)
-            futures = self.buffers[0].upload(torch.from_numpy(places))
-
-        @torch.inference_mode()
-        def work() -> None:
-            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
-            if tokens:
-                logits, states = self.forward_with_states(inputs)
-                result.pooled = result.buffers.download(pool(states, tokens))
-            else:
-                logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
-            output = sample(logits[: len(sampled)], metadata)
-            self.future_map.store(futures, output.token_ids)
-            result.output = map_tensors(output, result.buffers.download)
-
-        result.done = result.buffers.in_use = self.stream.launch(work)
+        result = super().launch(batch, table)
+        assert isinstance(result, StepResult)
         return result
 
-    def synchronize(self) -> None:
-        """Wait until all launched work has ended, also if it failed."""
-        self.stream.synchronize()
-        for buffers in self.buffers:
-            buffers.in_use = None
+    def prepare(self, batch: ScheduleBatch) -> Step:
+        return Step(**vars(super().prepare(batch)), pooled_tokens=pooled_tokens(batch))
 
-    def close(self) -> None:
-        """Run the queued work, then free the memory of the engine."""
-        self.stream.close()
-        self.graphs.steps.clear()
-        self.kv_pool.release()
+    def compute(self, step: M5Step) -> torch.Tensor:
+        assert isinstance(step, Step)
+        if not step.pooled_tokens:
+            return super().compute(step)
+        logits, states = self.forward_with_states(step.inputs)
+        step.sums = pool(states, step.pooled_tokens)
+        return logits
 
-    def forward(self, inputs: ModelInput) -> torch.Tensor:
-        """Return the logits of the tokens at `logits_indices`, [N, V]."""
-        with use_paged_attention(self.model):
-            return self.model(
-                input_ids=self.future_map.resolve(inputs.input_ids),
-                position_ids=inputs.position_ids,
-                use_cache=False,
-                logits_to_keep=inputs.logits_indices,
-                paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
-            ).logits[0]
+    def choose(self, logits: torch.Tensor, step: M5Step, result: M5StepResult) -> None:
+        assert isinstance(step, Step) and isinstance(result, StepResult)
+        if step.sums is not None:
+            result.pooled = result.buffers.download(step.sums)
+        super().choose(logits, step, result)
 
     def forward_with_states(self, inputs: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits of the tokens at `logits_indices`, [N, V], and the hidden states of all
@@ -150,11 +96,10 @@ class ModelRunner:
             logits = self.forward(replace(inputs, logits_indices=everything))
         return logits, states.of_all_tokens
 
-    def _check_states(self, config: EngineConfig, table: np.ndarray) -> int | None:
+    def _check_states(self, table: np.ndarray) -> int | None:
         """Return the size of a hidden state; None if the model does not give hidden states, or
         gives wrong logits while they are read.
         """
-        assert config.max_model_len is not None
         if self.model.get_output_embeddings() is None:
             return None
         size: int | None = None
@@ -167,29 +112,9 @@ class ModelRunner:
             return logits
 
         try:
-            probe = Probe(self.model, config.max_model_len)
+            probe = Probe(self.model, self.max_model_len)
             check_paged(probe, table, self.inputs.flatten, forward)
         except UnsupportedModelError as error:
             logger.warning("this model makes no embeddings: %s", error)
             return None
         return size
-
-    @garbage_kept()
-    def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
-        """Return the static decode steps. On a CPU there are none: no graph could replay them."""
-        on_gpu = self.model.device.type == "cuda"
-        # The shapes of attention in torch depend on lengths, so no graph can replay it.
-        can_replay = on_gpu and self.ops is not attention
-        sizes = graph_sizes(config.max_num_seqs) if can_replay else []
-        graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
-        if on_gpu and not config.lazy_cuda_graphs:
-            for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
-                self.buffers[0].begin()
-                zeros = np.zeros(size, np.int64)
-                table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
-                ones, rows = [1] * size, list(range(size))
-                with torch.inference_mode(), self.stream.enqueuing():
-                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                self.stream.synchronize()
-            graphs.num_replays = 0  # of steps: there was none yet
-        return graphs

@@ -40,6 +40,8 @@ EXCEPTIONS = {
     "ModelRunner.copy_pages.work": "only if a page goes to host memory or back",
     "ModelRunner.end_copies": "only if a page goes to host memory or back",
     "ModelRunner.sample": "only with a grammar",
+    "ModelRunner.launch.compute": "only with a grammar",
+    "ModelRunner.launch.choose": "only with a grammar",
     "ModelInput.tensors": "only with graphs",
     "ModelRunner.inputs_to_capture": "only with graphs",
 }

@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from common import Request, StructuredOutputsParams
-from common.engine_core import EngineCoreOutput, SampledToken, append_token
 
 from .grammar import Grammar
 
@@ -144,15 +143,6 @@ class GrammarManager:
         if grammar.accept(token_id):
             return None
         return grammar.error or f"the grammar does not allow the sampled token {token_id}"
-
-    def append_token(self, request: Request, sampled: SampledToken) -> EngineCoreOutput:
-        """Append a sampled token, as `append_token` does, if the grammar of its request takes it.
-
-        A token that the grammar does not allow ends the request with an error.
-        """
-        if (error := self.accept(request, sampled[0])) is None:
-            return append_token(request, sampled)
-        return EngineCoreOutput(request, finish_reason="error", error=error)
 
     def awaits_tokens(self, requests: Sequence[Request]) -> bool:
         """Return whether masks of these requests depend on tokens that a step in flight samples.

@@ -44,7 +44,11 @@ class AttentionMetadata(M5AttentionMetadata):
 
 def paged_attention(
     module: torch.nn.Module,
-    *args: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
     paged: PagedBatch | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -58,7 +62,7 @@ def paged_attention(
         if softcap is not None or s_aux is not None:
             meta = replace(meta, softcap=softcap, sinks=s_aux)
         paged = replace(paged, metadata=meta)
-    return m5_paged_attention(module, *args, paged=paged, **kwargs)
+    return m5_paged_attention(module, query, key, value, attention_mask, paged=paged, **kwargs)
 
 
 AttentionInterface.register(NAME, paged_attention)  # instead of m5's

@@ -39,7 +39,7 @@ class ModelRunner(M5ModelRunner):
         return probe, layers
 
     def check(self, probe: Probe, table: np.ndarray) -> None:
-        """Each group has as many pages as `table`, in a larger pool."""
+        """Compare in a larger pool, in which each group has as many pages as `table`."""
         layers, groups = self.kv_pool.layers, self.kv_pool.groups
         self.is_hybrid = len(groups) > 1 or any(layer.variants for layer in layers)
         self.ops = hybrid_attention if self.is_hybrid else self.ops

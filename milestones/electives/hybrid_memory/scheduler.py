@@ -38,7 +38,8 @@ class Scheduler(M5Scheduler):
         return outputs
 
     def finish_request(self, request: Request, reason: FinishReason) -> None:
-        if request.row is not None:  # I3: a step in flight may write its other pages
+        # Before its memory is freed: it keeps its other pages while a step in flight writes them.
+        if request.row is not None:
             self.kv_cache.free_behind_windows(request)
         super().finish_request(request, reason)
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from common import EngineConfig
 from common.engine_core import SampledToken
 from common.hf.probe import Probe
-from common.hf.support import check_paged, start_probe
+from common.hf.support import LayerKV, check_paged, start_probe
 from common.sampling.sampler import (
     SamplerOutput,
     SamplingMetadata,
@@ -71,8 +71,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
         """Raises `UnsupportedModelError` for a model that would give wrong answers."""
-        assert config.max_model_len is not None
-        probe, layers = start_probe(model, config.max_model_len)
+        probe, layers = self.probe(model, config)
         self.model = model
         self.ops = select_backend(config.attention_backend, model.device, model.dtype)
         self.stream = open_stream(model.device, config.emulated_forward_ms)
@@ -87,6 +86,11 @@ class ModelRunner:
         self.check(probe, table)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
         self.graphs = self._decode_graphs(config)
+
+    def probe(self, model: PreTrainedModel, config: EngineConfig) -> tuple[Probe, list[LayerKV]]:
+        """Refuse models that cannot be served. Return a probe of the others, and their layers."""
+        assert config.max_model_len is not None
+        return start_probe(model, config.max_model_len)
 
     def check(self, probe: Probe, table: np.ndarray) -> None:
         """Compare the model's answers through pages with its own.

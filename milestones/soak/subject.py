@@ -45,11 +45,7 @@ class Limits:
         stats, config = engine.stats(), engine.config
         self.max_model_len: int = config.max_model_len
         has_pages = stats.kv_pages_total > 0
-        self.pool_tokens = stats.kv_pages_total * config.page_size if has_pages else None
-        if hasattr(
-            engine.core.scheduler, "max_kv_tokens"
-        ):  # several groups of layers share the pool
-            self.pool_tokens = engine.core.scheduler.max_kv_tokens
+        self.pool_tokens = engine.core.scheduler.kv_cache.max_tokens if has_pages else None
         self.prompt_tokens: int = config.max_model_len - 1
         if milestone == WHOLE_PROMPTS:
             self.prompt_tokens = min(self.prompt_tokens, config.max_num_batched_tokens)

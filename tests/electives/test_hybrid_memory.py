@@ -76,7 +76,7 @@ def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
             stop = text_of([chance.randrange(50)]) if chance.random() < 0.2 else ""
             params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
             name = engine.add_request(prompt, params)
-            capacity = min(max_tokens, engine.core.scheduler.max_kv_tokens + 1 - len(prompt))
+            capacity = min(max_tokens, engine.core.scheduler.kv_cache.max_tokens + 1 - len(prompt))
             expected[name] = expected_output(groups, prompt, capacity, stops, stop)
         live = sorted(expected.keys() - finals.keys())
         if live and chance.random() < 0.08 and engine.abort_request(victim := chance.choice(live)):

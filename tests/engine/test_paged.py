@@ -141,7 +141,11 @@ def test_decode_reads_the_live_context_only(
 
 @pytest.mark.parametrize("most", [1, 20, 40])
 def test_contexts_of_many_lengths_are_gathered_in_groups(
-    make_engine: EngineFactory, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, most: int
+    make_engine: EngineFactory,
+    module_of: ModuleOf,
+    code_of: ModuleOf,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
 ) -> None:
     """Only the gather of a single request may be larger than allowed. All answers are right."""
     attention, sizes = module_of("attention"), set[int]()
@@ -155,7 +159,7 @@ def test_contexts_of_many_lengths_are_gathered_in_groups(
         return decode(query, *rest)
 
     monkeypatch.setattr(attention, "paged_decode", watched)
-    monkeypatch.setattr(attention, "GATHER_SLOTS", most)
+    monkeypatch.setattr(code_of("attention"), "GATHER_SLOTS", most)
     outputs = make_engine(page_size=4, attention_backend="torch").generate(PROMPTS, greedy(6))
     for output in outputs:
         assert_one_answer("tiny-llama", output, 6)

@@ -231,12 +231,12 @@ def static_inputs(module_of: ModuleOf) -> Any:
 
 @pytest.mark.since("m5_overlap")
 def test_a_dropped_engine_waits_before_its_memory_is_freed(
-    cuda: FakeCuda, module_of: ModuleOf
+    cuda: FakeCuda, module_of: ModuleOf, code_of: ModuleOf
 ) -> None:
     engine_class, order = module_of("engine").LLMEngine, list[str]()
     with pytest.MonkeyPatch.context() as patch:
         stream = module_of("stream")
-        patch.setattr(module_of("model_runner"), "open_stream", lambda *_: stream.CudaStream(GPU))
+        patch.setattr(code_of("model_runner"), "open_stream", lambda *_: stream.CudaStream(GPU))
         engine = engine_class(
             EngineConfig(model="tiny-llama", device="cpu"), shared_model("tiny-llama")
         )

@@ -1,111 +1,34 @@
-"""`Admission`: whether a waiting request may join the running ones. Plain Python data, no tensors.
-
-A request that joins needs a row, a token of this step's budget, and KV memory until it finishes.
-How much memory it will need is not known: `max_tokens` is only an upper bound. The estimate
-(`new_token_ratio`) is from SGLang.
-"""
+"""`Admission`: the pages of a request are those of all groups of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-from common import EngineConfig, Request
+from common import Request
 
 from .hybrid_kv_cache import HybridKVCacheManager
-from .in_flight import continuing
-from .policy import SchedulePolicy
-from .schedule_batch import ScheduleBatch
+from .m5_admission import INITIAL_NEW_TOKEN_RATIO, RATIO_DECAY
+from .m5_admission import Admission as M5Admission
 
-INITIAL_NEW_TOKEN_RATIO = 0.7  # the share of its remaining tokens that a request is expected to use
-MIN_NEW_TOKEN_RATIO = 0.1
-RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600  # per step
-RETRACTION_HEADROOM = 20  # tokens that each running request should get before the next retraction
+__all__ = ["INITIAL_NEW_TOKEN_RATIO", "RATIO_DECAY", "Admission"]
 
 
-class Admission:
-    """Compares the memory that requests are expected to need with the memory that is free."""
+class Admission(M5Admission):
+    """Compares the pages that requests are expected to need in all groups with the free ones."""
 
-    def __init__(
-        self, config: EngineConfig, kv_cache: HybridKVCacheManager, policy: SchedulePolicy
-    ) -> None:
-        self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.kv_cache = kv_cache
-        self.policy = policy
-        self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
-
-    def has_budget(self, batch: ScheduleBatch, running: list[Request]) -> bool:
-        """Return whether one more request may run, and a token of this step's budget is free.
-
-        A request that finishes with the step in flight makes room already.
-        """
-        has_room = len(continuing(running)) < self.max_num_running
-        return has_room and batch.num_tokens < self.max_num_batched_tokens
+    kv_cache: HybridKVCacheManager
 
     def fits(self, request: Request, running: list[Request]) -> bool:
-        """Return whether the KV memory is expected to last until all requests have finished.
-
-        The running requests come first. Each is expected to need all of its prompt, and the share
-        `new_token_ratio` of the tokens that it may still generate. The pages of a cached prefix
-        cost nothing only if they are locked. Unlocked ones are counted as free pages already.
-        """
         if not running:
             return True  # I5: a request that runs alone may use the whole pool
         missing = self.expected_pages(request) - self.kv_cache.find_prefix(request).num_locked
-        missing += sum(
-            max(0, self.expected_pages(r) - self.kv_cache.num_pages_of(r)) for r in running
-        )
+        for other in running:  # in its windows, a request may hold more than it will need
+            missing += max(0, self.expected_pages(other) - self.kv_cache.num_pages_of(other))
         return missing <= self.kv_cache.num_free_pages
-
-    def waits_for_prefix(self, request: Request, running: list[Request]) -> bool:
-        """Return whether a running request computes the next page of this request's prefix.
-
-        Then the request waits until that page is cached, instead of computing it a second time
-        (in-batch prefix sharing).
-        """
-        end = (self.kv_cache.find_prefix(request).num_pages + 1) * self.kv_cache.page_size
-        if end >= request.num_tokens or self.policy.is_due(request):
-            return False
-        tokens = request.token_ids[:end]
-        return any(
-            self.kv_cache.num_inserted_tokens(r) < end <= r.num_prompt_tokens
-            and r.token_ids[:end] == tokens
-            for r in running
-        )
-
-    def waits_for_step(
-        self,
-        waiting: Sequence[Request],
-        running: list[Request],
-        in_flight: Iterable[ScheduleBatch],
-    ) -> bool:
-        """Return whether a request could join now, but waits for a prefix of a step in flight."""
-        if not waiting or not self.has_budget(ScheduleBatch(), running):
-            return False
-        computed = [request for batch in in_flight for request in batch.requests]
-        if all(request.num_output_tokens > 1 for request in computed):
-            return False
-        return any(self.waits_for_prefix(r, running) for r in self.policy.order(waiting))
 
     def expected_pages(self, request: Request) -> int:
         """Return the number of pages that a request is expected to need until it finishes.
 
         In a group with a window, it needs the most in a step that computes a chunk of its prompt.
         """
-        future = int(self.new_token_ratio * (request.max_num_tokens - request.num_tokens))
+        num_tokens = super().expected_pages(request) * self.kv_cache.page_size
         chunk = min(self.max_num_batched_tokens, max(1, request.num_uncomputed_tokens))
-        return self.kv_cache.allocator.most_pages(request.num_tokens + future, chunk)
-
-    def expect_less(self) -> None:
-        """Lower the ratio a little. It falls as long as no request is retracted."""
-        self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - RATIO_DECAY)
-
-    def expect_more(self, running: list[Request]) -> None:
-        """Raise the ratio, because a request must be retracted: the estimate was too low.
-
-        From now on, a request is expected to use the share that the running requests have generated
-        so far, and some more tokens.
-        """
-        generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in running)
-        allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in running)
-        self.new_token_ratio = min(1.0, max(self.new_token_ratio, generated / allowed))
+        return self.kv_cache.allocator.most_pages(num_tokens, chunk)

@@ -7,7 +7,6 @@ sinks: [heads] one more logit in each softmax, which belongs to no token.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -17,32 +16,32 @@ from common.hf.support import additive_mask
 from .attention import AttentionMetadata, store_kv
 
 __all__ = ["paged_decode", "paged_prefill", "store_kv"]
-Sinks = torch.Tensor | None
 
 
 def paged_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: AttentionMetadata,
-    scale: float, softcap: float | None = None, sinks: Sinks = None,
+    scale: float,
 ) -> torch.Tensor:  # fmt: skip
     """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
     requests = range(meta.num_decodes)
-    return _attend_requests(requests, query, keys, values, meta, scale, softcap, sinks)
+    return _attend_requests(requests, query, keys, values, meta, scale)
 
 
 def paged_prefill(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, meta: AttentionMetadata,
-    scale: float, softcap: float | None = None, sinks: Sinks = None,
+    scale: float,
 ) -> torch.Tensor:  # fmt: skip
     """Attend with the queries of all chunks. Query and result: [tokens, heads, head_dim]."""
     requests = range(meta.num_decodes, len(meta.seq_lens_cpu))
-    return _attend_requests(requests, query, keys, values, meta, scale, softcap, sinks)
+    return _attend_requests(requests, query, keys, values, meta, scale)
 
 
 def _attend_requests(
     requests: Iterable[int], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
-    meta: AttentionMetadata, *rules: Any,
+    meta: AttentionMetadata, scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the results of some requests of a step. rules: scale, soft cap and sinks."""
+    """Return the results of some requests of a step."""
+    rules = (meta.window, scale, meta.softcap, meta.sinks)
     repeats = query.shape[1] // keys.shape[0]
     outputs, start = [], 0
     for request in requests:
@@ -52,7 +51,7 @@ def _attend_requests(
             for memory in (keys, values)
         )  # [heads, context, head_dim]
         queries = query[start:end].transpose(0, 1)  # [heads, n, head_dim]
-        outputs.append(attend(queries, k, v, meta.window, *rules).transpose(0, 1))
+        outputs.append(attend(queries, k, v, *rules).transpose(0, 1))
         start = end
     return torch.cat(outputs)
 
@@ -74,7 +73,7 @@ def seen_slots(meta: AttentionMetadata, request: int) -> torch.Tensor:
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None,
-    scale: float, softcap: float | None, sinks: Sinks,
+    scale: float, softcap: float | None, sinks: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Let the last n of S tokens attend up to themselves, each from the start of its window.
 

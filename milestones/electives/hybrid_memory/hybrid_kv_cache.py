@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from common import Request
 
 from .hybrid_radix_cache import HybridRadixCache
 from .kv_cache import PADDING_PAGE, KVCacheManager, PageTable
-from .kv_groups import FULL_ATTENTION, BlockAllocator, Groups
+from .kv_groups import BlockAllocator, Groups
 
 
 class HybridPageTable(PageTable):
@@ -92,9 +93,10 @@ class HybridKVCacheManager(KVCacheManager):
     radix_cache: HybridRadixCache
 
     def __init__(
-        self, num_rows: int, num_pages: int, page_size: int, groups: Groups = FULL_ATTENTION
+        self, num_rows: int, num_pages: int, page_size: int, groups: Groups, max_model_len: int
     ) -> None:
         super().__init__(num_rows, num_pages, page_size)
+        self.max_model_len = max_model_len
         self.allocator = BlockAllocator(num_pages, page_size, groups)
         self.table = HybridPageTable(num_rows, self.allocator)
         self.radix_cache = HybridRadixCache(page_size, self.allocator)
@@ -104,6 +106,14 @@ class HybridKVCacheManager(KVCacheManager):
     def num_free_pages(self) -> int:
         """Pages that can be allocated: free pages, and cached pages that can be evicted."""
         return len(self.allocator.free_pages) + self.radix_cache.num_evictable_pages
+
+    @cached_property
+    def max_tokens(self) -> int:
+        """The most tokens that one request can have in the pool.
+
+        A group with a window may make room for more tokens than the pool has slots.
+        """
+        return self.allocator.max_tokens(self.max_model_len)
 
     def num_used_tokens(self, running: list[Request]) -> int:
         """Return the number of slots that are written in the pages in use, of all groups."""
@@ -117,6 +127,10 @@ class HybridKVCacheManager(KVCacheManager):
         numbers = range(len(self.allocator.windows))
         in_windows = sum(len(self.table.in_use(number, request.row)) for number in numbers)
         return len(self.pages_of(request)) * self.allocator.has_full + in_windows
+
+    def num_new_pages(self, requests: list[Request]) -> int:
+        """Return how many pages the next token of each request needs: one of each group."""
+        return super().num_new_pages(requests) * self.allocator.pages_per_block
 
     def room(self, request: Request) -> int:
         """Return how many tokens a request could compute now, in its own and in free pages."""

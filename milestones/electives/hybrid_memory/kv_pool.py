@@ -1,11 +1,8 @@
-"""`KVPool`: the memory of the KV cache. All pages of all layers are allocated at once."""
+"""`KVPool`: the memory of the KV cache. Layers of different groups share it."""
 
 from __future__ import annotations
 
-import gc
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -13,15 +10,14 @@ from common import EngineConfig
 from common.hf.support import LayerKV
 
 from .kv_groups import BlockAllocator, make_groups
+from .m5_kv_pool import FREE_MEMORY_SHARE, free_memory, page_size_in_bytes
+from .m5_kv_pool import KVPool as M5KVPool
 
-FREE_MEMORY_SHARE = 0.8  # of a GPU; activations need the rest. Of main memory: half as much
+__all__ = ["FREE_MEMORY_SHARE", "KVPool", "affordable_pages", "free_memory"]
 
 
-class KVPool:
+class KVPool(M5KVPool):
     """Keys and values of each layer: [kv_heads, 1 + num_pages, page_size, head_dim].
-
-    Page 0 is the padding page. A page of one head is contiguous, so a kernel reads it as one tile.
-    Because the heads come first, the pages can be viewed as slots: [kv_heads, num_slots, head_dim].
 
     Each group has pages of its own, so layers of different groups can share memory: the first layer
     of each group has the same tensors, and so on. Layers of other shapes have tensors of their own.
@@ -30,52 +26,35 @@ class KVPool:
     def __init__(
         self, layers: list[LayerKV], config: EngineConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises `RuntimeError` that names the limits if not even one request fits."""
-        self.page_size = config.page_size
         assert config.max_model_len is not None
+        self.layers = layers
         self.groups = make_groups(layers, config.max_model_len)
         self.group_of = {layer: n for n, group in enumerate(self.groups) for layer in group.layers}
         shapes = [replace(layer, window=None, variants=()) for layer in layers]
         numbered = [pair for group in self.groups for pair in enumerate(group.layers)]
         place_of = {layer: (place, shapes[layer]) for place, layer in numbered}
         places = list(dict.fromkeys(place_of.values()))
-        page_bytes = page_size_in_bytes([shape for _, shape in places], config.page_size, dtype)
-        request_pages = BlockAllocator(0, config.page_size, self.groups).most_pages(
-            config.max_model_len, config.max_num_batched_tokens
-        )
-        self.num_pages = config.num_pages or affordable_pages(
-            config, page_bytes, device, request_pages
-        )
-
-        def pages(num_heads: int, head_dim: int) -> torch.Tensor:
-            shape = (num_heads, 1 + self.num_pages, config.page_size, head_dim)
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        try:
-            keys = {place: pages(place[1].num_kv_heads, place[1].key_dim) for place in places}
-            values = {place: pages(place[1].num_kv_heads, place[1].value_dim) for place in places}
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"no memory for num_pages={self.num_pages} KV pages of {page_bytes} bytes ({error})"
-            ) from error
-        self.keys = [keys[place_of[layer]] for layer in range(len(layers))]
-        self.values = [values[place_of[layer]] for layer in range(len(layers))]
-
-    def release(self) -> None:
-        """Free the memory. No forward may follow."""
-        self.keys, self.values = [], []
-
-
-def page_size_in_bytes(layers: list[LayerKV], page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one page: keys and values of all layers together."""
-    values = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-    return values * page_size * dtype.itemsize
+        shapes = [shape for _, shape in places]
+        if not config.num_pages:
+            page_bytes = page_size_in_bytes(shapes, config.page_size, dtype)
+            one_request = BlockAllocator(0, config.page_size, self.groups).most_pages(
+                config.max_model_len, config.max_num_batched_tokens
+            )
+            num_pages = affordable_pages(config, page_bytes, device, one_request)
+            config = replace(config, num_pages=num_pages)
+        super().__init__(shapes, config, dtype, device)
+        memory_of = [places.index(place_of[layer]) for layer in range(len(layers))]
+        self.keys = [self.keys[index] for index in memory_of]
+        self.values = [self.values[index] for index in memory_of]
 
 
 def affordable_pages(
     config: EngineConfig, page_bytes: int, device: torch.device, one_request: int
 ) -> int:
-    """Return as many pages as fit in free memory, but no more than all rows could ever use."""
+    """Return as many pages as fit in free memory, but no more than all rows could ever use.
+
+    one_request: the pages that a request of the largest length needs, in all groups.
+    """
     num_pools = config.tensor_parallel_size if device.type == "cpu" else 1  # in this memory
     affordable = free_memory(device) // num_pools // page_bytes
     if affordable < one_request:
@@ -84,17 +63,3 @@ def affordable_pages(
             f"max_model_len={config.max_model_len} takes {one_request}: lower max_model_len"
         )
     return min(affordable, config.max_num_seqs * one_request)
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the number of bytes that the pool may take."""
-    if device.type == "cuda":
-        gc.collect()  # engines that were dropped, but not closed
-        torch.cuda.empty_cache()  # torch keeps freed memory, and CUDA counts it as used
-        return int(torch.cuda.mem_get_info(device)[0] * FREE_MEMORY_SHARE)
-    try:  # Linux: free memory, and memory of caches that can be given back
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        available = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # other systems do not say how much is free
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return int(available * FREE_MEMORY_SHARE / 2)

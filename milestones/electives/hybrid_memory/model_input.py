@@ -1,16 +1,15 @@
-"""`ModelInput`: the tensors of one forward, built from a scheduled batch.
+"""`ModelInput`: the tensors of one forward, with the pages of each group, and the states.
 
-Upholds I1: the position of an input token is the number of tokens before it.
+Upholds I1: in each group, a request has the same tokens at the same positions.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from typing import Any
 
 import numpy as np
-import torch
 
 from common import EngineConfig
 
@@ -19,118 +18,58 @@ from .buffers import StepBuffers
 from .hybrid_kv_cache import HybridPageTable
 from .in_flight import num_rows
 from .kv_cache import PageTable
-from .kv_groups import Groups
-from .placeholders import PADDING_INDEX, future_index
+from .kv_groups import FULL_ATTENTION, Groups
+from .m5_model_input import InputBuilder as M5InputBuilder
+from .m5_model_input import ModelInput as M5ModelInput
+from .placeholders import future_index
 from .schedule_batch import ScheduleBatch
 from .state_pool import StateStep
 from .state_slots import Loads, Saves
 
 
 @dataclass
-class ModelInput:
-    """The tokens of all requests of a step, one after the other: T tokens."""
+class ModelInput(M5ModelInput):
+    """The tokens of all requests of a step, and their states."""
 
-    input_ids: torch.Tensor  # [1, T]
-    position_ids: torch.Tensor  # [1, T]
-    logits_indices: torch.Tensor  # [N] indices in T of the tokens that get a next token
     metadata: AttentionMetadata
-    is_static: bool = False  # a decode that is padded to a size of `DecodeGraphs`
     states: StateStep = field(default_factory=lambda: StateStep([], []))
 
 
-class InputBuilder:
-    """Builds the input of a forward. It keeps the page table as an array on the host."""
+class InputBuilder(M5InputBuilder):
+    """Builds the input of a forward. An entry of the page table has a page of each group."""
 
-    def __init__(self, config: EngineConfig, buffers: deque[StepBuffers], groups: Groups) -> None:
-        """buffers: of the steps in turn. The first one belongs to the step that is prepared."""
-        assert config.max_model_len is not None
+    def __init__(
+        self, config: EngineConfig, buffers: deque[StepBuffers], groups: Groups = FULL_ATTENTION
+    ) -> None:
+        super().__init__(config, buffers)
         self.groups = groups
         self.num_rows = num_rows(config)
-        self.buffers = buffers
-        self.page_size = config.page_size
-        max_pages = -(-config.max_model_len // config.page_size)
-        # One row more than the requests can have: row 0 is for padding.
-        num_table_rows = future_index(self.num_rows * len(groups))
+        self.page_table = np.zeros((*self.page_table.shape, len(groups)), np.int32)
         self.copies: tuple[Loads, Saves] = [], []  # of states, for the step that is prepared
-        self.page_table = np.zeros((num_table_rows, max_pages), np.int32)
 
     def update_page_table(self, table: PageTable) -> None:
-        """Copy what the scheduler has changed since the last step."""
+        assert isinstance(table, HybridPageTable)
         for row, column, page in table.take_updates():
-            self.page_table[future_index(row), column] = page
-        for states in table.allocator.states if isinstance(table, HybridPageTable) else ():
+            number, row = divmod(row, self.num_rows)
+            self.page_table[future_index(row), column, number] = page
+        for states in table.allocator.states:
             self.copies = states.take_copies()
 
     def prepare(self, batch: ScheduleBatch, static_size: int | None = None) -> ModelInput:
-        """Lay out the tokens of a batch one after the other, each request from its own position.
-
-        static_size: pad a decode batch to so many requests, for `DecodeGraphs`.
-        """
-        requests, query_lens = batch.requests, batch.num_scheduled_tokens
-        starts = [request.num_computed_tokens for request in requests]
-        seq_lens = [start + n for start, n in zip(starts, query_lens, strict=True)]
-        spans = zip(requests, starts, seq_lens, strict=True)
-        tokens = [t for request, start, end in spans for t in request.token_ids[start:end]]
-        rows = [future_index(request.row) for request in requests]
-        sampled, width = batch.sampled_indices, -(-max(seq_lens) // self.page_size)
-        if static_size is not None:  # a padding row is token 0 at position 0, in the padding page
-            padding = static_size - len(requests)
-            tokens, query_lens = tokens + [0] * padding, query_lens + [1] * padding
-            starts, seq_lens = starts + [0] * padding, seq_lens + [1] * padding
-            rows = rows + [PADDING_INDEX] * padding
-            sampled, width = list(range(static_size)), self.page_table.shape[1]
-        positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
-        page_table = self.page_table[rows, :width]  # [B, P]
-        inputs = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
-        inputs.is_static = static_size is not None
-        inputs.states = StateStep([r.row or 0 for r in requests], query_lens, *self.copies)
-        for number, group in enumerate(self.groups[1:], 1):
-            rows = [future_index(request.row) + number * self.num_rows for request in requests]
-            page_table = self.page_table[rows, :width]
-            more = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
-            inputs.metadata.windows.append(replace(more.metadata, window=group.window))
+        inputs = super().prepare(batch, static_size)
+        assert isinstance(inputs, ModelInput)
+        rows = [request.row or 0 for request in batch.requests]
+        inputs.states = StateStep(rows, batch.num_scheduled_tokens, *self.copies)
         return inputs
 
     def flatten(
-        self,
-        tokens: list[int],
-        positions: np.ndarray,
-        page_table: np.ndarray,
-        query_lens: list[int],
-        seq_lens: list[int],
-        sampled_indices: list[int],
+        self, tokens: list[int], positions: np.ndarray, page_table: np.ndarray, *lengths: Any
     ) -> ModelInput:
-        """Return the tensors of a flat batch of B requests and T tokens, on the model's device.
-
-        positions: [T]. page_table: [B, P]. query_lens: [B] tokens of each request in this step.
-        seq_lens: [B] tokens of each request up to its last one in this step.
-
-        The arithmetic is in NumPy: with so few numbers, each operation takes a third of the time
-        that it takes in torch.
-        """
-        ends = np.cumsum(query_lens)  # [B]
-        owner = np.repeat(np.arange(len(query_lens)), query_lens)  # [T] in B
-        # I1: the slot of position p is table[p // page_size] * page_size + p % page_size. Page ids
-        # are widened first: multiplied by the page size, they may exceed 32 bits.
-        pages = page_table[owner, positions // self.page_size].astype(np.int64)
-        decodes = next((i for i, n in enumerate(query_lens) if n > 1), len(query_lens))
-        metadata = AttentionMetadata(
-            slot_mapping=self._upload(pages * self.page_size + positions % self.page_size),
-            query_start_loc=self._upload(np.append(0, ends).astype(np.int32)),
-            seq_lens=self._upload(np.array(seq_lens, np.int32)),
-            page_table=self._upload(page_table),
-            page_size=self.page_size,
-            num_decodes=decodes,
-            query_lens_cpu=query_lens,
-            seq_lens_cpu=seq_lens,
-        )
-        return ModelInput(
-            input_ids=self._upload(np.array([tokens])),
-            position_ids=self._upload(positions[None]),
-            logits_indices=self._upload(ends[sampled_indices] - 1),
-            metadata=metadata,
-        )
-
-    def _upload(self, array: np.ndarray) -> torch.Tensor:
-        """Copy an array to the model's device. The host does not wait."""
-        return self.buffers[0].upload(torch.from_numpy(array))
+        """page_table: [B, P, groups], or [B, P] for one group."""
+        first, *others = np.moveaxis(np.atleast_3d(page_table), 2, 0)
+        inputs = ModelInput(**vars(super().flatten(tokens, positions, first, *lengths)))
+        for group, pages in zip(self.groups[1:], others, strict=True):
+            metadata = super().flatten(tokens, positions, pages, *lengths).metadata
+            assert isinstance(metadata, AttentionMetadata)
+            inputs.metadata.windows.append(replace(metadata, window=group.window))
+        return inputs

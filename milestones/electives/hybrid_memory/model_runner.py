@@ -1,12 +1,7 @@
-"""`ModelRunner`: launches the model once per step, and samples tokens from its logits.
-
-The host prepares the tensors and launches the rest on the forward stream: resolving placeholders,
-the forward, sampling, storing the sampled tokens, and copying them to the host. Nothing here waits.
-"""
+"""`ModelRunner`: layers attend through the pages of their groups, or continue their states."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,156 +11,63 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig
-from common.engine_core import SampledToken
-from common.hf.support import HYBRID, check_paged, start_probe
-from common.sampling.sampler import (
-    SamplerOutput,
-    SamplingMetadata,
-    map_tensors,
-    sample,
-)
+from common.hf.probe import Probe
+from common.hf.support import HYBRID, LayerKV, check_paged, start_probe
 
-from . import attention, hybrid_attention
-from .attention import PagedBatch, use_paged_attention
-from .attention_backend import select_backend
-from .buffers import StepBuffers
-from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
-from .future_map import FutureMap
+from . import hybrid_attention
+from .attention import use_paged_attention
+from .cuda_graph import DecodeGraphs
 from .in_flight import num_rows
-from .kv_cache import PageTable
-from .kv_groups import make_groups
 from .kv_pool import KVPool
+from .m5_model_runner import ModelRunner as M5ModelRunner
+from .m5_model_runner import StepResult
 from .model_input import InputBuilder, ModelInput
-from .placeholders import future_index
-from .schedule_batch import ScheduleBatch
 from .state_pool import StatePool, StateStep
 from .state_slots import Loads
-from .stream import Event, open_stream
+
+__all__ = ["ModelRunner", "StepResult"]
 
 
-class StepResult:
-    """The tokens of a step that has been launched."""
+class ModelRunner(M5ModelRunner):
+    """Serves windows, soft caps, sinks and states. Other models run as in m5."""
 
-    def __init__(self, buffers: StepBuffers) -> None:
-        self.buffers = buffers
-        self.done: Event | None = None  # set after the tokens are copied to the host
-        self.output = SamplerOutput.empty()  # on the host; must not be read before `done`
-
-    def wait(self) -> list[SampledToken]:
-        """Wait until the step has been computed. Raises what its forward raised."""
-        assert self.done is not None, "wait() called before the step was launched"
-        self.done.wait()
-        self.buffers.in_use = None
-        return list(self.output.rows())
-
-
-class ModelRunner:
-    """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
-
-    def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
-        """Raises `UnsupportedModelError` for a model that would give wrong answers."""
+    def probe(self, model: PreTrainedModel, config: EngineConfig) -> tuple[Probe, list[LayerKV]]:
         assert config.max_model_len is not None
+        self.config = config
         probe, layers = start_probe(model, config.max_model_len, HYBRID)
-        groups = make_groups(layers, config.max_model_len)
-        self.is_hybrid = len(groups) > 1 or any(layer.variants for layer in layers)
-        self.model = model
-        self.ops = select_backend(config.attention_backend, model.device, model.dtype)
-        self.ops = hybrid_attention if self.is_hybrid else self.ops
         self.states = StatePool(model, num_rows(config))
-        self.stream = open_stream(model.device, config.emulated_forward_ms)
-        self.stream.wait_before_freeing(self)
-        self.buffers = deque(StepBuffers(model.device) for _ in range(2))
-        self.inputs = InputBuilder(config, self.buffers, groups)
-        self.future_map = FutureMap(num_rows(config), model.device)
-        table = probe.page_table(config.page_size).numpy()
-        # The pool of the check has only the pages that the probe needs.
-        few = replace(config, num_pages=table.size * len(self.inputs.groups))
-        self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, partial(self._inputs_of_probe, table), self.forward)
-        self.kv_pool = KVPool(layers, config, model.dtype, model.device)
-        self.graphs = self._decode_graphs(config)
+        return probe, layers
 
-    @torch.inference_mode()
-    def launch(self, batch: ScheduleBatch, table: PageTable) -> StepResult:
-        """Enqueue the forward and the sampling of a scheduled batch."""
-        self.buffers.rotate()
-        self.buffers[0].begin()
-        self.inputs.update_page_table(table)
-        result = StepResult(self.buffers[0])
-        sampled = batch.sampled_requests
-        with self.stream.enqueuing(), self.buffers[0].packed():
-            static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
-            inputs = self.inputs.prepare(batch, static_size)
-            metadata = SamplingMetadata.from_requests(sampled, "cpu")
-            metadata = map_tensors(metadata, self.buffers[0].upload)
-            places = np.array([future_index(r.row) for r in sampled], np.int64)
-            futures = self.buffers[0].upload(torch.from_numpy(places))
-
-        @torch.inference_mode()
-        def work() -> None:
-            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
-            logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
-            output = sample(logits[: len(sampled)], metadata)
-            self.future_map.store(futures, output.token_ids)
-            result.output = map_tensors(output, result.buffers.download)
-
-        result.done = result.buffers.in_use = self.stream.launch(work)
-        return result
-
-    def synchronize(self) -> None:
-        """Wait until all launched work has ended, also if it failed."""
-        self.stream.synchronize()
-        for buffers in self.buffers:
-            buffers.in_use = None
-
-    def close(self) -> None:
-        """Run the queued work, then free the memory of the engine."""
-        self.stream.close()
-        self.graphs.steps.clear()
-        self.kv_pool.release()
-        self.states.release()
+    def check(self, probe: Probe, table: np.ndarray) -> None:
+        """Compare in a larger pool, in which each group has as many pages as `table`."""
+        layers, groups = self.kv_pool.layers, self.kv_pool.groups
+        self.is_hybrid = len(groups) > 1 or any(layer.variants for layer in layers)
+        self.ops = hybrid_attention if self.is_hybrid else self.ops
+        self.inputs = InputBuilder(self.config, self.buffers, groups)
+        tables = np.stack([table + n * table.size for n in range(len(groups))], axis=-1)
+        few = replace(self.config, num_pages=tables.size)
+        self.kv_pool = KVPool(layers, few, self.model.dtype, self.model.device)
+        check_paged(probe, tables, partial(self._inputs_of_probe, tables), self.forward)
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
-        """Return the logits of the tokens at `logits_indices`, [N, V]."""
+        # The layers with states are changed while the lock of the model is held.
         with use_paged_attention(self.model), self.states.step(inputs.states):
-            return self.model(
-                input_ids=self.future_map.resolve(inputs.input_ids),
-                position_ids=inputs.position_ids,
-                use_cache=False,
-                logits_to_keep=inputs.logits_indices,
-                paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
-            ).logits[0]
+            return super().forward(inputs)
 
-    @garbage_kept()
+    def close(self) -> None:
+        super().close()
+        self.states.release()
+
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
-        """Return the static decode steps. On a CPU there are none: no graph could replay them."""
-        on_gpu = self.model.device.type == "cuda"
-        # The shapes of attention in torch depend on lengths, so no graph can replay it.
-        can_replay = on_gpu and self.ops is not attention
-        can_replay &= not self.is_hybrid and not self.states.groups
-        sizes = graph_sizes(config.max_num_seqs) if can_replay else []
-        graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
-        if on_gpu and not config.lazy_cuda_graphs:
-            for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
-                self.buffers[0].begin()
-                zeros = np.zeros(size, np.int64)
-                table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
-                ones, rows = [1] * size, list(range(size))
-                with torch.inference_mode(), self.stream.enqueuing():
-                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                self.stream.synchronize()
-            graphs.num_replays = 0  # of steps: there was none yet
-        return graphs
+        # No graph can replay attention in torch, or layers that compute request by request.
+        can_replay = not self.is_hybrid and not self.states.groups
+        return super()._decode_graphs(replace(config, cuda_graph=config.cuda_graph and can_replay))
 
-    def _inputs_of_probe(self, table: np.ndarray, *args: Any) -> ModelInput:
-        """Return the inputs of a step of the probe. Each group has as many pages as `table`."""
-        tokens, positions, page_table, query_lens, seq_lens, sampled = args
+    def _inputs_of_probe(self, tables: np.ndarray, *args: Any) -> ModelInput:
+        """Return the inputs of a step of the probe, with the states of its requests."""
+        _tokens, _positions, page_table, query_lens, seq_lens, _sampled = args
         inputs = self.inputs.flatten(*args)
-        for number, group in enumerate(self.inputs.groups[1:], 1):
-            pages = page_table + number * table.size
-            more = self.inputs.flatten(tokens, positions, pages, query_lens, seq_lens, sampled)
-            inputs.metadata.windows.append(replace(more.metadata, window=group.window))
-        rows = [table[:, 0].tolist().index(page) for page in page_table[:, 0]]
+        rows = [tables[:, 0, 0].tolist().index(page) for page in page_table[:, 0, 0]]
         new = [row for row, q, s in zip(rows, query_lens, seq_lens, strict=True) if q == s]
         starts: Loads = [(row, None) for row in new]
         inputs.states = StateStep(rows, query_lens, starts)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig
 from common.hf.probe import Probe
-from common.hf.support import check_paged, start_probe
+from common.hf.support import LayerKV, check_paged, start_probe
 from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .attention import PagedBatch, use_paged_attention
@@ -26,8 +26,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
         """Raises `UnsupportedModelError` for a model that would give wrong answers."""
-        assert config.max_model_len is not None
-        probe, layers = start_probe(model, config.max_model_len)
+        probe, layers = self.probe(model, config)
         self.model = model
         self.ops = select_backend(config.attention_backend, model.device, model.dtype)
         self.inputs = InputBuilder(config, model.device)
@@ -37,6 +36,11 @@ class ModelRunner:
         self.kv_pool = KVPool(layers, few, model.dtype, model.device)
         self.check(probe, table)
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
+
+    def probe(self, model: PreTrainedModel, config: EngineConfig) -> tuple[Probe, list[LayerKV]]:
+        """Refuse models that cannot be served. Return a probe of the others, and their layers."""
+        assert config.max_model_len is not None
+        return start_probe(model, config.max_model_len)
 
     def check(self, probe: Probe, table: np.ndarray) -> None:
         """Compare the model's answers through pages with its own.

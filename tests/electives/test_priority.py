@@ -35,12 +35,6 @@ def cache_of(engine: Any) -> Any:
     return engine.core.scheduler.kv_cache.radix_cache
 
 
-def resize_host(engine: Any, num_pages: int) -> None:
-    """Give an engine that has not run yet so many host pages."""
-    cache = cache_of(engine)
-    cache.num_host_pages, cache.free_host_pages = num_pages, list(range(num_pages))
-
-
 def check_copies(engine: Any) -> None:
     """I3: where a page is in the pool and on the host, both have the same keys and values."""
     cache, runner = cache_of(engine), engine.core.runner
@@ -76,7 +70,7 @@ def fuzz(
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm"]),
     )  # fmt: skip
     engine.core.runner.copy_stream = copies()
-    resize_host(engine, chance.choice([0, 2, num_pages // 2, 2 * num_pages, 200]))
+    cache_of(engine).resize_host(chance.choice([0, 2, num_pages // 2, 2 * num_pages, 200]))
     force_retractions(engine.core.scheduler, chance.choice([None, None, None, 2, 7]))
     expected: dict[str, list[int]] = {}
     finals: dict[str, Any] = {}

@@ -39,7 +39,9 @@ def by_urgency(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
         for size in (None, *sizes):
             with load(lower if size is None else milestone).LLMEngine(config, loaded) as engine:
                 if size is not None:
-                    resize_host(engine, int(size * config_pages(config)))
+                    num_host_pages = int(size * config_pages(config))
+                    engine.core.scheduler.kv_cache.radix_cache.resize_host(num_host_pages)
+                    engine.core.costs.page_seconds = 0.0
                 waits = steps_to_first_token(engine, arrivals, has_priorities=size is not None)
                 stats = engine.stats()
                 preemption = getattr(engine.core.scheduler, "preemption", None)
@@ -66,13 +68,6 @@ def config_pages(config: EngineConfig) -> int:
     """Return the pages of the pool, which the measurement has given."""
     assert config.num_pages is not None
     return config.num_pages
-
-
-def resize_host(engine: Any, num_pages: int) -> None:
-    """Let an engine of `priority` use so many host pages. It must not have run yet."""
-    cache = engine.core.scheduler.kv_cache.radix_cache
-    cache.num_host_pages, cache.free_host_pages = num_pages, list(range(num_pages))
-    engine.core.costs.page_seconds = 0.0
 
 
 def steps_to_first_token(

@@ -1,46 +1,17 @@
-"""`Admission`: whether a waiting request may join the running ones. Plain Python data, no tensors.
-
-A request that joins needs a row, a token of this step's budget, and KV memory until it finishes.
-How much memory it will need is not known: `max_tokens` is only an upper bound. The estimate
-(`new_token_ratio`) is from SGLang.
-"""
+"""`Admission`: a waiting request may join if others leave the step. Plain Python data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from common import EngineConfig, Request
+from common import Request
 
 from .in_flight import continuing
-from .kv_cache import KVCacheManager
-from .policy import SchedulePolicy
-from .schedule_batch import ScheduleBatch
-
-INITIAL_NEW_TOKEN_RATIO = 0.7  # the share of its remaining tokens that a request is expected to use
-MIN_NEW_TOKEN_RATIO = 0.1
-RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600  # per step
-RETRACTION_HEADROOM = 20  # tokens that each running request should get before the next retraction
+from .m5_admission import Admission as M5Admission
 
 
-class Admission:
-    """Compares the memory that requests are expected to need with the memory that is free."""
-
-    def __init__(
-        self, config: EngineConfig, kv_cache: KVCacheManager, policy: SchedulePolicy
-    ) -> None:
-        self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.kv_cache = kv_cache
-        self.policy = policy
-        self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
-
-    def has_budget(self, batch: ScheduleBatch, running: list[Request]) -> bool:
-        """Return whether one more request may run, and a token of this step's budget is free.
-
-        A request that finishes with the step in flight makes room already.
-        """
-        has_room = len(continuing(running)) < self.max_num_running
-        return has_room and batch.num_tokens < self.max_num_batched_tokens
+class Admission(M5Admission):
+    """Asks about the running requests, and also about only some of them."""
 
     def may_join(
         self,
@@ -53,75 +24,10 @@ class Admission:
 
         planned: the tokens of each request in the step. without: the requests that leave.
         """
+        staying = [other for other in running if other not in without]
         num_tokens = sum(n for other, n in planned.items() if other not in without)
-        num_running = sum(other not in without for other in continuing(running))
+        num_running = len(continuing(staying))
         if num_tokens >= self.max_num_batched_tokens or num_running >= self.max_num_running:
             return False
-        return self.fits(request, running, without)
-
-    def fits(
-        self, request: Request, running: list[Request], without: Sequence[Request] = ()
-    ) -> bool:
-        """Return whether the KV memory is expected to last until all requests have finished.
-
-        The running requests come first. Each is expected to need all of its prompt, and the share
-        `new_token_ratio` of the tokens that it may still generate. The pages of a cached prefix
-        cost nothing only if they are locked. Unlocked ones are counted as free pages already.
-        """
-        staying = [other for other in running if other not in without]
-        if not staying:
-            return True  # I5: a request that runs alone may use the whole pool
-        missing = sum(self.expected_pages(r) - len(self.kv_cache.pages_of(r)) for r in staying)
-        with self.kv_cache.without(without) as num_own:
-            missing -= self.kv_cache.find_prefix(request).num_locked
-            missing += self.expected_pages(request)
-            return missing <= self.kv_cache.num_free_pages + num_own
-
-    def waits_for_prefix(self, request: Request, running: list[Request]) -> bool:
-        """Return whether a running request computes the next page of this request's prefix.
-
-        Then the request waits until that page is cached, instead of computing it a second time
-        (in-batch prefix sharing).
-        """
-        end = (self.kv_cache.find_prefix(request).num_pages + 1) * self.kv_cache.page_size
-        if end >= request.num_tokens or self.policy.is_due(request):
-            return False
-        tokens = request.token_ids[:end]
-        return any(
-            self.kv_cache.num_inserted_tokens(r) < end <= r.num_prompt_tokens
-            and r.token_ids[:end] == tokens
-            for r in running
-        )
-
-    def waits_for_step(
-        self,
-        waiting: Sequence[Request],
-        running: list[Request],
-        in_flight: Iterable[ScheduleBatch],
-    ) -> bool:
-        """Return whether a request could join now, but waits for a prefix of a step in flight."""
-        if not waiting or not self.has_budget(ScheduleBatch(), running):
-            return False
-        computed = [request for batch in in_flight for request in batch.requests]
-        if all(request.num_output_tokens > 1 for request in computed):
-            return False
-        return any(self.waits_for_prefix(r, running) for r in self.policy.order(waiting))
-
-    def expected_pages(self, request: Request) -> int:
-        """Return the number of pages that a request is expected to hold when it finishes."""
-        future = int(self.new_token_ratio * (request.max_num_tokens - request.num_tokens))
-        return self.kv_cache.pages_for(request.num_tokens + future)
-
-    def expect_less(self) -> None:
-        """Lower the ratio a little. It falls as long as no request is retracted."""
-        self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - RATIO_DECAY)
-
-    def expect_more(self, running: list[Request]) -> None:
-        """Raise the ratio, because a request must be retracted: the estimate was too low.
-
-        From now on, a request is expected to use the share that the running requests have generated
-        so far, and some more tokens.
-        """
-        generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in running)
-        allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in running)
-        self.new_token_ratio = min(1.0, max(self.new_token_ratio, generated / allowed))
+        with self.kv_cache.without(without):
+            return self.fits(request, staying)

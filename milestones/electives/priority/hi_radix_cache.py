@@ -57,14 +57,19 @@ class SwapCosts:
 class HiRadixCache(RadixCache):
     """I3: each host page is free, or it is the copy of one page of tokens."""
 
-    def __init__(self, page_size: int, num_host_pages: int) -> None:
+    def __init__(self, page_size: int, num_host_pages: int = 0) -> None:
         super().__init__(page_size)
-        self.num_host_pages = num_host_pages
-        self.free_host_pages = list(range(num_host_pages - 1, -1, -1))
         self.copies: OrderedDict[bytes, int] = OrderedDict()  # by key; least recently used first
+        self.resize_host(num_host_pages)
         self.transfers: list[Transfer] = []  # not started yet, oldest first
         self.costs = SwapCosts(page_size)
         self.num_written = self.num_loaded = 0  # pages
+
+    def resize_host(self, num_host_pages: int) -> None:
+        """Drop all copies. From now on, there are so many host pages."""
+        self.copies.clear()
+        self.num_host_pages = num_host_pages
+        self.free_host_pages = list(range(num_host_pages - 1, -1, -1))
 
     def back_up(self, node: TreeNode) -> None:
         """Copy the pages of a prefix that have no copy to the host, if that is worth its time.
@@ -109,15 +114,6 @@ class HiRadixCache(RadixCache):
         """Return the transfers since the last call. They must be started now, in this order."""
         transfers, self.transfers = self.transfers, []
         return transfers
-
-    def clear(self) -> list[int]:
-        """Remove all copies, and all unlocked pages of the tree. Return these pages."""
-        self.free_host_pages += self.copies.values()
-        self.copies.clear()
-        unused, self.free_host_pages = self.free_host_pages, []  # so that nothing is backed up
-        pages = self.evict(self.evictable_size)
-        self.free_host_pages = unused
-        return pages
 
     def check_host(self) -> None:
         """Raise `AssertionError` if a host page has no place, or two places."""

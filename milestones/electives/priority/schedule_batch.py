@@ -1,46 +1,14 @@
-"""`ScheduleBatch`: the work of one step. The scheduler chooses it, the model runner computes it."""
+"""`ScheduleBatch`: the work of one step. A request can leave it while it is planned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from common import Request
 
+from .m5_schedule_batch import ScheduleBatch as M5ScheduleBatch
 
-@dataclass
-class ScheduleBatch:
-    """A step computes `num_scheduled_tokens[i]` tokens of `requests[i]`.
 
-    The tokens start at the request's `num_computed_tokens`. Decodes come first, then chunks. A
-    request gets a next token only if the step computes its last token: `sampled_indices` are the
-    indices i of these requests.
-    """
-
-    requests: list[Request] = field(default_factory=list)
-    num_scheduled_tokens: list[int] = field(default_factory=list)
-    sampled_indices: list[int] = field(default_factory=list)
-    is_advanced: bool = False  # see `StepsInFlight.advance`
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.num_scheduled_tokens)
-
-    @property
-    def sampled_requests(self) -> list[Request]:
-        """The requests that get a next token."""
-        return [self.requests[i] for i in self.sampled_indices]
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether the step computes one token of each request, and samples one for each."""
-        return len(self.sampled_indices) == len(self.requests) == self.num_tokens
-
-    def add(self, request: Request, num_tokens: int) -> None:
-        """Schedule the next `num_tokens` tokens of a request."""
-        if request.num_computed_tokens + num_tokens == len(request.token_ids):
-            self.sampled_indices.append(len(self.requests))
-        self.requests.append(request)
-        self.num_scheduled_tokens.append(num_tokens)
+class ScheduleBatch(M5ScheduleBatch):
+    """A request that makes way is removed from the step."""
 
     def remove(self, request: Request) -> None:
         """Remove a request that was added before, if it is there."""

@@ -45,7 +45,7 @@ from milestones.chain import (
     milestones,
     own_name,
     sources,
-)  # fmt: skip
+)
 from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
 from tests.helpers.deselected import Deselected
 

@@ -28,7 +28,7 @@ from ...chain import (
     own_name,
     place,
     short,
-)  # fmt: skip
+)
 from .. import delta, record
 from ..console import wide_console
 from . import merge

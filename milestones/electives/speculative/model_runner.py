@@ -1,152 +1,31 @@
-"""`ModelRunner`: launches the model once per step, and samples tokens from its logits.
-
-The host prepares the tensors and launches the rest on the forward stream: resolving placeholders,
-the forward, sampling, storing the sampled tokens, and copying them to the host. Nothing here waits.
-"""
+"""`ModelRunner`: a step samples a token behind each draft, too."""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
-
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from common import EngineConfig
-from common.engine_core import SampledToken
-from common.hf.support import check_paged, start_probe
-from common.sampling.sampler import (
-    SamplerOutput,
-    SamplingMetadata,
-    map_tensors,
-    sample,
-)
+from common.sampling.sampler import SamplingMetadata, map_tensors
 
-from . import attention
-from .attention import PagedBatch, use_paged_attention
-from .attention_backend import select_backend
-from .buffers import StepBuffers
-from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
-from .future_map import FutureMap
-from .in_flight import num_rows
-from .kv_cache import PageTable
-from .kv_pool import KVPool
-from .model_input import InputBuilder, ModelInput
-from .placeholders import PADDING_INDEX, future_index
+from .m5_model_runner import ModelRunner as M5ModelRunner
+from .m5_model_runner import Step, StepResult
+from .placeholders import PADDING_INDEX
 from .schedule_batch import ScheduleBatch
-from .stream import Event, open_stream
+
+__all__ = ["ModelRunner", "Step", "StepResult"]
 
 
-class StepResult:
-    """The tokens of a step that has been launched."""
+class ModelRunner(M5ModelRunner):
+    """Runs a Hugging Face model. Each token and each draft has a draw of its own."""
 
-    def __init__(self, buffers: StepBuffers) -> None:
-        self.buffers = buffers
-        self.done: Event | None = None  # set after the tokens are copied to the host
-        self.output = SamplerOutput.empty()  # on the host; must not be read before `done`
-
-    def wait(self) -> list[SampledToken]:
-        """Wait until the step has been computed. Raises what its forward raised."""
-        assert self.done is not None, "wait() called before the step was launched"
-        self.done.wait()
-        self.buffers.in_use = None
-        return list(self.output.rows())
-
-
-class ModelRunner:
-    """Runs a Hugging Face model over the KV pool: one forward for all requests of a step."""
-
-    def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
-        """Raises `UnsupportedModelError` for a model that would give wrong answers."""
-        assert config.max_model_len is not None
-        probe, layers = start_probe(model, config.max_model_len)
-        self.model = model
-        self.ops = select_backend(config.attention_backend, model.device, model.dtype)
-        self.stream = open_stream(model.device, config.emulated_forward_ms)
-        self.stream.wait_before_freeing(self)
-        self.buffers = deque(StepBuffers(model.device) for _ in range(2))
-        self.inputs = InputBuilder(config, self.buffers)
-        self.future_map = FutureMap(num_rows(config), model.device)
-        table = probe.page_table(config.page_size).numpy()
-        # The pool of the check has only the pages that the probe needs.
-        few = replace(config, num_pages=table.size)
-        self.kv_pool = KVPool(layers, few, model.dtype, model.device)
-        check_paged(probe, table, self.inputs.flatten, self.forward)
-        self.kv_pool = KVPool(layers, config, model.dtype, model.device)
-        self.graphs = self._decode_graphs(config)
-
-    @torch.inference_mode()
-    def launch(self, batch: ScheduleBatch, table: PageTable) -> StepResult:
-        """Enqueue the forward and the sampling of a scheduled batch."""
-        self.buffers.rotate()
-        self.buffers[0].begin()
-        self.inputs.update_page_table(table)
-        result = StepResult(self.buffers[0])
-        outputs = batch.outputs
-        sampled = [request for request, _before in outputs]
-        with self.stream.enqueuing(), self.buffers[0].packed():
-            static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
-            inputs = self.inputs.prepare(batch, static_size)
-            metadata = SamplingMetadata.from_requests(sampled, "cpu")
-            if metadata.draws is not None:  # I2: the position of a token decides its draw
-                metadata.draws.positions += torch.tensor([before for _request, before in outputs])
-            metadata = map_tensors(metadata, self.buffers[0].upload)
-            # The next step after drafts is planned when their fate is known: nothing to look up.
-            rows = [PADDING_INDEX if r in batch.drafts else future_index(r.row) for r in sampled]
-            places = np.array(rows, np.int64)
-            futures = self.buffers[0].upload(torch.from_numpy(places))
-
-        @torch.inference_mode()
-        def work() -> None:
-            metadata.resolve(self.future_map.resolve)  # penalties count the newest token too
-            logits = self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
-            output = sample(logits[: len(sampled)], metadata)
-            self.future_map.store(futures, output.token_ids)
-            result.output = map_tensors(output, result.buffers.download)
-
-        result.done = result.buffers.in_use = self.stream.launch(work)
-        return result
-
-    def synchronize(self) -> None:
-        """Wait until all launched work has ended, also if it failed."""
-        self.stream.synchronize()
-        for buffers in self.buffers:
-            buffers.in_use = None
-
-    def close(self) -> None:
-        """Run the queued work, then free the memory of the engine."""
-        self.stream.close()
-        self.graphs.steps.clear()
-        self.kv_pool.release()
-
-    def forward(self, inputs: ModelInput) -> torch.Tensor:
-        """Return the logits of the tokens at `logits_indices`, [N, V]."""
-        with use_paged_attention(self.model):
-            return self.model(
-                input_ids=self.future_map.resolve(inputs.input_ids),
-                position_ids=inputs.position_ids,
-                use_cache=False,
-                logits_to_keep=inputs.logits_indices,
-                paged=PagedBatch(self.kv_pool, inputs.metadata, self.ops),
-            ).logits[0]
-
-    @garbage_kept()
-    def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
-        """Return the static decode steps. On a CPU there are none: no graph could replay them."""
-        on_gpu = self.model.device.type == "cuda"
-        # The shapes of attention in torch depend on lengths, so no graph can replay it.
-        can_replay = on_gpu and self.ops is not attention
-        sizes = graph_sizes(config.max_num_seqs) if can_replay else []
-        graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
-        if on_gpu and not config.lazy_cuda_graphs:
-            for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
-                self.buffers[0].begin()
-                zeros = np.zeros(size, np.int64)
-                table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
-                ones, rows = [1] * size, list(range(size))
-                with torch.inference_mode(), self.stream.enqueuing():
-                    graphs.run(self.inputs.flatten([0] * size, zeros, table, ones, ones, rows))
-                self.stream.synchronize()
-            graphs.num_replays = 0  # of steps: there was none yet
-        return graphs
+    def prepare(self, batch: ScheduleBatch) -> Step:
+        if not batch.drafts:
+            return super().prepare(batch)
+        requests = [request for request, _before in batch.outputs]
+        metadata = SamplingMetadata.from_requests(requests, "cpu")
+        if metadata.draws is not None:  # I2: the position of a token decides its draw
+            metadata.draws.positions += torch.tensor([before for _request, before in batch.outputs])
+        upload = self.buffers[0].upload
+        # The next step is planned when the fate of the drafts is known: nothing to look up.
+        nowhere = torch.from_numpy(np.full(len(requests), PADDING_INDEX, np.int64))
+        return Step(self.inputs.prepare(batch), map_tensors(metadata, upload), upload(nowhere))

@@ -1,256 +1,63 @@
-"""`Scheduler`: which requests a step computes, and how many tokens of each.
+"""`Scheduler`: a step verifies drafts if few requests run, and may give a request several tokens.
 
-Plain Python data, no tensors. A step computes one token of each decoding request and, in the room
-that is left, chunks of prompts. Upholds I5: the policy bounds how long a request waits, and the
-oldest running request makes progress in every step.
-
-The scheduler plans a step while the previous one is in flight. Planning knows lengths, and which
-requests reach `max_tokens`; it does not know token ids.
+Drafts come last: they take only the tokens and pages that nothing else needs.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import islice
 
-from common import EngineConfig, EngineStats, FinishReason, Request
+from common import EngineConfig, EngineStats
 from common.engine_core import EngineCoreOutput, SampledToken
-from common.outputs import StepCounters
 
-from .admission import Admission
-from .drafter import Drafter
 from .drafting import Drafting
-from .in_flight import StepsInFlight, continuing, num_rows
-from .kv_cache import KVCacheManager
-from .policy import SchedulePolicy
+from .m5_scheduler import Scheduler as M5Scheduler
 from .schedule_batch import ScheduleBatch
 
 
-class Scheduler:
-    """Owns the waiting queue and the running list. A live request is in exactly one of them."""
+class Scheduler(M5Scheduler):
+    """Adds drafts to a step when the results of all steps before it are known."""
 
-    def __init__(
-        self, config: EngineConfig, num_pages: int, drafter: Drafter | None = None
-    ) -> None:
-        """drafter: None for steps without drafts, as in m5."""
-        self.max_num_batched_tokens = config.max_num_batched_tokens
-        # A decode step computes a token of each running request, so the token budget bounds them.
-        self.max_num_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.kv_cache = KVCacheManager(num_rows(config), num_pages, config.page_size)
-        self.policy = SchedulePolicy(config, self.kv_cache)
-        self.waiting: deque[Request] = deque()  # oldest first
-        self.running: list[Request] = []  # oldest first
-        self.in_flight = StepsInFlight(self.kv_cache)
-        self.counters = StepCounters()
-        self.admission = Admission(config, self.kv_cache, self.policy)
-        self.drafting = Drafting(config, self.kv_cache, drafter, self.counters)
-
-    def add_request(self, request: Request) -> None:
-        """Append a request to the waiting queue.
-
-        Raises `ValueError` for a prompt that the pool could never hold (I4). A request with an
-        output that outgrows the pool finishes by length when it fills the pool.
-        """
-        max_kv_tokens = self.kv_cache.allocator.num_pages * self.kv_cache.page_size
-        if request.num_tokens > max_kv_tokens:
-            raise ValueError(
-                f"prompt has {request.num_tokens} tokens, more than the KV pool's "
-                f"{max_kv_tokens} (num_pages={self.kv_cache.allocator.num_pages} of "
-                f"page_size={self.kv_cache.page_size})"
-            )
-        request.max_num_tokens = min(request.max_num_tokens, max_kv_tokens + 1)
-        self.policy.on_arrival(request, len(self.waiting))
-        self.waiting.append(request)
-
-    def schedule(self) -> ScheduleBatch:
-        """Choose one token of each decoding request, then chunks of prompts.
-
-        Chunks of running requests come before chunks of requests that join.
-        """
-        batch = ScheduleBatch()
-        running = continuing(self.running)
-        # Decodes first: a chunk must not take the page that a decode needs.
-        for request in running:
-            if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.make_room(request)
-                if request.row is not None:
-                    self._add(batch, request, 1)
-        num_decodes = len(batch.requests)
-        for request in running:
-            if request.row is not None and request.num_uncomputed_tokens > 1:
-                if not batch.requests:  # I5: the oldest request must make progress
-                    self.make_room(request)
-                self._add_chunk(batch, request)
-        if self.waiting and self.admission.has_budget(batch, self.running):
-            for request in self.policy.order(self.waiting):
-                if self.admission.waits_for_prefix(request, self.running):
-                    continue
-                if not self.admission.has_budget(batch, self.running):
-                    break
-                if not self.admission.fits(request, self.running):
-                    break
-                self._admit(request)
-                self._add_chunk(batch, request)
-        self.admission.expect_less()
-        if self.may_draft() and not self.in_flight.batches:
-            self.drafting.extend(batch, num_decodes)
-        if batch.requests:
-            self.in_flight.batches.append(batch)
-        return batch
+    def __init__(self, config: EngineConfig, num_pages: int) -> None:
+        super().__init__(config, num_pages)
+        self.drafting = Drafting(config, self.kv_cache, self.counters)
 
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are three reasons. The next step may verify drafts: a drafter needs all tokens, and
-        how many drafts are accepted is not known before the step has ended. A request that finishes
-        in this step may free enough pages to avoid a retraction. Or a waiting request needs a
-        prefix that the step in flight computes.
+        One reason more than in m5: the next step may verify drafts. A drafter needs all tokens, and
+        how many drafts are accepted is not known before the step has ended.
         """
-        if self.may_draft():
-            return True
-        size = self.kv_cache.page_size
-        moving = continuing(self.running)
-        new_pages = sum(request.num_computed_tokens % size == 0 for request in moving)
-        is_short = new_pages > self.kv_cache.num_free_pages
-        return is_short or self.admission.waits_for_step(
-            self.waiting, self.running, self.in_flight.batches
-        )
+        return self.drafting.is_active(self.running) or super().needs_result()
 
     def update_from_output(
         self, batch: ScheduleBatch, sampled: list[SampledToken]
     ) -> list[EngineCoreOutput]:
-        """Complete a computed batch, append its tokens, and count.
-
-        Its requests have been advanced already. For a request that has finished since the launch,
-        the step was useless, and its token is dropped.
-        """
-        self.in_flight.complete(batch)
-        self.counters.num_steps += 1
-        of_prompts = of_finished = 0
-        for request, num_tokens in zip(batch.requests, batch.num_known_tokens, strict=True):
-            before = request.num_computed_tokens - num_tokens
-            if request.is_finished:
-                of_finished += num_tokens
-            elif before < request.num_prompt_tokens:
-                of_prompts += min(num_tokens, request.num_prompt_tokens - before)
-                self.kv_cache.insert(request)  # from here on, other requests can match these pages
-        self.counters.padding_tokens += of_finished
-        self.counters.prefill_tokens += of_prompts
-        known = sum(batch.num_known_tokens)
-        self.counters.decode_tokens += known - of_finished - of_prompts
-        self.counters.padding_tokens += batch.num_tokens - known  # `accept` takes drafts out again
-        self.drafting.num_draft_tokens += batch.num_tokens - known
-        outputs, tokens = list[EngineCoreOutput](), iter(sampled)
-        for request in batch.sampled_requests:
-            drafts = batch.drafts.get(request, [])
-            own = list(islice(tokens, 1 + len(drafts)))
-            if request.is_finished:
-                continue
-            outputs.append(output := self.drafting.verify(request, drafts, own))
-            if output.finish_reason is not None:
-                self.finish_request(request, output.finish_reason)
+        self.drafting.count(batch)
+        tokens = iter(sampled)
+        own = {r: [*islice(tokens, 1 + len(batch.drafts_of(r)))] for r in batch.sampled_requests}
+        outputs = super().update_from_output(batch, [first for first, *_ in own.values()])
+        for i, output in enumerate(outputs):
+            request = output.request
+            if output.finish_reason is None:
+                drafts = batch.drafts_of(request)
+                outputs[i] = output = self.drafting.verify(output, drafts, own[request])
+                if output.finish_reason is not None:
+                    self.finish_request(request, output.finish_reason)
         self.drafting.free_refused(batch)
         return outputs
 
-    def may_draft(self) -> bool:
-        """Return whether the next step may verify drafts."""
-        return self.drafting.is_active(self.running)
-
-    def undo(self, batch: ScheduleBatch) -> None:
-        """Undo `schedule` for the newest batch in flight. Free what was allocated for it."""
-        self.in_flight.undo(batch)
-        for request in reversed([r for r in batch.requests if not r.is_finished]):
-            if request.num_computed_tokens == 0:
-                self.send_back(request)
-            else:
-                self.kv_cache.free_slots(request, request.num_computed_tokens)
-
-    def finish_request(self, request: Request, reason: FinishReason) -> None:
-        """End a request, remove it from its queue, and free its memory."""
-        request.finish_reason = reason
-        self.policy.on_removal(request)
-        if request.row is None:
-            self.waiting.remove(request)
-        else:
-            self.running.remove(request)
-            self.in_flight.free(request)
-
-    def make_room(self, request: Request) -> None:
-        """Retract the newest requests until `request` can compute a token.
-
-        The last one to be retracted is `request` itself.
-        """
-        while request.row is not None and self.kv_cache.room(request) == 0:
-            self.retract(self.running[-1])
-
-    def retract(self, request: Request) -> None:
-        """Free all memory of a running request. It will compute its tokens again.
-
-        vLLM calls this preemption by recomputation.
-        """
-        assert not self.in_flight.batches, (
-            f"cannot retract {request} while a step that computes it is in flight"
-        )
-        self.admission.expect_more(self.running)
-        self.counters.num_retractions += 1
-        self.send_back(request)
-
-    def send_back(self, request: Request) -> None:
-        """Free the memory of a running request, and move it to the head of the waiting queue.
-
-        It is older than all waiting requests, and it keeps its tokens.
-        """
-        self.running.remove(request)
-        self.kv_cache.free(request)
-        request.num_computed_tokens = 0
-        self.policy.on_retraction(request)
-        self.waiting.appendleft(request)
-
     def make_stats(self) -> EngineStats:
-        """Return the counters, and the state of the queues and of the KV cache."""
-        return EngineStats(
-            num_waiting=len(self.waiting),
-            num_running=len(self.running),
-            kv_tokens_reserved=self.kv_cache.num_reserved_tokens,
-            kv_tokens_used=self.kv_cache.num_used_tokens([*self.running, *self.in_flight.finished]),
-            kv_pages_total=self.kv_cache.allocator.num_pages,
-            kv_pages_free=len(self.kv_cache.allocator.free_pages),
-            kv_pages_cached=self.kv_cache.radix_cache.evictable_size,
-            **asdict(self.counters),
+        return replace(
+            super().make_stats(),
+            num_draft_tokens=self.drafting.num_draft_tokens,
+            num_accepted_tokens=self.drafting.num_accepted_tokens,
         )
 
-    def check_invariants(self) -> None:
-        """Raise `AssertionError` if the queues or the KV cache break an invariant."""
-        assert len(self.running) <= self.max_num_running, (
-            f"I5: {len(self.running)} requests run, more than {self.max_num_running}"
-        )
-        for request in self.waiting:
-            assert request.num_computed_tokens == 0, f"I3: {request} waits, but it holds KV"
-        self.in_flight.check_invariants(self.running)
-
-    def _add(self, batch: ScheduleBatch, request: Request, num_tokens: int) -> None:
-        """Schedule the next `num_tokens` tokens of a request, and allocate their pages."""
-        self.kv_cache.allocate_slots(request, request.num_computed_tokens + num_tokens)
-        batch.add(request, num_tokens)
-
-    def _add_chunk(self, batch: ScheduleBatch, request: Request) -> None:
-        """Schedule as many tokens of a request as this step and the pool have room for."""
-        budget = self.max_num_batched_tokens - batch.num_tokens
-        chunk = min(request.num_uncomputed_tokens, budget, self.kv_cache.room(request))
-        if chunk > 0:
-            self._add(batch, request, chunk)
-
-    def _admit(self, request: Request) -> None:
-        """Move a request from the waiting queue to the running list, and give it a row.
-
-        The row begins with the request's cached prefix.
-        """
-        self.waiting.remove(request)
-        self.policy.on_admission(request)
-        self.kv_cache.allocate(request)
-        self.running.append(request)
-        cached = min(request.num_computed_tokens, request.num_prompt_tokens)
-        self.counters.cached_prompt_tokens += cached
-        if request.num_cached_tokens is None:  # after a retraction, it finds its own pages
-            request.num_cached_tokens = cached
+    def _admit_waiting(self, batch: ScheduleBatch) -> None:
+        """Let waiting requests run, and then add drafts to the decodes of the running ones."""
+        num_decodes = sum(request.num_uncomputed_tokens == 1 for request in batch.requests)
+        super()._admit_waiting(batch)
+        if self.drafting.is_active(self.running) and not self.in_flight.batches:
+            self.drafting.extend(batch, num_decodes)

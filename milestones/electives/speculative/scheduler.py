@@ -37,6 +37,7 @@ class Scheduler(M5Scheduler):
         self.drafting.count(batch)
         tokens = iter(sampled)
         own = {r: [*islice(tokens, 1 + len(batch.drafts_of(r)))] for r in batch.sampled_requests}
+        # m5 appends the first token of each request, which no draft stands before.
         outputs = super().update_from_output(batch, [first for first, *_ in own.values()])
         for i, output in enumerate(outputs):
             request = output.request

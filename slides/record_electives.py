@@ -49,19 +49,19 @@ def drafts(_name: str, loaded: LoadedModel | None = None) -> Json:
         return [loaded.tokenizer.decode([token]) for token in tokens]  # type: ignore[misc]
 
     with load("speculative").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
-        verify = engine.core.scheduler.drafting.verify
+        scheduler = engine.core.scheduler
+        update = scheduler.update_from_output
 
-        def watched(request: Any, drafted: list[int], sampled: Any) -> Any:
-            before = len(request.token_ids)
-            newest = words(request.token_ids[-1:])
-            output = verify(request, drafted, sampled)
-            own = words([token for token, _ in sampled])
-            appended = len(request.token_ids) - before
-            steps.append({"newest": newest[0], "drafts": words(drafted), "own": own,
-                          "appended": appended})  # fmt: skip
-            return output
+        def watched(batch: Any, sampled: Any) -> Any:
+            [request] = batch.requests
+            *known, _placeholder = request.token_ids
+            outputs = update(batch, sampled)
+            steps.append({"newest": words(known[-1:])[0], "drafts": words(batch.drafts_of(request)),
+                          "own": words([token for token, _ in sampled]),
+                          "appended": len(request.token_ids) - len(known)})  # fmt: skip
+            return outputs
 
-        engine.core.scheduler.drafting.verify = watched
+        scheduler.update_from_output = watched
         params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
         [output] = engine.generate([DRAFTED], params)
         stats = engine.stats()

@@ -27,15 +27,11 @@ class Drafting:
     """Asks the drafter, and reserves the memory of what may be accepted."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        kv_cache: KVCacheManager,
-        drafter: Drafter | None,
-        counters: StepCounters,
+        self, config: EngineConfig, kv_cache: KVCacheManager, counters: StepCounters
     ) -> None:
         self.max_num_batched_tokens = config.max_num_batched_tokens
         self.kv_cache = kv_cache
-        self.drafter = drafter
+        self.drafter: Drafter | None = None  # the engine sets it; without it, no step has drafts
         self.counters = counters
         self.has_failed = False  # at least once, which is logged
         self.num_draft_tokens = 0
@@ -62,16 +58,24 @@ class Drafting:
                 self.kv_cache.allocate_slots(request, num_tokens)
                 batch.add_drafts(request, drafts, num_decodes)
 
+    def count(self, batch: ScheduleBatch) -> None:
+        """Count all drafts of a step as padding. `accept` takes the right ones out again."""
+        num_drafts = sum(map(len, batch.drafts.values()))
+        self.num_draft_tokens += num_drafts
+        self.counters.decode_tokens -= num_drafts  # m5 counts all tokens of a decode
+        self.counters.padding_tokens += num_drafts
+
     def verify(
-        self, request: Request, drafts: list[int], sampled: list[SampledToken]
+        self, output: EngineCoreOutput, drafts: list[int], sampled: list[SampledToken]
     ) -> EngineCoreOutput:
         """Append the model's own tokens, up to the first one that differs from its draft.
+
+        output: with the first token, `sampled[0]`, which the request has got already.
 
         I1, I2: `sampled[i]` is what the model draws behind the first i drafts. If these are its own
         tokens, it is the token that a step without drafts would draw at this position.
         """
-        output = append_token(request, sampled[0])
-        new_tokens = [*output.new_tokens]
+        request, new_tokens = output.request, [*output.new_tokens]
         for draft, token in zip(drafts, sampled[1:], strict=True):
             if request.is_finished or request.token_ids[-1] != draft:
                 break

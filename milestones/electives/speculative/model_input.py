@@ -1,4 +1,7 @@
-"""`ModelInput`: the tensors of one forward. Drafts are inputs behind the newest token."""
+"""`ModelInput`: the tensors of one forward, with drafts behind the newest tokens.
+
+Upholds I1: drafts are at the positions that they would have if they were right.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["InputBuilder", "ModelInput"]
 
 
 class InputBuilder(M5InputBuilder):
-    """Builds the input of a forward, with logits behind each draft."""
+    """Builds the input of a forward. Each draft gets logits, too."""
 
     def prepare(self, batch: ScheduleBatch, static_size: int | None = None) -> ModelInput:
         inputs = super().prepare(batch, static_size)
@@ -21,16 +24,13 @@ class InputBuilder(M5InputBuilder):
         return inputs
 
     def tokens_of(self, batch: ScheduleBatch) -> list[int]:
-        tokens = list[int]()
-        for request, num_known in batch.advances():
-            start = request.num_computed_tokens
-            tokens += request.token_ids[start : start + num_known]
-            tokens += batch.drafts.get(request, ())
-        return tokens
+        spans = ((r, r.num_computed_tokens, num) for r, num in batch.advances())
+        own = ((r, r.token_ids[start : start + num]) for r, start, num in spans)
+        return [token for r, tokens in own for token in tokens + batch.drafts_of(r)]
 
     def _places_of_outputs(self, batch: ScheduleBatch) -> np.ndarray:
         """Return the indices in T of all tokens that get a next token, drafts included: [N]."""
         ends = np.cumsum(batch.num_scheduled_tokens)
-        counts = [1 + len(batch.drafts.get(request, ())) for request in batch.sampled_requests]
+        counts = [1 + len(batch.drafts_of(request)) for request in batch.sampled_requests]
         firsts = ends[batch.sampled_indices] - counts
         return np.concatenate([f + np.arange(n) for f, n in zip(firsts, counts, strict=True)])

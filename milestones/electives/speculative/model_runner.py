@@ -1,4 +1,4 @@
-"""`ModelRunner`: a step samples a token behind each draft, with the draw of its position."""
+"""`ModelRunner`: a step samples a token behind each draft, too."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from common.sampling.sampler import SamplingMetadata, map_tensors
 
 from .m5_model_runner import ModelRunner as M5ModelRunner
 from .m5_model_runner import Step, StepResult
-from .placeholders import PADDING_INDEX, future_index
+from .placeholders import PADDING_INDEX
 from .schedule_batch import ScheduleBatch
 
 __all__ = ["ModelRunner", "Step", "StepResult"]
 
 
 class ModelRunner(M5ModelRunner):
-    """Runs a Hugging Face model over the KV pool. Drafts are rows of the step as all others."""
+    """Runs a Hugging Face model. Each token and each draft has a draw of its own."""
 
     def prepare(self, batch: ScheduleBatch) -> Step:
         if not batch.drafts:
             return super().prepare(batch)
-        upload = self.buffers[0].upload
-        inputs, outputs = self.inputs.prepare(batch), batch.outputs
-        sampled = [request for request, _before in outputs]
-        metadata = SamplingMetadata.from_requests(sampled, "cpu")
+        requests = [request for request, _before in batch.outputs]
+        metadata = SamplingMetadata.from_requests(requests, "cpu")
         if metadata.draws is not None:  # I2: the position of a token decides its draw
-            metadata.draws.positions += torch.tensor([before for _request, before in outputs])
-        # The next step after drafts is planned when their fate is known: nothing to look up.
-        rows = [PADDING_INDEX if r in batch.drafts else future_index(r.row) for r in sampled]
-        futures = upload(torch.from_numpy(np.array(rows, np.int64)))
-        return Step(inputs, map_tensors(metadata, upload), futures)
+            metadata.draws.positions += torch.tensor([before for _request, before in batch.outputs])
+        upload = self.buffers[0].upload
+        # The next step is planned when the fate of the drafts is known: nothing to look up.
+        nowhere = torch.from_numpy(np.full(len(requests), PADDING_INDEX, np.int64))
+        return Step(self.inputs.prepare(batch), map_tensors(metadata, upload), upload(nowhere))

@@ -1,8 +1,7 @@
-"""`ScheduleBatch`: the work of one step, with the drafts that it verifies."""
+"""`ScheduleBatch`: the work of one step, with drafts that it verifies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common import Request
@@ -12,23 +11,26 @@ from .m5_schedule_batch import ScheduleBatch as M5ScheduleBatch
 
 @dataclass
 class ScheduleBatch(M5ScheduleBatch):
-    """`num_scheduled_tokens` counts drafts, too: the step computes them."""
+    """A step also computes drafts. `num_scheduled_tokens` counts them."""
 
     # Guesses behind the newest token of a request. The step computes them and verifies them.
     drafts: dict[Request, list[int]] = field(default_factory=dict)
 
-    def advances(self) -> Iterable[tuple[Request, int]]:
+    def drafts_of(self, request: Request) -> list[int]:
+        """Return the drafts of a request. Most requests have none."""
+        return self.drafts.get(request, [])
+
+    def advances(self) -> list[tuple[Request, int]]:
         """Return the requests, each with the number of its tokens that are no drafts.
 
-        That the step accepts drafts is not known: `Drafting.accept` adds them when it has ended.
+        Nobody knows how many drafts a step accepts: `Drafting.accept` adds them when it has ended.
         """
-        return ((r, n - len(self.drafts.get(r, ()))) for r, n in super().advances())
+        return [(r, num - len(self.drafts_of(r))) for r, num in super().advances()]
 
     @property
     def outputs(self) -> list[tuple[Request, int]]:
         """The tokens to sample: request, and number of drafts before the token."""
-        sampled = self.sampled_requests
-        return [(r, i) for r in sampled for i in range(1 + len(self.drafts.get(r, ())))]
+        return [(r, i) for r in self.sampled_requests for i in range(1 + len(self.drafts_of(r)))]
 
     def add_drafts(self, request: Request, drafts: list[int], num_decodes: int) -> None:
         """Let one of the first `num_decodes` requests verify drafts. It moves behind the others.

@@ -1,11 +1,13 @@
 """`EngineCore`: the loop of m5, but whole plans are launched, and none while a step is in flight.
 
-step():  launch a plan      if no step is in flight: choose requests, queue several forwards
-wait for step N    the oldest one
-update step N      tokens join their requests; finished requests leave
+    step():  launch a plan      if no step is in flight: choose requests, queue several forwards
+             wait for step N    the oldest one
+             update step N      tokens join their requests; finished requests leave
 
-host      | launch 1, 2, 3 | wait 1 | update 1 | wait 2 | update 2 | ... | launch 4, 5, 6 |
-forward             | 1 ............| 2 ..............| 3 ..........|              | 4 ....
+    host      | launch 1, 2, 3 | wait 1 | update 1 | wait 2 | update 2 | ... | launch 4, 5, 6 |
+    forward             | 1 ............| 2 ..............| 3 ..........|              | 4 ....
+
+Between two plans, the model computes nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class ScheduleBatch(M5ScheduleBatch):
     def advances(self) -> list[tuple[Request, int]]:
         """Return the requests, each with the number of its tokens that are no drafts.
 
-        Nobody knows how many drafts a step accepts: `Drafting.accept` adds them when it has ended.
+        How many drafts a step accepts is known when it has ended: `Drafting.accept` adds them then.
         """
         return [(r, num - len(self.drafts_of(r))) for r, num in super().advances()]
 

@@ -1,12 +1,14 @@
 """`EngineCore`: the loop of m5, with delayed sampling.
 
-step():  launch step N+1    choose the requests, how many tokens of each; queue the forward
-wait for step N    its forward ran in the meantime
-update step N      grammars take the tokens; tokens join their requests
-sample step N+1    only if it has masks: they depend on the tokens of step N
+    step():  launch step N+1    choose the requests, how many tokens of each; queue the forward
+             wait for step N    its forward ran in the meantime
+             update step N      grammars take the tokens; tokens join their requests
+             sample step N+1    only if it has masks: they depend on the tokens of step N
 
-host      | launch 2 | wait 1 | update 1, sample 2, launch 3 | wait 2 | update 2, ...
-forward   | 1 ..............S | 2 ..............    S | 3 ..............
+    host      | launch 2 | wait 1 | update 1, sample 2, launch 3 | wait 2 | update 2, ...
+    forward   | 1 ..............S | 2 ..............    S | 3 ..............
+
+S is the sampling of a step. In m5 it follows its forward at once.
 """
 
 from __future__ import annotations

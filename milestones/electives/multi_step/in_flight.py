@@ -1,10 +1,12 @@
 """`StepsInFlight`: the steps of one plan, at most `NUM_STEPS`. Plain Python data.
 
-plan N+1   The requests of N are *advanced*: their lengths are those after N, and a placeholder
-stands for the token that N will sample.
-planned    All requests *retreat*: they get back the lengths that they have before the plan.
-end of N   N is advanced again, and tokens replace its placeholders. A request that finishes
-with its token keeps its pages until the plan ends, because its steps still write.
+    plan N+1   The requests of N are *advanced*: their lengths are those after N, and a placeholder
+               stands for the token that N will sample.
+    planned    All requests *retreat*: they get back the lengths that they have before the plan.
+    end of N   N is advanced again, and tokens replace its placeholders. A request that finishes
+               with its token keeps its pages until the plan ends.
+
+Its pages must wait, because the later steps of the plan still write to them.
 """
 
 from __future__ import annotations

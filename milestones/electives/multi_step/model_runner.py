@@ -19,5 +19,5 @@ class ModelRunner(M5ModelRunner):
 
     def __init__(self, model: PreTrainedModel, config: EngineConfig) -> None:
         super().__init__(model, config)
-        while len(self.buffers) < NUM_STEPS:
+        while len(self.buffers) < NUM_STEPS:  # in place, because the input builder has them, too
             self.buffers.append(StepBuffers(model.device))

@@ -66,10 +66,10 @@ def find(part: str, engine: Any, milestone: str) -> tuple[Any, str]:
     assert place is not None, f"{milestone} has no part {part!r}"
     module, _, path = place.rpartition(":")
     *names, name = path.split(".")
-    if module and not names:  # a function is replaced where the milestone's code looks it up
-        bases = (file.removesuffix(".py") for file in extended(milestone))
-        module = next((base for base in bases if base.endswith(f"_{module}")), module)
     owner = load(milestone, module) if module else engine
+    if not names and not hasattr(owner, name):  # the code of the milestone looks it up
+        bases = [file.removesuffix(".py") for file in extended(milestone)]
+        owner = load(milestone, next(base for base in bases if base.endswith(f"_{module}")))
     for step in names:
         owner = getattr(owner, step)
     return owner, name

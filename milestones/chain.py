@@ -114,10 +114,10 @@ def own_name(file: str) -> str:
 
 
 def extended(name: str, root: Path = ROOT) -> dict[str, Path]:
-    """Return the milestone's files that an elective's own files extend, by the name of the copy.
+    """Return the milestone's files that an elective's own files extend, by their names there.
 
-    `scheduler.py` of an elective extends the milestone's `scheduler.py`, which is the module
-    `m5_scheduler` there: see `milestones/electives/__init__.py`.
+    If the elective's `scheduler.py` extends the milestone's, this is `m5_scheduler.py` in the
+    elective, and no file of that name exists: see `milestones/electives/__init__.py`.
     """
     under = below(name, root)
     if not is_elective(name) or under is None:

@@ -180,9 +180,8 @@ def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> 
     with importlib.import_module(milestone).LLMEngine(config) as engine, torch.inference_mode():
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         graphs = engine.core.runner.graphs
-        graphs.sizes = graphs.sizes or [
-            rows
-        ]  # a CPU has no graphs: a test takes a step apart there
+        # A CPU has no graphs, but a test takes a step apart there.
+        graphs.sizes = graphs.sizes or [rows]
         engine.generate([[5 + i % 90] * 3 for i in range(rows)], params, progress=False)
         step = graphs.steps[max(graphs.steps)]
         table = step.inputs.metadata.page_table

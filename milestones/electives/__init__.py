@@ -1,6 +1,6 @@
 """Electives: lessons on top of the highest milestone. Each one is a package in this folder.
 
-The folder of an elective holds the files that differ from the milestone below, and its page,
+The folder of an elective holds what differs from the milestone below, and its page,
 exercises and DELTA.toml. Its `__init__.py` continues `__path__` into the milestone:
 
     __path__.append(path_below(__name__))

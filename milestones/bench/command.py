@@ -102,7 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write all measurements to this file; its entries for other workloads are kept",
     )  # fmt: skip
     parser.add_argument("--svg", type=Path, help="draw tokens/s as bars into this file")
-    parser.add_argument("--readme", action="store_true", help="write the results into the README and SPEED.md")
+    parser.add_argument(
+        "--readme", action="store_true", help="write the results into the README and SPEED.md"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

@@ -43,32 +43,35 @@ COMMANDS = {
         "course.release.command",
         "make a student's tree for a milestone, without the solutions",
     ),
-    "grade": ("course.grading.command", "for instructors: grade submissions"),
+    "grade": ("staff.grading.command", "for instructors: grade submissions"),
     "mutants": (
-        "course.maintain.mutants",
+        "staff.maintain.mutants",
         "for maintainers: check that the tests catch known mistakes",
     ),
     "propagate": (
-        "course.maintain.propagate",
+        "staff.maintain.propagate",
         "for maintainers: apply an edit to the milestones above",
     ),
     "types": (
-        "course.maintain.types",
+        "staff.maintain.types",
         "for maintainers: check the types, with complete electives",
     ),
     "demo": ("demo", "run the demo of a milestone or of an elective"),
-    "bench": ("bench.command", "measure all milestones on this machine"),
+    "bench": ("lab.bench.command", "measure all milestones on this machine"),
     "curves": (
-        "bench.curves",
+        "lab.bench.curves",
         "measure how a step grows with requests, context and cached prompts",
     ),
-    "host-time": ("bench.host_time", "measure the host's share of a step, outside the forward"),
-    "soak": ("soak", "attack all engines with random schedules, failures and interrupts"),
-    "serve": ("server.command", "serve a milestone with OpenAI's HTTP interface"),
-    "load": ("load.command", "send requests to a server at several rates; show the latencies"),
-    "scale": ("scale.command", "measure and simulate replicas behind a router"),
+    "host-time": ("lab.bench.host_time", "measure the host's share of a step, outside the forward"),
+    "soak": ("lab.soak", "attack all engines with random schedules, failures and interrupts"),
+    "serve": ("serving.serve", "serve a milestone with OpenAI's HTTP interface"),
+    "load": (
+        "serving.load.command",
+        "send requests to a server at several rates; show the latencies",
+    ),
+    "scale": ("serving.scale.command", "measure and simulate replicas behind a router"),
     "extras": ("extras", "install the packages of an optional part: the server"),
-    "gpu-check": ("bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
+    "gpu-check": ("lab.bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
 }
 
 

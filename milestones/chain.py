@@ -76,6 +76,15 @@ def short(name: str) -> str:
     return name if is_elective(name) else name.partition("_")[0]
 
 
+def find_engine(name: str, root: Path = ROOT) -> str:
+    """Return the engine with a name: m1, m1_single, or an elective. Raises `ValueError`."""
+    for milestone in engines(root):
+        if name in (milestone, short(milestone)):
+            return milestone
+    there = ", ".join(engines(root))
+    raise ValueError(f"there is no milestone {name!r}; there are {there}")
+
+
 def place(name: str) -> str:
     """Return the folder of an engine's own sources, from the root."""
     return f"{ELECTIVES}/{name}" if is_elective(name) else name

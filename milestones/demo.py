@@ -9,8 +9,7 @@ import argparse
 import subprocess
 import sys
 
-from .chain import ROOT, package
-from .course.record import RecordError, find_milestone
+from .chain import ROOT, find_engine, package
 
 EXAMPLE = "python -m milestones demo m3 -- --requests 4"
 
@@ -24,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the demo in a process of its own."""
     try:
-        name = find_milestone(args.milestone)
-    except RecordError as error:
+        name = find_engine(args.milestone)
+    except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     command = [sys.executable, "-m", f"{package(name)}.demo", *args.options]

@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 
 from .chain import ROOT
-from .course.console import wide_console
+from .console import wide_console
 from .course.delta import tomllib
 
 EXAMPLE = "python -m milestones extras serve"

@@ -2,7 +2,7 @@
 
 The first name is a file of recorded numbers, and the rest is the path to an entry of that file. A
 list of numbers stands for its median. Expressions can use arithmetic. `python -m milestones bench
---json` writes `milestones/results/ladder.json`; most other files are in `slides/data/`.
+--json` writes `milestones/docs/results/ladder.json`; most other files are in `slides/data/`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .freshness import fingerprint
 from .sources import ROOT, BuildError
 
 DATA = ROOT / "slides" / "data"
-RESULTS = ROOT / "milestones" / "results"
+RESULTS = ROOT / "milestones" / "docs" / "results"
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,7 +35,7 @@ def place_of(name: str) -> Path:
     for folder in (RESULTS, DATA):
         if (folder / f"{name}.json").exists():
             return folder / f"{name}.json"
-    raise BuildError(f"there is no {name}.json in milestones/results/ or slides/data/")
+    raise BuildError(f"there is no {name}.json in milestones/docs/results/ or slides/data/")
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from milestones import svg
+from milestones.drawing import svg
 
 from .facts import data
 from .figures import forwards_of

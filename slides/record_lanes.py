@@ -10,8 +10,8 @@ from common.displays.demo import chats, machine
 from common.tracing.data import Span, TraceData
 from common.tracing.trace import Trace
 from milestones.chain import load
-from milestones.course.maintain.timelines import emulated
 from milestones.electives.multi_step.in_flight import NUM_STEPS
+from milestones.staff.maintain.timelines import emulated
 
 Json = dict[str, Any]
 TINY = "tiny-llama"

@@ -12,7 +12,7 @@ from typing import Any
 
 from common import EngineConfig, LoadedModel, LoRARequest, SamplingParams, load_model
 from milestones.chain import load
-from milestones.instruments.random_adapter import write_adapter
+from milestones.lab.instruments.random_adapter import write_adapter
 
 Json = dict[str, Any]
 TINY = "tiny-llama"

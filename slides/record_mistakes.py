@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from milestones.course import record as exercises
-from milestones.course.maintain import mutants
+from milestones.staff.maintain import mutants
 
 from .freshness import ROOT
 from .record_electives import DRAFTED

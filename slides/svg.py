@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milestones import svg
+from milestones.drawing import svg
 
 # Approximate widths of the letters of the decks' font. They are good enough to decide without a
 # browser whether a text fits its box.

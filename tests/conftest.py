@@ -46,7 +46,7 @@ from milestones.chain import (
     own_name,
     sources,
 )
-from milestones.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
+from milestones.lab.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
 from tests.helpers.deselected import Deselected
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -256,5 +256,5 @@ def _sentence(model: PreTrainedModel, feature: str) -> str:
     name = model.config.name_or_path or type(model).__name__
     return (
         f"{name} ({model.config.model_type}) is not supported by this engine: it has {feature}. "
-        "milestones/MODELS.md lists the models that each milestone serves"
+        "milestones/docs/MODELS.md lists the models that each milestone serves"
     )

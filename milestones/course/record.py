@@ -77,15 +77,6 @@ def find(name: str, root: Path = ROOT) -> Exercise:
     raise RecordError(f"there is no exercise {name!r}; the milestones with exercises: {there}")
 
 
-def find_milestone(name: str, root: Path = ROOT) -> str:
-    """Return the engine with a name: m1, m1_single, or an elective. Raises `RecordError`."""
-    for milestone in engines(root):
-        if name in (milestone, short(milestone)):
-            return milestone
-    there = ", ".join(engines(root))
-    raise RecordError(f"there is no milestone {name!r}; there are {there}")
-
-
 def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[str]:
     """Return the ids of all exercises that an exercise needs, directly or not, without itself."""
     by_id = {other.id: other for other in exercises}

@@ -23,7 +23,7 @@ from milestones.course.release import command as release
 from milestones.course.student import break_it, predict
 from milestones.course.student.break_screen import marked
 from milestones.course.student.handout import part
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ROOT, shared_model
 from tests.engine.test_overlap import fuzz
 from tests.helpers import mini_course

@@ -6,8 +6,8 @@ import re
 from xml.etree import ElementTree
 
 from milestones.chain import at_least
-from milestones.course.maintain import figures, figures_ladder, figures_lanes, ladder_runs
-from milestones.course.maintain.runs import load
+from milestones.staff.maintain import figures, figures_ladder, figures_lanes, ladder_runs
+from milestones.staff.maintain.runs import load
 from tests.conftest import MILESTONES, ROOT
 
 
@@ -15,22 +15,22 @@ def test_the_pictures_are_of_today() -> None:
     """A run is the same on every machine, so the files are equal byte for byte."""
     for name, text in figures.pictures(load()).items():
         on_disk = (figures.FOLDER / name).read_text(encoding="utf-8")
-        assert on_disk == text, f"{name} is old: run python -m milestones.course.maintain.figures"
+        assert on_disk == text, f"{name} is old: run python -m milestones.staff.maintain.figures"
 
 
 def test_the_lanes_of_m5_are_of_their_recordings() -> None:
     """The handout shows the run that the slides show."""
     for name, text in figures_lanes.pictures().items():
         on_disk = (figures_lanes.FOLDER / "m5_overlap" / name).read_text(encoding="utf-8")
-        assert on_disk == text, f"{name} is old: run milestones.course.maintain.figures_lanes"
+        assert on_disk == text, f"{name} is old: run milestones.staff.maintain.figures_lanes"
 
 
 def test_the_picture_of_the_readme_is_of_its_recording() -> None:
     """The times are of a recorded run, so the picture is drawn again from the recorded data."""
     on_disk = figures_ladder.FILE.read_text(encoding="utf-8")
     drawn = figures_ladder.draw(ladder_runs.load())
-    assert on_disk == drawn, "run python -m milestones.course.maintain.figures_ladder"
-    assert "milestones/ladder.svg" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert on_disk == drawn, "run python -m milestones.staff.maintain.figures_ladder"
+    assert "milestones/docs/ladder.svg" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_picture_of_the_readme_can_be_shown_by_github() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.grading import command as grade
-from milestones.course.grading import grader
+from milestones.staff.grading import command as grade
+from milestones.staff.grading import grader
 from tests.helpers import hostile
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import arguments, hand_in, make_course, once, skeleton_of

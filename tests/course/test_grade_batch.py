@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from milestones.course.grading import command as grade
-from milestones.course.grading import grade_files, grader, sandbox, upload
-from milestones.course.grading.grader import Grader
+from milestones.staff.grading import command as grade
+from milestones.staff.grading import grade_files, grader, sandbox, upload
+from milestones.staff.grading.grader import Grader
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.grading import command as grade
-from milestones.course.grading.gradebook import Sheet
+from milestones.staff.grading import command as grade
+from milestones.staff.grading.gradebook import Sheet
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once
 

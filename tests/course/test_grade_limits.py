@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from milestones.course.grading import command as grade
-from milestones.course.grading import sandbox, system_calls
-from milestones.course.grading.answers import Questions, compare
-from milestones.course.grading.client import ForkServer, Outcome
-from milestones.course.grading.limits import Limits
+from milestones.staff.grading import command as grade
+from milestones.staff.grading import sandbox, system_calls
+from milestones.staff.grading.answers import Questions, compare
+from milestones.staff.grading.client import ForkServer, Outcome
+from milestones.staff.grading.limits import Limits
 from tests.helpers import hostile_kernel
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import arguments, hand_in, make_course, once, skeleton_of

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.grading import command as grade
-from milestones.course.grading import submission
-from milestones.course.grading.submission import Course, Submission
-from milestones.course.grading.upload import Upload, Uploads
+from milestones.staff.grading import command as grade
+from milestones.staff.grading import submission
+from milestones.staff.grading.submission import Course, Submission
+from milestones.staff.grading.upload import Upload, Uploads
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course
 

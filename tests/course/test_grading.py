@@ -11,14 +11,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from milestones.course.grading import command as grade
-from milestones.course.grading import grader, submission
-from milestones.course.grading.answers import Questions, compare
-from milestones.course.grading.client import ForkServer
-from milestones.course.grading.exam import Heard, result_from
-from milestones.course.grading.limits import Limits
-from milestones.course.grading.upload import Upload
 from milestones.course.testing.results import Result
+from milestones.staff.grading import command as grade
+from milestones.staff.grading import grader, submission
+from milestones.staff.grading.answers import Questions, compare
+from milestones.staff.grading.client import ForkServer
+from milestones.staff.grading.exam import Heard, result_from
+from milestones.staff.grading.limits import Limits
+from milestones.staff.grading.upload import Upload
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
 

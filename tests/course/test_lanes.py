@@ -14,8 +14,8 @@ from rich.console import Console
 
 from common import EngineConfig, RequestOutput
 from milestones.chain import load
-from milestones.course.maintain import timelines
 from milestones.course.student import lanes
+from milestones.staff.maintain import timelines
 from tests.conftest import ROOT, shared_model
 from tests.helpers.oracle import greedy
 
@@ -54,7 +54,7 @@ def covered(fault: str, name: str) -> list[float]:
 def test_each_fault_is_recorded_once() -> None:
     assert tuple(RUNS) == timelines.ORDER
     assert RUNS.keys() == lanes.FAULTS.keys() == timelines.FAULTS.keys()
-    text = " ".join((ROOT / "milestones/INSTRUCTORS.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "milestones/docs/INSTRUCTORS.md").read_text(encoding="utf-8").split())
     for number, fault in enumerate(RUNS, 1):
         assert f"*Timeline {number}* (`{fault}`)" in text
 

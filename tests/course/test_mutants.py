@@ -11,9 +11,9 @@ import pytest
 
 from milestones.chain import is_elective
 from milestones.course import record
-from milestones.course.maintain import mutants
-from milestones.course.maintain.mutants import Fate
 from milestones.course.testing.runner import Runner
+from milestones.staff.maintain import mutants
+from milestones.staff.maintain.mutants import Fate
 from tests.conftest import ROOT
 from tests.helpers import mini_course
 

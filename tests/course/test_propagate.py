@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course.maintain import merge, propagate
+from milestones.staff.maintain import merge, propagate
 from tests.conftest import MILESTONES, ROOT
 
 # An edit of `engine.py`, in a line that no lesson changes.

@@ -9,13 +9,14 @@ from statistics import mean
 
 import pytest
 
-from milestones.bench.host_time import MILESTONES, SIZES
-from milestones.bench.workloads import WORKLOADS
 from milestones.chain import course_place, is_elective
 from milestones.course import record
+from milestones.lab.bench.host_time import MILESTONES, SIZES
+from milestones.lab.bench.workloads import WORKLOADS
 from tests.conftest import ROOT
 
 HANDOUTS = ROOT / "milestones"
+DOCS = HANDOUTS / "docs"
 GAPS = r"With (\d+) requests, that gap is (\d+) µs .*?in this milestone it is (\d+) µs"
 NUM_REQUESTS = 32  # of the table of multi_step
 TOKENS = r"computes (\d+) prompt tokens, and it has computed (\d+) of them before"
@@ -44,8 +45,8 @@ def numbers(pattern: str, text: str) -> list[str]:
 
 
 def test_the_table_of_host_times_is_of_the_recorded_run() -> None:
-    """`python -m milestones host-time --json milestones/results/host_time.json` writes the run."""
-    recorded = json.loads((HANDOUTS / "results/host_time.json").read_text(encoding="utf-8"))
+    """`host-time --json milestones/docs/results/host_time.json` writes the run."""
+    recorded = json.loads((DOCS / "results/host_time.json").read_text(encoding="utf-8"))
     shown = {row["running"]: row for row in table(handout("m5_overlap"), "| running |")}
     assert list(shown) == [str(size) for size in SIZES]
     assert len(recorded["microseconds"]) == len(MILESTONES) * len(SIZES)
@@ -57,9 +58,9 @@ def test_the_table_of_host_times_is_of_the_recorded_run() -> None:
 
 
 def test_the_table_of_stored_weights_is_of_the_recorded_run() -> None:
-    """`bench --json milestones/results/stored.json` writes it, and keeps the other workloads."""
-    recorded = json.loads((HANDOUTS / "results/stored.json").read_text(encoding="utf-8"))["engines"]
-    rows = table((HANDOUTS / "SPEED.md").read_text(encoding="utf-8"), "| engine | alone | 16 at")
+    """`bench --json milestones/docs/results/stored.json` writes it, and keeps other workloads."""
+    recorded = json.loads((DOCS / "results/stored.json").read_text(encoding="utf-8"))["engines"]
+    rows = table((DOCS / "SPEED.md").read_text(encoding="utf-8"), "| engine | alone | 16 at")
     assert [row["engine"] for row in rows] == list(recorded)
     columns = ("alone", "16 at once", "mixed lengths", "shared prompts", "conversations")
     for row in rows:
@@ -71,8 +72,8 @@ def test_the_table_of_stored_weights_is_of_the_recorded_run() -> None:
 
 def test_the_goodput_is_of_the_recorded_run() -> None:
     """`load --engines` writes it. A rate that an engine did not get is a dash."""
-    recorded = json.loads((HANDOUTS / "results/load.json").read_text(encoding="utf-8"))["engines"]
-    rows = table((HANDOUTS / "SERVING.md").read_text(encoding="utf-8"), "| engine | 1 request/s")
+    recorded = json.loads((DOCS / "results/load.json").read_text(encoding="utf-8"))["engines"]
+    rows = table((DOCS / "SERVING.md").read_text(encoding="utf-8"), "| engine | 1 request/s")
     assert [row["engine"] for row in rows] == list(recorded)
     for row in rows:
         shown = [cell for name, cell in row.items() if name != "engine"]

@@ -11,10 +11,10 @@ import pytest
 
 from milestones.course import record
 from milestones.course.exercise import Exercise
-from milestones.course.grading import submission
-from milestones.course.grading.answers import Answers, Questions
-from milestones.course.grading.client import ForkServer
-from milestones.course.grading.limits import Limits
+from milestones.staff.grading import submission
+from milestones.staff.grading.answers import Answers, Questions
+from milestones.staff.grading.client import ForkServer
+from milestones.staff.grading.limits import Limits
 from tests.conftest import ROOT
 from tests.helpers.deselected import thorough_except
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import course_place
+from milestones.chain import course_place, find_engine
 from milestones.course import record
 from milestones.course.exercise import anchor_of
 from tests.conftest import ROOT
@@ -46,7 +46,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     assert second.sources == ("m2_mini/shelf.py",)
     assert record.closure(second, (first, second)) == {"m2.1"}
     assert record.find("m2.2", tmp_path) == second
-    assert record.find_milestone("m2", tmp_path) == "m2_mini"
+    assert find_engine("m2", tmp_path) == "m2_mini"
     assert record.recorded(tmp_path) == ["m2_mini"]
 
 
@@ -99,8 +99,8 @@ def test_what_there_is_is_listed(tmp_path: Path) -> None:
     for name, said in (("m2.3", "m2_mini has m2.1, m2.2"), ("m9.1", "with exercises: m2_mini")):
         with pytest.raises(record.RecordError, match=said):
             record.find(name, tmp_path)
-    with pytest.raises(record.RecordError, match="there are m1_mini, m2_mini"):
-        record.find_milestone("m9", tmp_path)
+    with pytest.raises(ValueError, match="there are m1_mini, m2_mini"):
+        find_engine("m9", tmp_path)
     with pytest.raises(record.RecordError, match="m1_mini has no exercises"):
         record.load("m1_mini", tmp_path)
 

@@ -8,7 +8,7 @@ import pytest
 
 from common.tracing.data import State, TraceData
 from common.tracing.live import LiveTrace
-from milestones.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, shared_model
 from tests.displays.test_trace import CONFIG, add_all
 from tests.helpers.oracle import drain, greedy

@@ -22,10 +22,10 @@ from common import (
 from common.hf.tiny import ARCHITECTURES
 from milestones.chain import ROOT, course_place, load
 from milestones.electives.embedding.pooling_request import PoolingRequest
-from milestones.instruments.audit import assert_idle
-from milestones.instruments.fake_cuda import FakeCuda
-from milestones.instruments.forced_retractions import force_retractions
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.audit import assert_idle
+from milestones.lab.instruments.fake_cuda import FakeCuda
+from milestones.lab.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, schedules
 from tests.helpers.fake_overlap import (
     HashResult,

@@ -16,9 +16,9 @@ from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.hf.support import LayerKV
 from common.hf.tiny import byte_tokenizer
 from milestones.chain import ROOT, course_place, load
-from milestones.instruments.audit import assert_idle
-from milestones.instruments.forced_retractions import force_retractions
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.audit import assert_idle
+from milestones.lab.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.exercises.requests import request_of
 from tests.helpers.fake_hybrid import Groups, expected_output, groups_of, hybrid_engine

@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.hf.tiny import byte_tokenizer
 from milestones.chain import ROOT, course_place, load
-from milestones.instruments.audit import assert_idle
-from milestones.instruments.forced_retractions import force_retractions
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.audit import assert_idle
+from milestones.lab.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf
 from tests.electives.test_hybrid_memory import fuzz
 from tests.helpers.fake_hybrid import expected_output, groups_of, hybrid_engine

@@ -13,9 +13,9 @@ import pytest
 
 from common import LoRARequest
 from milestones.chain import load
-from milestones.instruments.audit import assert_idle
-from milestones.instruments.forced_retractions import force_retractions
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.audit import assert_idle
+from milestones.lab.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
 from tests.helpers.oracle import drain, greedy

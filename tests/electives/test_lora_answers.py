@@ -15,9 +15,9 @@ from common import EngineConfig, LoadedModel, LoRARequest, load_model
 from common.fast.cpu_kernels import kernels
 from milestones.chain import load
 from milestones.electives.lora.peft_folder import read_adapter
-from milestones.instruments.fake_cuda import FakeCuda
-from milestones.instruments.random_adapter import merged_model, shapes_of, write_adapter
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.fake_cuda import FakeCuda
+from milestones.lab.instruments.random_adapter import merged_model, shapes_of, write_adapter
+from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, shared_model
 from tests.helpers.oracle import assert_same_tokens, drain, generate, greedy
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from common import EngineConfig, LoRARequest
 from milestones.electives.lora.peft_folder import NEUTRAL, read_adapter
-from milestones.instruments.random_adapter import PREFIX
+from milestones.lab.instruments.random_adapter import PREFIX
 from tests.conftest import EngineFactory
 from tests.electives.test_lora_answers import written
 from tests.helpers.oracle import drain, greedy

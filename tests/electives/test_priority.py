@@ -12,10 +12,10 @@ import torch
 
 from common.guard import EngineDeadError
 from milestones.chain import ROOT, course_place, load
-from milestones.instruments.audit import assert_idle, poison_free_pages
-from milestones.instruments.fake_cuda import FakeCuda
-from milestones.instruments.forced_retractions import force_retractions
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.audit import assert_idle, poison_free_pages
+from milestones.lab.instruments.fake_cuda import FakeCuda
+from milestones.lab.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of

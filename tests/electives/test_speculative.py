@@ -12,7 +12,7 @@ import torch
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.sampling.sampler import uniform
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, shared_model
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import expected_output, hash_engine, text_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common import SamplingParams, StructuredOutputsParams
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.helpers.fake_grammars import (
     END,

@@ -19,7 +19,7 @@ from common.engine_core import EngineCoreOutput
 from common.failure_search import FailureSearch
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
-from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
+from milestones.lab.instruments.hash_model import HashModel, expected_tokens, hash_model
 from tests.conftest import EngineFactory, assert_idle, build_engine
 from tests.exercises.by_hand import make_request
 from tests.helpers.oracle import drain, greedy

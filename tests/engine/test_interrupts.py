@@ -14,8 +14,8 @@ import pytest
 
 from common import EngineDeadError, guard, llm_engine
 from common.guard import interrupts_held
-from milestones.instruments.hash_model import HashModel, expected_tokens, hash_model
-from milestones.instruments.streams import EarlyStream
+from milestones.lab.instruments.hash_model import HashModel, expected_tokens, hash_model
+from milestones.lab.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine
 from tests.helpers.oracle import drain, greedy
 
@@ -323,7 +323,7 @@ def test_an_engine_can_be_made_in_one_thread_and_run_in_another(milestone: str) 
 FORK = """
 import os
 from tests.conftest import MILESTONES, build_engine
-from milestones.instruments.hash_model import hash_model
+from milestones.lab.instruments.hash_model import hash_model
 from tests.helpers.oracle import greedy
 for milestone in MILESTONES:
     engine = build_engine(milestone, hash_model())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milestones.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 

@@ -15,9 +15,9 @@ from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
-from milestones.instruments.audit import MODES, assert_idle, audited_engine_class
-from milestones.instruments.forced_retractions import force_retractions
-from milestones.instruments.hash_model import hash_model
+from milestones.lab.instruments.audit import MODES, assert_idle, audited_engine_class
+from milestones.lab.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.hash_model import hash_model
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.sampling_reference import adjusted, hash_answer

@@ -17,7 +17,7 @@ import torch
 from common import EngineConfig, SamplingParams
 from common.fast.cpu_runtime import release_threads
 from milestones.chain import package
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy

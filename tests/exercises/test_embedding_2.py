@@ -12,7 +12,7 @@ from milestones.electives.embedding import engine as engine_module
 from milestones.electives.embedding.in_flight import continuing
 from milestones.electives.embedding.kv_cache import KVCacheManager
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests.exercises.pooling_requests import pooling_request
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import expected_states, hash_engine

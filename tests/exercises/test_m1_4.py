@@ -8,7 +8,7 @@ import pytest
 
 from common import SamplingParams
 from common.engine_core import ForwardError
-from milestones.instruments.audit import assert_idle
+from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import Broken, break_next_forward, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy

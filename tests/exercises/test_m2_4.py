@@ -11,7 +11,7 @@ from common import EngineConfig, Request
 from m2_continuous.model_input import ModelInput
 from m2_continuous.model_runner import ModelRunner
 from m2_continuous.schedule_batch import ScheduleBatch
-from milestones.instruments.hash_model import VOCAB_SIZE, HashModel
+from milestones.lab.instruments.hash_model import VOCAB_SIZE, HashModel
 from tests.exercises.by_hand import make_request
 
 

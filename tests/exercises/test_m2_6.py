@@ -10,7 +10,7 @@ import torch
 from common import Request, SamplingParams
 from common.engine_core import EngineCoreOutput, ForwardError, SampledToken
 from m2_continuous.schedule_batch import ScheduleBatch
-from milestones.instruments.audit import assert_idle
+from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import Broken, break_next_forward, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy

@@ -12,7 +12,7 @@ from m3_paged.kv_cache import PageTable
 from m3_paged.model_input import ModelInput
 from m3_paged.model_runner import ModelRunner
 from m3_paged.schedule_batch import ScheduleBatch
-from milestones.instruments.hash_model import HashModel, expected_tokens
+from milestones.lab.instruments.hash_model import HashModel, expected_tokens
 from tests.exercises.by_hand import make_request
 
 PAGES = ([7, 2, 9, 4, 12], [5, 11, 3, 8, 1], [6, 10, 13, 14, 15])  # of rows 0, 1 and 2

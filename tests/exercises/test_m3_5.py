@@ -12,7 +12,7 @@ import pytest
 
 from m3_paged import scheduler as scheduler_module
 from m3_paged.admission import RATIO_DECAY
-from milestones.instruments.audit import assert_idle
+from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import names, scheduled
 from tests.exercises.paged_states import make_scheduler, run, show, wait

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is for Linux")
 from triton.runtime.errors import InterpreterError
 
 from m3_paged import attention, kernels, triton_ops
-from milestones.instruments.paged_case import OUT_OF_RANGE, SCALE, PagedCase
+from milestones.lab.instruments.paged_case import OUT_OF_RANGE, SCALE, PagedCase
 
 MARK = 12345.0
 OUTPUTS = {"partial": 5, "partial_lse": 6}  # the kernel's outputs: argument name and index

@@ -10,7 +10,7 @@ import torch
 from common.sampling.sampler import SamplerOutput
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.model_runner import StepResult
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from milestones.electives.speculative import engine as engine_module
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import greedy

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from milestones.electives.structured_output import engine as engine_module
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.helpers.fake_grammars import (
     MaskRunner,
     StepGrammar,

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from common.fast.passes import triton_kernels
 from milestones.chain import package
-from milestones.instruments.paged_case import PagedCase
+from milestones.lab.instruments.paged_case import PagedCase
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 HEADS, KV_HEADS, DIM = 16, 8, 128

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from milestones.electives.hybrid_memory.kv_groups import KVCacheGroupSpec
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests.helpers.fake_overlap import HashResult, HashRunner, hash_engine, text_of
 from tests.helpers.fake_paged import VOCAB_SIZE
 

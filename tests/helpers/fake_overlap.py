@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel
-from milestones.instruments.hash_model import hash_model
-from milestones.instruments.streams import HandEvent, LateStream, Work
+from milestones.lab.instruments.hash_model import hash_model
+from milestones.lab.instruments.streams import HandEvent, LateStream, Work
 from tests.helpers.fake_paged import expected_tokens, kv_of, next_token
 
 FAKE: LoadedModel = hash_model()

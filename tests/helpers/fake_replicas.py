@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from milestones.scale.cache_log import CacheReport
-from milestones.scale.routing import Routing
-from milestones.scale.wire import Description, ForwardedCall, Head, Item, ReplicaDiedError, Tail
+from milestones.serving.scale.cache_log import CacheReport
+from milestones.serving.scale.routing import Routing
+from milestones.serving.scale.wire import (
+    Description,
+    ForwardedCall,
+    Head,
+    Item,
+    ReplicaDiedError,
+    Tail,
+)
 
 EVENTS = (b"data: one\n\n", b"data: two\n\n", b"data: [DONE]\n\n")
 STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"),)

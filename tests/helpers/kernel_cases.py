@@ -10,7 +10,7 @@ import torch
 from common.fast import cpu_attention
 from common.fast.cpu_kernels import BatchLayout, Heads, Kernels, Layer, Layers, Linear
 from milestones.chain import load
-from milestones.instruments.paged_case import SCALE, PagedCase
+from milestones.lab.instruments.paged_case import SCALE, PagedCase
 from tests.helpers.stored_weights import random_weight
 
 END, LINEAR, ROWS, ATTENTION, LAYERS, LOW_RANK = range(6)  # as in the driver

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from common import LLMEngine
-from milestones.server.settings import ServerSettings
+from milestones.serving.server.settings import ServerSettings
 from tests.conftest import EngineFactory
 
 if TYPE_CHECKING:
-    from milestones.server.run import Server
+    from milestones.serving.server.run import Server
 
 MODEL = "tiny-llama"
 PATIENCE = 60.0  # seconds: a test fails after them; none of them decides a test that passes
@@ -134,7 +134,7 @@ def parse_events(text: str) -> list[Any]:
 @contextmanager
 def running(engine: LLMEngine, **settings: Any) -> Iterator[Running]:
     """Run a server in a thread. At the end it must stop, and leave no thread and no request."""
-    from milestones.server.run import Server
+    from milestones.serving.server.run import Server
 
     before = set(threading.enumerate())
     server = Server(engine, ServerSettings(port=0, **{"drain_timeout": 0.0, **settings}))

@@ -12,8 +12,8 @@ from typing import TypeVar
 import pytest
 from filelock import FileLock
 
-from milestones.course.grading import command as grade
 from milestones.course.release.student_tree import student_files
+from milestones.staff.grading import command as grade
 from tests.helpers import mini_course
 
 SECONDS = "10"  # the limit of a test; one that does not hang takes a fraction of a second

@@ -1,6 +1,6 @@
 """Try every causal language model of transformers on every engine.
 
-    python -m tests.helpers.sweep_models             try all models and write milestones/MODELS.md
+    python -m tests.helpers.sweep_models             try all models and write MODELS.md
     python -m tests.helpers.sweep_models bart xlm    try some models and print the results
 
 An engine must serve a model correctly, or refuse it with an error that names the feature. Each
@@ -28,12 +28,12 @@ from transformers.utils import logging as transformers_logging
 from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.fast.passes import apply_passes
 from common.hf.tiny import byte_tokenizer
-from milestones.instruments.audit import audited_engine_class
+from milestones.lab.instruments.audit import audited_engine_class
 from tests.conftest import MILESTONES, MODE, ROOT
 from tests.helpers.oracle import TIE, drain, greedy
 from tests.helpers.tiny_configs import NOT_BUILT, tiny_config
 
-PAGE = ROOT / "milestones" / "MODELS.md"
+PAGE = ROOT / "milestones" / "docs" / "MODELS.md"
 SWEPT = [*MILESTONES, "hybrid_memory"]  # the elective for models that the milestones refuse
 MODEL_TYPES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - NOT_BUILT.keys())
 MAX_MODEL_LEN = 64

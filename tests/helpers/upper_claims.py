@@ -15,7 +15,7 @@ from m4_radix.radix_cache import RadixCache
 from m5_overlap.future_map import FutureMap
 from m5_overlap.placeholders import placeholder
 from m5_overlap.stream import ThreadStream
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests.conftest import shared_model
 from tests.exercises import test_m4_5 as m4_5
 from tests.exercises import test_m5_4 as m5_4

@@ -11,9 +11,9 @@ import pytest
 
 from common.displays.workload import Workload, run
 from common.outputs import StepCounters
-from milestones.bench import gpu_correct, host_time, overlap_check
 from milestones.chain import below, sources
 from milestones.course.student.list import size_of
+from milestones.lab.bench import gpu_correct, host_time, overlap_check
 from tests.conftest import ROOT, EngineFactory
 
 

@@ -21,7 +21,7 @@ from milestones.chain import (
     place,
     sources,
 )
-from milestones.course.maintain.types import merged
+from milestones.staff.maintain.types import merged
 
 MOST_LINES = {
     "hybrid_memory": 1250,  # two lessons, windows and states: its diff has stops

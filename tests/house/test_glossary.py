@@ -19,7 +19,7 @@ from tests.helpers.documented_symbols import (
     spans,
 )
 
-GLOSSARY = (ROOT / "milestones/GLOSSARY.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "milestones/docs/GLOSSARY.md").read_text(encoding="utf-8")
 ELECTIVES = set(ENGINES) - set(MILESTONES)
 HEADER = ["ours", "meaning", "vLLM", "SGLang"]
 OURS = re.compile(r"`[\w.]+` in `[\w/]+\.py`(?: \((?P<since>from )?(?P<mark>\w+)\))?")

@@ -78,6 +78,24 @@ def test_no_circle_of_imports() -> None:
     TopologicalSorter(graph).prepare()
 
 
+def test_no_import_runs_upwards_between_the_houses() -> None:
+    """`milestones/README.md` names the houses. Below each one: what it may import of the others."""
+    below = {
+        "milestones.serving.server": (),
+        "milestones.serving": (),
+        "milestones.lab": (),
+        "milestones.course": ("milestones.lab",),
+        "milestones.staff": ("milestones.course", "milestones.lab"),
+    }
+    known = modules()
+    for name, path in known.items():
+        house = next((one for one in below if f"{name}.".startswith(f"{one}.")), None)
+        if house is not None:
+            allowed = (house, *below[house], "milestones.electives", "milestones.drawing", "common")
+            deep = [one for one in imported_modules(name, path, {*known}) if one.count(".") > 1]
+            assert all(one.startswith(allowed) for one in deep), f"{name} imports {deep}"
+
+
 def test_a_milestone_stands_alone() -> None:
     """A milestone imports itself (relatively) and common; common imports no milestone."""
     of_electives = tuple(f"{ELECTIVES}/{name}/" for name in electives())

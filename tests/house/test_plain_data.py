@@ -41,8 +41,8 @@ RUN = """
 import inspect
 from common import EngineConfig, Request, SamplingParams
 from milestones.chain import load
-from milestones.instruments.hash_chain import expected_tokens
-from milestones.instruments.plain_runner import PlainRunner
+from milestones.lab.instruments.hash_chain import expected_tokens
+from milestones.lab.instruments.plain_runner import PlainRunner
 
 def request_of(name, prompt, max_tokens):
     params = SamplingParams(max_tokens=max_tokens, temperature=0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milestones.instruments.audit import assert_idle
-from milestones.instruments.hash_model import expected_tokens, hash_model
+from milestones.lab.instruments.audit import assert_idle
+from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from tests.conftest import build_engine, schedules
 from tests.helpers.oracle import greedy
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common import SamplingParams
 from common.sampling.sampler import SamplerOutput
-from milestones.instruments.audit import assert_idle
+from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory, build_engine, schedules, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 

@@ -17,10 +17,10 @@ import torch
 from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
-from milestones.bench import command as bench
-from milestones.bench import contenders, curves, pages, peer_llama, peers, workloads
-from milestones.bench.contenders import Contender, Peer, Summary
-from milestones.bench.roofline import Roofline
+from milestones.lab.bench import command as bench
+from milestones.lab.bench import contenders, curves, pages, peer_llama, peers, workloads
+from milestones.lab.bench.contenders import Contender, Peer, Summary
+from milestones.lab.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
 
 RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4)
@@ -37,7 +37,7 @@ def run_bench(*arguments: object) -> int:
 def no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench measures this machine for seconds. Tests of anything else do not wait for it."""
     floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6)
-    monkeypatch.setattr("milestones.bench.roofline.measure", lambda model: floor)
+    monkeypatch.setattr("milestones.lab.bench.roofline.measure", lambda model: floor)
 
 
 def test_every_milestone_and_the_peers_are_there() -> None:
@@ -329,8 +329,8 @@ def test_what_llama_cpp_tells_is_counted() -> None:
 
 def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, end = pages.MARKS
-    (tmp_path / "milestones").mkdir()
-    files = [tmp_path / name for name in ("README.md", "milestones/SPEED.md")]
+    (tmp_path / "milestones" / "docs").mkdir(parents=True)
+    files = [tmp_path / name for name in ("README.md", "milestones/docs/SPEED.md")]
     for page in files:
         page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
     monkeypatch.setattr(pages, "ROOT", tmp_path)
@@ -344,7 +344,7 @@ def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "- `turns`: " in everything
 
 
-@pytest.mark.parametrize("page", ["README.md", "milestones/SPEED.md"])
+@pytest.mark.parametrize("page", ["README.md", "milestones/docs/SPEED.md"])
 def test_a_page_of_results_has_every_milestone(page: str) -> None:
     start, end = pages.MARKS
     table = (ROOT / page).read_text(encoding="utf-8").split(start)[1].split(end)[0]

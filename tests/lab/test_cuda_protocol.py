@@ -18,9 +18,9 @@ from common import EngineConfig, SamplingParams, load_model
 from common.hf import loader, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
-from milestones.bench import roofline
 from milestones.chain import load
-from milestones.instruments.fake_cuda import FakeCuda, FakeStream
+from milestones.lab.bench import roofline
+from milestones.lab.instruments.fake_cuda import FakeCuda, FakeStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, shared_model
 from tests.helpers.oracle import greedy
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.displays.workload import Workload
 from common.hf.random_shapes import SHAPES
-from milestones.bench import (
+from milestones.lab.bench import (
     gpu_check,
     gpu_correct,
     gpu_kernels,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import MILESTONES, ROOT
 
-NOTEBOOK = ROOT / "milestones" / "colab.ipynb"
+NOTEBOOK = ROOT / "milestones" / "docs" / "colab.ipynb"
 HUB_MODEL = "Qwen/Qwen3-0.6B"
 # Colab has IPython. Here, what a cell displays goes to a file.
 IPYTHON = """

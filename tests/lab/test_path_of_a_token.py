@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from milestones.chain import ROOT, own_name, sources
-from milestones.instruments.path_of_a_token import crossed
+from milestones.lab.instruments.path_of_a_token import crossed
 
 
 def test_a_token_crosses_the_parts_of_its_milestone(milestone: str) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from milestones import soak
 from milestones.chain import at_least, load
-from milestones.instruments.audit import MODES
-from milestones.soak import interrupts, report, runner, watchdog
-from milestones.soak.extras import EXTRAS
-from milestones.soak.matrix import FaultMatrix
-from milestones.soak.parts import KINDS, MAY_DIE, MAY_END, parts_of
-from milestones.soak.runner import Soak
-from milestones.soak.tally import Results, Tally
+from milestones.lab import soak
+from milestones.lab.instruments.audit import MODES
+from milestones.lab.soak import interrupts, report, runner, watchdog
+from milestones.lab.soak.extras import EXTRAS
+from milestones.lab.soak.matrix import FaultMatrix
+from milestones.lab.soak.parts import KINDS, MAY_DIE, MAY_END, parts_of
+from milestones.lab.soak.runner import Soak
+from milestones.lab.soak.tally import Results, Tally
 from tests.conftest import MILESTONES
 from tests.helpers.planted_bugs import BUGS
 

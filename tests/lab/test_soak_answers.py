@@ -12,11 +12,11 @@ import torch
 
 from common import SamplingParams
 from common.sampling.sampler import uniform
-from milestones.soak import answers, faults
-from milestones.soak.answers import HashSource
-from milestones.soak.draw import PAGE_SIZES, make_plan
-from milestones.soak.extras import EXTRAS, GRAMMARS, PLAIN
-from milestones.soak.tiny_answers import Sources
+from milestones.lab.soak import answers, faults
+from milestones.lab.soak.answers import HashSource
+from milestones.lab.soak.draw import PAGE_SIZES, make_plan
+from milestones.lab.soak.extras import EXTRAS, GRAMMARS, PLAIN
+from milestones.lab.soak.tiny_answers import Sources
 from tests.conftest import build_engine
 from tests.helpers.oracle import greedy, reference
 

@@ -13,7 +13,7 @@ from common.fast import cpu_attention
 from common.fast.cpu_kernels import Kernels, kernels
 from common.fast.cpu_kernels.space import SPACE
 from milestones.chain import load
-from milestones.instruments.paged_case import PagedCase
+from milestones.lab.instruments.paged_case import PagedCase
 from tests.conftest import build_engine
 from tests.helpers.oracle import assert_one_answer, greedy
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from milestones.chain import load, package
-from milestones.instruments.paged_case import PagedCase
+from milestones.lab.instruments.paged_case import PagedCase
 from tests.conftest import ROOT, EngineFactory
 from tests.helpers.compile_kernels import ALONE, GROUP, UNUSUAL
 

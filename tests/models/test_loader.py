@@ -24,7 +24,7 @@ from common.hf.embedded import EmbeddedModelMissingError, is_embedded
 from common.hf.random_shapes import SHAPES
 from common.hf.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
 from m1_single import LLMEngine
-from milestones.bench.workloads import workload
+from milestones.lab.bench.workloads import workload
 from tests.conftest import plain_model, shared_model
 from tests.helpers.tiny_configs import tiny_config
 

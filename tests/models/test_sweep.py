@@ -98,7 +98,7 @@ def test_served_right_or_refused_by_name(milestone: str, case: Case) -> None:
 
 
 def test_the_page_lists_every_model_type_and_no_wrong_answer() -> None:
-    """`milestones/MODELS.md` lists the model types of the transformers version that it names."""
+    """MODELS.md lists the model types of the version of transformers that it names."""
     text = PAGE.read_text(encoding="utf-8")
     assert "WRONG" not in text
     listed = set(re.findall(r"^\| ([\w-]+)[ ,]", text, re.MULTILINE)) - {"model"}

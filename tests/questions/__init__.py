@@ -1,4 +1,4 @@
-"""The questions that decide the points of the exercises: `milestones/course/grading/answers.py`.
+"""The questions that decide the points of the exercises: `milestones/staff/grading/answers.py`.
 
 A file for each milestone; `QUESTIONS` maps each exercise to a generator. It draws inputs from a
 random number, calls what the student has written, and yields pairs (question, answer). An answer

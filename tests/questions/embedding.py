@@ -14,7 +14,7 @@ from milestones.electives.embedding import pooling
 from milestones.electives.embedding.in_flight import continuing
 from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
-from milestones.instruments.streams import LateStream
+from milestones.lab.instruments.streams import LateStream
 from tests.exercises.pooling_requests import pooling_request
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import hash_engine

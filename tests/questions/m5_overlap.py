@@ -19,7 +19,7 @@ from m5_overlap.cuda_graph import DecodeGraphs
 from m5_overlap.future_map import FutureMap
 from m5_overlap.model_runner import ModelRunner
 from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
-from milestones.instruments.streams import EarlyStream, LateStream
+from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import shared_model
 from tests.engine.test_overlap import fuzz
 from tests.exercises.overlap_states import plan, running, steps_in_flight

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from milestones.bench.chart import lines
 from milestones.chain import electives
-from milestones.load import command
-from milestones.load.arrivals import Arrival, Lengths, Workload, length_pairs, length_range
+from milestones.drawing.chart import lines
+from milestones.serving.load import command
+from milestones.serving.load.arrivals import Arrival, Lengths, Workload, length_pairs, length_range
 from tests.helpers.serving import Serve, serve_fixture  # noqa: F401 (a fixture)
 
 LENGTHS = Lengths((3, 5), (2, 4))
@@ -57,8 +57,8 @@ def test_lengths_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.extra("serve")
 def test_the_summary_leaves_the_warm_up_out() -> None:
-    from milestones.load.client import Answer
-    from milestones.load.report import Limits, percentile, summary
+    from milestones.serving.load.client import Answer
+    from milestones.serving.load.report import Limits, percentile, summary
 
     def answer(time: float, first: float | None, total: float, error: str | None = None) -> Answer:
         return Answer(Arrival(time, [1], 3), 0.0, first, [0.1, 0.3], total, 3, error)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from milestones.server.settings import ServerSettings
+from milestones.serving.server.settings import ServerSettings
 from tests.helpers.fake_replicas import EVENTS, FakeReplicas
 
 if TYPE_CHECKING:
-    from milestones.scale.front import Front
+    from milestones.serving.scale.front import Front
 
 pytestmark = pytest.mark.extra("serve")
 
@@ -24,9 +24,9 @@ BODY = {"prompt": [*range(40)], "stream": True}
 def front_of(replicas: FakeReplicas, **settings: Any) -> Front:
     import pickle
 
-    from milestones.scale.front import Front
-    from milestones.scale.prompt_keys import PromptKeys
-    from milestones.scale.wire import Description
+    from milestones.serving.scale.front import Front
+    from milestones.serving.scale.prompt_keys import PromptKeys
+    from milestones.serving.scale.wire import Description
 
     described = Description("a", 1, "fake", 512, 16, 100, pickle.dumps(None))
     return Front(replicas, ServerSettings(**settings), PromptKeys(described))
@@ -204,7 +204,7 @@ def test_a_client_that_goes_away_after_the_whole_answer_does_not_lose_the_report
 
 def test_an_answer_that_was_sent_as_a_whole_gets_no_error() -> None:
     """The server shuts down while the report is still to come."""
-    from milestones.server.errors import ApiError
+    from milestones.serving.server.errors import ApiError
 
     async def test() -> None:
         replicas = FakeReplicas(["a"])
@@ -221,7 +221,7 @@ def test_an_answer_that_was_sent_as_a_whole_gets_no_error() -> None:
 
 
 def test_draining_refuses_new_calls_and_ends_open_ones() -> None:
-    from milestones.server.errors import ApiError
+    from milestones.serving.server.errors import ApiError
 
     async def test() -> None:
         replicas = FakeReplicas(["a"])
@@ -276,19 +276,17 @@ def test_the_command_names_what_is_missing(
 ) -> None:
     import argparse
 
-    from milestones.server import command
+    from milestones.serving import serve
 
-    monkeypatch.setattr(
-        command, "missing", lambda name: f"extras {name}" if name == "scale" else ""
-    )
+    monkeypatch.setattr(serve, "missing", lambda name: f"extras {name}" if name == "scale" else "")
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    assert command.main(parser.parse_args(["m5", "--replicas", "2"])) == 2
+    serve.add_arguments(parser)
+    assert serve.main(parser.parse_args(["m5", "--replicas", "2"])) == 2
     assert "extras scale" in capsys.readouterr().out
 
 
 def test_the_pages_of_all_replicas_become_one() -> None:
-    from milestones.scale.merge import merged_pages
+    from milestones.serving.scale.merge import merged_pages
 
     page = '# HELP a_x A\n# TYPE a_x counter\na_x_total{m="1"} 2.0\n'
     merged = merged_pages([("r1", page), ("r2", page)], {"r1": 3})

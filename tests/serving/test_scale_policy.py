@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milestones.scale.balancer import Balancer, Ticket
-from milestones.scale.cache_log import CHANGES_KEPT, CacheLog, CacheReport
-from milestones.scale.keys import page_keys
-from milestones.scale.policy import POLICIES, LeastLoad, PrefixAffinity, RoundRobin, make_policy
-from milestones.scale.prefix_index import PrefixIndex
-from milestones.scale.routing import UNREACHABLE_SECONDS, Routing
-from milestones.scale.wire import ForwardedCall
+from milestones.serving.scale.balancer import Balancer, Ticket
+from milestones.serving.scale.cache_log import CHANGES_KEPT, CacheLog, CacheReport
+from milestones.serving.scale.keys import page_keys
+from milestones.serving.scale.policy import (
+    POLICIES,
+    LeastLoad,
+    PrefixAffinity,
+    RoundRobin,
+    make_policy,
+)
+from milestones.serving.scale.prefix_index import PrefixIndex
+from milestones.serving.scale.routing import UNREACHABLE_SECONDS, Routing
+from milestones.serving.scale.wire import ForwardedCall
 
 NAMES = ("a", "b", "c", "d")
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from common import EngineConfig, SamplingParams, TokensPrompt
-from milestones.server.settings import ServerSettings
+from milestones.serving.server.settings import ServerSettings
 from tests.conftest import build_engine
 from tests.helpers.serving import MODEL, PATIENCE, Running
 
@@ -61,12 +61,12 @@ class RunningFront(Running):
 @contextmanager
 def running_front() -> Iterator[RunningFront]:
     """Run a front. When it has stopped, no process of Ray may be left."""
-    from milestones.scale.environment import prepare
+    from milestones.serving.scale.environment import prepare
 
     prepare(None)
-    from milestones.scale.ray_replicas import started_replicas
-    from milestones.scale.serve import FrontServer
-    from milestones.scale.settings import ScaleSettings
+    from milestones.serving.scale.ray_replicas import started_replicas
+    from milestones.serving.scale.serve import FrontServer
+    from milestones.serving.scale.settings import ScaleSettings
 
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     config = EngineConfig(model=MODEL, device="cpu")
@@ -107,7 +107,7 @@ def answers_are_those_of_one_engine(front: RunningFront) -> None:
 
 def reports_correct_the_router(front: RunningFront) -> None:
     """The pages of an output are in a replica's cache, and only its report can say so."""
-    from milestones.scale.keys import page_keys
+    from milestones.serving.scale.keys import page_keys
 
     prompt = [150 + i % 40 for i in range(40)]
     index, keys = front.balancer.index, page_keys(prompt, 16)
@@ -160,7 +160,7 @@ def running(front: RunningFront) -> str:
 
 def replicas_are_killed_under_load(front: RunningFront) -> None:
     """SIGKILL, three times: each stream has one end, no answer comes twice, no count is left."""
-    from milestones.scale.kill import kill_under_load
+    from milestones.serving.scale.kill import kill_under_load
 
     ends = asyncio.run(kill_under_load(front.url, MODEL, times=3))
     assert len(set(ends.killed)) == 3
@@ -182,8 +182,8 @@ def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> Non
     """Ray itself names neither the token, which `ray start` asks for, nor the variable."""
     import ray
 
-    from milestones.scale.ray_replicas import connect
-    from milestones.scale.settings import ScaleSettings
+    from milestones.serving.scale.ray_replicas import connect
+    from milestones.serving.scale.settings import ScaleSettings
 
     def refuse(**options: Any) -> None:
         raise ConnectionError("Failed to connect to Ray cluster")

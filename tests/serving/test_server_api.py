@@ -121,7 +121,7 @@ def test_an_aborted_stream_is_an_aborted_request(serve: Serve) -> None:
     assert 'finished_reason="abort",model_name="tiny-llama"} 1.0' in ended
 
 
-@pytest.mark.parametrize("page", ["README.md", "milestones/SERVING.md"])
+@pytest.mark.parametrize("page", ["README.md", "milestones/docs/SERVING.md"])
 def test_the_curl_commands_of_the_pages(page: str, serve: Serve) -> None:
     run = serve()
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")

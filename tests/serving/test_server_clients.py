@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from common import LLMEngine, SamplingParams
-from milestones.instruments.audit import assert_idle
+from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory
 from tests.helpers.serving import (
     MODEL,
@@ -249,7 +249,7 @@ async def _generated(run: Running, tokens: list[int]) -> int:
     import time
 
     from common import TokensPrompt
-    from milestones.server.engine_thread import EngineRequest
+    from milestones.serving.server.engine_thread import EngineRequest
 
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     request = EngineRequest("own", TokensPrompt(tokens), params, time.perf_counter())

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from common import EngineDeadError, RequestOutput
-from milestones.instruments.forced_retractions import force_retractions
+from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import ROOT, EngineFactory
 from tests.helpers.serving import MODEL, PATIENCE, Serve, serve_fixture  # noqa: F401 (a fixture)
 from tests.serving.test_server_clients import COMPLETE, call, hold_steps

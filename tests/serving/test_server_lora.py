@@ -72,8 +72,8 @@ Damage = Callable[[str], str]
 def test_bad_modules_are_refused_at_the_start(
     make_engine: EngineFactory, tmp_path: Path, modules: Damage, said: str
 ) -> None:
-    from milestones.server.app import create_app
-    from milestones.server.settings import ServerSettings
+    from milestones.serving.server.app import create_app
+    from milestones.serving.server.settings import ServerSettings
 
     settings = ServerSettings(lora_modules=modules(written(tmp_path, "A").lora_path))
     with pytest.raises(ValueError, match=said):
@@ -83,8 +83,8 @@ def test_bad_modules_are_refused_at_the_start(
 @pytest.mark.since("m1_single")
 @pytest.mark.before("lora")
 def test_an_engine_without_adapters_refuses_modules(make_engine: EngineFactory) -> None:
-    from milestones.server.app import create_app
-    from milestones.server.settings import ServerSettings
+    from milestones.serving.server.app import create_app
+    from milestones.serving.server.settings import ServerSettings
 
     with pytest.raises(ValueError, match="this engine has no adapters; the elective lora has them"):
         create_app(make_engine(), ServerSettings(lora_modules="A=folder"))

@@ -10,14 +10,14 @@ import pytest
 
 from common import EngineConfig
 from milestones.extras import extras, missing
-from milestones.server import command
-from milestones.server.options import add_options, described, from_options
-from milestones.server.settings import ServerSettings
+from milestones.serving import serve
+from milestones.serving.server.options import add_options, described, from_options
+from milestones.serving.server.settings import ServerSettings
 
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    serve.add_arguments(parser)
     return parser.parse_args(["m5", *arguments])
 
 
@@ -65,7 +65,7 @@ def test_missing_packages_are_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("milestones.extras.is_installed", lambda name: name != "uvicorn")
-    assert command.main(parse()) == 2
+    assert serve.main(parse()) == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("uvicorn not installed: ") and line.endswith(
         "-m milestones extras serve installs what is missing"
@@ -80,8 +80,8 @@ def test_a_complete_extra_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_milestone_that_does_not_exist(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "missing", lambda name: None)
+    monkeypatch.setattr(serve, "missing", lambda name: None)
     args = parse()
     args.milestone = "m9"
-    assert command.main(args) == 2
+    assert serve.main(args) == 2
     assert "no milestone 'm9'" in capsys.readouterr().out

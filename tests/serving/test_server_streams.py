@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common import SamplingParams
-from milestones.instruments.audit import assert_idle
+from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory
 from tests.helpers.serving import MODEL, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
 

@@ -15,8 +15,8 @@ import pytest
 
 from m3_paged.admission import Admission
 from milestones.course import record
-from milestones.course.maintain import mutants
 from milestones.course.testing.runner import Runner
+from milestones.staff.maintain import mutants
 from slides import facts
 from slides.figures import forwards_of
 from tests.conftest import ROOT, build_engine, shared_model

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...chain import chain, sources
-from .. import delta, record
+from ...chain import chain, find_engine, sources
+from .. import delta
 from .outline import MODULE, Line, outline
 
 CONTEXT = 3  # unchanged lines around a change
@@ -107,7 +107,7 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
 
     Raises `ValueError` for a name that is no milestone, and for two milestones in the wrong order.
     """
-    below, above = record.find_milestone(below, root), record.find_milestone(above, root)
+    below, above = find_engine(below, root), find_engine(above, root)
     lower = chain(above, root)[:-1]
     if below not in lower:
         raise ValueError(f"{below} is not below {above}; name the lower milestone first")

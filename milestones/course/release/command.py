@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...chain import course_place, package, place
+from ...chain import course_place, find_engine, package, place
 from ..delta import ROOT, tomllib
 from ..exercise import Exercise
-from ..record import RecordError, find_milestone, load
+from ..record import load
 from ..student.lessons import INVARIANTS, lesson
 from .cut import Cut
 from .student_tree import Files, student_files
@@ -38,9 +38,9 @@ def main(args: argparse.Namespace) -> int:
     """Write the tree and show what is in it."""
     console = Console()
     try:
-        milestone = find_milestone(args.milestone)
+        milestone = find_engine(args.milestone)
         done = release(milestone, args.directory)
-    except (RecordError, ReleaseError) as error:
+    except (ValueError, ReleaseError) as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 1
     exercises = load(milestone)

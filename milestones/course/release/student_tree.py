@@ -29,12 +29,12 @@ STARTED = (
     "course/student/reset.py", "course/student/doctor.py", "course/diff/command.py",
     "course/student/predict.py", "course/student/break_it.py", "course/student/texts.py",
     "course/student/measure.py", "course/student/lanes.py", "demo.py",
-    "bench/gpu_check.py", "bench/host_time.py",
+    "lab/bench/gpu_check.py", "lab/bench/host_time.py",
     "course/testing/server.py", "course/student/kernel_probe.py",
 )  # fmt: skip
 AS_THEY_ARE = (
     "LICENSE", "requirements.txt", "constraints.txt",
-    "milestones/GLOSSARY.md",
+    "milestones/docs/GLOSSARY.md",
     "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
 )  # fmt: skip
 ELECTIVE_FILES = ("milestones/electives/__init__.py", "milestones/electives/demos.py")
@@ -74,7 +74,7 @@ def told(milestone: str, exercises: Iterable[Exercise], files: Files) -> str:
     """Return all text, besides the sources, in which a student can read the name of a helper."""
     others = re.compile(
         rf"tests/exercises/test_(?!{short(milestone)}_)\w+_\d+\.py|m\d_\w+/|{place(milestone)}/.*\.py"
-        r"|milestones/(\w+/)?\w+\.py|.*/DELTA"
+        r"|milestones/(lab/\w+/|\w+/)?\w+\.py|.*/DELTA"
     )
     pages = re.compile(rf"milestones/(?!{milestone}/)m\d_\w+/")
     return "\n".join(

@@ -19,10 +19,10 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from ...chain import course_place, is_elective, place
+from ...chain import course_place, find_engine, is_elective, place
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, find, find_milestone, load, recorded
+from ..record import RecordError, find, load, recorded
 from ..release.cut import still_cut
 from ..testing.results import Result
 from ..testing.runner import SECONDS, Runner, RunnerError
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
             if not args.watch:
                 return check_once(exercises, args, root, server, console)
             return watch(exercises, args, root, server, console)
-    except (RecordError, RunnerError) as error:
+    except (ValueError, RunnerError) as error:
         console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 2
 
@@ -66,7 +66,7 @@ def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
     target = target and target.lower()  # M3.2
     if target is not None and "." in target:
         return (find(target, root),)
-    milestone = own_milestone(root) if target is None else find_milestone(target, root)
+    milestone = own_milestone(root) if target is None else find_engine(target, root)
     return load(milestone, root, strict=False)
 
 

@@ -26,9 +26,8 @@ from rich.table import Table
 from common import EMBEDDED_MODEL
 from common.displays.workload import Workload
 
-from ...chain import short
+from ...chain import find_engine, short
 from ..delta import ROOT
-from ..record import RecordError, find_milestone
 from .measure_electives import ELECTIVES
 from .measuring import TINY, Measurement, Row, measured, milliseconds, prompts_of
 
@@ -47,8 +46,8 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Measure, and show the table."""
     console = Console()
     try:
-        milestone = find_milestone(args.milestone, root)
-    except RecordError as error:
+        milestone = find_engine(args.milestone, root)
+    except ValueError as error:
         console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return 2
     chosen = MEASUREMENTS[short(milestone)]

@@ -12,7 +12,7 @@ from typing import Any
 from common import EngineConfig, LoRARequest, SamplingParams, load_model
 
 from ...chain import load
-from ...instruments.random_adapter import write_adapter
+from ...lab.instruments.random_adapter import write_adapter
 from .measuring import Row, prompts_of
 
 ROUNDS = 2

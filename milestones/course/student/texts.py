@@ -15,7 +15,7 @@ import pytest
 from common import EngineConfig, SamplingParams
 
 from ...chain import at_least, engines, load
-from ...instruments.streams import EarlyStream, LateStream
+from ...lab.instruments.streams import EarlyStream, LateStream
 from .progress import TEXTS
 from .texts_electives import add_request, answer_of, arrives, prepare
 

@@ -16,7 +16,7 @@ from common import (
     StructuredOutputsParams,
 )
 
-from ...instruments.random_adapter import write_adapter
+from ...lab.instruments.random_adapter import write_adapter
 
 CLASSES = 3
 ANY = StructuredOutputsParams(regex=".*")  # `ClassGrammar` takes its place

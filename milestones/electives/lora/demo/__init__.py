@@ -26,7 +26,7 @@ from common.displays.demo import engine_options, make_console, open_engine, pars
 from common.displays.serving import serve  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
-from ....instruments.random_adapter import write_adapter  # noqa: E402
+from ....lab.instruments.random_adapter import write_adapter  # noqa: E402
 from ...demos import PanelsBelow, compare  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..kv_cache import ADAPTER_KEY  # noqa: E402

@@ -1,0 +1,1 @@
+"""What measures and attacks the engines: benchmarks, the soak, and instruments for tests."""

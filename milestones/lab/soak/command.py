@@ -1,0 +1,156 @@
+"""The command line of the soak, and its processes."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ...chain import engines, find_engine, milestones
+from ...console import wide_console
+from . import report
+from .matrix import FaultMatrix
+from .parts import PARTS
+from .runner import Soak
+from .tally import Results
+
+EXAMPLE = "python -m milestones soak --minutes 10 --milestone m3"
+MOST_FAILED_SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `python -m milestones soak`."""
+    parser.add_argument("--minutes", type=float, default=1.0, help="time of the run (default: 1)")
+    parser.add_argument(
+        "--schedules", type=int, metavar="N", help="N schedules per milestone, instead of --minutes"
+    )
+    parser.add_argument(
+        "--milestone",
+        action="append",
+        help="m3, m3_paged, an elective, or all; may be repeated (default: all milestones)",
+    )
+    parser.add_argument("--seed", type=int, help="seed of the run (default: random, printed)")
+    parser.add_argument("--schedule", type=int, metavar="K", help="run only schedule K of a seed")
+    parser.add_argument(
+        "--no-interrupts", action="store_true", help="the same seed then gives exactly the same run"
+    )
+    parser.add_argument("--no-failures", action="store_true", help="inject no failures")
+    parser.add_argument(
+        "--faults", nargs="*", metavar="PART",
+        help="let these parts of a step fail (default: each part), and show what happens",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that share the schedules (default: 1)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write the figures into this page"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run, print the figures, and print the command that repeats each failed schedule."""
+    console = wide_console()
+    try:
+        wanted = engines() if args.milestone == ["all"] else args.milestone or milestones()
+        names = [find_engine(name) for name in wanted]
+    except ValueError as error:
+        console.print(str(error), style="red")
+        return 2
+    if args.schedule is not None and args.seed is None:
+        console.print("--schedule also needs the --seed of its run", style="red")
+        return 2
+    seed = secrets.randbelow(10**6) if args.seed is None else args.seed
+    if unknown := set(args.faults or ()) - {*PARTS}:
+        console.print(f"--faults: {unknown} is none of {', '.join(PARTS)}", style="red")
+        return 2
+    console.print(f"seed {seed}: {', '.join(names)}", style="dim")
+    started = time.monotonic()
+    results = _run(args, names, seed, console)
+    minutes = (time.monotonic() - started) / 60
+    console.print(report.table(results, f"soak, seed {seed}, {minutes:.1f} minutes"))
+    for failed in results.failed[:MOST_FAILED_SHOWN]:
+        where = f"{failed.milestone} {failed.mode}".strip()
+        console.print(f"{where}: {failed.message}\n    {failed.command}")
+    if len(results.failed) > MOST_FAILED_SHOWN:
+        console.print(f"and {len(results.failed) - MOST_FAILED_SHOWN} more")
+    for leak in results.leaks:
+        console.print(leak)
+    document = report.document(results, seed, args.jobs, minutes)
+    if args.json:
+        report.write_json(args.json, document)
+    if args.report:
+        report.write_page(args.report, results, document)
+    return 1 if results.failed or results.leaks else 0
+
+
+def _run(args: argparse.Namespace, names: list[str], seed: int, console: Console) -> Results:
+    """Run in this process, or in several that share the schedules."""
+    wanted = Wanted(names, seed, not args.no_interrupts, not args.no_failures, args.faults)
+    seconds = None if args.schedules else 60 * args.minutes
+    if args.schedule is not None:
+        return share(wanted, [args.schedule], None, console)
+    numbers = [
+        range(job, args.schedules, args.jobs) if args.schedules else itertools.count(job, args.jobs)
+        for job in range(args.jobs)
+    ]
+    if args.jobs == 1:
+        return share(wanted, numbers[0], seconds, console)
+    results = Results()
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(share, wanted, n, seconds) for n in numbers]:
+            results.merge(done.result())
+    return results
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The settings that each process of a run gets."""
+
+    milestones: list[str]
+    seed: int
+    interrupts: bool
+    failures: bool
+    faults: list[str] | None  # run the matrix of failures, with these parts; none: all
+
+    def soak(self) -> Soak:
+        if self.faults is not None:
+            return FaultMatrix(self.seed, self.milestones, self.faults)
+        return Soak(self.seed, self.milestones, interrupts=self.interrupts, failures=self.failures)
+
+
+def share(
+    wanted: Wanted,
+    numbers: Iterable[int],
+    seconds: float | None,
+    console: Console | None = None,
+) -> Results:
+    """Run these schedules, for at most `seconds` seconds, and return the counts."""
+    torch.set_num_threads(1)  # the models are tiny, and more threads would only slow them down
+    soak = wanted.soak()
+    with (console or Console(quiet=True)).status("starting") as status:
+        for number in soak.run(_within(numbers, seconds)):
+            requests = sum(tally.requests for tally in soak.results.lanes.values())
+            status.update(
+                f"schedule {number}: {requests:,} requests, {len(soak.results.failed)} failed"
+            )
+    soak.measure_memory()
+    return soak.results
+
+
+def _within(numbers: Iterable[int], seconds: float | None) -> Iterator[int]:
+    """Yield these numbers until the time is over."""
+    end = None if seconds is None else time.monotonic() + seconds
+    for number in numbers:
+        if end is not None and time.monotonic() > end:
+            return
+        yield number

@@ -1,0 +1,105 @@
+"""`scale`: measure and simulate replicas behind the router. SCALING.md explains the results.
+
+simulate: hit rate and load of up to 256 replicas, in virtual time. measure: real replicas, each
+policy in one run, beside the simulator. kill: SIGKILL for replicas under load. ranks: one process
+and tensor parallelism, in paired runs. steps: the step model of the simulator, from the recorded
+results. page: the tables of SCALING.md. Exit status: 1 if a stream had no end or two answers; 2 for
+missing packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ...console import wide_console
+from ...extras import missing
+from . import ranks
+from .curves import Point, points, rows
+from .page import PAGE, with_tables
+from .steps import MEASURED, load_steps, measured_steps
+
+EXAMPLE = "python -m milestones scale simulate --replicas 2,4,16,64"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m milestones scale`."""
+    parser.add_argument("what", choices=("simulate", "measure", "kill", "ranks", "steps", "page"))
+    parser.add_argument("--replicas", type=_sizes, default=(), metavar="N,N,...",
+                        help="simulate: 2,4,16,64,256; measure: 2,4; kill: 2")  # fmt: skip
+    parser.add_argument("--requests", type=int, default=300, metavar="N",
+                        help="simulate: requests for each replica (300)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=3,
+                        help="measure: runs of each policy; ranks: of each side (3)")  # fmt: skip
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks: how many (2)")
+    parser.add_argument("--times", type=int, default=20, help="kill: how often (20)")
+    parser.add_argument("--milestone", default="m5_overlap", help="of real replicas (m5_overlap)")
+    parser.add_argument("--model", default="tiny-llama", help="of real replicas (tiny-llama)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run what the command line asks for."""
+    console = wide_console()
+    if args.what == "steps":
+        MEASURED.write_text(json.dumps(measured_steps(), indent=1) + "\n", encoding="utf-8")
+        return 0
+    if args.what == "page":
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
+    if args.what == "simulate":
+        return _simulate(args, console)
+    if args.what == "ranks":
+        return ranks.measure(args, console)
+    if lines := [line for extra in ("serve", "scale") if (line := missing(extra))]:
+        console.print(lines[0], style="red")
+        return 2
+    from .environment import prepare
+
+    prepare(None)
+    from . import real
+
+    return real.measure(args, console) if args.what == "measure" else real.kill(args, console)
+
+
+def _simulate(args: argparse.Namespace, console: Console) -> int:
+    steps, found = load_steps(), list[Point]()
+    for one in points(steps, args.replicas or (2, 4, 16, 64, 256), args.requests):
+        found.append(one)
+        console.print(f"{one.policy}, {one.replicas} replicas: hit rate {one.hit_rate:.2f}")
+    console.print(table(found, steps.machine))
+    if args.json:
+        document = {"step model": steps.machine, "points": rows(found)}
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def table(found: list[Point], machine: str) -> Table:
+    """Return the points as a table."""
+    shown = Table(title=f"Simulated replicas, with steps as measured on {machine}")
+    names = ("replicas", "policy", "skew", "report", "hit rate", "most sent", "most open",
+             "TTFT p50", "TTFT p99")  # fmt: skip
+    for name in names:
+        shown.add_column(name, justify="right")
+    for one in found:
+        delay = "never" if one.report_delay is None else f"{one.report_delay:g} s"
+        shown.add_row(
+            str(one.replicas), one.policy, f"{one.skew:g}", delay, f"{one.hit_rate:.3f}",
+            f"{one.spread:.2f}", f"{one.most_open:.2f}", f"{one.ttft_p50:.2f} s",
+            f"{one.ttft_p99:.2f} s",
+        )  # fmt: skip
+    return shown
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"numbers of replicas: 2,4,16; got {text!r}")
+    return sizes

@@ -1,0 +1,80 @@
+"""`serve m5`: a milestone as a server with OpenAI's HTTP interface.
+
+All fields of `EngineConfig` and `ServerSettings` are options. SERVING.md follows a request through
+the server. With `--replicas`, several engines answer behind a router (SCALING.md). Exit status: 2
+for wrong settings or missing packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+
+from common import EngineConfig, LLMEngine
+
+from ..chain import ROOT, engines, find_engine, load
+from ..console import wide_console
+from ..extras import missing
+from .scale.settings import ScaleSettings
+from .server.options import add_options, from_options
+from .server.settings import ServerSettings
+
+EXAMPLE = "python -m milestones serve m5 --port 8000 --max-num-seqs 32"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m milestones serve`."""
+    parser.add_argument("milestone", help=f"one of {', '.join(engines(ROOT))}, or m5 for short")
+    add_options(parser, EngineConfig)
+    add_options(parser, ServerSettings)
+    add_options(parser, ScaleSettings)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Load the engine, and serve it until a signal arrives."""
+    console = wide_console()
+    extras = ("serve", "scale") if args.replicas else ("serve",)
+    if lines := [line for extra in extras if (line := missing(extra))]:
+        console.print(lines[0], style="red")
+        return 2
+    try:
+        milestone = find_engine(args.milestone)
+        settings, scale = from_options(ServerSettings, args), from_options(ScaleSettings, args)
+        if scale.replicas:
+            from .scale.serve import run_replicas  # it needs the extra
+
+            return run_replicas(milestone, from_options(EngineConfig, args), settings, scale)
+        build: Callable[[EngineConfig], LLMEngine]
+        build = load(milestone).LLMEngine
+        engine = build(from_options(EngineConfig, args))
+    except (ValueError, RuntimeError) as error:
+        console.print(str(error), style="red")
+        return 2
+    return run(milestone, engine, settings, console)
+
+
+def run(milestone: str, engine: LLMEngine, settings: ServerSettings, console: Console) -> int:
+    """Serve until a signal arrives. Print the URL when the server accepts connections."""
+    from .server.run import Server  # it needs the extra
+
+    def ready(address: str) -> None:
+        model = settings.served_model_name or engine.loaded.name
+        console.print(f"{milestone} serves {model} at {address}/v1 (Ctrl-C drains and stops)")
+        if settings.live_page:
+            console.print(f"chats, and the engine step by step: {address}/")
+        sys.stdout.flush()
+
+    try:
+        server = Server(engine, settings, ready)
+    except ValueError as error:  # adapters that cannot be loaded
+        engine.close()
+        console.print(str(error), style="red")
+        return 2
+    try:
+        server.run()
+    except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
+        return int(ended.code or 0)
+    return 0

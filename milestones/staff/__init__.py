@@ -1,0 +1,1 @@
+"""What instructors and maintainers run: the grader, mutants, figures and merges."""

@@ -1,0 +1,205 @@
+"""The grader's side of the fork server: request exams, and receive what is said in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ...course.delta import ROOT
+from ...course.testing.results import Failure, Result, result_of
+from ...course.testing.runner import ENVIRONMENT, ONE_THREAD
+from .answers import Answers, Questions, compare
+from .limits import Limits
+from .root import is_in_kept
+from .sandbox import new_user
+
+GRACE = 30.0  # seconds for an exam in addition to those of its tests
+SECONDS_OF_REFERENCE = 300.0
+KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "LADDER_CPU")
+
+
+class GraderError(RuntimeError):
+    """The grader does not work: its process has ended, or the reference cannot be asked."""
+
+
+@dataclass
+class Outcome:
+    """What an exam gave: the answers, the claimed results of the tests, and facts about it."""
+
+    results: list[Result] = field(default_factory=list)  # one for each requested test
+    answers: Answers | None = None
+    missing: list[str] = field(default_factory=list)  # what the graded code had access to
+    broken: str | None = None  # why the exam ended too early, by no fault of the graded code
+    endless_import: str | None = None  # where importing the graded code does not end
+
+
+class ForkServer:
+    """The process that exams are forked from. A context manager; threads can share it."""
+
+    def __init__(self, scratch: Path, *, bare: bool = False, namespaces: bool = True) -> None:
+        self.scratch = scratch
+        self.namespaces = namespaces
+        self.lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        environment = {key: os.environ[key] for key in KEPT if key in os.environ}
+        environment |= {**ENVIRONMENT, **ONE_THREAD, "HOME": str(scratch), "TMPDIR": str(scratch)}
+        environment |= {
+            "USER": "student", "HF_HUB_OFFLINE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "CC": "none",  # otherwise each exam would compile the kernels in C in its own home
+            "PYTHONUTF8": "1", "PYTHONHASHSEED": "0",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(scratch / "hypothesis"),
+        }  # fmt: skip
+        self.running: int | None = None
+        self.said: Any = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __package__ + ".fork_server", *(["--bare"] if bare else [])],
+            cwd=ROOT, env=environment, start_new_session=True,
+            stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=self.said,
+        )  # fmt: skip
+        theirs.close()
+        self.socket = ours
+        # Threads wait for `stopped`, which ends when `running` is closed.
+        self.stopped, self.running = os.pipe()
+        self._expect(b"r")
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.stop()
+        self.socket.close()
+        self.said.close()
+        os.close(self.stopped)
+
+    def stop(self) -> None:
+        """End the process and all exams. A thread that waits for an exam waits no longer."""
+        self.process.kill()
+        self.process.wait()
+        if self.running is not None:
+            os.close(self.running)
+            self.running = None
+
+    def collect(
+        self, tree: Path, tests: Iterable[str], exercise: str | None, seeds: tuple[int, ...]
+    ) -> tuple[list[str], Questions]:
+        """Return the node ids of tests, and the reference's answers to the questions."""
+        tests, words, nodes = [*tests], "", None
+        right: dict[int, list[list[Any]]] = {}
+        order = {"tests": tests, "exercise": exercise, "seeds": seeds, "trusted": True}
+        for event in self._events(tree, order, Limits(), SECONDS_OF_REFERENCE):
+            words = str(event.get("words") or event.get("reason") or words)
+            if event["event"] == "collected" and event.get("status", 0) == 0:
+                nodes = [str(node) for node in event.get("nodes", ())]
+            elif event["event"] == "answer":
+                seed, pairs, error = json.loads(event["text"])
+                right[seed] = pairs
+                words = f"seed {seed}: {error}" if error or not pairs else words
+        complete = all(right.get(seed) for seed in seeds) and not words.startswith("seed")
+        if nodes is None or (exercise is not None and not complete):
+            about = ", ".join([*tests, *([exercise] if exercise else [])])
+            raise GraderError(f"{about}: cannot be asked of the reference:\n{words}")
+        return nodes, Questions(seeds, right)
+
+    def examine(
+        self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path],
+        exercise: str | None = None, questions: Questions | None = None,
+    ) -> Outcome:  # fmt: skip
+        """Run an exam. A test without a result gets one that says why."""
+        tests, outcome, texts, ended = [*tests], Outcome(), [], "no answer"
+        questions = questions or Questions()
+        order = {
+            "tests": tests, "exercise": exercise, "seeds": questions.seeds, "trusted": False,
+            "hidden": [str(path) for path in hidden if is_in_kept(path)], "user": new_user(),
+            "namespaces": self.namespaces,
+        }  # fmt: skip
+        seconds, stopped, finished = GRACE + (len(tests) + 3) * (limits.seconds + 2), "", False
+        for event in self._events(tree, order, limits, seconds):
+            kind = event["event"]
+            if kind == "result":
+                outcome.results.append(result_of(event["result"]))
+            elif kind == "answer":
+                texts.append(event["text"])
+            elif kind == "asked":
+                place = f", at {event['place']}" if event["place"] else ""
+                ended = f"no answer: the process ended by {event['how']}{place}"
+            elif kind == "isolation":
+                outcome.missing = list(event["missing"])
+            elif kind == "broken":
+                outcome.broken = str(event["reason"])
+            elif kind == "stopped":
+                stopped = str(event["reason"])
+                outcome.endless_import = stopped if event.get("import") else None
+            finished = finished or kind == "finished"
+        if not finished:
+            outcome.broken = stopped = outcome.broken or "the exam ended before its last test"
+        if exercise is not None:
+            outcome.answers = compare(questions, texts, ended)
+        done = {result.node for result in outcome.results}
+        failure = Failure("NotRun", f"this test was not run: {stopped}")
+        left = [test for test in tests if test not in done]
+        outcome.results += [Result(test, "error", failure=failure) for test in left]
+        return outcome
+
+    def _events(
+        self, tree: Path, order: dict[str, Any], limits: Limits, seconds: float
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the events of a job until it ends. A job that takes too long is killed."""
+        reader, writer = socket.socketpair()
+        handle, name = tempfile.mkstemp(dir=self.scratch, suffix=".json")
+        with os.fdopen(handle, "w") as file:
+            json.dump({**order, "tree": str(tree), "limits": asdict(limits)}, file)
+        with self.lock:
+            socket.send_fds(self.socket, [os.fsencode(name)], [writer.fileno()])
+            self._expect(b"a")
+        writer.close()
+        pid, deadline, data, ended = None, time.monotonic() + seconds, b"", False
+        try:
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                ready = select.select([reader.fileno(), self.stopped], [], [], left)[0]
+                if reader.fileno() not in ready:
+                    return
+                part = reader.recv(1 << 16)
+                ended = not part
+                if ended:
+                    return
+                *lines, data = (data + part).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    pid = event["pid"] if event["event"] == "process" else pid
+                    yield event
+        finally:
+            reader.close()
+            os.unlink(name)
+            if pid is not None and not ended:
+                _kill(pid)
+
+    def _expect(self, wanted: bytes) -> None:
+        if self.socket.recv(1) != wanted:
+            self.said.seek(0)
+            words = self.said.read().decode(errors="replace")[-2000:]
+            raise GraderError(f"the process that exams are forked from has ended:\n{words}")
+
+
+def _kill(pid: int) -> None:
+    for end in (os.killpg, os.kill):
+        try:
+            end(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue

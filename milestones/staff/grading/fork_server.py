@@ -1,0 +1,146 @@
+"""The process that exams are forked from: `python -m milestones.staff.grading.fork_server`.
+
+It imports the slow libraries and runs no graded code. Its standard input is a socket. A job on this
+socket is the name of a file with an exam, and a socket for the events. Each exam runs in its own
+process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...course.testing.server import enter, preload
+from .exam import SHOWN, Exam, Examiner
+from .graded_process import QUESTIONS, answered
+from .limits import Limits
+from .sandbox import Box, Isolation, end_with_parent, shut_off
+
+
+def main() -> int:
+    """Serve jobs until the other end closes the socket."""
+    jobs = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if "--bare" not in sys.argv:  # for tests that need no torch
+        preload()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exams that end need no waitpid
+    alive, parent = os.pipe()  # `alive` ends with this process
+    jobs.sendall(b"r")
+    while True:
+        message, fds, _, _ = socket.recv_fds(jobs, 4096, 1)
+        if not message:
+            return 0
+        child = os.fork()
+        if not child:
+            jobs.close()
+            os.close(parent)
+            _exam(Path(os.fsdecode(message)), fds[0], alive)
+        os.close(fds[0])
+        jobs.sendall(b"a")
+
+
+def _exam(job: Path, events: int, alive: int) -> None:
+    """Read the job, isolate this process, and run the exam. Does not return."""
+    status = 70
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+        def emit(event: dict[str, Any]) -> None:
+            data = json.dumps(event).encode() + b"\n"
+            while data:
+                data = data[os.write(events, data) :]
+
+        emit({"event": "process", "pid": os.getpid()})
+        end_with_parent(alive)
+        os.close(alive)
+        order = json.loads(job.read_text(encoding="utf-8"))
+        tree = Path(order["tree"])
+        limits = Limits(**order["limits"])
+        if order["trusted"]:
+            _collect(tree, order, emit)
+        else:
+            hidden = tuple(map(Path, order["hidden"]))
+            box = Box(tree, hidden, limits.disk, order["user"], order["namespaces"])
+            isolation = shut_off(box)
+            _settle(tree, isolation)
+            emit({"event": "isolation", "missing": isolation.missing})
+            exam = Exam(
+                tree, tuple(order["tests"]), limits, order["exercise"], tuple(order["seeds"])
+            )
+            Examiner(exam, isolation, emit).run()
+            emit({"event": "finished"})
+        status = 0
+    except BaseException as error:
+        emit({"event": "broken", "reason": f"{type(error).__name__}: {error}"})
+        raise
+    finally:
+        os._exit(status)
+
+
+def _settle(tree: Path, isolation: Isolation) -> None:
+    """Enter the tree with a new home folder, and import the modules that are not graded."""
+    home = Path("/tmp/home") if isolation.files else Path(tempfile.mkdtemp(dir=tree.parent))
+    if isolation.user is not None:
+        os.chown(home, isolation.user, isolation.user)
+    os.environ.update(HOME=str(home), TMPDIR=str(home), HYPOTHESIS_STORAGE_DIRECTORY=f"{home}/h")
+    tempfile.tempdir = None
+    enter(tree)
+    try:
+        common = importlib.import_module("common")
+        for name in common.__all__:  # some are imported when they are first used
+            getattr(common, name)
+    except ImportError:
+        return
+
+
+class _Collector:
+    """Stores the node ids of the collected tests."""
+
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.nodes = [item.nodeid for item in session.items]
+
+
+def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
+    """Collect the tests of the reference, and let the reference answer the questions."""
+    enter(tree)
+    sys.dont_write_bytecode = False  # `submission.keep_compiled` copies it for each submission
+    emit({"event": "collected", **(_collected(tree, order["tests"]) if order["tests"] else {})})
+    if order["exercise"] is None:
+        return
+    asks = importlib.import_module(QUESTIONS).QUESTIONS
+    if order["exercise"] not in asks:
+        raise LookupError(f"there are no questions for exercise {order['exercise']}")
+    ask = asks[order["exercise"]]
+    for seed in order["seeds"]:
+        emit({"event": "answer", "text": json.dumps(answered(ask, seed, tree))})
+
+
+def _collected(tree: Path, tests: list[str]) -> dict[str, Any]:
+    """Return the node ids of tests, and pytest's status and words."""
+    collector = _Collector()
+    arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
+    with tempfile.TemporaryFile() as said:
+        for stream in (1, 2):
+            os.dup2(said.fileno(), stream)
+        status = int(pytest.main([*arguments, *tests], plugins=[collector]))
+        sys.stdout.flush()
+        said.seek(0)
+        words = said.read().decode(errors="replace")[-SHOWN:]
+    return {"status": status, "nodes": collector.nodes, "words": words}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

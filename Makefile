@@ -4,10 +4,11 @@ RUN = "$(VENV)/bin/python"
 PYTEST = $(RUN) -m pytest -n auto --dist worksteal
 TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
 
-.PHONY: help setup demo test test-all lint ladder slides
+.PHONY: help setup demo diff test test-all lint ladder slides
 
 help:  ## show the commands
 	@echo "make demo    set up if needed, and run the demo of the highest milestone"
+	@echo "make diff    what a milestone changes, in the order of its lesson (TO=m4)"
 	@echo "make test    set up if needed, and run the first tier of the suite: five minutes on two cores"
 	@echo "             (ARGS='--milestone=m2_continuous')"
 	@echo "make test-all the whole suite in every mode, and the slides: about an hour"
@@ -21,6 +22,9 @@ setup:
 
 demo: setup
 	@$(RUN) -m $(TOP).demo $(ARGS)
+
+diff: setup
+	@$(RUN) -m milestones diff $(or $(TO),$(TOP)) --files
 
 test: setup
 	@$(PYTEST) $(ARGS)

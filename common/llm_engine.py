@@ -43,11 +43,11 @@ BLAMELESS = (AssertionError, NotImplementedError, EngineDeadError, BdbQuit)
 class LLMEngine(OfflineCalls):
     """The interface of all engines, and how they handle failures and interrupts.
 
-    One thread makes all calls, and Ctrl-C never stops a call half-way. The `KeyboardInterrupt` is
-    raised at the end of the call, and nothing is lost. If `step` is interrupted, the next `step`
-    returns its outputs. If `add_request` is interrupted, there is no new request. If `generate` is
-    interrupted, it leaves none of its requests behind. A second Ctrl-C is raised at once, but it
-    makes the engine unusable: further calls raise `EngineDeadError`.
+    One thread makes all calls, and Ctrl-C never stops a step half-way. The `KeyboardInterrupt` is
+    raised when the step has ended. If `step` is interrupted, the next `step` returns its outputs.
+    If `add_request` is interrupted, there is no new request. If `generate` is interrupted, it ends
+    after its current step, and drops its requests. A second Ctrl-C is raised at once, but it makes
+    the engine unusable: calls that compute or change requests then raise `EngineDeadError`.
     """
 
     def __init__(

@@ -65,7 +65,9 @@ class Request:
         self.num_computed_tokens = 0  # the keys and values of so many tokens are in the cache
         # Prompt tokens found in the prefix cache when the request first ran; None before that.
         self.num_cached_tokens: int | None = None
-        self.row: int | None = None  # its row in the batch state while it runs, otherwise None
+        self.row: int | None = (
+            None  # its row of the KV cache (m2) or page table (from m3) while it runs, otherwise None
+        )
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None  # why the request ended, if the finish reason is "error"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from milestones.chain import course_place, electives, is_elective
+from milestones.chain import course_place, electives, is_elective, own_name, place, sources
 from milestones.course import delta, record
 from milestones.course.diff import lesson_text
 from milestones.course.diff.choose import choose_stop, stop_of
@@ -22,7 +22,9 @@ from tests.course.test_diff import DELTA, NEW, Page, ladder, run
 from tests.course.test_prose import handout, table
 
 LARGE = [  # and the number of stops
+    ("m1_single", "m2_continuous", 4),
     ("m2_continuous", "m3_paged", 6),
+    ("m3_paged", "m4_radix", 4),
     ("m4_radix", "m5_overlap", 3),
     ("m5_overlap", "hybrid_memory", 5),
 ]
@@ -98,6 +100,39 @@ def test_all_stops_are_the_whole_tour(tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert lines == list(plain(lesson("m1", "m2", root)))
     assert [line[:8] for line in lines if line.startswith("# Stop")] == ["# Stop 1", "# Stop 2"]
+
+
+@pytest.mark.parametrize(("below", "above", "count"), LARGE)
+def test_whole_files_come_in_the_order_of_the_stops(
+    below: str, above: str, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file that differs comes once, and the demo never. One name means the milestone below."""
+    assert run(ROOT, above, "--files") == 0
+    text = capsys.readouterr().out
+    old, new = sources(below), sources(above)
+    differs = [f for f in new if f not in old or old[f].read_bytes() != new[f].read_bytes()]
+    expected = {f for f in differs if own_name(f) == f and not f.startswith("demo/")}
+    shown = headers(text, above)
+    assert sorted(shown) == sorted(expected)
+    first, *_ = lesson(below, above).stops[0].entries
+    assert shown[0] == first.name.partition(":")[0]
+
+
+def headers(text: str, engine: str) -> list[str]:
+    """Return the names of the new files of a diff, inside their engine."""
+    named = re.findall(r"^\+\+\+ (\S+)$", text, re.MULTILINE)
+    return [name.removeprefix(f"{place(engine)}/") for name in named]
+
+
+def test_whole_files_are_a_normal_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ladder(tmp_path, declared=DIVIDED)
+    assert run(root, "m2", "--files") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["--- m1_mini/shelf.py", "+++ m2_mini/shelf.py"]
+    changed = [line[1:] for line in lines[2:] if line.startswith("+")]
+    assert "        return item + 1" in changed and not [x for x in lines if x.startswith("#")]
+    assert run(root, "m1", "--files") == 2
+    assert "m1 is the lowest milestone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -2,7 +2,8 @@
 
 Each difference stands under its reason. Code that is unchanged, or was only moved, is hidden. In a
 terminal the output has colours. In a pipe it is a plain diff. A large lesson is divided into stops.
-The command then shows a list of the stops, and `--stop` shows one of them.
+The command then shows a list of the stops, and `--stop` shows one of them. `--files` prints whole
+files in the order of the stops. One name alone is compared with the milestone below it.
 
 Exit status: 0 the lesson was shown; 2 there is no such milestone, stop or symbol, or it does not
 differ.
@@ -21,10 +22,12 @@ from rich.console import Console
 from ..delta import ROOT
 from . import lesson_text
 from .choose import choose, choose_stop
+from .in_order import in_order, lower_of
 from .lesson import Lesson, lesson
 from .lesson_html import page, size
 
 EXAMPLE = """python -m milestones diff m2 m3
+              python -m milestones diff m3 --files
               python -m milestones diff m2 m3 --symbol Scheduler.schedule --side-by-side
               python -m milestones diff m2 m3 --html m2-m3.html"""
 
@@ -32,13 +35,16 @@ EXAMPLE = """python -m milestones diff m2 m3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `python -m milestones diff`."""
     parser.add_argument("below", help="the lower milestone: m2 or m2_continuous")
-    parser.add_argument("above", help="the higher milestone")
+    parser.add_argument("above", nargs="?", help="the higher milestone")
     part = parser.add_mutually_exclusive_group()
     part.add_argument(
         "--symbol", metavar="S", help="only one symbol or file: Scheduler.schedule, scheduler.py"
     )
     part.add_argument(
         "--stop", metavar="S", help="one stop, by its number or a part of its title; or all"
+    )
+    part.add_argument(
+        "--files", action="store_true", help="whole files, in reading order, without the demo"
     )
     parser.add_argument("--side-by-side", action="store_true", help="two columns")
     output = parser.add_mutually_exclusive_group()
@@ -50,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Show the lesson. Return the exit status."""
     try:
-        found = lesson(args.below, args.above, args.root)
+        above = args.above or args.below
+        below = args.below if args.above else lower_of(above, args.root)
+        if args.files:
+            sys.stdout.writelines(f"{line}\n" for line in in_order(below, above, args.root))
+            return 0
+        found = lesson(below, above, args.root)
         if args.symbol:
             found = choose(found, args.symbol)
         elif args.stop not in (None, "all"):

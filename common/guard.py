@@ -49,7 +49,7 @@ class Guard:
     """One public call: it checks the caller, and holds interrupts back until the call ends."""
 
     def __init__(self, caller: Caller, name: str, settle: Callable[[], None]) -> None:
-        """settle: finishes the work that earlier calls left, if there is any, before an outermost call."""
+        """settle: finishes what earlier calls left. An outermost call begins with it, if needed."""
         self.caller = caller
         self.name = name
         self.settle = settle

@@ -66,7 +66,7 @@ class Request:
         # Prompt tokens found in the prefix cache when the request first ran; None before that.
         self.num_cached_tokens: int | None = None
         self.row: int | None = (
-            None  # its row of the KV cache (m2) or page table (from m3) while it runs, otherwise None
+            None  # of the KV cache or page table, while it runs
         )
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None  # why the request ended, if the finish reason is "error"

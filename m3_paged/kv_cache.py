@@ -111,7 +111,7 @@ class KVCacheManager:
             self.table.append(request.row, self.allocator.allocate(missing))
 
     def free_slots(self, request: Request, num_tokens: int) -> None:
-        """Free the pages behind the request's first `num_tokens` tokens."""
+        """Free the pages after the request's first `num_tokens` tokens."""
         assert request.row is not None, f"I3: {request} has no row"
         self.allocator.free(self.table.cut(request.row, self.pages_for(num_tokens)))
 

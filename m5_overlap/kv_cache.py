@@ -169,15 +169,21 @@ class KVCacheManager:
             self.table.append(request.row, self.allocator.allocate(missing))
 
     def free_slots(self, request: Request, num_tokens: int) -> None:
-        """Free the pages behind the request's first `num_tokens` tokens."""
+        """Free the pages after the request's first `num_tokens` tokens."""
         assert request.row is not None, f"I3: {request} has no row"
         self.allocator.free(self.table.cut(request.row, self.pages_for(num_tokens)))
 
     def insert(self, request: Request) -> None:
         """Give the whole pages that a request has computed to the tree, and lock them.
 
-        If the tree has pages of the same tokens already, the request uses those, and its own pages
-        become free. Only tokens that a finished forward has written may be inserted.
+            the row:  | T  T  T | d  d | n  n  n | p | r |
+
+        T: the prefix that the row has locked stays. d: the tree got pages with the same tokens from
+        another request meanwhile; they take the place of these pages, which become free. n: these
+        pages go to the tree. p: the last page with computed tokens is not full, so it stays the
+        request's own. r: a page whose tokens are not computed yet stays the request's own, too.
+
+        Only tokens that a finished forward has written may be inserted.
         """
         assert request.row is not None, f"I3: {request} has no row"
         num_pages = request.num_computed_tokens // self.page_size
@@ -189,7 +195,10 @@ class KVCacheManager:
         self.allocator.free(self.table.replace(request.row, node.prefix_pages()))
 
     def free(self, request: Request) -> None:
-        """Take back the row and the pages of a request. Its computed pages stay cached."""
+        """Take back the row and the pages of a request. Its computed pages stay cached.
+
+        In the drawing of `insert`: T, d and n belong to the tree afterwards. p and r become free.
+        """
         assert request.row is not None, f"I3: {request} has no row to free"
         self.insert(request)
         node, self.last_nodes[request.row] = self.last_nodes[request.row], self.radix_cache.root

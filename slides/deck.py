@@ -52,7 +52,7 @@ MINUTES = "35-55"  # of a deck that does not say how long it takes
 
 FIGURES: dict[str, Callable[..., str]] = {
     "steps": figures.steps, "words": figures.words, "rows": memory.rows, "pages": memory.pages,
-    "tree": memory.tree, "growth": charts.growth,
+    "tree": memory.nodes, "growth": charts.growth,
     "roofline": charts.roofline, "lanes": charts.lanes, "triangle": ideas.triangle,
     "streaming": ideas.streaming, "tiles": ideas.tiles, "futures": ideas.futures,
     "same-memory": memory.same_memory, "translation": memory.translation,

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from milestones.drawing.svg import polyline, text
-from milestones.drawing.tree import Tree
+from milestones.drawing.tree import tree
 
 from .facts import data
-from .svg import NUMBER, SMALL, WIDTH, chip, hue, labelled, picture, rect, text_width
+from .svg import NUMBER, WIDTH, chip, hue, labelled, picture, rect, text_width
 
 Json = dict[str, Any]
 
@@ -72,7 +72,7 @@ def pages(name: str, *numbers: str) -> str:
     return picture(130 + total * size, y + 4, parts, f"Pages in {name}")
 
 
-def tree(name: str, number: str) -> str:
+def nodes(name: str, number: str) -> str:
     """Draw the radix tree after a step: the text, the pages and the locks of each node."""
     parts = labelled(0, 20, 64, 44, "root", "frame", "soft", radius=6)
 
@@ -88,9 +88,8 @@ def tree(name: str, number: str) -> str:
         ])  # fmt: skip
         return x + width
 
-    drawing = Tree(data(name)["steps"][int(number) - 1]["nodes"], 92, 42, 28, draw)
-    height = max(drawing.below(0, 92, 0), 84)
-    parts += drawing.lines
+    nodes = data(name)["steps"][int(number) - 1]["nodes"]
+    height = max(tree(parts, nodes, 92, 0, 92, 42, 28, draw), 84)
     return picture(WIDTH, height, parts, f"Radix tree after step {number} of {name}")
 
 
@@ -144,13 +143,10 @@ def translation(name: str, number: str, who: str) -> str:
         for offset in range(size):
             position = index * size + offset
             slot, w = x + 6 + offset * (wide - 22) / size, (wide - 22) / size
-            kind = "chip" if position < computed else "padding"
-            parts.append(rect(slot, 34, w - 3, 44, kind, 4, hue(NUMBER[who])))
+            kind, word = ("chip", tokens[position]) if position < computed else ("padding", "")
+            box, style = (slot, 34, w - 3, 44), hue(NUMBER[who])
+            parts += labelled(*box, word.strip(), kind, "chip-ink", 22, style=style)
             parts.append(text(slot + w / 2 - 1, 26, f"{position}", "soft", anchor="middle"))
-            if position < computed:
-                word = tokens[position].strip()
-                fits = max(SMALL, min(22.0, (w - 4) / text_width(word, 1)))
-                parts.append(text(slot + w / 2 - 1, 63, word, "chip-ink", fits, "middle"))
         middle = x + wide / 2 - 5
         parts.append(text(middle, 112, f"page {page}", "strong", 22, "middle"))
         places = [(middle, 128), (middle, 150), (target, bottom - 34), (target, bottom - 4)]
@@ -210,10 +206,8 @@ def _tree(
     nodes: dict[str, Json], y: float, marked: int, parts: list[str], left: float = 330
 ) -> float:
     """Draw the nodes as runs of pages. Return the `y` below them."""
-    drawing = Tree(nodes, 77, 26, 28, partial(_node, marked, parts))
-    bottom = drawing.below(0, left, y, is_joined=False)
-    parts += drawing.lines
-    return bottom
+    draw = partial(_node, marked, parts)
+    return tree(parts, nodes, left, y, 77, 26, 28, draw, has_root=False)
 
 
 def _node(

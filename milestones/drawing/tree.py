@@ -10,39 +10,29 @@ from . import svg
 Node = Mapping[str, Any]
 
 
-class Tree:
-    """Draws nodes, given by number, each with the number of its `parent` (0: the root)."""
+def tree(
+    parts: list[str], nodes: Mapping[Any, Node], x: float, y: float, row: float, middle: float,
+    gap: float, draw: Callable[[str, Node, float, float], float], *, has_root: bool = True,
+) -> float:  # fmt: skip
+    """Draw nodes and the lines between them from `y` down. Return the `y` below them.
 
-    def __init__(
-        self,
-        nodes: Mapping[Any, Node],
-        row: float,
-        middle: float,
-        gap: float,
-        draw: Callable[[str, Node, float, float], float],
-    ) -> None:
-        """row: pixels from one row to the next. gap: from a node to its children.
+    nodes: by number, each with the number of its `parent` (0: the root, which is not drawn here).
+    row, gap: pixels from one row to the next, and from a node to its children.
+    middle: where the lines meet a node, below its upper edge.
+    draw: draws a node with its upper left corner at a place, and returns its right edge.
+    has_root: whether a line goes from `x - gap` to the first node.
+    """
 
-        middle: where the lines meet a node, below its upper edge.
-        draw: draws a node with its upper left corner at a place, and returns its right edge.
-        """
-        self.nodes, self.row, self.middle, self.gap, self.draw = nodes, row, middle, gap, draw
-        self.lines: list[str] = []
-
-    def below(self, parent: int, x: float, y: float, *, is_joined: bool = True) -> float:
-        """Draw the nodes below a node, from `y` down. Return the `y` below them.
-
-        is_joined: whether the first node has a line to its parent, which ends at `x - gap`.
-        """
-        trunk, top = x - self.gap / 2, y + self.middle
-        children = [(key, node) for key, node in self.nodes.items() if node["parent"] == parent]
+    def below(parent: int, x: float, y: float) -> float:
+        trunk, top = x - gap / 2, y + middle
+        children = [(key, node) for key, node in nodes.items() if node["parent"] == parent]
         for index, (key, node) in enumerate(children):
-            middle = y + self.middle
+            level = y + middle
             if index:
-                self.lines.append(svg.line(trunk, top, trunk, middle, "rule"))
-                self.lines.append(svg.line(trunk, middle, x, middle, "rule"))
-            elif is_joined:
-                self.lines.append(svg.line(x - self.gap, middle, x, middle, "rule"))
-            right = self.draw(key, node, x, y)
-            y = max(y + self.row, self.below(int(key), right + self.gap, y))
+                parts.append(svg.line(trunk, top, trunk, level, "rule"))
+            if index or parent or has_root:
+                parts.append(svg.line(trunk if index else x - gap, level, x, level, "rule"))
+            y = max(y + row, below(int(key), draw(key, node, x, y) + gap, y))
         return y
+
+    return below(0, x, y)

@@ -21,7 +21,7 @@ from common import EngineConfig, SamplingParams
 from ...chain import ROOT, load
 from ...drawing import svg
 from ...drawing.lanes import Span, lane
-from ...drawing.tree import Tree
+from ...drawing.tree import tree
 
 Json = dict[str, Any]
 LANES = ROOT / "slides" / "data" / "m5_lanes.json"
@@ -82,10 +82,7 @@ def _tree(engine: Any, title: str, top: float, parts: list[str]) -> float:
         return x + 60 * bool(locks)
 
     parts.append(svg.text(8, top, title, "title"))
-    tree = Tree(_nodes(engine), ROW, 10, 20, draw)
-    bottom = tree.below(0, 28, top + 8)
-    parts += tree.lines
-    return bottom
+    return tree(parts, _nodes(engine), 28, top + 8, ROW, 10, 20, draw)
 
 
 def _nodes(engine: Any) -> dict[int, Json]:

@@ -144,7 +144,7 @@ def translation(name: str, number: str, who: str) -> str:
             position = index * size + offset
             slot, w = x + 6 + offset * (wide - 22) / size, (wide - 22) / size
             kind, word = ("chip", tokens[position]) if position < computed else ("padding", "")
-            box, style = (slot, 34, w - 3, 44), hue(NUMBER[who])
+            box, style = (slot, 34.0, w - 3, 44.0), hue(NUMBER[who])
             parts += labelled(*box, word.strip(), kind, "chip-ink", 22, style=style)
             parts.append(text(slot + w / 2 - 1, 26, f"{position}", "soft", anchor="middle"))
         middle = x + wide / 2 - 5
@@ -155,7 +155,7 @@ def translation(name: str, number: str, who: str) -> str:
         x, owner = page * place, after["pages"].get(str(page))
         kind = "padding" if page == 0 else "idle" if owner is None else "chip"
         style = hue(NUMBER[owner]) if kind == "chip" and owner else ""
-        box, word = (x + 2, bottom, place - 4, 52), owner if kind == "chip" else ""
+        box, word = (x + 2, bottom, place - 4, 52.0), owner if kind == "chip" else ""
         parts += labelled(*box, word or "", kind, "chip-ink strong", 22, style=style)
         parts.append(text(x + place / 2, bottom + 78, f"{page}", "soft", anchor="middle"))
     return picture(WIDTH, bottom + 84, parts, f"From the positions of {who} to pages")

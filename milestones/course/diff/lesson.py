@@ -221,7 +221,8 @@ def _blocks(old: list[Line], new: list[Line]) -> Iterator[Block]:
     for group in [*matcher.get_grouped_opcodes(CONTEXT), [("equal", len(old), 0, len(new), 0)]]:
         _, start, _, first, _ = group[0]
         if seen < start:
-            yield Block("fold", old[seen:start], new[seen + shift : first])
+            kind = "fold" if start - seen > 1 else "same"
+            yield Block(kind, old[seen:start], new[seen + shift : first])
         for tag, i, j, k, end in group:
             if i < j or k < end:
                 yield Block("same" if tag == "equal" else "change", old[i:j], new[k:end])

@@ -181,7 +181,7 @@ class KVCacheManager:
         T: the prefix that the row has locked stays. d: the tree got pages with the same tokens from
         another request meanwhile; they take the place of these pages, which become free. n: these
         pages go to the tree. p: the last page with computed tokens is not full, so it stays the
-        request's own. r: a page whose tokens are not computed yet stays the request's own, too.
+        request's own. r: a page for tokens that no step has computed is the request's own as well.
 
         Only tokens that a finished forward has written may be inserted.
         """

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import re
 from html import escape
+from itertools import pairwise
 from typing import Any
 
+from milestones.drawing.lanes import Span, lane
+from milestones.drawing.svg import line, polyline, text
+
 from .facts import data, value
-from .svg import WIDTH, line, path, picture, rect, text, text_width
+from .svg import WIDTH, picture, rect, text_width
 
 KINDS = ("hot", "prompt", "plan", "cached", "forward")  # of the milestones' curves
+SPAN = re.compile(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?")  # of `gantt`
 
 
 def bars(
@@ -64,8 +69,7 @@ def gantt(body: str, height: str = "40") -> str:
     A line is `name: 0-20 output=A, 20-24 stall`. A line `# words` is a heading.
     """
     parts, y, step = list[str](), 0.0, float(height)
-    found = re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", body)
-    scale = (WIDTH - 110) / max(int(end) for _, end, *_ in found)
+    scale = (WIDTH - 110) / max(int(end) for _, end, *_ in SPAN.findall(body))
     for row in filter(None, map(str.strip, body.splitlines())):
         if row.startswith("#"):
             parts.append(text(0, y + 26, row.lstrip("# "), "strong", 23))
@@ -73,13 +77,12 @@ def gantt(body: str, height: str = "40") -> str:
             continue
         name, _, spans = row.partition(": ")
         parts.append(text(0, y + step / 2 + 5, name, "", 22))
-        for start, end, kind, words in re.findall(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?", spans):
-            x, width = 110 + int(start) * scale, (int(end) - int(start)) * scale
-            parts.append(rect(x, y + 3, width - 2, step - 8, kind, 3))
-            ink = "on strong" if kind in ("output", "computed", "cached") else "light strong"
-            parts.append(
-                text(x + width / 2, y + step / 2 + 6, words.replace("_", " "), ink, 20, "middle")
-            )
+        found = [
+            Span(int(start), int(end), kind, words.replace("_", " "),
+                 f"{'on' if kind in ('output', 'computed', 'cached') else 'light'} strong")
+            for start, end, kind, words in SPAN.findall(spans)
+        ]  # fmt: skip
+        parts += lane(110, y + 3, step - 8, scale, found, 20, 3)
         y += step
     return picture(WIDTH, y, parts, " ".join(body.split()))
 
@@ -113,7 +116,7 @@ class Axes:
     ) -> None:
         """Draw a line through points, with its name at the end or below another name."""
         points = [(self.x(a), self.y(b)) for a, b in zip(xs, ys, strict=True)]
-        self.parts.append(path(points, f"curve {kind}-line"))
+        self.parts.append(polyline(points, f"curve {kind}-line"))
         if dots:
             for a, b in points:
                 shape = rect(a - 5, b - 5, 10, 10, kind, 5 if kind != "forward" else 0)
@@ -185,23 +188,18 @@ def goodput(name: str = "load") -> str:
 def lanes(name: str, loop: str) -> str:
     """Draw the host lane and the forward lane of some steps, to scale."""
     run = data(name)[loop]
-    end = run["forward"][-1]["end"]
-    scale, top = (WIDTH - 110) / end, {"host": 12, "forward": 84}
-    parts = [text(0, top[lane] + 38, lane, "", 21) for lane in top]
-    for span in run["host"]:
-        start, stop = max(0, span["start"]), min(end, span["end"])
-        width = max(2.0, (stop - start) * scale)
-        parts.append(rect(110 + start * scale, top["host"], width, 58, span["name"], 2))
-    for before, span in zip([None, *run["forward"]], run["forward"], strict=False):
-        x, width = 110 + span["start"] * scale, (span["end"] - span["start"]) * scale
-        if before and (gap := (span["start"] - before["end"]) * scale) > 1.5:
-            parts.append(rect(x - gap, top["forward"], gap, 58, "stall", 0))
-        parts.append(rect(x, top["forward"], width - 1, 58, "forward", 2))
-        parts.append(
-            text(
-                x + width / 2, top["forward"] + 36, f"{span['step']}", "light strong", 20, "middle"
-            )
-        )
+    forwards, end = run["forward"], run["forward"][-1]["end"]
+    scale = (WIDTH - 110) / end
+    host = [Span(max(0, s["start"]), min(end, s["end"]), s["name"]) for s in run["host"]]
+    gaps = [
+        Span(before["end"], after["start"], "stall")
+        for before, after in pairwise(forwards)
+        if (after["start"] - before["end"]) * scale > 1.5
+    ]
+    busy = [Span(s["start"], s["end"], "forward", f"{s['step']}", "light strong") for s in forwards]
+    parts = [text(0, 50, "host", "", 21), text(0, 122, "forward", "", 21)]
+    parts += lane(110, 12, 58, scale, host, 20, 2)
+    parts += lane(110, 84, 58, scale, [*gaps, *busy], 20, 2)
     parts.append(line(110, 160, WIDTH, 160))
     step = 10 if end < 70 else 20
     for ms in range(0, int(end) + 1, step):

@@ -40,7 +40,7 @@
       const zoom = Math.min(shown.width / view.width, shown.height / view.height) / scale;
       for (const node of drawing.querySelectorAll("text")) {
         inside(node, "a label");
-        const size = parseFloat(node.getAttribute("font-size")) * zoom;
+        const size = parseFloat(getComputedStyle(node).fontSize) * zoom;
         if (size < 19.5) say(`a label of ${size.toFixed(1)} px is too small: "${words(node)}"`);
       }
     }

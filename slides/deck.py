@@ -33,7 +33,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from . import charts, diagrams, figures, ideas, ideas_electives, ideas_memory, memory
+from . import charts, diagrams, figures, ideas, ideas_electives, memory
 from .facts import filled
 from .sources import (
     ROOT,
@@ -52,11 +52,11 @@ MINUTES = "35-55"  # of a deck that does not say how long it takes
 
 FIGURES: dict[str, Callable[..., str]] = {
     "steps": figures.steps, "words": figures.words, "rows": memory.rows, "pages": memory.pages,
-    "tree": memory.tree, "growth": charts.growth,
+    "tree": memory.nodes, "growth": charts.growth,
     "roofline": charts.roofline, "lanes": charts.lanes, "triangle": ideas.triangle,
     "streaming": ideas.streaming, "tiles": ideas.tiles, "futures": ideas.futures,
-    "same-memory": ideas_memory.same_memory, "translation": ideas_memory.translation,
-    "split": ideas_memory.split, "shared": ideas_memory.shared, "drafts": ideas_electives.drafts,
+    "same-memory": memory.same_memory, "translation": memory.translation,
+    "split": memory.split, "shared": memory.shared, "drafts": ideas_electives.drafts,
     "two-rows": ideas_electives.two_rows, "masks": ideas_electives.masks,
     "swaps": ideas_electives.swaps, "pooled": ideas_electives.pooled,
     "slots": ideas_electives.slots, "goodput": charts.goodput,

@@ -25,9 +25,10 @@ from itertools import combinations
 
 from milestones.chain import parents
 from milestones.course.delta import declared
+from milestones.drawing.svg import line, polyline, text
 
 from .sources import BuildError, definition
-from .svg import WIDTH, line, path, picture, rect, text, text_width
+from .svg import WIDTH, labelled, picture, rect, text_width
 
 
 def sequence(body: str, pitch: str = "48") -> str:
@@ -46,33 +47,16 @@ def sequence(body: str, pitch: str = "48") -> str:
     heads = [line(x, 44, x, y - 16, "life") for x in place.values()]
     for name, x in place.items():
         width = min(gap - 16, text_width(name, 21) + 36)
-        heads += [
-            rect(x - width / 2, 2, width, 42, "frame", 6),
-            text(x, 30, name, "strong", 21, "middle"),
-        ]
+        heads += labelled(x - width / 2, 2, width, 42, name, "frame", "strong", 21, 6)
     return picture(WIDTH, y, [*heads, *parts], "Calls in order: " + "; ".join(rows[1:]))
 
 
 def _call(start: float, end: float, y: float, words: str, is_return: bool) -> list[str]:
     if start == end:
-        if start > 0.85 * WIDTH:  # There is no room on its right.
-            return [
-                path(
-                    [
-                        (start, y - 8),
-                        (start - 34, y - 8),
-                        (start - 34, y + 12),
-                        (start - 4, y + 12),
-                    ],
-                    "arrow",
-                ),
-                text(start - 44, y + 9, words, "", 20, "end"),
-            ]
-        loop = path(
-            [(start, y - 8), (start + 34, y - 8), (start + 34, y + 12), (start + 4, y + 12)],
-            "arrow",
-        )
-        return [loop, text(start + 44, y + 9, words, "", 20)]
+        side = -1 if start > 0.85 * WIDTH else 1  # There is no room on the right of the last actor.
+        far, near = start + 34 * side, start + 4 * side
+        loop = polyline([(start, y - 8), (far, y - 8), (far, y + 12), (near, y + 12)], "arrow")
+        return [loop, text(start + 44 * side, y + 9, words, anchor="end" if side < 0 else "")]
     inset = 4 if end > start else -4
     kind = "back" if is_return else "arrow"
     middle = (start + end) / 2

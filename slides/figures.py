@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from milestones.chain import at_least
+from milestones.drawing.svg import text
 
 from .facts import data
-from .svg import NUMBER, WIDTH, chip, picture, rect, text, text_width
+from .svg import NUMBER, WIDTH, chip, labelled, picture, rect, text_width
 
 Json = dict[str, Any]
 
@@ -64,21 +65,16 @@ def _cell(
         word, kind = ("stalls", "stall") if before["state"] == "decode" else ("waits", "idle")
         if who in after["retracted"] and state == "waiting":
             word, kind = "retracted", "stall"
-        size = 20
-        return [rect(x, y, w, 44, kind), text(x + w / 2, y + 28, word, "soft", size, "middle")]
+        return labelled(x, y, w, 44, word, kind, "soft")
     if before["state"] in ("stop", "length"):
-        return [
-            rect(x, y, w, 44, "stall"),
-            text(x + w / 2, y + 29, "dropped", "hot-ink", 20, "middle"),
-        ]
+        return labelled(x, y, w, 44, "dropped", "stall", "hot-ink")
     count = batch[who]
     kind = "output" if count == 1 and before["state"] == "decode" else "computed"
     longest = max(batch.values()) if run["milestone"] == "m2_continuous" else count
     share = w * count / longest
-    parts = [rect(x, y, share, 44, kind)]
+    parts = labelled(x, y, share, 44, str(count), kind, "on strong", 22)
     if share < w:
         parts.append(rect(x + share, y, w - share, 44, "padding"))
-    parts.append(text(x + share / 2, y + 30, str(count), "on strong", 22, "middle"))
     return [*parts, *_said(after, who, x, y, w, low)]
 
 
@@ -106,10 +102,7 @@ def words(name: str) -> str:
         for token in tokens:
             shown = token.strip() or "␣"
             width = text_width(shown, 20) + 18
-            parts += [
-                rect(x, y, width - 4, 42, "computed"),
-                text(x + width / 2 - 2, y + 28, shown, "on", 20, "middle"),
-            ]
+            parts += labelled(x, y, width - 4, 42, shown, "computed", "on")
             x += width
         parts.append(text(x + 8, y + 28, f"{len(tokens)} tokens", "soft", 20))
         y += 56

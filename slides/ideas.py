@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from milestones.drawing import svg
+from milestones.drawing.svg import line, text
 
 from .facts import data
 from .figures import forwards_of
-from .svg import WIDTH, hue, line, picture, rect, text, text_width
+from .svg import SMALL, WIDTH, hue, labelled, picture, rect, text_width
 
 Json = dict[str, Any]
-SMALL = 20.0  # no text of a slide is smaller
 
 
 def triangle(name: str = "m1_example", who: str = "A") -> str:
@@ -27,14 +27,14 @@ def triangle(name: str = "m1_example", who: str = "A") -> str:
     for number, (count, end) in enumerate(zip(counts, ends, strict=True)):
         x = number * pitch
         for top in (20.0, 118 + height):
-            parts.append(text(x, top, f"step {number + 1}", "soft", SMALL))
+            parts.append(text(x, top, f"step {number + 1}", "soft"))
         for top, start, kind in ((32.0, 0, "hot"), (130 + height, end - count, "")):
             parts += _triangle(x, top, cell, end, start, kind or ("output", "computed")[count > 1])
             rows = end - start
             tokens = f"{rows} tokens" if rows > 1 else "1 token"
             scores = sum(range(start + 1, end + 1))
-            parts.append(text(x, top + height + 24, tokens, "strong", SMALL))
-            parts.append(text(x, top + height + 48, f"{scores} scores", "soft", SMALL))
+            parts.append(text(x, top + height + 24, tokens, "strong"))
+            parts.append(text(x, top + height + 48, f"{scores} scores", "soft"))
     for top, words in ((0.0, "without the cache"), (98 + height, "with the cache")):
         parts.append(text(WIDTH, top + 20, words, "strong", 22, "end"))
     return picture(WIDTH, 130 + 2 * height + 56, parts, f"Scores of each step of request {who}")
@@ -72,10 +72,10 @@ def streaming(*rows: str, of: str = "requests") -> str:
             (("read the weights", read, "plan"), ("multiply", each * count, "prompt"))
         ):
             top = y + 118 + 38 * row
-            parts.append(text(0, top + 23, what, "", SMALL))
+            parts.append(text(0, top + 23, what, ""))
             parts.append(rect(180, top, max(3, took * scale), 30, kind, 3))
             end = 180 + took * scale
-            parts.append(text(end + 10, top + 23, f"{took:.1f} ms", "strong", SMALL))
+            parts.append(text(end + 10, top + 23, f"{took:.1f} ms", "strong"))
         y += 216
     return picture(WIDTH, y - 10, parts, f"Weights that pass by {' and by '.join(rows)} rows")
 
@@ -94,8 +94,8 @@ def _weights(y: float, count: int, number: int, differ: bool) -> list[str]:
         window,
         svg.element("g", moving, clip_path=f"url(#{clip})"),
         rect(0, y, 168, 70, "frame", 6),
-        text(84, y + 31, "memory", "strong", SMALL, "middle"),
-        text(84, y + 57, "538 MB", "soft", SMALL, "middle"),
+        text(84, y + 31, "memory", "strong", anchor="middle"),
+        text(84, y + 57, "538 MB", "soft", anchor="middle"),
         rect(right + 12, y, 218, 70, "frame", 6),
     ]
     size = min(24.0, 200.0 / count)
@@ -125,21 +125,11 @@ def tiles(name: str = "m3_scores") -> str:
             tall = 140 * (score - low) / (high - low)
             kind = "forward" if score == maximum else "work"
             parts.append(rect(x + n * width + 8, top - tall, width - 24, tall, kind, 3))
-            parts.append(
-                text(
-                    x + n * width + width / 2 - 4,
-                    top - tall - 8,
-                    f"{score:.1f}",
-                    "",
-                    SMALL,
-                    "middle",
-                )
-            )
+            middle = x + n * width + width / 2 - 4
+            parts.append(text(middle, top - tall - 8, f"{score:.1f}", anchor="middle"))
             word = run["tokens"][start + n].strip()
             shown = min(22.0, (width - 8) / text_width(word, 1))
-            parts.append(
-                text(x + n * width + width / 2 - 4, top + 30, word, "soft", shown, "middle")
-            )
+            parts.append(text(middle, top + 30, word, "soft", shown, "middle"))
         scaled = "first tile" if before == -math.inf else f"times {decay:.2f}"
         for n, words in enumerate((f"{maximum:.2f}", scaled, f"{total:.2f}")):
             kind = ("forward-ink strong", "hot-ink", "strong")[n]
@@ -167,38 +157,22 @@ def futures(name: str = "m5_futures") -> str:
         parts.append(text(0, top + 33, f"forward {shown['forward']}", "strong", 24))
         for row, (before, after) in enumerate(zip(shown["before"], shown["after"], strict=True)):
             middle = top + 26 + 52 * row
-            is_future = before < 0
-            parts += _token(
-                150,
-                middle,
-                str(before) if is_future else words[str(before)],
-                "stall" if is_future else "output",
-                "hot-ink" if is_future else "on",
-            )
-            if is_future:
+            if before < 0:
+                target = f"[{-before}]  {words[str(held[str(-before)])].strip()}"
+                parts += _token(150, middle, str(before), "stall", "hot-ink")
                 parts.append(line(310, middle, 472, middle, "arrow"))
-                parts += _token(
-                    480,
-                    middle,
-                    f"[{-before}]  {words[str(held[str(-before)])].strip()}",
-                    "frame",
-                    "strong",
-                )
+                parts += _token(480, middle, target, "frame", "strong")
                 parts.append(line(640, middle, 792, middle, "arrow"))
             else:
+                parts += _token(150, middle, words[str(before)])
                 parts.append(line(310, middle, 792, middle, "back"))
-            parts += _token(800, middle, words[str(after)], "output", "on")
+            parts += _token(800, middle, words[str(after)])
         for row, (index, token) in enumerate(shown["stored"].items()):
-            middle = top + 26 + 52 * row
-            parts += _token(
-                1010, middle, f"[{index}]  {words[str(token)].strip()}", "frame", "strong"
-            )
+            place = f"[{index}]  {words[str(token)].strip()}"
+            parts += _token(1010, top + 26 + 52 * row, place, "frame", "strong")
         y += 52 * len(shown["before"]) + (24 if number + 1 < len(run["forwards"]) else 0)
     return picture(WIDTH, y + 36, parts, "Placeholders and the tokens that replace them")
 
 
-def _token(x: float, middle: float, word: str, kind: str, ink: str) -> list[str]:
-    return [
-        rect(x, middle - 22, 150, 42, kind, 6),
-        text(x + 75, middle + 7, word.strip(), f"{ink} strong", 22, "middle"),
-    ]
+def _token(x: float, middle: float, word: str, kind: str = "output", ink: str = "on") -> list[str]:
+    return labelled(x, middle - 22, 150, 42, word.strip(), kind, f"{ink} strong", 22, 6)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from milestones.drawing.svg import text
+
 from .facts import data
-from .svg import WIDTH, picture, rect, text, text_width
+from .svg import WIDTH, labelled, picture
 
 Json = dict[str, Any]
 LEFT, BOX = 210.0, 42.0  # pixels
@@ -39,11 +42,7 @@ def drafts(name: str = "speculative_drafts", *numbers: str) -> str:
 
 def _word(x: float, y: float, pitch: float, word: str, kind: str, ink: str) -> list[str]:
     shown = word.replace("\n", "⏎").strip() or "␣"
-    size = max(20.0, min(22.0, (pitch - 16) / text_width(shown, 1)))
-    return [
-        rect(x, y, pitch - 8, BOX, kind),
-        text(x + pitch / 2 - 4, y + 28, shown, ink, size, "middle"),
-    ]
+    return labelled(x, y, pitch - 8, BOX, shown, kind, ink, 22)
 
 
 def two_rows(name: str = "m4_mistake", scene: str = "after_reset") -> str:
@@ -63,10 +62,8 @@ def two_rows(name: str = "m4_mistake", scene: str = "after_reset") -> str:
             lost = page in row[place + 1 :]
             x = 150 + place * pitch
             shown = "".join(words[place * size : (place + 1) * size]).strip()
-            fits = max(20.0, min(22.0, (pitch - 10) / text_width(shown, 1)))
-            parts.append(rect(x, y, pitch - 6, BOX, "stall" if lost else "output"))
-            ink = "hot-ink" if lost else "on"
-            parts.append(text(x + pitch / 2 - 3, y + 28, shown, ink, fits, "middle"))
+            kind, ink = ("stall", "hot-ink") if lost else ("output", "on")
+            parts += labelled(x, y, pitch - 6, BOX, shown, kind, ink, 22)
             strong = "hot-ink" if row.count(page) > 1 else "strong"
             parts.append(text(x + pitch / 2 - 3, y + 76, f"{page}", strong, 22, "middle"))
         y += 130
@@ -98,65 +95,75 @@ def _end(word: str) -> str:
 
 def swaps(name: str = "priority_example") -> str:
     """Draw the steps of two requests: the tokens computed, and the pages copied to and fro."""
-    run, parts = data(name), list[str]()
-    pitch, top, room = (WIDTH - 150) / len(run["steps"]), 36, 58
-    rows = {"low": "low", "urgent": "urgent", "to_host": "to host", "from_host": "from host"}
-    for row, (key, words) in enumerate(rows.items()):
-        y = top + row * room
-        parts.append(text(0, y + 28, words, "strong" if row < 2 else "soft", 22))
-        living = [i for i, step in enumerate(run["steps"]) if key in step["tokens"]]
-        for place, step in enumerate(run["steps"]):
-            x, count = 150 + place * pitch, step["tokens"].get(key) or step.get(key, 0)
-            if row == 0:
-                parts.append(text(x + pitch / 2 - 3, 22, f"{place + 1}", "soft", 20, "middle"))
-            if count:
-                kind = "computed" if count > 1 else "output"
-                parts += _word(x, y, pitch, f"{count}", kind if row < 2 else "work", "on strong")
-            elif living and living[0] < place < living[-1]:
-                parts += _word(x, y, pitch, "waits", "idle", "soft")
-    parts.append(text(0, 22, "step", "soft", 20))
-    return picture(WIDTH, top + 4 * room - 12, parts, f"The steps of {name}")
+    steps = data(name)["steps"]
+
+    def cell(key: str, place: int) -> Cell | None:
+        step = steps[place]
+        if count := step["tokens"].get(key) or step.get(key, 0):
+            kind = "computed" if count > 1 else "output"
+            return f"{count}", "work" if key in copies else kind, "on strong"
+        living = [number for number, step in enumerate(steps) if key in step["tokens"]]
+        return WAITS if living and living[0] < place < living[-1] else None
+
+    copies = {"to_host": "to host", "from_host": "from host"}
+    parts = _table(steps, {"low": "low", "urgent": "urgent"}, copies, cell)
+    return picture(WIDTH, TOP + 4 * ROOM - 12, parts, f"The steps of {name}")
 
 
 def pooled(name: str = "embedding_example") -> str:
     """Draw the steps of a text and of vectors: the tokens computed, and those that are pooled."""
-    run, parts = data(name), list[str]()
-    pitch, top, room = (WIDTH - 150) / len(run["steps"]), 36, 58
-    for row, key in enumerate(("text", "MEAN", "LAST")):
-        y = top + row * room
-        parts.append(text(0, y + 28, key, "strong", 22))
-        for place, step in enumerate(run["steps"]):
-            x, count = 150 + place * pitch, step["tokens"].get(key, 0)
-            if row == 0:
-                parts.append(text(x + pitch / 2 - 3, 22, f"{place + 1}", "soft", 20, "middle"))
-            if count:
-                kind = "work" if key in step["pooled"] else "computed" if count > 1 else "output"
-                ends = ", ends" if key in step["ended"] else ""
-                parts += _word(x, y, pitch, f"{count}{ends}", kind, "on strong")
-    parts.append(text(0, 22, "step", "soft", 20))
-    return picture(WIDTH, top + 3 * room - 12, parts, f"The steps of {name}")
+    steps = data(name)["steps"]
+
+    def cell(key: str, place: int) -> Cell | None:
+        step = steps[place]
+        if not (count := step["tokens"].get(key, 0)):
+            return None
+        kind = "work" if key in step["pooled"] else "computed" if count > 1 else "output"
+        return f"{count}{', ends' if key in step['ended'] else ''}", kind, "on strong"
+
+    names = {key: key for key in ("text", "MEAN", "LAST")}
+    parts = _table(steps, names, {}, cell)
+    return picture(WIDTH, TOP + 3 * ROOM - 12, parts, f"The steps of {name}")
 
 
 def slots(name: str = "lora_example") -> str:
     """Draw the steps of requests with adapters: the slot of each, and the loads before a step."""
-    run, parts = data(name), list[str]()
-    pitch, top, room = (WIDTH - 150) / len(run["steps"]), 36, 58
-    for row, (request, adapter) in enumerate(run["adapters"].items()):
-        y = top + row * room
-        parts.append(text(0, y + 28, f"{request}: {adapter or 'base'}", "strong", 22))
-        for place, step in enumerate(run["steps"]):
-            x, slot = 150 + place * pitch, step["slots"].get(request)
-            if slot is not None:
-                kind, ink = ("output", "on strong") if slot else ("forward", "light strong")
-                parts += _word(x, y, pitch, f"slot {slot}", kind, ink)
-            elif request in step["waiting"]:
-                parts += _word(x, y, pitch, "waits", "idle", "soft")
-    y = top + len(run["adapters"]) * room
-    parts.append(text(0, y + 28, "loads", "soft", 22))
-    for place, step in enumerate(run["steps"]):
-        x = 150 + place * pitch
-        parts.append(text(x + pitch / 2 - 3, 22, f"{place + 1}", "soft", 20, "middle"))
+    run = data(name)
+    steps = run["steps"]
+    names = {key: f"{key}: {adapter or 'base'}" for key, adapter in run["adapters"].items()}
+
+    def cell(request: str, place: int) -> Cell | None:
+        step = steps[place]
+        if (slot := step["slots"].get(request)) is None:
+            return WAITS if request in step["waiting"] else None
+        return f"slot {slot}", *(("output", "on strong") if slot else ("forward", "light strong"))
+
+    parts = _table(steps, names, {"loads": "loads"}, cell)
+    y, pitch = TOP + len(names) * ROOM, (WIDTH - 150) / len(steps)
+    for place, step in enumerate(steps):
         for number, load in enumerate(step["loads"]):
-            parts.append(text(x, y + 28 + 26 * number, load, "strong", 20))
-    parts.append(text(0, 22, "step", "soft", 20))
+            parts.append(text(150 + place * pitch, y + 28 + 26 * number, load, "strong"))
     return picture(WIDTH, y + 66, parts, f"The steps of {name}")
+
+
+TOP, ROOM = 36, 58  # pixels: the first row of a table, and from one row to the next
+Cell = tuple[str, str, str]  # a word, and the classes of its box and of its letters
+WAITS: Cell = ("waits", "idle", "soft")
+
+
+def _table(
+    steps: list[Json], names: dict[str, str], soft: dict[str, str],
+    cell: Callable[[str, int], Cell | None],
+) -> list[str]:  # fmt: skip
+    """Draw a column for each step, and a row for each key with its name, the soft ones last."""
+    pitch, parts = (WIDTH - 150) / len(steps), [text(0, 22, "step", "soft")]
+    for place in range(len(steps)):
+        middle = 150 + (place + 0.5) * pitch - 3
+        parts.append(text(middle, 22, f"{place + 1}", "soft", anchor="middle"))
+    for row, (key, name) in enumerate((names | soft).items()):
+        y = TOP + row * ROOM
+        parts.append(text(0, y + 28, name, "soft" if key in soft else "strong", 22))
+        for place in range(len(steps)):
+            if found := cell(key, place):
+                parts += _word(150 + place * pitch, y, pitch, *found)
+    return parts

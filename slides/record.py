@@ -7,7 +7,6 @@ of m5, the growth of m1) name the machine on which they were measured.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from common.fast.passes.pack import choose
 from common.tracing.data import Frame, State, TraceData
 from common.tracing.trace import Trace
 from milestones.chain import load
+from milestones.recording import write
 
 from .freshness import ROOT, fingerprint, sources_of
 from .record_electives import LESSONS
@@ -47,8 +47,7 @@ def record(name: str) -> None:
     sources = sources_of(*milestones) + recorders
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
     DATA.mkdir(exist_ok=True)
-    text = json.dumps(made, indent=1, ensure_ascii=False)
-    (DATA / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    write(DATA / f"{name}.json", made)
 
 
 def example(name: str, loaded: LoadedModel | None = None, milestone: str | None = None) -> Json:

@@ -1,4 +1,5 @@
-"""Small pieces of SVG. Colours are classes: the theme says what they are in light and in dark."""
+"""What the figures of the slides share. Colours are classes: the theme says what they are in light
+and in dark. It also says the usual size of letters, and which lines end in an arrow."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from milestones.drawing import svg
 # Approximate widths of the letters of the decks' font. They are good enough to decide without a
 # browser whether a text fits its box.
 WIDTH = 1160  # of a slide, inside its margins
+SMALL = 20.0  # no text of a slide is smaller
 NUMBER = {name: number for number, name in enumerate("ABCDEFGH")}  # as the player numbers requests
 NARROW, WIDE = "iljtfr.,:;'|!()[]{} -", "mwMWGOQ@%—"
 
@@ -19,13 +21,6 @@ def text_width(text: str, size: float, mono: bool = False) -> float:
     return size * sum(widths)
 
 
-def text(
-    x: float, y: float, words: str, kind: str = "", size: float = 20, anchor: str = "start"
-) -> str:
-    """Draw a line of text on its baseline."""
-    return svg.text(x, y, words, kind, size, anchor)
-
-
 def rect(
     x: float, y: float, width: float, height: float, kind: str, radius: float = 4, style: str = ""
 ) -> str:
@@ -33,18 +28,15 @@ def rect(
     return svg.rect(x, y, width, height, kind, rx=radius, style=style)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str = "rule") -> str:
-    """Draw a straight line. A line of class `arrow` or `back` has a head at its end."""
-    return svg.line(x1, y1, x2, y2, kind, marker_end=_head(kind))
-
-
-def path(points: list[tuple[float, float]], kind: str) -> str:
-    """Draw a line through points."""
-    return svg.path(svg.points(points), kind, marker_end=_head(kind))
-
-
-def _head(kind: str) -> str:
-    return "url(#head)" if kind.split()[0] in ("arrow", "back") else ""
+def labelled(
+    x: float, y: float, width: float, height: float, words: str, kind: str, ink: str = "",
+    size: float = 20, radius: float = 4, style: str = "",
+) -> list[str]:  # fmt: skip
+    """Draw a box with a word in its middle. Its letters are smaller if it is too wide."""
+    fits = max(SMALL, min(size, (width - 8) / max(1, text_width(words, 1))))
+    middle = (x + width / 2, y + height / 2 + 0.35 * fits)
+    box = rect(x, y, width, height, kind, radius, style)
+    return [box, svg.text(*middle, words, ink, fits, "middle")] if words else [box]
 
 
 def hue(number: int) -> str:
@@ -54,7 +46,7 @@ def hue(number: int) -> str:
 
 def chip(x: float, y: float, name: str, number: int, size: float = 26) -> str:
     """Draw the letter of a request in its colour, centred at a point."""
-    return rect(x - size / 2, y - size / 2, size, size, "chip", 5, hue(number)) + text(
+    return rect(x - size / 2, y - size / 2, size, size, "chip", 5, hue(number)) + svg.text(
         x, y + 0.28 * size, name, "chip-ink strong", 0.72 * size, "middle"
     )
 

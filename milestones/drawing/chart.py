@@ -88,7 +88,7 @@ def _panel(x: float, curves: Mapping[int, Points]) -> list[str]:
     lowest = min(values) if wide else 0.0
     up = _scale(lowest, max(values), bottom, TOP, is_logarithmic=wide)
     parts = [
-        svg.path(f"M{left} {TOP}V{bottom}H{right}", "axis"),
+        svg.polyline([(left, TOP), (left, bottom), (right, bottom)], "axis"),
         svg.text(left - 4, TOP + 8, _number(max(values)), anchor="end"),
         svg.text(left - 4, bottom, _number(lowest), anchor="end"),
         svg.text(left, HEIGHT - 12, f"{min(sizes):,g}"),
@@ -96,7 +96,7 @@ def _panel(x: float, curves: Mapping[int, Points]) -> list[str]:
     ]
     for number, points in curves.items():
         places = [(across(size), up(value)) for size, value in points]
-        parts.append(svg.path(svg.points(places), f"curve line{number}"))
+        parts.append(svg.polyline(places, f"curve line{number}"))
         parts += [svg.element("circle", kind=f"fill{number}", cx=x, cy=y, r=3) for x, y in places]
     return parts
 

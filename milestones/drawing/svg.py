@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 NAMES = {"kind": "class"}  # `class` is a word of Python
@@ -40,13 +41,13 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str = "", **more: obj
 
 
 def path(d: str, kind: str = "", **more: object) -> str:
-    """Return a path. Its commands are as in SVG: `points` writes those of a line."""
+    """Return a path. Its commands are as in SVG."""
     return element("path", kind=kind, d=d, **more)
 
 
-def points(places: list[tuple[float, float]]) -> str:
-    """Return the commands of a path through points."""
-    return "M" + " L".join(f"{_written(x)} {_written(y)}" for x, y in places)
+def polyline(places: Iterable[tuple[float, float]], kind: str = "") -> str:
+    """Return a line through points."""
+    return path("M" + " L".join(f"{_written(x)} {_written(y)}" for x, y in places), kind)
 
 
 def document(parts: list[str], width: float, height: float, style: str, title: str = "") -> str:

@@ -192,13 +192,13 @@ def test_two_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("columns", [False, True])
-def test_a_person_sees_numbers_reasons_and_code(tmp_path: Path, columns: bool) -> None:
+def test_a_person_sees_reasons_and_code(tmp_path: Path, columns: bool) -> None:
     console = Console(
         record=True, width=120, force_terminal=True, file=(tmp_path / "out").open("w")
     )
     lesson_text.show(lesson("m1", "m2", ladder(tmp_path / "x")), console, columns=columns)
     text = console.export_text()
-    assert "2/3  shelf.py · Shelf.put  changed" in text and "one is added" in text
+    assert "# shelf.py:Shelf.put (changed): one is added" in text
     assert text.count("return item + 1") == 1 and "a = 1" not in text
 
 

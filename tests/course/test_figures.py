@@ -6,23 +6,19 @@ import re
 from xml.etree import ElementTree
 
 from milestones.chain import at_least
-from milestones.staff.maintain import figures, figures_ladder, figures_lanes, ladder_runs
+from milestones.staff.maintain import figures, figures_ladder, ladder_runs
 from milestones.staff.maintain.runs import load
 from tests.conftest import MILESTONES, ROOT
 
 
 def test_the_pictures_are_of_today() -> None:
-    """A run is the same on every machine, so the files are equal byte for byte."""
+    """A run is the same on every machine, so the files are equal byte for byte.
+
+    The lanes of m5 are of recordings: the handout shows the run that the slides show.
+    """
     for name, text in figures.pictures(load()).items():
         on_disk = (figures.FOLDER / name).read_text(encoding="utf-8")
         assert on_disk == text, f"{name} is old: run python -m milestones.staff.maintain.figures"
-
-
-def test_the_lanes_of_m5_are_of_their_recordings() -> None:
-    """The handout shows the run that the slides show."""
-    for name, text in figures_lanes.pictures().items():
-        on_disk = (figures_lanes.FOLDER / "m5_overlap" / name).read_text(encoding="utf-8")
-        assert on_disk == text, f"{name} is old: run milestones.staff.maintain.figures_lanes"
 
 
 def test_the_picture_of_the_readme_is_of_its_recording() -> None:

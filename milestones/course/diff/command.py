@@ -23,7 +23,7 @@ from ..delta import ROOT
 from . import lesson_text
 from .choose import choose, choose_stop
 from .in_order import in_order, lower_of
-from .lesson import Lesson, lesson
+from .lesson import lesson
 from .lesson_html import page, size
 
 EXAMPLE = """python -m milestones diff m2 m3
@@ -79,14 +79,5 @@ def main(args: argparse.Namespace) -> int:
     if found.is_divided and args.stop is None and not args.symbol:
         sys.stdout.writelines(f"{line}\n" for line in lesson_text.overview(found))
         return 0
-    _show(found, columns=args.side_by_side)
+    lesson_text.show(found, Console(), columns=args.side_by_side)
     return 0
-
-
-def _show(found: Lesson, *, columns: bool) -> None:
-    console = Console()
-    if console.is_terminal:
-        lesson_text.show(found, console, columns=columns)
-        return
-    lines = lesson_text.plain_columns(found, console.width) if columns else lesson_text.plain(found)
-    sys.stdout.writelines(f"{line}\n" for line in lines)

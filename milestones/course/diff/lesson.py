@@ -216,21 +216,17 @@ def _blocks(old: list[Line], new: list[Line]) -> Iterator[Block]:
     if not old or not new or matcher.ratio() < REWRITTEN:
         yield Block("change", old, new)
         return
-    codes = matcher.get_opcodes()
-    for index, (tag, i, j, k, end) in enumerate(codes):
-        if tag != "equal":
-            yield Block("change", old[i:j], new[k:end])
-            continue
-        head = CONTEXT if index else 0
-        tail = CONTEXT if index < len(codes) - 1 else 0
-        if j - i <= head + tail + 1:
-            yield Block("same", old[i:j], new[k:end])
-            continue
-        for kind, start, stop in (
-            ("same", 0, head), ("fold", head, j - i - tail), ("same", j - i - tail, j - i),
-        ):  # fmt: skip
-            if start < stop:
-                yield Block(kind, old[i + start : i + stop], new[k + start : k + stop])
+    seen = 0  # lines of `old`; the equal lines between two groups are folded
+    shift = 0  # from a line of `old` to the equal line of `new`
+    for group in [*matcher.get_grouped_opcodes(CONTEXT), [("equal", len(old), 0, len(new), 0)]]:
+        _, start, _, first, _ = group[0]
+        if seen < start:
+            kind = "fold" if start - seen > 1 else "same"
+            yield Block(kind, old[seen:start], new[seen + shift : first])
+        for tag, i, j, k, end in group:
+            if i < j or k < end:
+                yield Block("same" if tag == "equal" else "change", old[i:j], new[k:end])
+            seen, shift = j, end - j
 
 
 def _with_gaps(lines: list[Line]) -> list[Line]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
 from pygments.lexers.python import PythonLexer
@@ -36,7 +36,8 @@ COLOURS = (  # a token has the class of the first type that contains it
     (Token.Name.Exception, "b"),
 )
 Numbers = dict[str, int]  # name of an entry -> its number in the tour
-Coloured = dict[int, list[tuple[str, str]]]  # line number -> (class or "", text) of each piece
+Pieces = list[tuple[str, str]]  # of a line: class or "", and text
+Coloured = dict[int, Pieces]  # by the number of a line
 
 
 def page(lesson: Lesson) -> str:
@@ -144,13 +145,15 @@ def _block(block: Block, old: Coloured, new: Coloured) -> str:
         return f"<details><summary>{len(block.new)} unchanged lines</summary>{grid}</details>"
     gone, come = [], []
     for row, (a, b) in enumerate(aligned(block.old, block.new), start=1):
-        marks = _changed_columns(a.text, b.text) if a and b else ([], [])
-        gone += [_cell("old gone", row, a, _cut(old[a.number], marks[0]))] if a else []
-        come += [_cell("new come", row, b, _cut(new[b.number], marks[1]))] if b else []
+        was, now = old[a.number] if a else [], new[b.number] if b else []
+        if a and b:
+            was, now = _marked(was, now)
+        gone += [_cell("old gone", row, a, was)] if a else []
+        come += [_cell("new come", row, b, now)] if b else []
     return f'<div class="block">{"".join(gone + come)}</div>'
 
 
-def _cell(kind: str, row: int, line: Line, pieces: list[tuple[str, str]]) -> str:
+def _cell(kind: str, row: int, line: Line, pieces: Pieces) -> str:
     text = "".join(f'<i class="{c}">{escape(t)}</i>' if c else escape(t) for c, t in pieces)
     indent = len(line.text) - len(line.text.lstrip())
     style = f"--row:{row};--in:{indent}"
@@ -159,7 +162,7 @@ def _cell(kind: str, row: int, line: Line, pieces: list[tuple[str, str]]) -> str
 
 def _coloured(lines: list[Line]) -> Coloured:
     """Colour the pieces of each line. All lines are coloured together, because of docstrings."""
-    pieces: list[list[tuple[str, str]]] = [[]]
+    pieces: list[Pieces] = [[]]
     source = "\n".join(line.text for line in lines)
     for token, text in PythonLexer(stripnl=False, ensurenl=False).get_tokens(source):
         kind = next((name for of, name in COLOURS if token in of), "")
@@ -169,43 +172,22 @@ def _coloured(lines: list[Line]) -> Coloured:
     return {line.number: found for line, found in zip(lines, pieces, strict=False)}
 
 
-Columns = list[tuple[int, int]]
-
-
-def _changed_columns(old: str, new: str) -> tuple[Columns, Columns]:
-    """Return the columns in which two similar lines differ; none if they are not similar."""
-    if likeness(old, new) < ALIKE:
-        return [], []
-    before, after = words(old), words(new)
-    codes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-    changed = [code[1:] for code in codes if code[0] != "equal"]
-    return (
-        [_columns(before, i, j) for i, j, _, _ in changed],
-        [_columns(after, i, j) for _, _, i, j in changed],
+def _marked(old: Pieces, new: Pieces) -> tuple[Pieces, Pieces]:
+    """Return the pieces of two lines. If these are similar, changed words have the class `w`."""
+    if likeness(*("".join(text for _, text in pieces) for pieces in (old, new))) < ALIKE:
+        return old, new
+    before, after = (
+        [(kind, word) for kind, text in pieces for word in words(text)] for pieces in (old, new)
     )
+    was, now = ([word for _, word in pieces] for pieces in (before, after))
+    for tag, i, j, k, end in difflib.SequenceMatcher(None, was, now, False).get_opcodes():
+        if tag != "equal":
+            before[i:j] = [(f"{kind} w".strip(), word) for kind, word in before[i:j]]
+            after[k:end] = [(f"{kind} w".strip(), word) for kind, word in after[k:end]]
+    return _joined(before), _joined(after)
 
 
-def _columns(words: list[str], first: int, end: int) -> tuple[int, int]:
-    start = len("".join(words[:first]))
-    return start, start + len("".join(words[first:end]))
-
-
-def _cut(pieces: list[tuple[str, str]], marks: Columns) -> list[tuple[str, str]]:
-    """Return the pieces of a line. Those in marked columns also get the class `w`."""
-    if not marks:
-        return pieces
-    edges = sorted({edge for mark in marks for edge in mark})
-    cut: list[tuple[str, str]] = []
-    for start, kind, text in _placed(pieces):
-        inner = [edge - start for edge in edges if start < edge < start + len(text)]
-        for i, j in zip([0, *inner], [*inner, len(text)], strict=True):
-            marked = any(a <= start + i < b for a, b in marks)
-            cut.append((f"{kind} w".strip() if marked else kind, text[i:j]))
-    return cut
-
-
-def _placed(pieces: list[tuple[str, str]]) -> Iterator[tuple[int, str, str]]:
-    start = 0
-    for kind, text in pieces:
-        yield start, kind, text
-        start += len(text)
+def _joined(pieces: Pieces) -> Pieces:
+    """Return the pieces, with those of one class in a row as one piece."""
+    runs = groupby(pieces, lambda piece: piece[0])
+    return [(kind, "".join(text for _, text in run)) for kind, run in runs]

@@ -27,6 +27,7 @@ from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 from common.displays.workload import Workload
 
+from ... import recording
 from ...chain import ROOT, electives
 from ...console import wide_console
 from ...drawing.chart import bars
@@ -225,5 +226,5 @@ def _earlier(path: Path | None, quantization: str) -> dict[str, Any]:
 def _write(path: Path, document: dict[str, Any]) -> None:
     """Write the file completely or not at all."""
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    recording.write(unfinished, document)
     unfinished.replace(path)

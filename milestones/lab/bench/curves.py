@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 from common.displays.workload import Workload, run
 
+from ... import recording
 from ...drawing.chart import lines
 
 EXAMPLE = "python -m milestones curves --json curves.json --svg curves.svg"
@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
         console.print(table)
     if args.json:
         document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        recording.write(args.json, document)
     if args.svg:
         title = f"{machine()}: ms per step"
         args.svg.write_text(

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from common.displays.demo import machine
 
+from ... import recording
 from ...chain import ROOT, milestones
 from . import gpu_correct, gpu_kernels, gpu_rows, gpu_speed, gpu_workloads
 from .peers import PEERS
@@ -170,7 +171,7 @@ def run_all(names: list[str], args: argparse.Namespace, console: Console) -> int
             results[name] = run_case(name, args.page)
             args.json.parent.mkdir(parents=True, exist_ok=True)
             unfinished = args.json.with_suffix(".part")
-            unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            recording.write(unfinished, document)
             unfinished.replace(args.json)
         console.print(line(name, results[name]), soft_wrap=True, highlight=False, markup=False)
     return 0 if all(results[name]["passed"] for name in names) else 1

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from ... import recording
 from ...chain import engines, find_engine, milestones
 from ...console import wide_console
 from . import report
@@ -87,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
         console.print(leak)
     document = report.document(results, seed, args.jobs, minutes)
     if args.json:
-        report.write_json(args.json, document)
+        recording.write(args.json, document)
     if args.report:
         report.write_page(args.report, results, document)
     return 1 if results.failed or results.leaks else 0

@@ -1,8 +1,7 @@
-"""Write the figures of a run: as a table, as JSON, and as a block of a page."""
+"""Write the figures of a run: as a table, as a document, and as a block of a page."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -101,11 +100,6 @@ def document(results: Results, seed: int, jobs: int, minutes: float) -> dict[str
         "leaks": results.leaks,
         "faults": results.cells,
     }
-
-
-def write_json(path: Path, figures: dict[str, Any]) -> None:
-    """Write the figures of `document`."""
-    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def write_page(path: Path, results: Results, figures: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Draw the pictures and print the counters of the handouts of m1 to m3.
+"""Draw the pictures of the handouts, and print the counters of m1 to m3.
 
 `python -m milestones.staff.maintain.figures` takes everything from runs of the real engines
-(`runs`). The pictures in `milestones/<milestone>/*.svg` change only when an engine does.
+(`runs`; `figures_m4_m5` also from recorded ones). The pictures in `milestones/<milestone>/*.svg`
+change only when an engine or a recording does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from rich.table import Table
 
 from common import LLMEngine, LoadedModel
 
-from .drawing import Drawing
+from ...drawing import handout, svg
+from . import figures_m4_m5
 from .runs import (
     FEW_ROWS,
     MAX_MODEL_LEN,
@@ -75,18 +77,18 @@ def work_svg(loaded: LoadedModel) -> str:
         totals = [0, *(computed(engine) for _ in watch(engine, [job]))]
         series.append([b - a for a, b in pairwise(totals)])
     cached, recomputed = series
-    drawing = Drawing(760, 250, "Tokens computed in each step: 20 prompt tokens, 24 output tokens")
-    scale, bottom, width = 3.6, 215, 28
+    scale, bottom, width, parts = 3.6, 215, 28, list[str]()
     for step, (few, many) in enumerate(zip(cached, recomputed, strict=True)):
         x = LEFT + step * width
-        drawing.rect(x, bottom - many * scale, width - 6, many * scale, 1, light=True)
-        drawing.rect(x, bottom - few * scale, width - 6, few * scale, 4)
-    drawing.axis(LEFT, bottom, width, len(cached), every=4)
-    drawing.legend(
+        for tokens, color in ((many, handout.kind(1, light=True)), (few, handout.kind(4))):
+            parts.append(svg.rect(x, bottom - tokens * scale, width - 6, tokens * scale, color))
+    parts += handout.axis(LEFT, bottom, width, len(cached), every=4)
+    parts += handout.legend(
         LEFT, 38, [(4, False, f"with the KV cache: {sum(cached)} tokens in all"),
                    (1, True, f"without it: {sum(recomputed)}")],
     )  # fmt: skip
-    return drawing.text()
+    title = "Tokens computed in each step: 20 prompt tokens, 24 output tokens"
+    return handout.document(parts, 760, 250, title)
 
 
 def memory_svg(
@@ -94,27 +96,32 @@ def memory_svg(
 ) -> str:
     """Draw rows or pages of `size` slots over time: held slots pale, written slots solid."""
     width = max(4, 800 // len(moments))
-    drawing = Drawing(LEFT + 20 + width * len(moments), TOP + 42 + height * len(places), title)
+    end, bottom = LEFT + width * len(moments), TOP + height * len(places)
     index = {place: i for i, place in enumerate(places)}
     names = sorted({name for moment in moments for name, _ in moment.held.values()})
+    parts: list[str] = []
     for place, i in index.items():
-        drawing.line(LEFT, TOP + (i + 1) * height - 1, LEFT + width * len(moments))
+        y = TOP + (i + 1) * height - 1
+        parts.append(svg.line(LEFT, y, end, y))
         if height > 12 or place % 4 == 0 or i == 0:
-            drawing.label(LEFT - 6, TOP + i * height + height / 2 + 3, f"{unit} {place}", "end")
+            middle = TOP + i * height + height / 2 + 3
+            parts.append(svg.text(LEFT - 6, middle, f"{unit} {place}", anchor="end"))
     for stay in stays([moment.held for moment in moments]):
         x, y = LEFT + stay.start * width, TOP + index[stay.place] * height
-        color, steps = names.index(stay.name), len(stay.written)
-        drawing.rect(x, y, steps * width, height - 2, color, light=True)
+        color, long = names.index(stay.name), width * len(stay.written)
+        parts.append(svg.rect(x, y, long, height - 2, handout.kind(color, light=True)))
         heights = [(height - 2) * written / size for written in stay.written]
-        drawing.steps(x, y + height - 2, width, heights, color)
-        if steps * width > 8:
-            drawing.label(x + 2, y + height - 4, stay.name, "start")
+        parts.append(handout.staircase(x, y + height - 2, width, heights, color))
+        if long > 8:
+            parts.append(svg.text(x + 2, y + height - 4, stay.name, anchor="start"))
     for step, (before, after) in enumerate(pairwise(moments), start=1):
         if after.num_retractions > before.num_retractions:
-            drawing.mark(LEFT + step * width, TOP - 6, TOP + height * len(places), "a retraction")
-    drawing.axis(LEFT, TOP + height * len(places) + 4, width, len(moments), every=10)
-    drawing.legend(LEFT, 38, [(4, False, "written"), (4, True, "held, but not written")])
-    return drawing.text()
+            x = LEFT + step * width
+            parts.append(svg.line(x, TOP - 6, x, bottom, "m"))
+            parts.append(svg.text(x, TOP - 9, "a retraction", anchor="middle"))
+    parts += handout.axis(LEFT, bottom + 4, width, len(moments), every=10)
+    parts += handout.legend(LEFT, 38, [(4, False, "written"), (4, True, "held, but not written")])
+    return handout.document(parts, end + 20, bottom + 42, title)
 
 
 def pictures(loaded: LoadedModel) -> dict[str, str]:
@@ -132,6 +139,7 @@ def pictures(loaded: LoadedModel) -> dict[str, str]:
             f"the memory of {FEW_ROWS} rows",
             "page", pages, list(range(1, NUM_PAGES + 1)), PAGE_SIZE, 10,
         ),
+        **figures_m4_m5.pictures(),
     }  # fmt: skip
 
 

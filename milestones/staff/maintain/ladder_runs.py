@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from common import EMBEDDED_MODEL, EngineConfig, LLMEngine
 from common.displays.demo import CHATS, machine
@@ -30,6 +29,7 @@ from common.tracing.data import TraceData
 from common.tracing.trace import Trace
 
 from ...chain import ROOT, at_least, milestones
+from ...recording import write
 
 FILE = ROOT / "milestones" / "docs" / "results" / "ladder_runs.json"
 CHUNK = 128  # tokens of a step, from m3 on. A step of m2 computes whole prompts.
@@ -119,7 +119,7 @@ def record() -> None:
     Raises `RuntimeError` if a milestone fails, or if two milestones give different tokens.
     """
     runs = {milestone: _in_process(milestone) for milestone in milestones()}
-    FILE.write_text(_as_text(asdict(recording_of(runs))), encoding="utf-8")
+    write(FILE, asdict(recording_of(runs)))
 
 
 def recording_of(runs: dict[str, list[Lane]]) -> Recording:
@@ -219,12 +219,6 @@ def lane_of(trace: TraceData, token_ids: list[list[int]]) -> Lane:
         ],
         others=0.0,
     )  # fmt: skip
-
-
-def _as_text(document: dict[str, Any]) -> str:
-    """Return JSON with each innermost list on one line."""
-    text = json.dumps(document, indent=1)
-    return re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ sleep, and so do the faults, so that other work on the machine hardly changes th
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from common.tracing.data import Span, TraceData
 from common.tracing.trace import Trace
 
 from ...chain import load
+from ...recording import write
 
 Json = dict[str, Any]
 FILE = Path(__file__).resolve().parents[2] / "m5_overlap" / "timelines.json"
@@ -42,7 +42,7 @@ def main() -> None:
         "machine": machine(), "forward_ms": FORWARD_MS, "token_ms": TOKEN_MS,
         "num_requests": NUM_REQUESTS, "runs": runs,
     }  # fmt: skip
-    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write(FILE, made)
 
 
 def run(name: str, loaded: LoadedModel) -> Json:

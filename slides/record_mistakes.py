@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milestones.course import record as exercises
+from milestones.course.record import find_mutant
 from milestones.staff.maintain import mutants
 
 from .freshness import ROOT
@@ -22,7 +22,7 @@ SCENE = Path(__file__).with_name("scene.py")
 SECONDS = 300
 
 # A case of m4: two prompts with the same beginning, and pages of two tokens.
-M4_MUTANT = "insert-takes-the-first-pages"
+M4_MUTANT = "insert_takes_the_first_pages"
 M4_PROMPTS = {
     "A": "The days of the week are Monday, Tuesday,",
     "B": "The days of the week are seven. The months of the year are January, February,",
@@ -31,7 +31,7 @@ M4_SCENE: Json = {
     "engine": "m4_radix", "max_tokens": 12,
     "config": {"max_num_seqs": 2, "max_model_len": 64, "page_size": 2, "num_pages": 60},
 }  # fmt: skip
-SPECULATIVE_MUTANT = "a-wrong-draft-is-passed"
+SPECULATIVE_MUTANT = "a_wrong_draft_is_passed"
 SPECULATIVE_SCENE: Json = {
     "engine": "speculative", "max_tokens": 24, "config": {"max_num_seqs": 2}, "prompts": [DRAFTED],
 }  # fmt: skip
@@ -58,12 +58,12 @@ def speculative_mistake(_name: str) -> Json:
 
 def right_and_wrong(engine: str, name: str, scenes: dict[str, Json]) -> Json:
     """Return what each scene gives: `right` on the sources as they are, `wrong` on the mutant."""
-    (mutant,) = (m for m in exercises.mutants(engine, ROOT) if m.name == name)
+    mutant = find_mutant(engine, name, ROOT)
     with tempfile.TemporaryDirectory(prefix="ladder-slides-") as folder:
         tree = mutants.copy(ROOT, Path(folder).resolve() / "tree")
         right = played(scenes, tree)
         with mutants.applied(mutant, tree) as refusal:
-            assert refusal is None, f"{mutant.path.name} does not apply: {refusal}"
+            assert refusal is None, f"{name} does not apply: {refusal}"
             wrong = played(scenes, tree)
     return {"mutant": name, "right": right, "wrong": wrong}
 

@@ -23,7 +23,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from milestones.chain import course_place
+from milestones.course.record import RecordError, find_mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 ELLIPSIS = "…"
@@ -136,10 +136,10 @@ def difference(below: str, above: str, commands: str = "") -> list[Line]:
 
 def mutant_lines(engine: str, name: str) -> list[Line]:
     """Return the changed lines of a mutant of the course, and those around them."""
-    path = ROOT / course_place(engine) / "mutants" / f"{name}.patch"
-    if not path.exists():
-        raise BuildError(f"{engine} has no mutant {name}")
-    _, _, hunk = path.read_text(encoding="utf-8").partition("\n@@ ")
+    try:
+        _, _, hunk = find_mutant(engine, name, ROOT).patch.partition("\n@@ ")
+    except RecordError as error:
+        raise BuildError(str(error)) from error
     rows = hunk.splitlines()[1:]
     margin = min(_margin(row[1:]) for row in rows if row[1:].strip())
     kinds = {"-": "del", "+": "add"}

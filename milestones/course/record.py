@@ -6,6 +6,7 @@ tests must catch. Errors name file, line and entry, and all errors are reported 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from .delta import tomllib
 from .exercise import Exercise, Mutant
 from .record_checks import Problems, check_links, check_table, lines_of, missing_test
 
-HEADERS = ("Exercise", "Mistake", "Killed-by")
+HEADERS = ("Mutant", "Mistake", "Killed-by")
 
 
 class RecordError(ValueError):
@@ -92,15 +93,26 @@ def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[st
 def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
     """Return the mutants of a milestone. Raises `RecordError` that names file, line and header."""
     by_id = {exercise.id: exercise for exercise in load(milestone, root)}
-    found, errors = [], []
+    found: dict[str, Mutant] = {}
+    errors = []
     for path in sorted((root / course_place(milestone) / "mutants").glob("*.patch")):
-        mutant, wrong = _mutant(milestone, path)
-        wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
-        errors += [f"{path.relative_to(root)}:{line}: {what}" for line, what in wrong]
-        found += [mutant] if mutant else []
+        for first, lines in _blocks(path.read_text(encoding="utf-8")):
+            mutant, wrong = _mutant(milestone, path, lines)
+            wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
+            if mutant and found.setdefault(mutant.name, mutant) is not mutant:
+                wrong.append((1, f"there is another mutant {mutant.name}"))
+            errors += [f"{path.relative_to(root)}:{first + n}: {what}" for n, what in wrong]
     if errors:
         raise RecordError("\n".join(errors))
-    return tuple(found)
+    return tuple(found.values())
+
+
+def find_mutant(milestone: str, name: str, root: Path = ROOT) -> Mutant:
+    """Return the mutant of a milestone with a name. Raises `RecordError` if there is none."""
+    for mutant in mutants(milestone, root):
+        if mutant.name == name:
+            return mutant
+    raise RecordError(f"{milestone} has no mutant {name}")
 
 
 def _exercise(milestone: str, table: dict[str, Any]) -> Exercise:
@@ -110,33 +122,47 @@ def _exercise(milestone: str, table: dict[str, Any]) -> Exercise:
     return Exercise(milestone=milestone, **{"requires": (), **values})
 
 
-def _mutant(milestone: str, path: Path) -> tuple[Mutant | None, list[tuple[int, str]]]:
+def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of each mutant in a file, with the number of lines above them."""
+    lines = text.splitlines(keepends=True)
+    starts = [n for n, line in enumerate(lines) if n == 0 or line.startswith(f"{HEADERS[0]}:")]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield start, lines[start:end]
+
+
+def _mutant(
+    milestone: str, path: Path, lines: list[str]
+) -> tuple[Mutant | None, list[tuple[int, str]]]:
     """Read a mutant. Returns it, or None and the errors in its headers with their lines."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     values, wrong = [], []
     for number, header in enumerate(HEADERS, start=1):
         key, _, value = (lines[number - 1] if number <= len(lines) else "").partition(":")
         if key != header or not value.strip():
             wrong.append((number, f'this line must read "{header}: ..."'))
         values.append(value.strip())
+    if not wrong and not re.fullmatch(r"[a-z0-9_]+", values[0]):
+        wrong.append((1, f"the name {values[0]} must be in snake_case"))
     if len(lines) < 4 or lines[3].strip():
         wrong.append((4, "an empty line must stand between the headers and the diff"))
     if len(lines) < 6 or not lines[4].startswith(f"--- a/{place(milestone)}/"):
         wrong.append((5, f"the diff must begin with --- a/{place(milestone)}/..."))
     elif not lines[5].startswith(f"+++ b/{place(milestone)}/"):
         wrong.append((6, f"the diff must go on with +++ b/{place(milestone)}/..."))
+    for number, line in enumerate(lines[6:], start=7):
+        if not line.startswith((" ", "+", "-", "@", "\n")):
+            wrong.append((number, f'no line of a diff, and not "{HEADERS[0]}: ..."'))
     if wrong:
         return None, wrong
-    exercise, mistake, killed_by = values
-    patch = "".join(lines[4:])
-    return Mutant(milestone, path.stem, exercise, mistake, killed_by, patch, path), []
+    name, mistake, killed_by = values
+    patch = "".join(lines[4:]).rstrip("\n") + "\n"
+    return Mutant(milestone, name, path.stem, mistake, killed_by, patch, path), []
 
 
 def _mutant_problems(
     mutant: Mutant, by_id: dict[str, Exercise], root: Path
 ) -> Iterator[tuple[int, str]]:
     if mutant.exercise not in by_id:
-        yield 1, f"there is no exercise {mutant.exercise}"
+        yield 1, f"the file is named after {mutant.exercise}, and there is no such exercise"
         return
     file, _, test = mutant.killed_by.partition("::")
     of_exercise = by_id[mutant.exercise].tests

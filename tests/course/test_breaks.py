@@ -36,7 +36,7 @@ SECTION = """
 
 **Predict.** How many fit?
 
-<details><summary>The answer</summary>
+<details><summary>Answer</summary>
 
 Three of them.
 </details>
@@ -45,7 +45,7 @@ Three of them.
 
 **Break it.** Let one more in. Which test goes red?
 
-<details><summary>The answer</summary>
+<details><summary>Answer</summary>
 
 `test_a_full_shelf_refuses`.
 </details>

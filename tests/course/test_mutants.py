@@ -26,7 +26,8 @@ PATCHES = {
     "unparsable": (FULL, OLD, "        if len(self.items >= ROOM:"),
     "dies": (FULL, OLD, "        if len(self.items) == -1:"),
 }
-PATCH = """Exercise: m2.1
+PATCH = """
+Mutant: {name}
 Mistake: A test of the machinery.
 Killed-by: {test}
 
@@ -54,9 +55,9 @@ def fates(
     Returns the course's root, a snapshot from before, and the fates by name.
     """
     root = mini_course.make(tmp_path_factory.mktemp("course"))
-    for name, (test, old, new) in PATCHES.items():
-        text = PATCH.format(test=test, old=old, new=new)
-        (root / f"milestones/m2_mini/mutants/{name}.patch").write_text(text)
+    with (root / "milestones/m2_mini/mutants/m2.1.patch").open("a") as file:
+        for name, (test, old, new) in PATCHES.items():
+            file.write(PATCH.format(name=name, test=test, old=old, new=new))
     before = snapshot(root)
     found = {
         f.mutant.name: f for f in mutants.fates_of(mutants.choose("m2", None, root), runner, root)
@@ -107,7 +108,8 @@ def test_survivors_and_stale_patches_end_with_1(
         monkeypatch.setattr(mutants, "fates_of", lambda *_, chosen=chosen: iter(chosen))
         assert run(root, "m2") == status
     out = capsys.readouterr().out
-    assert "milestones/m2_mini/mutants/survives.patch: survived: " in out and "2 of 5 killed" in out
+    assert "milestones/m2_mini/mutants/m2.1.patch: survives: survived: " in out
+    assert "2 of 5 killed" in out
     assert run(root, "m2", "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
 

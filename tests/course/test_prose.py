@@ -132,11 +132,14 @@ def test_the_tokens_of_m4_1_are_those_of_the_table() -> None:
     assert reused["m4_radix"] == f"{again} ({again / total:.0%})"
 
 
-def test_points_and_hours_of_a_week_are_those_of_its_exercises() -> None:
-    rows = table((HANDOUTS / "README.md").read_text(encoding="utf-8"), "| week |")
+@pytest.mark.parametrize(("header", "electives"), [("| week |", False), ("| elective |", True)])
+def test_points_and_hours_of_the_course_are_those_of_the_exercises(
+    header: str, electives: bool
+) -> None:
+    rows = table((HANDOUTS / "README.md").read_text(encoding="utf-8"), header)
     shown = [(float(row["points"]), float(row["hours"])) for row in rows]
-    weeks = [name for name in record.recorded(ROOT) if not is_elective(name)]
-    courses = [record.load(milestone) for milestone in weeks]
+    wanted = [name for name in record.recorded(ROOT) if is_elective(name) == electives]
+    courses = [record.load(name) for name in wanted]
     assert shown == [(sum(e.points for e in c), sum(e.hours for e in c)) for c in courses]
 
 

@@ -30,8 +30,8 @@ UNNOTICED = {
     "failed_step_is_not_undone",  # m2; for the same reason
     "decode_copies_the_cache",  # m2
     "retracted_does_not_count",  # m3
-    "resolve-by-a-mask", "the-thread-keeps-its-work",  # m5
-    "a-plan-into-a-retraction",  # multi_step
+    "resolve_by_a_mask", "the_thread_keeps_its_work",  # m5
+    "a_plan_into_a_retraction",  # multi_step
 }  # fmt: skip
 
 

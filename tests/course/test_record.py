@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from milestones.chain import course_place, find_engine
 from milestones.course import record
-from milestones.course.exercise import anchor_of
+from milestones.staff.maintain.handouts import refreshed
 from tests.conftest import ROOT
 from tests.helpers import mini_course
 
@@ -115,8 +115,8 @@ def test_a_mutant_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
-        ("Exercise: m2.1", "Exercise: m2.9", 1, "no exercise m2.9"),
-        ("Exercise: ", "Excercise: ", 1, 'must read "Exercise: ..."'),
+        ("Mutant: ", "Mutated: ", 1, 'must read "Mutant: ..."'),
+        ("one_too_many", "one-too-many", 1, "one-too-many must be in snake_case"),
         ("Mistake: A", "A", 2, 'must read "Mistake: ..."'),
         ("::test_a_full", "::test_an_empty", 3, "has no test_an_empty"),
         ("::test_a_full_shelf_refuses", "", 3, "must be the node id of a test"),
@@ -124,39 +124,59 @@ def test_a_mutant_is_read(tmp_path: Path) -> None:
         ("refuses\n\n", "refuses\n", 4, "an empty line"),
         ("--- a/m2_mini", "--- m2_mini", 5, "must begin with --- a/m2_mini/"),
         ("+++ b/m2_mini", "+++ m2_mini", 6, "must go on with +++ b/m2_mini/"),
+        ('"no room")\n', '"no room")\n\nmutant: next\n', 13, "no line of a diff"),
+        (mini_course.MUTANT, f"{mini_course.MUTANT}\n{mini_course.MUTANT}", 13, "another mutant"),
     ],
 )
 def test_a_bad_mutant_is_refused(tmp_path: Path, old: str, new: str, line: int, said: str) -> None:
-    path = mini_course.make(tmp_path) / "milestones/m2_mini/mutants/one_too_many.patch"
+    path = mini_course.make(tmp_path) / "milestones/m2_mini/mutants/m2.1.patch"
     assert old in mini_course.MUTANT
     path.write_text(mini_course.MUTANT.replace(old, new))
     with pytest.raises(record.RecordError) as caught:
         record.mutants("m2_mini", tmp_path)
-    assert f"one_too_many.patch:{line}: " in str(caught.value) and said in str(caught.value)
+    assert f"m2.1.patch:{line}: " in str(caught.value) and said in str(caught.value)
+
+
+def test_a_file_of_mutants_is_named_after_an_exercise(tmp_path: Path) -> None:
+    path = mini_course.make(tmp_path) / "milestones/m2_mini/mutants/m2.1.patch"
+    path.rename(path.with_name("m2.9.patch"))
+    with pytest.raises(record.RecordError, match=r"m2\.9\.patch:1: .* no such exercise"):
+        record.mutants("m2_mini", tmp_path)
+    with pytest.raises(record.RecordError, match="m1_single has no mutant two_too_many"):
+        record.find_mutant("m1_single", "two_too_many")
 
 
 def test_the_records_of_the_milestones() -> None:
-    """Each real record is valid, and each exercise has a section in the handout and mutants."""
+    """Each real record is valid, and each exercise has mutants."""
     for milestone in record.recorded(ROOT):
         exercises = record.load(milestone)
-        handout = (ROOT / course_place(milestone) / "README.md").read_text(encoding="utf-8")
-        headings = [line.lstrip("#").strip() for line in handout.splitlines() if line[:1] == "#"]
-        for exercise in exercises:
-            assert exercise.anchor in map(anchor_of, headings), exercise.section
-            hints = folded_hints(handout, exercise.title)
-            assert len(hints) >= 2 and hints == [*map(plain, exercise.hints)][: len(hints)], (
-                f"{exercise.id}: the hints of the handout differ from those of exercises.toml"
-            )
         mutants = record.mutants(milestone)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
 
 
-def folded_hints(handout: str, title: str) -> list[str]:
-    """Return the hints in an exercise's section of the handout, without markup."""
-    section = handout.partition(f": {title}\n")[2].partition("\n## ")[0]
-    folded = re.findall(r"<summary>.*?(?:hint|nudge)</summary>(.*?)</details>", section, re.DOTALL)
-    return [plain(text) for text in folded]
+@pytest.mark.parametrize("name", record.recorded(ROOT))
+def test_a_handout_has_what_the_record_has(name: str) -> None:
+    """Titles, points, hours, summaries and hints: `exercises.toml` is their only source."""
+    handout = (ROOT / course_place(name) / "README.md").read_text(encoding="utf-8")
+    assert refreshed(handout, record.load(name)) == handout, (
+        "write it again: python -m milestones.staff.maintain.handouts"
+    )
 
 
-def plain(text: str) -> str:
-    return " ".join(text.replace("`", "").split())
+def test_parts_of_a_handout_are_written() -> None:
+    """What is old is replaced, the rest stays, and no line of a hint begins a list."""
+    exercise = replace(
+        record.find("m2.2"), title="New", requires=(), summary="Join.", symbols=("a.py:A.b",),
+        hints=("One.", f"{'x' * 105} - 1 - y", "`a` and\n`b`"),
+    )  # fmt: skip
+    run = "**Run.** `python -m milestones check m2.2`. Then\nwait.\n\n"
+    why = "**Why.** It pays.\n\n**Task.** Write.\n\n"
+    old = f"# M\n\n## The exercises\n\n## m2.2: Old\n\n*1 point.*\n\n{why}{run}**Break it.** Do.\n"
+    new = refreshed(old, (exercise,))
+    assert "\n| [m2.2](#m22-new) | New | 20 | 1.5 | `b` |\n| | | 20 | 1.5 | |\n\n" in new
+    assert f"\n## m2.2: New\n\n*20 points · about 1.5 hours.* Join.\n\n{why}{run}<details>" in new
+    assert f"\n\n{'x' * 105} -\n1 - y\n\n</details>\n" in new
+    assert new.endswith("\n\n`a` and `b`\n\n</details>\n\n**Break it.** Do.\n")
+    assert refreshed(new, (exercise,)) == new
+    with pytest.raises(ValueError, match="one place for '## m2.2: New', not 0"):
+        refreshed(old.replace("## m2.2", "## m2.1"), (exercise,))

@@ -141,7 +141,7 @@ def sums(chance):
 QUESTIONS = {"m2.1": shelf, "m2.2": sums}
 '''
 
-MUTANT = """Exercise: m2.1
+MUTANT = """Mutant: one_too_many
 Mistake: A shelf takes one item more than it has room for.
 Killed-by: tests/exercises/test_m2_1.py::test_a_full_shelf_refuses
 
@@ -184,7 +184,7 @@ FILES = {
     "milestones/m2_mini/README.md": HANDOUT,
     "milestones/m2_mini/exercises.toml": RECORD,
     "milestones/m2_mini/DELTA.toml": 'below = "m1_mini"\n[changed]\n"shelf.py" = "many things"\n',
-    "milestones/m2_mini/mutants/one_too_many.patch": MUTANT,
+    "milestones/m2_mini/mutants/m2.1.patch": MUTANT,
     "milestones/m3_mini/README.md": "# Milestone 3: more\n",
     "tests/__init__.py": "",
     "tests/conftest.py": '"""No fixtures."""\n',

@@ -13,7 +13,6 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from pathlib import PurePath
 
 import pytest
 
@@ -70,8 +69,8 @@ def toml(text: str) -> str:
 
 
 def patch(text: str) -> str:
-    """Return the head of a patch, which describes a mistake. The rest is code."""
-    return blank(QUOTED, re.split(r"^--- ", text, maxsplit=1, flags=re.MULTILINE)[0])
+    """Return the heads of patches, which describe mistakes. The rest is code."""
+    return blank(QUOTED, re.sub(r"(?m)^[-+ @].*$", lambda line: hidden(line[0]), text))
 
 
 def python(source: str, is_wanted: Callable[[int], bool] = lambda start: True) -> str:
@@ -144,16 +143,16 @@ def problems(path: str, text: str) -> Iterator[str]:
 
 
 def names(path: str, text: str) -> list[str]:
-    """Return the names of tests in a file, or the name of a mutant: students read both."""
+    """Return the names of tests or of mutants in a file: students read both."""
     if path.endswith(".patch"):
-        return [PurePath(path).stem]
+        return re.findall(r"(?m)^Mutant: (.*)", text)
     if not path.startswith("tests/"):
         return []
     return re.findall(r"(?m)^\s*(?:async )?def (test_\w+)", text)
 
 
 def is_plain(name: str) -> bool:
-    return not WORDS.search(blank(ABOUT_PEOPLE, re.sub("[_-]", " ", name)))
+    return not WORDS.search(blank(ABOUT_PEOPLE, name.replace("_", " ")))
 
 
 def public_files() -> list[str]:
@@ -209,7 +208,7 @@ DOC = '"""Pages.\n\n{}\n"""\n'
         ("README.md", "```python\nwho = 1\n```\n\nEach rung\n", 5),
         ("slides/decks/a.md", "```keys\nstall: computed for nobody\n```\n", 2),
         ("milestones/a/DELTA.toml", '[added]\n"a.py" = "who owns which row"\n', 2),
-        ("milestones/a/mutants/a.patch", "Mistake: Everybody waits.\n\n--- a/a.py\n", 1),
+        ("milestones/a/mutants/a.patch", "--- a/a.py\n-    # x\n\nMistake: Everybody waits.\n", 4),
         ("common/a.c", "int x; /* tokens whose page is full */\n", 1),
         ("common/a.html", '<b>\n"Nobody runs."</b>\n', 2),
     ],
@@ -253,10 +252,10 @@ def test_a_good_sentence_passes(path: str, text: str) -> None:
         ("tests/test_a.py", "def test_who_runs() -> None:", False),
         ("tests/test_a.py", "async def test_padding_is_nobodys_token(x: int) -> None:", False),
         ("tests/test_a.py", "def test_a_page_whose_end_is_full(", False),
-        ("m5_overlap/mutants/forgets_who-runs.patch", "", False),
+        ("m5_overlap/mutants/m5.1.patch", "Mutant: forgets_who_runs\n", False),
         ("tests/test_a.py", "def test_a_whole_step(", True),
         ("tests/test_a.py", "def test_a_student_who_asks_is_answered(", True),
-        ("m5_overlap/mutants/forgets-all.patch", "", True),
+        ("m5_overlap/mutants/m5.1.patch", "Mutant: forgets_all\n", True),
     ],
 )
 def test_names_are_checked(path: str, text: str, is_good: bool) -> None:

@@ -311,9 +311,9 @@ def test_the_ratio_of_m3_falls_as_its_deck_says() -> None:
     [
         ("m1_single", "positions_start_at_zero", "tests/invariants/test_i1_one_answer.py",
          "I1: token 1 is 209, not 81"),
-        ("m5_overlap", "pages-are-freed-at-once", "tests/engine/test_overlap.py",
+        ("m5_overlap", "pages_are_freed_at_once", "tests/engine/test_overlap.py",
          "I3: a free page is written"),
-        ("m5_overlap", "the-row-itself-is-the-name", "tests/engine/test_overlap.py", "I1, I2"),
+        ("m5_overlap", "the_row_itself_is_the_name", "tests/engine/test_overlap.py", "I1, I2"),
     ],
 )  # fmt: skip
 def test_the_mistake_of_a_deck_gives_its_message(
@@ -321,7 +321,7 @@ def test_the_mistake_of_a_deck_gives_its_message(
 ) -> None:
     """A deck quotes the message of a test that a mistake turns red."""
     assert says in text_of(name)
-    (found,) = (m for m in record.mutants(name, ROOT) if m.name == mutant)
+    found = record.find_mutant(name, mutant)
     tree = mutants.copy(ROOT, tmp_path / "tree")
     with Runner() as runner, mutants.applied(found, tree) as refusal:
         assert refusal is None

@@ -151,7 +151,7 @@ STRUCTURED: Claims = [
     ("`sample_newest` is called twice", lambda: (
         code("structured_output", "engine").count("self.sample_newest()") == 2)),
     ("One test of the exercise finds it", lambda: (
-        record.find("structured_output.1").mistake == "a-grammar-is-shared"
+        record.find("structured_output.1").mistake == "a_grammar_is_shared"
         and len(record.find("structured_output.1").red) == 1)),
 ]  # fmt: skip
 PRIORITIES: Claims = [
@@ -172,7 +172,7 @@ PRIORITIES: Claims = [
         wait("host_2", "others_p50") - wait("m5", "others_p50") == 3)),
     ("Seven requests were preempted", lambda: wait("host_2", "preempted") == 7),
     ("Two tests of the exercise find it", lambda: (
-        record.find("priority.1").mistake == "a-source-is-dropped"
+        record.find("priority.1").mistake == "a_source_is_dropped"
         and len(record.find("priority.1").red) == 2)),
 ]  # fmt: skip
 HYBRID: Claims = [
@@ -189,7 +189,7 @@ HYBRID: Claims = [
     ("the third prompt resumes there", lambda: (
         STATES["prompt"] - STATES["computed"]["third"] == STATES["stem"] // 8 * 8)),
     ("Four tests of the exercise find it", lambda: (
-        record.find("hybrid_memory.2").mistake == "only-the-last-page-is-asked-for"
+        record.find("hybrid_memory.2").mistake == "only_the_last_page_is_asked_for"
         and len(record.find("hybrid_memory.2").red) == 4)),
 ]  # fmt: skip
 EMBEDDINGS: Claims = [
@@ -212,7 +212,7 @@ EMBEDDINGS: Claims = [
     ("no vectors, any budget", lambda: (
         {row["gap_tokens_p50"] for row in BESIDE["rows"] if not row["vectors"]} == {8})),
     ("One test of the exercise finds it. A test that sends each text once", lambda: (
-        record.find("embedding.2").mistake == "a-mean-uses-cached-pages"
+        record.find("embedding.2").mistake == "a_mean_uses_cached_pages"
         and len(record.find("embedding.2").red) == 1)),
 ]  # fmt: skip
 LORA: Claims = [
@@ -226,7 +226,7 @@ LORA: Claims = [
         [load for step in ADAPTERS["steps"][1:] for load in step["loads"]] == ["C to 2"])),
     ("**Four**: A and B for each of two slots. Rows **1, 2 and 5**.", lambda: is_run("lora.2")),
     ("One test of the exercise finds it: rows of several", lambda: (
-        record.find("lora.2").mistake == "neighbours-share-an-adapter"
+        record.find("lora.2").mistake == "neighbours_share_an_adapter"
         and len(record.find("lora.2").red) == 1)),
 ]  # fmt: skip
 M4_CASE: Claims = [
@@ -255,8 +255,7 @@ CLAIMS = {
 
 
 def killer(engine: str, name: str) -> str:
-    (mutant,) = (m for m in record.mutants(engine, ROOT) if m.name == name)
-    return mutant.killed_by.rpartition("::")[2]
+    return record.find_mutant(engine, name).killed_by.rpartition("::")[2]
 
 
 @pytest.mark.parametrize(

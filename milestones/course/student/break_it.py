@@ -25,7 +25,7 @@ from rich.markdown import Markdown
 from ...chain import course_place, place
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, find
+from ..record import RecordError, find, find_mutant
 from ..testing.runner import Runner, RunnerError
 from .break_screen import show_effect
 from .effect import Effect
@@ -69,8 +69,8 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
 
 
 def patch_of(exercise: Exercise, root: Path) -> Path:
-    """Return the path of the mistake's patch. A student's tree has no such file."""
-    return root / course_place(exercise.milestone) / "mutants" / f"{exercise.mistake}.patch"
+    """Return the file that has the mistake as a patch. A student's tree has no such file."""
+    return root / course_place(exercise.milestone) / "mutants" / f"{exercise.id}.patch"
 
 
 def of_patch(exercise: Exercise, root: Path, runner: Runner) -> Effect:
@@ -84,7 +84,7 @@ class Patches:
 
     def __init__(self, root: Path, tree: Path, runner: Runner) -> None:
         # Not in students' trees.
-        self.mutants = importlib.import_module("..maintain.mutants", __package__)
+        self.mutants = importlib.import_module("...staff.maintain.mutants", __package__)
         self.root = root
         self.tree = self.mutants.copy(root, tree)
         self.runner = runner
@@ -95,11 +95,10 @@ class Patches:
         name = exercise.milestone
         if name not in self.right:
             self.right[name] = texts(exercise, self.tree, self.runner)
-        found = self.mutants.choose(None, exercise.id, self.root)
-        [mutant] = (mutant for mutant in found if mutant.name == exercise.mistake)
+        mutant = find_mutant(name, exercise.mistake, self.root)
         with self.mutants.applied(mutant, self.tree) as refusal:
             if refusal is not None:
-                raise BreakError(f"{mutant.path.name} does not apply: {refusal}")
+                raise BreakError(f"{mutant.name} does not apply: {refusal}")
             run = self.runner.run(self.tree, exercise.tests, seconds=SECONDS)
             return Effect(run, self.right[name], texts(exercise, self.tree, self.runner))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...chain import course_place
 from ..exercise import Exercise
 
-ANSWER = re.compile(r"<details><summary>(?:The answer|Answer)</summary>\s*(.*?)\s*</details>", re.S)
+ANSWER = re.compile(r"<details><summary>Answer</summary>\s*(.*?)\s*</details>", re.S)
 
 
 def section(exercise: Exercise, root: Path) -> str:

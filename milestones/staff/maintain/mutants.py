@@ -1,8 +1,8 @@
 """`python -m milestones mutants`: check that the tests catch the mistakes that students make.
 
-Each `milestones/<milestone>/mutants/*.patch` is applied to a copy of the sources. Then the test
-that it names must fail; without the patch, the same test must pass. The working tree is never
-changed.
+`milestones/<milestone>/mutants/<exercise>.patch` has the mutants of an exercise. Each is applied to
+a copy of the sources. Then the test that it names must fail; without the patch, the same test must
+pass. The working tree is never changed.
 
 Exit status: 0 every mutant is killed; 1 a mutant survives, does not apply, or proves nothing;
 2 wrong usage.
@@ -205,7 +205,7 @@ def _report(fates: list[Fate]) -> None:
     console = wide_console()
     for fate in fates:
         if fate.state != "killed":
-            folder = course_place(fate.mutant.milestone)
-            console.print(f"{folder}/mutants/{fate.mutant.name}.patch: {fate.state}: {fate.words}")
+            place_of = f"{course_place(fate.mutant.milestone)}/mutants/{fate.mutant.path.name}"
+            console.print(f"{place_of}: {fate.mutant.name}: {fate.state}: {fate.words}")
     killed = sum(fate.state == "killed" for fate in fates)
     console.print(f"{killed} of {len(fates)} killed" if fates else "there are no mutants")

@@ -24,18 +24,18 @@ from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from .hf.loaded import LoadedModel
-    from .hf.loader import load_model
+    from .hf.loaded_model import LoadedModel
+    from .hf.model_loading import load_model
     from .hf.support import UnsupportedModelError
     from .llm_engine import LLMEngine
 else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "LoadedModel": ".hf.loaded",
+            "LoadedModel": ".hf.loaded_model",
             "LLMEngine": ".llm_engine",
             "UnsupportedModelError": ".hf.support",
-            "load_model": ".hf.loader",
+            "load_model": ".hf.model_loading",
         },
     )
 

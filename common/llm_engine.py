@@ -31,7 +31,7 @@ from .sampling.params import SamplingParams
 from .text.output_processor import OutputProcessor
 
 if TYPE_CHECKING:
-    from .hf.loaded import LoadedModel
+    from .hf.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LLMEngine(OfflineCalls):
 
         Raises `ValueError` if `config.readable` is set and `loaded` has passes or stored weights.
         """
-        from .hf.loader import load_model, require_readable  # not above: a core needs no model
+        from .hf.model_loading import load_model, require_readable  # not above: cores need no model
         from .parallel.served import require_servable
         from .text.input_processor import InputProcessor
 

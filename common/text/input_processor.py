@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..config import EngineConfig
-from ..hf.loaded import LoadedModel
+from ..hf.loaded_model import LoadedModel
 from ..parent_request import ParentRequest
 from ..pooling import NO_POOLING, PoolingParams
 from ..prompts import Message, Prompt, TokensPrompt

@@ -19,7 +19,7 @@ from common.fast.cpu_kernels import kernels
 from common.fast.passes import pack
 from common.fast.stored.formats import FORMATS
 from common.fast.stored.modules import stored_of, with_stored
-from common.hf.converted import decode_bytes
+from common.hf.gguf_folders import decode_bytes
 from tests.helpers.stored_weights import QUANTIZED, GgufModel
 
 pytestmark = pytest.mark.cpu

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, SamplingParams, load_model
 from common.fast.cpu_kernels import kernels
-from common.hf import converted, loader
-from common.hf.converted import converted_folder, gguf_folder
+from common.hf import gguf_folders, model_loading
 from common.hf.embedded import EmbeddedModelMissingError, is_embedded
+from common.hf.gguf_folders import converted_folder, gguf_folder
 from common.hf.random_shapes import SHAPES
 from common.hf.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
 from m1_single import LLMEngine
@@ -99,12 +99,12 @@ def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (folder / "weights").write_text("whole")
 
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(converted, "_convert_stored", convert)
+    monkeypatch.setattr(gguf_folders, "_convert_stored", convert)
     return calls
 
 
 def convert_again(gguf: Path) -> Path:
-    return converted_folder(gguf, "a", converted._convert_stored)
+    return converted_folder(gguf, "a", gguf_folders._convert_stored)
 
 
 def test_a_model_is_converted_once(conversions: list[Path], tmp_path: Path) -> None:
@@ -339,13 +339,17 @@ def test_where_a_gpu_has_no_bfloat16_it_is_float16(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
     t4 = torch.device("cuda")
-    assert loader._half_type(t4, "auto") == torch.float16
-    assert loader._half_type(torch.device("cpu"), "auto") == torch.bfloat16
-    assert loader._half_type(t4, torch.float32) == torch.float32
+    assert model_loading._half_type(t4, "auto") == torch.float16
+    assert model_loading._half_type(torch.device("cpu"), "auto") == torch.bfloat16
+    assert model_loading._half_type(t4, torch.float32) == torch.float32
     with pytest.raises(ValueError, match=r"'bfloat16', but Tesla T4 cannot .*'float16'"):
-        loader._resolve_dtype("bfloat16", t4)
+        model_loading._resolve_dtype("bfloat16", t4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
-    assert loader._half_type(t4, "auto") == loader._resolve_dtype("bfloat16", t4) == torch.bfloat16
+    assert (
+        model_loading._half_type(t4, "auto")
+        == model_loading._resolve_dtype("bfloat16", t4)
+        == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
@@ -357,8 +361,8 @@ def test_frequencies_of_rope_keep_32_bits(
     them in float32, and so the answers of a checkpoint in bfloat16 are the same on a GPU.
     """
     tiny = plain_model("tiny-llama")
-    monkeypatch.setattr(loader, "_resolve_dtype", lambda name, _: getattr(torch, name, name))
-    monkeypatch.setattr(loader, "_has_bfloat16", lambda _device: has_bfloat16)
+    monkeypatch.setattr(model_loading, "_resolve_dtype", lambda name, _: getattr(torch, name, name))
+    monkeypatch.setattr(model_loading, "_has_bfloat16", lambda _device: has_bfloat16)
     AutoModelForCausalLM.from_config(tiny.model.config, dtype=torch.bfloat16).save_pretrained(
         tmp_path
     )

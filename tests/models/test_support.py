@@ -115,11 +115,11 @@ def test_encoder_decoders_are_refused_on_every_milestone(
 ) -> None:
 
     from common import EngineConfig
-    from common.hf import loader
+    from common.hf import model_loading
 
     loaded = shared_model("tiny-llama")
     monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)
-    monkeypatch.setattr(loader, "_read", lambda *_: (loaded.model, loaded.tokenizer))
+    monkeypatch.setattr(model_loading, "_read", lambda *_: (loaded.model, loaded.tokenizer))
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         load(milestone).LLMEngine(EngineConfig(model="some/t5"))
 

@@ -27,10 +27,10 @@ from ..fast import (
 from ..parallel.division import Division
 from ..parallel.group import RankGroup
 from ..parallel.ranks import Ranks
-from .checkpoint import load_checkpoint, load_stored
-from .converted import gguf_folder, quiet_transformers
 from .embedded import embedded_gguf, is_embedded
-from .loaded import LoadedModel
+from .gguf_folders import gguf_folder, quiet_transformers
+from .loaded_model import LoadedModel
+from .model_files import load_checkpoint, load_stored
 from .random_shapes import is_random, load_random
 from .shared import on_device
 from .support import UnsupportedModelError

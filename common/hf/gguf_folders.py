@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..fast import panel_size, shards_of, write_stored
 from .cache import cache_folder
-from .checkpoint import require_all_weights, require_whole_files
 from .embedded import EmbeddedModelMissingError, require_packages
+from .model_files import require_all_weights, require_whole_files
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import torch
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from .probe import LayerKV, SlotCache
 from .shared import attention_switched
-from .slot_cache import LayerKV, SlotCache
 
 ATTENTION_LAYERS = {
     "full_attention", "attention", "global",

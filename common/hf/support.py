@@ -26,9 +26,8 @@ from .features import (
     unsupported_by_own_cache,
     unsupported_feature,
 )
-from .probe import Probe, Span
+from .probe import LayerKV, Probe, SlotCache, Span, additive_mask, in_order
 from .shared import make_shareable
-from .slot_cache import LayerKV, SlotCache, additive_mask, in_order
 
 __all__ = [
     "LayerKV",

@@ -19,10 +19,13 @@ from transformers import AutoModelForCausalLM
 from common import EngineConfig, SamplingParams, load_model
 from common.fast.cpu_kernels import kernels
 from common.hf import gguf_folders, model_loading
-from common.hf.embedded import EmbeddedModelMissingError, is_embedded
-from common.hf.gguf_folders import converted_folder, gguf_folder
-from common.hf.random_shapes import SHAPES
-from common.hf.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
+from common.hf.gguf_folders import (
+    EmbeddedModelMissingError,
+    converted_folder,
+    gguf_folder,
+    is_embedded,
+)
+from common.hf.tiny import SHAPES, SPECIAL_TOKENS, byte_tokenizer, config_class
 from m1_single import LLMEngine
 from milestones.lab.bench.workloads import workload
 from tests.conftest import plain_model, shared_model

@@ -26,11 +26,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def attention(milestone: str) -> ModuleType:
-    return load(milestone, "attention")
-
-
-@pytest.fixture
 def ops() -> ModuleType:
     return cpu_attention
 

@@ -25,7 +25,8 @@ from common.fast.cpu_kernels import Kernels, Linear, build, kernels
 from common.fast.passes import apply_passes, pack
 from common.fast.passes.layer_parts import CompiledParts, TorchParts
 from common.fast.stored.weight import StoredWeight
-from tests.conftest import ROOT, plain_model
+from tests.conftest import plain_model
+from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.cpu
 
@@ -217,13 +218,8 @@ for milestone in ("m1_single", "m3_paged"):
     assert not isinstance(linear.packed, pack.CompiledProduct)
     for output in engine.generate([[7], list(range(40, 57))], greedy(8)):
         assert_one_answer("tiny-llama", output, 8)
-print("all right")
 """
-    environment = {**os.environ, "CC": "no-such-compiler", "LLM_LADDER_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment
-    )
-    assert "all right" in done.stdout, done.stderr
+    run_python("-c", program, CC="no-such-compiler", LLM_LADDER_CACHE=str(tmp_path))
 
 
 @pytest.mark.parametrize("compiler", ["false", "true", "no-such-compiler", " ", "'"])

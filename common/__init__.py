@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from . import cpu  # noqa: F401 (the first import: it must run before torch computes anything)
 from .config import EMBEDDED_MODEL, EngineConfig
 from .guard import EngineDeadError
+from .inputs import LoRARequest, Message, PoolingParams, Prompt, TokensPrompt
 from .lazy import lazy_exports
-from .lora_request import LoRARequest
 from .outputs import (
     CompletionOutput,
     EngineStats,
     FinishReason,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
-from .pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
-from .prompts import Message, Prompt, TokensPrompt
 from .request import Request
 from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams

@@ -23,9 +23,9 @@ from .config import EngineConfig
 from .engine_core import EngineCoreOutput, EngineCoreProtocol, ForwardError
 from .failure_search import FailureSearch
 from .guard import Caller, EngineDeadError, Guard, interrupts_held
+from .inputs import Prompt, TokensPrompt
 from .offline import OfflineCalls
 from .outputs import EngineStats, FinishReason, RequestOutput
-from .prompts import Prompt, TokensPrompt
 from .request import Request
 from .sampling.params import SamplingParams
 from .text.output_processor import OutputProcessor

@@ -12,8 +12,8 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .guard import Caller, Guard, interrupts_held
+from .inputs import Message, Prompt, TokensPrompt
 from .outputs import RequestOutput
-from .prompts import Message, Prompt, TokensPrompt
 from .sampling.params import SamplingParams
 from .text.output_processor import OutputProcessor
 from .validation import require_choice, require_list, shown, size_of

@@ -1,8 +1,9 @@
 """Find features that an engine cannot serve, by name: in a model's configuration, in its parts, and
 in what it passes to its attention function.
 
-A probe decides whether a model is served (`probe.py`). A feature refuses a model only where a probe
-of a few tokens, or in low precision, may not see it. All others name the cause of a failed probe.
+A probe decides whether a model is served (`probe.py`). `unsupported_feature` refuses a model before
+it, because a probe of a few tokens, or one in low precision, may not see such a feature.
+`feature_of` and `SeenAttention` name the cause of a failed probe.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import EngineConfig
 from ..hf.loaded_model import LoadedModel
-from ..pooling import NO_POOLING, PoolingParams
-from ..prompts import Message, Prompt, TokensPrompt
+from ..inputs import NO_POOLING, Message, PoolingParams, Prompt, TokensPrompt
 from ..request import ParentRequest, Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of

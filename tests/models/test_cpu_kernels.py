@@ -26,6 +26,7 @@ from common.fast.passes import apply_passes, pack
 from common.fast.passes.layer_parts import CompiledParts, TorchParts
 from common.fast.stored.weight import StoredWeight
 from tests.conftest import plain_model
+from tests.helpers.kernel_widths import on_threads
 from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.cpu
@@ -60,14 +61,8 @@ def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None
     weight, x = torch.randn(100, 50), torch.randn(9, 50)
     linear = Linear.of(kept := [StoredWeight.of_floats(weight, compiled.panel_size)], None)
     assert kept[0].panel_size == compiled.panel_size
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(compiled.linear(x, linear))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0], other) for other in results)
+    first, *others = on_threads(lambda: compiled.linear(x, linear))
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("width", [64, 96, 100])

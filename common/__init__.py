@@ -8,34 +8,34 @@ from typing import TYPE_CHECKING
 from . import cpu  # noqa: F401 (the first import: it must run before torch computes anything)
 from .config import EMBEDDED_MODEL, EngineConfig
 from .guard import EngineDeadError
+from .inputs import LoRARequest, Message, PoolingParams, Prompt, TokensPrompt
 from .lazy import lazy_exports
-from .lora_request import LoRARequest
 from .outputs import (
     CompletionOutput,
     EngineStats,
     FinishReason,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestMetrics,
     RequestOutput,
 )
-from .pooling import PoolingOutput, PoolingParams, PoolingRequestOutput
-from .prompts import Message, Prompt, TokensPrompt
 from .request import Request
 from .sampling.params import SamplingParams
 from .sampling.structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from .hf.loaded import LoadedModel
-    from .hf.loader import load_model
+    from .hf.loaded_model import LoadedModel
+    from .hf.model_loading import load_model
     from .hf.support import UnsupportedModelError
     from .llm_engine import LLMEngine
 else:
     __getattr__ = lazy_exports(
         __name__,
         {
-            "LoadedModel": ".hf.loaded",
+            "LoadedModel": ".hf.loaded_model",
             "LLMEngine": ".llm_engine",
             "UnsupportedModelError": ".hf.support",
-            "load_model": ".hf.loader",
+            "load_model": ".hf.model_loading",
         },
     )
 

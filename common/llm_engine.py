@@ -23,15 +23,15 @@ from .config import EngineConfig
 from .engine_core import EngineCoreOutput, EngineCoreProtocol, ForwardError
 from .failure_search import FailureSearch
 from .guard import Caller, EngineDeadError, Guard, interrupts_held
+from .inputs import Prompt, TokensPrompt
 from .offline import OfflineCalls
 from .outputs import EngineStats, FinishReason, RequestOutput
-from .prompts import Prompt, TokensPrompt
 from .request import Request
 from .sampling.params import SamplingParams
 from .text.output_processor import OutputProcessor
 
 if TYPE_CHECKING:
-    from .hf.loaded import LoadedModel
+    from .hf.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class LLMEngine(OfflineCalls):
 
         Raises `ValueError` if `config.readable` is set and `loaded` has passes or stored weights.
         """
-        from .hf.loader import load_model, require_readable  # not above: a core needs no model
+        from .hf.model_loading import load_model, require_readable  # not above: cores need no model
         from .parallel.served import require_servable
         from .text.input_processor import InputProcessor
 

@@ -12,9 +12,8 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .guard import Caller, Guard, interrupts_held
+from .inputs import Message, Prompt, TokensPrompt
 from .outputs import RequestOutput
-from .pooling import PoolingParams, PoolingRequestOutput
-from .prompts import Message, Prompt, TokensPrompt
 from .sampling.params import SamplingParams
 from .text.output_processor import OutputProcessor
 from .validation import require_choice, require_list, shown, size_of
@@ -67,38 +66,21 @@ class OfflineCalls(ABC):
         If one prompt is refused (`ValueError`), no request of the others stays in the engine.
         """
         with self.guard("generate"):
-            batch = _as_batch(prompts)
-            if isinstance(params, PoolingParams):
-                raise ValueError(
-                    "params must be SamplingParams; "
-                    "embed() of the elective embedding has PoolingParams"
-                )
-            each = _one_for_each(params, len(batch), SamplingParams)
-            return self._add_and_run(batch, each, progress)
+            return self.run_batch(prompts, "params", params, SamplingParams, progress)
 
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        progress: bool | None = None,
-    ) -> list[PoolingRequestOutput]:
-        """Return a vector for each prompt, in prompt order: `outputs.data` of each output.
+    def run_batch(
+        self, prompts: Any, field: str, params: Any, kind: type[Any], progress: bool | None
+    ) -> list[Any]:
+        """Add the prompts of a batch, all or none, and run them until all have finished.
 
-        Only the elective `embedding` can do it. Other engines raise `ValueError`. The arguments are
-        those of `generate`.
+        field: the name of the argument `params`, for errors. kind: the class of its entries.
         """
-        with self.guard("embed"):
-            batch = _as_batch(prompts)
-            params = _one_for_each(pooling_params, len(batch), PoolingParams, "pooling_params")
-            return self._add_and_run(batch, params, progress)
-
-    def _add_and_run(self, batch: list[Any], params: list[Any], progress: bool | None) -> list[Any]:
-        """Add the prompts of a batch, all or none, and run them until all have finished."""
+        batch = _as_batch(prompts)
+        each = _one_for_each(field, params, len(batch), kind)
         require_choice("progress", progress, (None, True, False))
         ids: list[str] = []
         try:
-            for prompt, prompt_params in zip(batch, params, strict=True):
+            for prompt, prompt_params in zip(batch, each, strict=True):
                 ids.append(self.add_request(prompt, prompt_params))
                 interrupts_held().deliver()
             return self._run(ids, progress)
@@ -218,7 +200,7 @@ def _as_batch(prompts: Any) -> list[Any]:
     return [prompts] if is_one else list(prompts)
 
 
-def _one_for_each(params: Any, num_prompts: int, kind: type[T], name: str = "params") -> list[T]:
+def _one_for_each(field: str, params: Any, num_prompts: int, kind: type[T]) -> list[T]:
     """Return `params` as a list with one entry for each prompt.
 
     kind: the class of the entries. Raises `ValueError` for an entry of another class, and for a
@@ -227,13 +209,13 @@ def _one_for_each(params: Any, num_prompts: int, kind: type[T], name: str = "par
     if params is None or isinstance(params, kind):
         return [kind() if params is None else params] * num_prompts
     title = kind.__name__
-    require_list(name, params, f"{title}, or {title}")
+    require_list(field, params, f"{title}, or {title}")
     if size_of(params) != num_prompts:
-        raise ValueError(f"{name} has {size_of(params)} entries for {num_prompts} prompts")
+        raise ValueError(f"{field} has {size_of(params)} entries for {num_prompts} prompts")
     entries = list(params)
     for entry in entries:
         if entry is not None and not isinstance(entry, kind):
-            raise ValueError(f"{name} must be {kind.__name__}, got {shown(entry)}")
+            raise ValueError(f"{field} must be {kind.__name__}, got {shown(entry)}")
     return entries
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -59,6 +62,26 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+
+
+@dataclass(slots=True, eq=False)
+class PoolingOutput:
+    """The vector of a pooling request.
+
+    data: [H] or [dimensions] float32, on the host; None if the request was aborted or failed.
+    finish_reason, error: as those of `CompletionOutput`; `stop` if there is a vector.
+    """
+
+    data: torch.Tensor | None
+    finish_reason: FinishReason
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PoolingRequestOutput(RequestOutput):
+    """The only output of a pooling request, as in vLLM: `output.outputs.data` is the vector."""
+
+    outputs: PoolingOutput  # type: ignore[assignment]  # one vector takes the place of the list
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from rich.text import Text
 from typing_extensions import Self
 
 from ..llm_engine import LLMEngine
-from ..outputs import RequestOutput
-from ..pooling import PoolingRequestOutput
+from ..outputs import PoolingRequestOutput, RequestOutput
 
 STATE_STYLES = {
     "waiting": "yellow",

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from ..config import EMBEDDED_MODEL, EngineConfig
-from ..hf.embedded import EmbeddedModelMissingError
+from ..hf.gguf_folders import EmbeddedModelMissingError
 from ..llm_engine import LLMEngine
 from ..tracing.chrome import chrome_trace
 from ..tracing.player import player_html

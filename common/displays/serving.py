@@ -9,9 +9,9 @@ from typing import Protocol
 
 from rich.console import Console, RenderableType
 
+from ..inputs import Message
 from ..llm_engine import LLMEngine
 from ..outputs import RequestOutput
-from ..prompts import Message
 from ..sampling.params import SamplingParams
 from .dashboard import Dashboard
 from .demo import chats

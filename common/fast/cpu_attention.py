@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from .cpu_kernels import BatchLayout, Kernels, kernels
-from .latest import Latest
+from .identity_cache import IdentityCache
 
 
 class PagedMetadata(Protocol):
@@ -65,7 +65,7 @@ def paged_prefill(
     return _kernels().paged_attention(query, keys, values, layout_of(meta), first, count, scale)
 
 
-@Latest
+@IdentityCache
 def layout_of(meta: PagedMetadata) -> BatchLayout:
     """Return the addresses that the kernels read. They are the same for all layers of a forward."""
     return BatchLayout.of(meta.page_table, meta.query_start_loc, meta.seq_lens, meta.slot_mapping)

@@ -1,29 +1,47 @@
-"""Find features that an engine cannot serve, by name, in a model's configuration and parts."""
+"""Find features that an engine cannot serve, by name: in a model's configuration, in its parts, and
+in what it passes to its attention function.
+
+A probe decides whether a model is served (`probe.py`). `unsupported_feature` refuses a model before
+it, because a probe of a few tokens, or one in low precision, may not see such a feature.
+`feature_of` and `SeenAttention` name the cause of a failed probe.
+"""
 
 from __future__ import annotations
 
 import inspect
+import threading
+from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .recurrent import recurrent_layers, unsupported_state
-from .slot_cache import SlotCache
+from .probe import LayerKV, SlotCache
+from .shared import attention_switched
 
 ATTENTION_LAYERS = {
     "full_attention", "attention", "global",
     "sliding_attention", "local", "chunked_attention",  # the size of the window decides
 }  # fmt: skip
-RECURRENT = "recurrent_state"  # what an engine serves that has memory for states
-RECURRENT_LAYERS = {"linear_attention", "hybrid"}  # hybrid: attention beside a recurrence
 # Attention or its scale changes from so many tokens on: the field in a configuration, the feature.
 BEGINS_LATER = {
     "attention_chunk_size": "chunked attention",
     "floor_scale": "temperature-tuned attention",
     "index_topk": "sparse attention, over the best of all tokens",
 }
+RECORDED = "ladder_shapes"
+OTHER_ATTENTION = "attention that is not called through transformers' AttentionInterface"
+# Keyword arguments that change what attention computes, each with the name of its feature.
+ARGUMENTS = {
+    "s_aux": "attention sinks",
+    "softcap": "attention soft-capping",
+    "position_bias": "attention with a position bias",
+    "attention_mask": "attention with a mask of its own",
+}
+VARIANTS = ("softcap", "s_aux")  # those of them that `LayerKV.variants` names
 
 
 def unsupported_feature(
@@ -32,26 +50,23 @@ def unsupported_feature(
     """Return the first feature in a configuration that would change the answer, or None.
 
     Only models with full causal attention over up to `max_model_len` tokens pass. served: keyword
-    arguments of Hugging Face's attention functions that the engine obeys.
+    arguments of Hugging Face's attention functions that the engine obeys, and other types of layers
+    that it computes.
     """
     config = model.config.get_text_config()
-    has_states = RECURRENT in served and bool(recurrent_layers(model))
     window = None if "sliding_window" in served else window_of(config)
     if window is not None and window[1] < max_model_len:
         name, size = window
         return f"sliding-window attention ({name}={size}, max_model_len={max_model_len})"
-    known = ATTENTION_LAYERS | (RECURRENT_LAYERS if has_states else set())
-    if other := set(getattr(config, "layer_types", None) or ()) - known:
-        return f"layers of type {', '.join(sorted(other))}"
-    if has_states and (feature := unsupported_state(model)):
+    if feature := _other_layers(config, served):
         return feature
     cap = getattr(config, "attn_logit_softcapping", None)
     if cap and "softcap" not in served:
         return f"attention soft-capping (attn_logit_softcapping={cap})"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         return "ALiBi position bias"
-    if "s_aux" not in served and (sinks := _parameter(model, "sink")):
-        return f"attention sinks ({sinks})"
+    if "s_aux" not in served and (feature := _sinks(model)):
+        return feature
     return _later(config, max_model_len) or length_dependent_rope(config, max_model_len)
 
 
@@ -111,10 +126,8 @@ def feature_of(model: PreTrainedModel, cause: Exception) -> str:
     config = model.config.get_text_config()
     if getattr(model, "_is_stateful", False):
         return "recurrent state (more of a request than keys and values)"
-    if other := set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS:
-        return f"layers of type {', '.join(sorted(other))}"
-    if sinks := _parameter(model, "sink"):
-        return f"attention sinks ({sinks})"
+    if feature := _other_layers(config) or _sinks(model):
+        return feature
     if not _is_causal(model):
         return "attention to later tokens (it is not causal, or not configured as a decoder)"
     if (window := window_of(config)) is not None:
@@ -131,10 +144,14 @@ def feature_of(model: PreTrainedModel, cause: Exception) -> str:
     return "a forward that ignores part of its KV cache, 4-D attention mask or position_ids"
 
 
-def _parameter(model: PreTrainedModel, part: str) -> str | None:
-    """Return the first parameter name with `part` in its last component; None if there is none."""
-    names = (name for name, _ in model.named_parameters())
-    return next((name for name in names if part in name.rsplit(".", 1)[-1]), None)
+def _other_layers(config: PretrainedConfig, served: Collection[str] = ()) -> str | None:
+    other = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS - set(served)
+    return f"layers of type {', '.join(sorted(other))}" if other else None
+
+
+def _sinks(model: PreTrainedModel) -> str | None:
+    names = [name for name, _ in model.named_parameters() if "sink" in name.rsplit(".", 1)[-1]]
+    return f"attention sinks ({names[0]})" if names else None
 
 
 @torch.inference_mode()
@@ -165,3 +182,75 @@ def _agree(model: PreTrainedModel, one: list[int], other: list[int], **given: An
     except Exception:
         return True  # the model does not accept this call
     return bool((ours - theirs).abs().max() <= 1e-2 * ours.abs().max())
+
+
+@dataclass
+class SeenAttention:
+    """The calls of the attention function in one forward."""
+
+    layers: dict[int, LayerKV] = field(default_factory=dict)
+    served: Collection[str] = ()  # keyword arguments that are no reason to refuse the model
+    calls: Counter[int] = field(default_factory=Counter)  # per layer
+    features: list[str] = field(default_factory=list)
+
+    @property
+    def suspect(self) -> str | None:
+        """Return the feature that would explain a failed probe, in words; None if there is none."""
+        if not self.layers:
+            return OTHER_ATTENTION
+        if self.features:
+            return self.features[0]
+        if max(self.calls.values()) > 1:
+            return "layers that call attention more than once in a forward"
+        return None
+
+
+class _Threads(threading.local):
+    """What the newest forward showed. Each thread may examine a different model."""
+
+    def __init__(self) -> None:
+        self.seen = SeenAttention()
+
+
+_threads = _Threads()
+
+
+def _attend(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None, **kwargs: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Record the call, then compute attention as `sdpa` does."""
+    seen = _threads.seen
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    given = {**kwargs, "attention_mask": attention_mask}
+    named = [name for name in ARGUMENTS if given.get(name) is not None]
+    variants = tuple(name for name in named if name in VARIANTS)
+    window = kwargs.get("sliding_window")
+    seen.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3], window, variants)
+    seen.calls[layer] += 1
+    seen.features += [ARGUMENTS[name] for name in named if name not in seen.served]
+    # `sdpa` raises for a soft cap. The caller needs the arguments, and not the result.
+    known = {k: v for k, v in kwargs.items() if k not in VARIANTS or k not in seen.served}
+    output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **known)
+    return output, None
+
+
+AttentionInterface.register(RECORDED, _attend)
+
+
+def supports_attention_interface(model: PreTrainedModel) -> bool:
+    """Return whether a model declares that it calls the attention function registered for it."""
+    return bool(getattr(model, "_supports_attention_backend", True))
+
+
+@torch.inference_mode()
+def seen_attention(model: PreTrainedModel, served: Collection[str] = ()) -> SeenAttention:
+    """Run one token through the model and return what its attention function received.
+
+    served: keyword arguments that the engine obeys.
+    """
+    seen = _threads.seen = SeenAttention(served=served)
+    token = torch.ones(1, 1, dtype=torch.int64, device=model.device)
+    with attention_switched(model, RECORDED):
+        model(input_ids=token, position_ids=token - 1, use_cache=False)
+    return seen

@@ -18,26 +18,24 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from ..guard import EngineDeadError
-from .attention_shapes import OTHER_ATTENTION, seen_attention, supports_attention_interface
 from .features import (
-    RECURRENT,
+    OTHER_ATTENTION,
     feature_of,
+    seen_attention,
+    supports_attention_interface,
     unsupported_by_own_cache,
     unsupported_feature,
-    window_of,
 )
-from .probe import Probe, Span
-from .recurrent import recurrent_layers
+from .probe import LayerKV, Probe, SlotCache, Span, additive_mask, in_order
 from .shared import make_shareable
-from .slot_cache import LayerKV, SlotCache, additive_mask, in_order
 
 __all__ = [
-    "HYBRID",
     "LayerKV",
     "UnsupportedModelError",
     "additive_mask",
     "check_paged",
     "layer_shapes",
+    "refuse",
     "require_full_attention",
     "require_own_cache",
     "start_probe",
@@ -45,11 +43,6 @@ __all__ = [
 
 
 Inputs = TypeVar("Inputs")  # of a forward, in the form that an engine has
-
-# What the elective `hybrid_memory` serves: keyword arguments of attention functions, and states.
-HYBRID = frozenset({"sliding_window", "softcap", "s_aux", RECURRENT})
-
-
 NO_KV = LayerKV(0, 0, 0)  # of a layer with a state instead of keys and values
 
 
@@ -98,7 +91,7 @@ def require_full_attention(model: PreTrainedModel, max_model_len: int) -> list[L
     `UnsupportedModelError`.
     """
     make_shareable(model)
-    refuse(model, unsupported_feature(model, max_model_len), _elective_for(model, max_model_len))
+    refuse(model, unsupported_feature(model, max_model_len))
     with refusing(model):
         probe = Probe(model, max_model_len)
         while probe.again():
@@ -138,29 +131,18 @@ def start_probe(
 ) -> tuple[Probe, list[LayerKV]]:
     """Refuse a model if its configuration shows that paged attention would compute it wrongly.
 
-    served: what the engine serves of `HYBRID`. Returns a probe, which the engine must pass to
+    served: see `unsupported_feature`. Returns a probe, which the engine must pass to
     `check_paged`, and the KV shape of each layer. Raises `UnsupportedModelError`.
     """
     make_shareable(model)
-    feature = unsupported_feature(model, max_model_len, served)
-    refuse(model, feature, None if served else _elective_for(model, max_model_len))
+    refuse(model, unsupported_feature(model, max_model_len, served))
     probe = Probe(model, max_model_len)
     with refusing(model, None if supports_attention_interface(model) else OTHER_ATTENTION):
         seen = seen_attention(model, served)
         probe.suspect = seen.suspect
-        if seen.layers and RECURRENT in served and recurrent_layers(model):
+        if seen.layers and "linear_attention" in served:  # these have no keys and values
             seen.layers = dict.fromkeys(range(max(seen.layers)), NO_KV) | seen.layers
         return probe, in_order(seen.layers) if seen.layers else layer_shapes(model)
-
-
-def mixed_steps(probe: Probe) -> Iterator[list[Span]]:
-    """Yield the steps that an engine must compute, until the probe has its result.
-
-    Raises `UnsupportedModelError` at the end if logits are wrong.
-    """
-    with refusing(probe.model, probe.suspect):
-        while probe.again():
-            yield from probe.mixed()
 
 
 @torch.inference_mode()
@@ -179,7 +161,7 @@ def check_paged(
     plain forward. An exception of `flatten` stays as it is, because it says nothing about the
     model.
     """
-    for step in mixed_steps(probe):
+    for step in _steps(probe):
         tokens = [token for span in step for token in probe.tokens_of(span)]
         positions = np.array([p for span in step for p in range(span.start, span.end)])
         page_table = table[[span.row for span in step]]
@@ -188,6 +170,13 @@ def check_paged(
         inputs = flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
         with refusing(probe.model, probe.suspect):
             probe.check(step, forward(inputs))
+
+
+def _steps(probe: Probe) -> Iterator[list[Span]]:
+    """Yield the steps of a flat batch until a probe has its result. What raises in them passes."""
+    with refusing(probe.model, probe.suspect):
+        while probe.again():
+            yield from probe.mixed()
 
 
 @torch.inference_mode()
@@ -205,32 +194,10 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerKV]:
     return cache.shapes()
 
 
-def refuse(model: PreTrainedModel, feature: str | None, elective: str | None = None) -> None:
-    """Raise `UnsupportedModelError` for `feature`; do nothing if it is None.
-
-    elective: one that can serve the model.
-    """
+def refuse(model: PreTrainedModel, feature: str | None) -> None:
+    """Raise `UnsupportedModelError` for `feature`; do nothing if it is None."""
     if feature is not None:
-        hint = f", and the elective {elective} can serve it" if elective else ""
-        raise UnsupportedModelError(_sentence(model, feature) + hint)
-
-
-def _elective_for(model: PreTrainedModel, max_model_len: int) -> str | None:
-    """Return the elective that serves the features of a model; None for none.
-
-    It needs the window as an argument of the attention function. Some models only build a mask.
-    """
-    if unsupported_feature(model, max_model_len, HYBRID) is not None:
-        return None
-    if not supports_attention_interface(model) and not recurrent_layers(model):
-        return None  # models with states often do not declare it
-    try:
-        seen = seen_attention(model, HYBRID)
-    except Exception:  # the elective would refuse the model for it
-        return None
-    window = window_of(model.config.get_text_config())
-    is_told = window is None or window[1] in [layer.window for layer in seen.layers.values()]
-    return "hybrid_memory" if is_told and seen.suspect is None else None
+        raise UnsupportedModelError(_sentence(model, feature))
 
 
 @contextmanager
@@ -256,5 +223,6 @@ def _sentence(model: PreTrainedModel, feature: str) -> str:
     name = model.config.name_or_path or type(model).__name__
     return (
         f"{name} ({model.config.model_type}) is not supported by this engine: it has {feature}. "
-        "milestones/docs/MODELS.md lists the models that each milestone serves"
+        "milestones/docs/MODELS.md lists the models that each milestone and the elective "
+        "hybrid_memory serve"
     )

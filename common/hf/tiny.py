@@ -1,12 +1,16 @@
-"""Tiny random models and a byte-level tokenizer, created in memory.
+"""Random models and a byte-level tokenizer, created in memory.
 
-They are used in tests, and if no real model is available. Their text has no meaning, but it is
+Tiny ones are used in tests, and if no real model is available. Their text has no meaning, but it is
 varied. A model that repeats one token would hide wrong keys and values.
+
+Random models with the shapes of real ones are for benchmarks without a download: a forward takes as
+long as that of the real model.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from itertools import chain, islice, product
 from typing import Any
 
@@ -14,13 +18,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
-PREFIX = "tiny-"
+TINY, RANDOM = "tiny-", "random-"  # names of models begin with them
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -59,43 +62,78 @@ HYBRID: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # of benchmarks: the architecture, its fields
+    "qwen3-0.6b": (
+        "qwen3",
+        {
+            "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072,
+            "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "head_dim": 128, "max_position_embeddings": 40_960, "tie_word_embeddings": True,
+        },
+    ),
+}  # fmt: skip
+
 _one_at_a_time = threading.Lock()  # all threads share the random state of torch
 
 
-def is_tiny(name: str) -> bool:
-    """Return whether `name` is the name of a tiny model, known or unknown."""
-    return name.startswith(PREFIX)
+def is_random(name: str) -> bool:
+    """Return whether `name` is the name of a random model, known or unknown."""
+    return name.startswith((TINY, RANDOM))
 
 
-def load_tiny(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a random model with a few layers, `tiny-llama` for example. The weights never vary.
+def load_random(
+    name: str, device: torch.device, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a random model, `tiny-llama` or `random-qwen3-0.6b`. On one device, it never varies.
 
-    Raises `ValueError` for an architecture that is in none of the tables above.
+    A tiny model is always made on the CPU, in float32. Raises `ValueError` for a name that is in
+    none of the tables above.
     """
-    architecture = name.removeprefix(PREFIX)
-    if architecture not in (known_ones := ARCHITECTURES | HYBRID):
-        known = ", ".join(PREFIX + known for known in known_ones)
-        raise ValueError(f"model {name!r} is not one of the tiny models: {known}")
+    if name.startswith(TINY):
+        return _load_tiny(name.removeprefix(TINY))
+    if (shape := name.removeprefix(RANDOM)) not in SHAPES:
+        raise ValueError(_unknown(name, RANDOM, SHAPES))
+    architecture, fields = SHAPES[shape]
+    tokenizer = byte_tokenizer(fields["vocab_size"])
+    return _random_model(architecture, tokenizer, fields, device, dtype), tokenizer
+
+
+def _load_tiny(architecture: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    if architecture not in (known := ARCHITECTURES | HYBRID):
+        raise ValueError(_unknown(TINY + architecture, TINY, known))
     tokenizer = byte_tokenizer()
-    with _one_at_a_time, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(_config(architecture, tokenizer))
-    return model.eval(), tokenizer
+    fields = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,  # large, so that the output varies
+        **known[architecture],
+    }
+    return _random_model(
+        architecture, tokenizer, fields, torch.device("cpu"), torch.float32
+    ), tokenizer
 
 
-def _config(architecture: str, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
-    return config_class(architecture)(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        initializer_range=0.3,  # large, so that the output varies
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-        **{"num_hidden_layers": 2, **(ARCHITECTURES | HYBRID)[architecture]},
+def _unknown(name: str, prefix: str, known: Iterable[str]) -> str:
+    names = ", ".join(prefix + one for one in known)
+    return f"model {name!r} is not one of the {prefix[:-1]} models: {names}"
+
+
+def _random_model(
+    architecture: str, tokenizer: PreTrainedTokenizerBase, fields: dict[str, Any],
+    device: torch.device, dtype: torch.dtype,
+) -> PreTrainedModel:  # fmt: skip
+    eos = tokenizer.eos_token_id
+    config = config_class(architecture)(
+        **{"bos_token_id": None, "eos_token_id": eos, "pad_token_id": eos, **fields}
     )
+    devices = [device] if device.type == "cuda" else []
+    with _one_at_a_time, torch.random.fork_rng(devices=devices), device:
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def config_class(architecture: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..hf.loader import load_part
+from ..hf.model_loading import load_part
 from ..hf.shared import attention_switched, on_device
 from .calls import Receiver
 from .division import Division

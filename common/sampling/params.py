@@ -182,17 +182,6 @@ class SamplingParams:
         return StopStrings(tuple(self.stop)) if self.stop else None
 
 
-class TokenIds(tuple[int, ...]):
-    """A tuple of token ids with a fast `in`, which is used for each sampled token."""
-
-    @cached_property
-    def _as_set(self) -> frozenset[int]:
-        return frozenset(self)
-
-    def __contains__(self, token_id: object) -> bool:
-        return token_id in self._as_set
-
-
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     if stop is None:
         return ()
@@ -203,11 +192,11 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return strings
 
 
-def _stop_token_ids(token_ids: Sequence[int] | None) -> TokenIds:
+def _stop_token_ids(token_ids: Sequence[int] | None) -> tuple[int, ...]:
     if token_ids is None:
-        return TokenIds()
+        return ()
     require_list("stop_token_ids", token_ids, "integers", most=MAX_STOP_TOKEN_IDS)
-    ids = TokenIds(token_ids)
+    ids = tuple(token_ids)
     for token_id in ids:
         if type(token_id) is not int or not 0 <= token_id <= LARGEST_INT:
             require_int("stop_token_ids", token_id, low=0)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from ..config import EngineConfig
-from ..hf.loaded import LoadedModel
-from ..parent_request import ParentRequest
-from ..pooling import NO_POOLING, PoolingParams
-from ..prompts import Message, Prompt, TokensPrompt
-from ..request import Request
+from ..hf.loaded_model import LoadedModel
+from ..inputs import NO_POOLING, Message, PoolingParams, Prompt, TokensPrompt
+from ..request import ParentRequest, Request
 from ..sampling.params import SamplingParams
 from ..validation import require_list, require_text, require_unicode, shown, size_of
 from .output_text import OutputText
-from .prompt_checks import as_token_id, check_messages, longest_token
 
 LONGEST_ID = 1000  # characters of a request id
 # Text of up to so many characters is always tokenized, which takes about 50 ms. An error message
@@ -184,18 +185,16 @@ class InputProcessor:
             raise ValueError(f"params: {NO_POOLING}")
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {shown(params)}")
-        if (token_id := max(params.stop_token_ids, default=0)) >= self.vocab_size:
-            raise ValueError(
-                f"stop_token_ids holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
-            )
+        for field in ("stop_token_ids", "logit_bias"):
+            token_id = max(getattr(params, field) or (), default=0)
+            if token_id >= self.vocab_size:
+                raise ValueError(
+                    f"{field} holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
+                )
         if params.logprobs is not None and params.logprobs > self.vocab_size:
             raise ValueError(
                 f"logprobs must be at most the vocabulary's size {self.vocab_size}, "
                 f"got {params.logprobs}"
-            )
-        if (token_id := max(params.logit_bias or (), default=0)) >= self.vocab_size:
-            raise ValueError(
-                f"logit_bias holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
             )
         if params.structured_outputs is not None and self.no_structured_outputs is not None:
             raise ValueError(f"structured_outputs: {self.no_structured_outputs}")
@@ -226,3 +225,34 @@ class InputProcessor:
         if self.is_in_use(request_id):
             raise ValueError(f"request_id {request_id!r} belongs to a request not yet finished")
         return request_id
+
+
+def check_messages(messages: Any) -> None:
+    """Raise `ValueError` unless `messages` is one conversation: a list of messages."""
+    require_list("messages", messages, "messages")
+    if not messages:
+        raise ValueError("messages must not be empty")
+    for message in messages:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise ValueError(
+                f"messages must be dicts with 'role' and 'content', got {shown(message)}"
+            )
+        require_text("messages: role", message["role"])
+        if not isinstance(message["content"], str):
+            raise ValueError(f"messages: content must be a string, got {shown(message['content'])}")
+
+
+@functools.lru_cache(maxsize=8)
+def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the number of characters of the longest token in the vocabulary."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
+
+
+def as_token_id(token: Any) -> int:
+    """Return a token id as an `int`. Raises `ValueError` for anything else."""
+    if not isinstance(token, bool):
+        try:
+            return operator.index(token)
+        except Exception:  # arrays and tensors raise exceptions of various classes
+            pass
+    raise ValueError(f"prompt must hold token ids, got {shown(token)}")

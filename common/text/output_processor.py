@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 from ..engine_core import EngineCoreOutput
 from ..outputs import FinishReason, RequestOutput
-from ..parent_request import ParentRequest
-from ..request import Request
+from ..request import ParentRequest, Request
 
 logger = logging.getLogger(__name__)
 

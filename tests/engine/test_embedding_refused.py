@@ -15,9 +15,11 @@ from tests.helpers.oracle import greedy
 @pytest.mark.before("embedding")
 def test_pooling_parameters_are_refused_by_name(make_engine: EngineFactory) -> None:
     engine: Any = make_engine()
-    for call in (engine.add_request, engine.stream, engine.embed, engine.generate):
+    for call in (engine.add_request, engine.stream):
         with pytest.raises(ValueError, match=r"params.*elective embedding"):
             call([1, 2, 3], PoolingParams())
-    assert not engine.has_unfinished_requests()
+    with pytest.raises(ValueError, match="params must be a list of SamplingParams.*PoolingParams"):
+        engine.generate([1, 2, 3], PoolingParams())
+    assert not hasattr(engine, "embed") and not engine.has_unfinished_requests()
     [output] = engine.generate([[1, 2]], greedy(2), progress=False)
     assert output.finished

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import LLMEngine, RequestOutput, SamplingParams
-from common.parent_request import child_seed
+from common.request import child_seed
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 

@@ -1,10 +1,12 @@
-"""The kernels in C, compiled for registers of other widths than this CPU has."""
+"""The kernels in C for registers of other widths than this CPU has, and on several threads."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from common.fast.cpu_kernels import Kernels, bind, build, kernels
 
@@ -26,3 +28,15 @@ def compiled_for(width: str) -> Kernels:
         pytest.skip("no C compiler")
     assert library is not None, "the compiler compiles the kernels of this CPU and no others"
     return bind(library)
+
+
+def on_threads(compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a function computes on one thread of torch, on two, and on three."""
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(compute())
+    finally:
+        torch.set_num_threads(before)
+    return results

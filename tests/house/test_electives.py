@@ -24,7 +24,9 @@ from milestones.chain import (
 from milestones.staff.maintain.types import merged
 
 MOST_LINES = {
-    "hybrid_memory": 1250,  # two lessons, windows and states: its diff has stops
+    # Two lessons, windows and states: its diff has stops. The caches of Hugging Face's layers with
+    # states, 127 lines, are in none of its exercises.
+    "hybrid_memory": 1375,
     # The files for PEFT and for the passes, 307 lines, are none of its exercises.
     "lora": 1000,
     "multi_step": 250,

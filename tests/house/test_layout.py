@@ -197,3 +197,28 @@ def test_the_commands_that_run_one_milestone_start(monkeypatch: pytest.MonkeyPat
         finally:
             config._ensure_unconfigure()
         assert {path.partition("/")[0] for path in config.args} == {"tests"}, command
+
+
+# Files that Python code names and the tree does not have.
+NOT_HERE = (
+    "ANSWERS.md", ".ladder/progress.json", ".ladder/texts.json", "results.json",  # a student's work
+    "dist/shots/",  # `make slides`
+    "m5_scheduler.py",  # a module of an elective without a file: see `milestones/electives`
+    "ggml-quants.h", "adapter_config.json",  # of llama.cpp and PEFT
+    "schedular.py",  # a page with a wrong name, in a test
+)  # fmt: skip
+
+
+def test_the_files_that_code_names_exist() -> None:
+    """Docstrings and comments name files and folders in back-ticks: `policy.py`, `slides/`."""
+    tops = [path for path in ROOT.iterdir() if path.name not in (".venv", ".git")]
+    tree = [path for top in tops for path in (top, *top.rglob("*"))]
+    ends = {"/".join(path.parts[-n:]) for path in tree for n in range(1, len(path.parts))}
+    named = re.compile(r"`([\w.-]+/[\w./-]*|[\w.-]+\.(?:py|md|toml|html|json|c|h|svg|txt|yml|sh))`")
+    missing = [
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")]
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if name.rstrip("/") not in ends and name not in NOT_HERE
+    ]
+    assert missing == []

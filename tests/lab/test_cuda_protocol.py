@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from common import EngineConfig, SamplingParams, load_model
-from common.hf import loader, shared
+from common.hf import model_loading, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
 from milestones.chain import load
@@ -361,7 +361,7 @@ def test_a_forward_runs_on_the_gpu_of_its_model(
         return nullcontext()
 
     monkeypatch.setattr(shared, "on_device", on_device)
-    monkeypatch.setattr(loader, "on_device", on_device)
+    monkeypatch.setattr(model_loading, "on_device", on_device)
     load_model(EngineConfig(model="tiny-llama", device="cpu"))
     assert entered == [torch.device("cpu")], "the passes try out their kernels"
     shared.make_shareable(loaded.model)

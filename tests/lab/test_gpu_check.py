@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from common.displays.workload import Workload
-from common.hf.random_shapes import SHAPES
+from common.hf.tiny import SHAPES
 from milestones.lab.bench import (
     gpu_check,
     gpu_correct,

@@ -15,6 +15,7 @@ from common.fast.cpu_kernels.space import SPACE
 from milestones.chain import load
 from milestones.lab.instruments.paged_case import PagedCase
 from tests.conftest import build_engine
+from tests.helpers.kernel_widths import on_threads
 from tests.helpers.oracle import assert_one_answer, greedy
 
 pytestmark = [
@@ -23,11 +24,6 @@ pytestmark = [
     pytest.mark.skipif(kernels() is None, reason="no C compiler"),
     pytest.mark.cpu,
 ]
-
-
-@pytest.fixture
-def attention(milestone: str) -> ModuleType:
-    return load(milestone, "attention")
 
 
 @pytest.fixture
@@ -113,14 +109,8 @@ def test_a_query_gets_the_same_bits_in_any_batch_and_chunk(
 
 def test_the_number_of_threads_changes_nothing(attention: ModuleType, ops: ModuleType) -> None:
     case = PagedCase(attention, [700, 9, 70], [1, 1, 70])
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(case.run(ops))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0], other) for other in results)
+    first, *others = on_threads(lambda: case.run(ops))
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_numbers_of_another_type_are_refused(attention: ModuleType, ops: ModuleType) -> None:

@@ -25,7 +25,9 @@ from common.fast.cpu_kernels import Kernels, Linear, build, kernels
 from common.fast.passes import apply_passes, pack
 from common.fast.passes.layer_parts import CompiledParts, TorchParts
 from common.fast.stored.weight import StoredWeight
-from tests.conftest import ROOT, plain_model
+from tests.conftest import plain_model
+from tests.helpers.kernel_widths import on_threads
+from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.cpu
 
@@ -59,14 +61,8 @@ def test_any_number_of_threads_computes_the_same_bits(compiled: Kernels) -> None
     weight, x = torch.randn(100, 50), torch.randn(9, 50)
     linear = Linear.of(kept := [StoredWeight.of_floats(weight, compiled.panel_size)], None)
     assert kept[0].panel_size == compiled.panel_size
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(compiled.linear(x, linear))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0], other) for other in results)
+    first, *others = on_threads(lambda: compiled.linear(x, linear))
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("width", [64, 96, 100])
@@ -217,13 +213,8 @@ for milestone in ("m1_single", "m3_paged"):
     assert not isinstance(linear.packed, pack.CompiledProduct)
     for output in engine.generate([[7], list(range(40, 57))], greedy(8)):
         assert_one_answer("tiny-llama", output, 8)
-print("all right")
 """
-    environment = {**os.environ, "CC": "no-such-compiler", "LLM_LADDER_CACHE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment
-    )
-    assert "all right" in done.stdout, done.stderr
+    run_python("-c", program, CC="no-such-compiler", LLM_LADDER_CACHE=str(tmp_path))
 
 
 @pytest.mark.parametrize("compiler", ["false", "true", "no-such-compiler", " ", "'"])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from common.fast.cpu_kernels import kernels
-from tests.conftest import ROOT
+from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.cpu
 
@@ -79,7 +77,6 @@ load()
 damage("several at once", lambda whole: whole[: len(whole) // 2])
 load(processes=6)
 load()
-print("all right")
 """
 
 
@@ -92,17 +89,11 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
     log, compiler, cache = tmp_path / "log", tmp_path / "cc.py", tmp_path / "cache"
     source = COMPILER.replace("LIBRARY", repr(loaded.library._name)).replace("LOG", repr(str(log)))
     compiler.write_text(source)
-    environment = {
-        **os.environ,
-        "CC": f"{sys.executable} {compiler}",
-        "LLM_LADDER_CACHE": str(cache),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, env=environment
+    printed = run_python(
+        "-c", PROGRAM, CC=f"{sys.executable} {compiler}", LLM_LADDER_CACHE=str(cache)
     )
-    assert done.returncode == 0 and "all right" in done.stdout, done.stdout + done.stderr
-    warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING")]
+    warnings = [line for line in printed.splitlines() if line.startswith("WARNING")]
     assert all("damaged: the CPU kernels are compiled again" in line for line in warnings)
-    assert len(warnings) == 8, done.stdout  # a line for each damaged file
+    assert len(warnings) == 8, printed  # a line for each damaged file
     # The loads with a warning compiled the library, and so did the two loads that found no file.
     assert len(log.read_text().splitlines()) == len(warnings) + 2

@@ -19,7 +19,7 @@ from common.fast.cpu_kernels import kernels
 from common.fast.passes import pack
 from common.fast.stored.formats import FORMATS
 from common.fast.stored.modules import stored_of, with_stored
-from common.hf.converted import decode_bytes
+from common.hf.gguf_folders import decode_bytes
 from tests.helpers.stored_weights import QUANTIZED, GgufModel
 
 pytestmark = pytest.mark.cpu
@@ -199,69 +199,67 @@ def test_frequencies_that_the_file_scales(tmp_path: Path) -> None:
     assert_close(load(file).model, made.model)
 
 
-def test_positions_that_are_scaled_in_an_unknown_way_are_refused(tmp_path: Path) -> None:
-    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q8_0"])
-
+def scaled_positions(made: GgufModel) -> Path:
     def scaled(writer: Any) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
 
-    with pytest.raises(ValueError, match="rotary embedding .*yarn"):
-        load(made.write(scaled))
+    return made.write(scaled)
 
 
-def test_biases_that_the_model_would_leave_out_are_refused(tmp_path: Path) -> None:
-    """transformers reads no biases of Llama's products: the answers would be wrong."""
-    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q8_0"], attention_bias=True)
-    file = made.write()
-    with pytest.raises(ValueError, match=r"blk\.0\.attn_\w+\.bias, which transformers leaves out"):
-        load(file)
-
-
-def infinite(made: GgufModel) -> None:
+def infinite(made: GgufModel) -> Path:
     made.model.model.norm.weight.data[3] = torch.inf
+    return made.write()
 
 
-def too_wide(made: GgufModel) -> None:
+def too_wide(made: GgufModel) -> Path:
     layer = made.model.model.layers[1].mlp.down_proj
     layer.weight = torch.nn.Parameter(torch.zeros(256, 544))
+    return made.write()
 
 
-def too_few(made: GgufModel) -> None:
+def too_few(made: GgufModel) -> Path:
     del made.model.model.layers[1].mlp.down_proj
+    return made.write()
+
+
+def scale_of_infinity(made: GgufModel) -> Path:
+    file = made.write()
+    reader = gguf.GGUFReader(file, "r+")
+    tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_up.weight")
+    tensor.data[5, :2] = np.array([0x7C00], dtype=np.uint16).view(np.uint8)
+    return file  # now the reader ends, and writes the file
+
+
+def cut_short(made: GgufModel) -> Path:
+    file = made.write()
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return file
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (scaled_positions, "rotary embedding .*yarn"),
         (infinite, r"infinite numbers in model\.norm\.weight"),
         (too_wide, r"other sizes for model\.layers\.1\.mlp\.down_proj"),
         (too_few, r"no weights for model\.layers\.1\.mlp\.down_proj"),
+        (scale_of_infinity, r"infinite numbers in model\.layers\.1\.mlp\.up_proj"),
+        (cut_short, r"a\.gguf could not be converted: it is damaged"),
     ],
 )
-def test_a_file_that_does_not_fit_its_model(
-    tmp_path: Path, spoil: Callable[[GgufModel], None], message: str
+def test_a_file_that_is_damaged_or_does_not_fit_its_model(
+    tmp_path: Path, spoil: Callable[[GgufModel], Path], message: str
 ) -> None:
-    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q8_0"])
-    spoil(made)
+    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q4_1"])
     with pytest.raises(ValueError, match=message):
+        load(spoil(made))
+
+
+def test_biases_that_the_model_would_leave_out_are_refused(tmp_path: Path) -> None:
+    """transformers reads no biases of Llama's products: the answers would be wrong."""
+    made = GgufModel(tmp_path / "a.gguf", "llama", ["Q8_0"], attention_bias=True)
+    with pytest.raises(ValueError, match=r"blk\.0\.attn_\w+\.bias, which transformers leaves out"):
         load(made.write())
-
-
-def test_a_scale_that_is_no_number(tmp_path: Path) -> None:
-    file = GgufModel(tmp_path / "a.gguf", "llama", ["Q4_1"]).write()
-    reader = gguf.GGUFReader(file, "r+")
-    tensor = next(t for t in reader.tensors if t.name == "blk.1.ffn_up.weight")
-    tensor.data[5, :2] = np.array([0x7C00], dtype=np.uint16).view(np.uint8)
-    del reader, tensor  # writes the file
-    with pytest.raises(ValueError, match=r"infinite numbers in model\.layers\.1\.mlp\.up_proj"):
-        load(file)
-
-
-def test_a_file_that_was_cut_short(tmp_path: Path) -> None:
-    file = GgufModel(tmp_path / "a.gguf", "llama", ["Q4_1"]).write()
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"a\.gguf could not be converted: it is damaged"):
-        load(file)
 
 
 def test_a_file_of_another_byte_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

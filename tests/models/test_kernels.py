@@ -6,10 +6,7 @@ They are interpreted and compared with the torch version in float64, and compile
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,8 +15,9 @@ import torch
 
 from milestones.chain import load, package
 from milestones.lab.instruments.paged_case import PagedCase
-from tests.conftest import ROOT, EngineFactory
+from tests.conftest import EngineFactory
 from tests.helpers.compile_kernels import ALONE, GROUP, UNUSUAL
+from tests.helpers.process import run_python
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
 # Bytes of shared memory that a program may use, by compute capability.
@@ -32,11 +30,6 @@ pytestmark = [
     pytest.mark.since("m3_paged"),
     pytest.mark.only_of("attention.py", "kernels.py", "triton_ops.py"),
 ]
-
-
-@pytest.fixture(scope="session")
-def attention(milestone: str) -> ModuleType:
-    return load(milestone, "attention")
 
 
 @pytest.fixture(scope="session")
@@ -82,57 +75,35 @@ EDGES = [  # contexts and new tokens of the requests, at page edges and one toke
 ]
 
 
-@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
-def test_the_torch_version_is_attention(
-    attention: ModuleType, contexts: list[int], counts: list[int]
-) -> None:
-    case = PagedCase(attention, contexts, counts)
+# One for each number of query heads for a KV head, each head size, and each page size. Query head h
+# reads KV head h // group. In float32 and float16: the interpreter cannot run bfloat16, because it
+# multiplies the raw bits. Tests below compile the same source for bfloat16, and a GPU runs it.
+SHAPES: list[dict[str, Any]] = [
+    *({"contexts": [33, 6, 40, 9], "counts": [1, 1, 12, 9], "heads": (2 * group, 2)}
+      for group in range(1, 9)),
+    *({"contexts": [17, 5, 21, 3], "counts": [1, 1, 8, 3], "heads": (6, 2), "dim": dim,
+       "page_size": 8, "dtype": dtype}
+      for dim in (32, 64, 80, 96, 128, 256) for dtype in (torch.float32, torch.float16)),
+    *({"contexts": [*edges, *edges], "counts": [1, 1, 1, *(min(edge, 5) for edge in edges)],
+       "page_size": size}
+      for size in (1, 2, 3, 16, 64, 256) for edges in [[max(1, size + d) for d in (-1, 0, 1)]]),
+]  # fmt: skip
+EDGE_CASES = [{"contexts": contexts, "counts": counts} for contexts, counts in EDGES]
+# The chunk has more queries than one mask covers, so it is computed in blocks.
+BLOCKS = {"contexts": [900, 700], "counts": [600, 530], "page_size": 16}
+
+
+@pytest.mark.parametrize("shape", [*EDGE_CASES, BLOCKS], ids=str)
+def test_the_torch_version_is_attention(attention: ModuleType, shape: dict[str, Any]) -> None:
+    case = PagedCase(attention, **shape)
     torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
 
 
-def test_a_long_chunk_behind_a_prefix(attention: ModuleType) -> None:
-    """The chunk has more queries than one mask covers, so it is computed in blocks."""
-    case = PagedCase(attention, [900, 700], [600, 530], page_size=16)
-    torch.testing.assert_close(case.run(attention, torch.float64), dense(case))
-
-
-@pytest.mark.parametrize(("contexts", "counts"), EDGES, ids=str)
-def test_kernels_at_the_edges(
-    attention: ModuleType, interpreted: ModuleType, contexts: list[int], counts: list[int]
+@pytest.mark.parametrize("shape", [*EDGE_CASES, *SHAPES], ids=str)
+def test_kernels_for_all_edges_heads_and_pages(
+    attention: ModuleType, interpreted: ModuleType, shape: dict[str, Any]
 ) -> None:
-    check(PagedCase(attention, contexts, counts), interpreted)
-
-
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_kernels_for_all_head_ratios(
-    attention: ModuleType, interpreted: ModuleType, group: int
-) -> None:
-    """Query head h reads KV head h // group."""
-    check(PagedCase(attention, [33, 6, 40, 9], [1, 1, 12, 9], (2 * group, 2)), interpreted)
-
-
-@pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_kernels_for_all_head_sizes(
-    attention: ModuleType, interpreted: ModuleType, dim: int, dtype: torch.dtype
-) -> None:
-    """All head sizes work in float32 and float16.
-
-    The interpreter cannot run bfloat16: it multiplies the raw bits. Tests below compile the same
-    source for bfloat16, and a GPU runs it.
-    """
-    case = PagedCase(attention, [17, 5, 21, 3], [1, 1, 8, 3], (6, 2), dim, page_size=8, dtype=dtype)
-    check(case, interpreted)
-
-
-@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 64, 256])
-def test_kernels_for_all_page_sizes(
-    attention: ModuleType, interpreted: ModuleType, page_size: int
-) -> None:
-    edges = [max(1, page_size + d) for d in (-1, 0, 1)]
-    case = PagedCase(attention, [*edges, *edges], [1, 1, 1, *[min(e, 5) for e in edges]],
-                page_size=page_size)  # fmt: skip
-    check(case, interpreted)
+    check(PagedCase(attention, **shape), interpreted)
 
 
 def test_kernels_on_random_batches(attention: ModuleType, interpreted: ModuleType) -> None:
@@ -230,13 +201,8 @@ engine = build_engine("{milestone}", "{model}", attention_backend="triton",
 assert engine.core.runner.ops.__name__.endswith("triton_ops")
 for output in engine.generate([[7], list(range(40, 57)), [1, 2], list(range(9))], greedy(8)):
     assert_one_answer("{model}", output, 8)
-print("token for token")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
-    assert "token for token" in done.stdout, done.stderr
+    run_python("-c", program, TRITON_INTERPRET="1")
 
 
 def test_kernels_are_refused_where_they_cannot_run(
@@ -273,13 +239,10 @@ def test_a_gpu_without_a_compiler_is_found_at_once(
 @pytest.fixture(scope="session")
 def compiled(milestone: str) -> list[dict[str, Any]]:
     """The report on every kernel compiled for every GPU, in a process without the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.compile_kernels", f"{package(milestone)}.kernels"],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    kernels = f"{package(milestone)}.kernels"
+    return json.loads(
+        run_python("-m", "tests.helpers.compile_kernels", kernels, TRITON_INTERPRET=None)
+    )
 
 
 @pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
@@ -344,13 +307,9 @@ def test_a_decode_without_tensor_cores_multiplies_for_its_heads_only(
 @pytest.mark.thorough("it compiles all kernels")
 def test_no_step_waits_for_a_compiler(milestone: str) -> None:
     """Steps of all shapes use the same variant of a kernel, so the first ones compile it."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.count_variants", milestone],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    variants = json.loads(done.stdout)
+    variants = json.loads(
+        run_python("-m", "tests.helpers.count_variants", milestone, TRITON_INTERPRET=None)
+    )
     assert 0 < variants.pop("widest") < 2**16, "a launch with 65,536 tokens fails on a GPU"
     assert variants.pop("rms_norm_kernel") == 2, "one for the hidden size, one for heads"
     assert len(variants) == 8 and set(variants.values()) == {1}, variants

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import shutil
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,18 @@ from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, SamplingParams, load_model
 from common.fast.cpu_kernels import kernels
-from common.hf import converted, loader
-from common.hf.converted import converted_folder, gguf_folder
-from common.hf.embedded import EmbeddedModelMissingError, is_embedded
-from common.hf.random_shapes import SHAPES
-from common.hf.tiny import SPECIAL_TOKENS, byte_tokenizer, config_class
+from common.hf import gguf_folders, model_loading
+from common.hf.gguf_folders import (
+    EmbeddedModelMissingError,
+    converted_folder,
+    gguf_folder,
+    is_embedded,
+)
+from common.hf.tiny import SHAPES, SPECIAL_TOKENS, byte_tokenizer, config_class
 from m1_single import LLMEngine
 from milestones.lab.bench.workloads import workload
 from tests.conftest import plain_model, shared_model
+from tests.helpers.process import run_python
 from tests.helpers.tiny_configs import tiny_config
 
 
@@ -49,16 +53,13 @@ def test_dtype_and_device() -> None:
         ({"model": "/nowhere/at-all"}, "could not be loaded"),
         ({"model": "missing.gguf"}, "does not exist"),
         ({"model": "tiny-llama", "device": "abacus"}, "device"),
+        ({"model": "tiny-llama", "device": "cuda"}, "no CUDA device"),
+        ({"model": "random-huge", "device": "cpu"}, "random-huge.*random-qwen3-0.6b"),
     ],
 )
 def test_what_cannot_be_loaded(config: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load_model(EngineConfig(**config))  # type: ignore[arg-type]
-
-
-def test_cuda_where_there_is_none() -> None:
-    with pytest.raises(ValueError, match="no CUDA device"):
-        load_model(EngineConfig(model="tiny-llama", device="cuda"))
 
 
 def test_a_local_folder(tmp_path: Path) -> None:
@@ -99,12 +100,12 @@ def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         (folder / "weights").write_text("whole")
 
     monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(converted, "_convert_stored", convert)
+    monkeypatch.setattr(gguf_folders, "_convert_stored", convert)
     return calls
 
 
 def convert_again(gguf: Path) -> Path:
-    return converted_folder(gguf, "a", converted._convert_stored)
+    return converted_folder(gguf, "a", gguf_folders._convert_stored)
 
 
 def test_a_model_is_converted_once(conversions: list[Path], tmp_path: Path) -> None:
@@ -171,28 +172,74 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_hidden_layers": 3}, r"no weights for model\.layers\.2\..* and 6 more"),
-        ({"num_hidden_layers": 1}, r"more layers than the configuration, such as model\.layers\.1"),
-        ({"model_type": "qwen3"}, r"no weights for model\.layers\.0\.self_attn\.k_norm\.weight"),
-        ({"intermediate_size": 64}, r"other sizes for .*down_proj.*\[64, 128\], not \[64, 64\]"),
-        ({"hidden_size": "64"}, r"config\.json is missing or wrong.*hidden_size"),
-        (
-            {"num_attention_heads": 5},
-            r"config\.json is missing or wrong[^(]*\(64\)[^(]*attention heads \(5\)",
-        ),
-        ({"model_type": "unicorn"}, "config.json is missing or wrong"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .*gptq"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized .*awq"),
-    ],
-    ids=str,
-)
-def test_a_checkpoint_that_does_not_fit_its_configuration(
-    checkpoint: Path, values: dict[str, object], message: str
+def lose_safetensors(folder: Path) -> None:
+    torch.save(weights_of(folder), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def lose_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def spoil_a_weight(folder: Path, number: float) -> None:
+    weights = weights_of(folder)
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = number
+    write_weights(folder, weights)
+
+
+def shrink_vocabulary(folder: Path) -> None:
+    small = tiny_config("llama", vocab_size=100, eos_token_id=1, pad_token_id=1)
+    AutoModelForCausalLM.from_config(small).save_pretrained(folder)
+
+
+def add_a_token(folder: Path) -> None:
+    """It belongs to another model, unless the token was added: see `test_added_tokens.py`."""
+    byte_tokenizer(260 + len(SPECIAL_TOKENS)).save_pretrained(folder)
+
+
+def bring_own_code(folder: Path) -> None:
+    """transformers would ask on the terminal whether to run it."""
+    configure(folder, model_type="own", auto_map={"AutoConfig": "own.Config"})
+    (folder / "own.py").write_text("raise SystemExit('this code was run')")
+
+
+NOT_FINITE = r"infinite numbers in model\.layers\.1\.mlp\.up_proj"
+Damage = Callable[[Path], None] | dict[str, Any]
+DAMAGES: list[tuple[Damage, str]] = [  # a function, or values for the config.json
+    ({"num_hidden_layers": 3}, r"no weights for model\.layers\.2\..* and 6 more"),
+    ({"num_hidden_layers": 1}, r"more layers than the configuration, such as model\.layers\.1"),
+    ({"model_type": "qwen3"}, r"no weights for model\.layers\.0\.self_attn\.k_norm\.weight"),
+    ({"intermediate_size": 64}, r"other sizes for .*down_proj.*\[64, 128\], not \[64, 64\]"),
+    ({"hidden_size": "64"}, r"config\.json is missing or wrong.*hidden_size"),
+    (
+        {"num_attention_heads": 5},
+        r"config\.json is missing or wrong[^(]*\(64\)[^(]*attention heads \(5\)",
+    ),
+    ({"model_type": "unicorn"}, "config.json is missing or wrong"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .*gptq"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized .*awq"),
+    (lambda folder: cut_short(folder / "model.safetensors"), "safetensors is damaged or was cut"),
+    (lose_safetensors, r"pytorch_model\.bin is a pickle file"),
+    (functools.partial(spoil_a_weight, number=torch.nan), NOT_FINITE),
+    (functools.partial(spoil_a_weight, number=torch.inf), NOT_FINITE),
+    (functools.partial(spoil_a_weight, number=-torch.inf), NOT_FINITE),
+    (shrink_vocabulary, r"token ids up to 255, .* only 100 \(vocab_size\)"),
+    (add_a_token, r"token ids up to 259, .* only 259 \(vocab_size\)"),
+    (lose_tokenizer, "the tokenizer of .* could not be loaded"),
+    (bring_own_code, "config.json is missing or wrong"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[text for _, text in DAMAGES])
+def test_a_checkpoint_that_is_damaged_or_does_not_fit_together(
+    checkpoint: Path, damage: Damage, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure(checkpoint, **values)
+    if isinstance(damage, dict):
+        configure(checkpoint, **damage)
+    else:
+        damage(checkpoint)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
     with pytest.raises(ValueError, match=message) as caught:
         load_model(EngineConfig(model=str(checkpoint)))
     assert str(checkpoint) in str(caught.value), "the error does not name the model"
@@ -216,66 +263,12 @@ def test_weights_that_a_model_has_no_use_for_are_named(
     assert "value_head.weight" in caplog.text
 
 
-def test_a_weights_file_that_was_cut_short(checkpoint: Path) -> None:
-    cut_short(checkpoint / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or was cut short"):
-        load_model(EngineConfig(model=str(checkpoint)))
-
-
-def test_a_pickle_file_is_not_read(checkpoint: Path) -> None:
-    torch.save(weights_of(checkpoint), checkpoint / "pytorch_model.bin")
-    (checkpoint / "model.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle file"):
-        load_model(EngineConfig(model=str(checkpoint)))
-
-
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_weights_that_are_no_numbers(checkpoint: Path, number: float) -> None:
-    weights = weights_of(checkpoint)
-    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = number
-    write_weights(checkpoint, weights)
-    with pytest.raises(ValueError, match=r"infinite numbers in model\.layers\.1\.mlp\.up_proj"):
-        load_model(EngineConfig(model=str(checkpoint)))
-
-
 def test_large_weights_are_no_infinite_ones(checkpoint: Path) -> None:
     """Finite weights may have an infinite sum in float32."""
     weights = weights_of(checkpoint)
     weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38
     write_weights(checkpoint, weights)
     load_model(EngineConfig(model=str(checkpoint), model_passes="none"))
-
-
-def test_a_tokenizer_of_another_model(checkpoint: Path) -> None:
-    small = tiny_config("llama", vocab_size=100, eos_token_id=1, pad_token_id=1)
-    AutoModelForCausalLM.from_config(small).save_pretrained(checkpoint)
-    with pytest.raises(ValueError, match=r"token ids up to 255, .* only 100 \(vocab_size\)"):
-        load_model(EngineConfig(model=str(checkpoint)))
-
-
-def test_a_tokenizer_with_one_token_too_many(checkpoint: Path) -> None:
-    """It belongs to another model, unless the token was added: see `test_added_tokens.py`."""
-    byte_tokenizer(260 + len(SPECIAL_TOKENS)).save_pretrained(checkpoint)
-    with pytest.raises(ValueError, match=r"token ids up to 259, .* only 259 \(vocab_size\)"):
-        load_model(EngineConfig(model=str(checkpoint)))
-
-
-def test_a_checkpoint_without_a_tokenizer(checkpoint: Path) -> None:
-    for file in checkpoint.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(ValueError, match="the tokenizer of .* could not be loaded"):
-        load_model(EngineConfig(model=str(checkpoint)))
-
-
-def test_code_of_a_checkpoint_is_not_run_and_not_asked_for(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers would ask on the terminal whether to run it."""
-    configure(checkpoint, model_type="own", auto_map={"AutoConfig": "own.Config"})
-    (checkpoint / "own.py").write_text("raise SystemExit('this code was run')")
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question on the terminal"))
-    with pytest.raises(ValueError, match="config.json is missing or wrong"):
-        load_model(EngineConfig(model=str(checkpoint)))
 
 
 def test_a_converted_model_that_was_damaged_is_converted_again(
@@ -305,24 +298,18 @@ def test_a_gguf_file_that_is_none(
     assert not left, "a half converted model is left"
 
 
-def small_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    architecture, shape = SHAPES["qwen3-0.6b"]
-    small = {**shape, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
-    monkeypatch.setitem(SHAPES, "qwen3-0.6b", (architecture, small))
-
-
 def test_a_random_model_has_the_shape_of_a_real_one() -> None:
     """The standard benchmark runs on it where no model can be downloaded."""
     architecture, shape = SHAPES["qwen3-0.6b"]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_class(architecture)(**shape))
     assert sum(p.numel() for p in model.parameters()) == 596_049_920, "Qwen3-0.6B has as many"
-    with pytest.raises(ValueError, match=r"random-huge.*random-qwen3-0.6b"):
-        load_model(EngineConfig(model="random-huge", device="cpu"))
 
 
 def test_a_random_model_serves_the_standard_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_shape(monkeypatch)
+    architecture, shape = SHAPES["qwen3-0.6b"]
+    small = {**shape, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+    monkeypatch.setitem(SHAPES, "qwen3-0.6b", (architecture, small))
     config = EngineConfig(model="random-qwen3-0.6b", device="cpu", max_num_seqs=2)
     loaded = load_model(config)
     assert loaded.vocab_size == len(loaded.tokenizer) == 151_936
@@ -339,13 +326,17 @@ def test_where_a_gpu_has_no_bfloat16_it_is_float16(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
     t4 = torch.device("cuda")
-    assert loader._half_type(t4, "auto") == torch.float16
-    assert loader._half_type(torch.device("cpu"), "auto") == torch.bfloat16
-    assert loader._half_type(t4, torch.float32) == torch.float32
+    assert model_loading._half_type(t4, "auto") == torch.float16
+    assert model_loading._half_type(torch.device("cpu"), "auto") == torch.bfloat16
+    assert model_loading._half_type(t4, torch.float32) == torch.float32
     with pytest.raises(ValueError, match=r"'bfloat16', but Tesla T4 cannot .*'float16'"):
-        loader._resolve_dtype("bfloat16", t4)
+        model_loading._resolve_dtype("bfloat16", t4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
-    assert loader._half_type(t4, "auto") == loader._resolve_dtype("bfloat16", t4) == torch.bfloat16
+    assert (
+        model_loading._half_type(t4, "auto")
+        == model_loading._resolve_dtype("bfloat16", t4)
+        == torch.bfloat16
+    )
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
@@ -357,8 +348,8 @@ def test_frequencies_of_rope_keep_32_bits(
     them in float32, and so the answers of a checkpoint in bfloat16 are the same on a GPU.
     """
     tiny = plain_model("tiny-llama")
-    monkeypatch.setattr(loader, "_resolve_dtype", lambda name, _: getattr(torch, name, name))
-    monkeypatch.setattr(loader, "_has_bfloat16", lambda _device: has_bfloat16)
+    monkeypatch.setattr(model_loading, "_resolve_dtype", lambda name, _: getattr(torch, name, name))
+    monkeypatch.setattr(model_loading, "_has_bfloat16", lambda _device: has_bfloat16)
     AutoModelForCausalLM.from_config(tiny.model.config, dtype=torch.bfloat16).save_pretrained(
         tmp_path
     )
@@ -404,8 +395,6 @@ def test_a_checkpoint_of_16_bits_takes_16_bits(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(large, dtype=torch.bfloat16).save_pretrained(tmp_path)
     plain_model("tiny-llama").tokenizer.save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
-    done = subprocess.run(
-        [sys.executable, "-c", RESIDENT, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    taken = int(run_python("-c", RESIDENT, str(tmp_path)))
     # Numbers in float32 that stay would take twice the size of the file, beside the packed ones.
-    assert int(done.stdout) < 2 * size, f"a file of {size} bytes took {done.stdout} bytes"
+    assert taken < 2 * size, f"a file of {size} bytes took {taken} bytes"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
 
 from common import cpu
-from tests.conftest import ROOT
+from tests.helpers.process import run_python
 
 pytestmark = pytest.mark.cpu
 
@@ -32,12 +30,8 @@ ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="about kinds 
 def test_torch_and_our_kernels_are_made_narrower(kind: str, said: str) -> None:
     if cpu.NEEDED.get(kind, set()) - cpu.features():
         pytest.skip("this CPU is narrower")
-    given = {key: value for key, value in os.environ.items() if key not in cpu.KINDS[kind]}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True,
-        env={**given, cpu.VARIABLE: kind},
-    )  # fmt: skip
-    assert done.stdout == said, done.stderr
+    unset = dict.fromkeys(cpu.KINDS[kind])
+    assert run_python("-c", PROGRAM, **unset, **{cpu.VARIABLE: kind}) == said
 
 
 @ON_X86

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -30,6 +27,7 @@ from common.fast.passes.replace import replace_forward
 from common.fast.passes.rotary import Rotary, signed
 from common.hf.tiny import ARCHITECTURES
 from tests.conftest import plain_model
+from tests.helpers.process import run_python
 from tests.helpers.tiny_configs import tiny_config
 
 ON_CPU = "merge", "pack", "norm", "rotary", "merge,layer", "merge,layer,last"
@@ -461,16 +459,10 @@ def test_gates_are_fused_on_cuda_only() -> None:
 
 @pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
 def test_kernels_compile_for_real_gpus() -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "tests.helpers.compile_kernels",
-            "common.fast.passes.triton_kernels",
-        ],
-        capture_output=True, text=True, check=False,
-        env={n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    kernels = "common.fast.passes.triton_kernels"
+    report = json.loads(
+        run_python("-m", "tests.helpers.compile_kernels", kernels, TRITON_INTERPRET=None)
+    )
     assert len(report) == 6 * (2 + 3 + 3)
     assert all(entry["spill_stores"] == 0 for entry in report)
 

@@ -70,6 +70,14 @@ REFUSED = {
         AutoConfig.for_model("mamba", vocab_size=259, hidden_size=32, num_hidden_layers=2),
         "linear_attention|KV cache|recurrent state",
     ),
+    "a later temperature": (
+        tiny_config("llama4_text", attn_temperature_tuning=True, floor_scale=8),
+        "temperature-tuned.*floor_scale=8",
+    ),
+    "chunks": (
+        tiny_config("llama4_text", attention_chunk_size=8),
+        "chunked attention .attention_chunk_size=8",
+    ),
 }  # fmt: skip
 
 
@@ -115,11 +123,11 @@ def test_encoder_decoders_are_refused_on_every_milestone(
 ) -> None:
 
     from common import EngineConfig
-    from common.hf import loader
+    from common.hf import model_loading
 
     loaded = shared_model("tiny-llama")
     monkeypatch.setattr(loaded.model.config, "is_encoder_decoder", True)
-    monkeypatch.setattr(loader, "_read", lambda *_: (loaded.model, loaded.tokenizer))
+    monkeypatch.setattr(model_loading, "_read", lambda *_: (loaded.model, loaded.tokenizer))
     with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
         load(milestone).LLMEngine(EngineConfig(model="some/t5"))
 
@@ -168,22 +176,6 @@ def test_a_model_that_is_right_alone_and_wrong_beside_others_is_refused(
     monkeypatch.setattr(rotary, "forward", from_the_longest)
     with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM \(llama\)"):
         make_engine(loaded, max_model_len=64)
-
-
-@pytest.mark.since("m2_continuous")
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"attn_temperature_tuning": True, "floor_scale": 8}, "temperature-tuned.*floor_scale=8"),
-        ({"attention_chunk_size": 8}, "chunked attention .attention_chunk_size=8"),
-    ],
-)
-def test_attention_that_changes_with_the_position_is_refused(
-    make_engine: EngineFactory, extra: dict[str, Any], message: str
-) -> None:
-    config = tiny_config("llama4_text", **extra)
-    with pytest.raises(UnsupportedModelError, match=message):
-        make_engine(random_model(config), max_model_len=64)
 
 
 def test_a_probe_exceeds_the_windows_that_a_request_can_outgrow() -> None:

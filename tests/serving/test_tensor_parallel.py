@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from common import EngineConfig, EngineDeadError, LoadedModel, SamplingParams, load_model
-from common.hf import loader
+from common.hf import model_loading
 from common.hf.support import UnsupportedModelError
 from common.hf.tiny import byte_tokenizer, config_class
 from common.parallel import group, worker
@@ -176,7 +176,7 @@ def test_each_rank_needs_a_gpu_of_its_own(
     started: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(loader, "RankGroup", started.append)
+    monkeypatch.setattr(model_loading, "RankGroup", started.append)
     config = EngineConfig(
         model="tiny-llama", device=device, tensor_parallel_size=2, cuda_graph=False,
         max_num_batched_tokens=64,

@@ -15,8 +15,9 @@ all linear layers of SmolLM2-135M in ms, on two cores:
 
 With all three, the result of a row has the same bits as if the row were computed alone (I2). With
 MKL, this holds below 128 rows. Packed float32 weights are kept in addition to the plain weights,
-which the state dict and the embedding still need. A stored weight (`models/stored`) is different:
-it is packed already, only our own kernels read it, and there is no plain weight beside it.
+which the state dict and the embedding still need. A stored weight (`common/fast/stored`) is
+different: it is packed already, only our own kernels read it, and there is no plain weight beside
+it.
 """
 
 from __future__ import annotations

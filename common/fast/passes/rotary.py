@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..latest import Latest
+from ..identity_cache import IdentityCache
 from .replace import probe, same
 
 NAME = "apply_rotary_pos_emb"  # the name of the function in modeling files
@@ -37,7 +37,7 @@ class Rotary:
 
     def __init__(self, original: Callable[..., Pair]) -> None:
         self.original = original
-        self.signed_sine = Latest(signed)
+        self.signed_sine = IdentityCache(signed)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from common import PoolingParams, Prompt, SamplingParams
+from common import PoolingParams, PoolingRequestOutput, Prompt, SamplingParams
 from common.engine_core import EngineCoreOutput
 
 from .m5_engine import EngineCore as M5EngineCore
@@ -77,3 +78,19 @@ class LLMEngine(M5LLMEngine):
         request_id: str | None = None,
     ) -> str:
         return super().add_request(prompt, params, request_id)  # type: ignore[arg-type]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return a vector for each prompt, in prompt order: `outputs.data` of each output.
+
+        The arguments are those of `generate`.
+        """
+        with self.guard("embed"):
+            return self.run_batch(
+                prompts, "pooling_params", pooling_params, PoolingParams, progress
+            )

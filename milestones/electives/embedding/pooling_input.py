@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from common import EngineConfig, LoadedModel, PoolingParams, Prompt, Request, SamplingParams
-from common.pooling import NO_POOLING
+from common.inputs import NO_POOLING
 from common.text.input_processor import InputProcessor
 from common.text.output_text import OutputText
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig
 from common.hf.probe import Probe
-from common.hf.support import HYBRID, LayerKV, check_paged, start_probe
+from common.hf.support import LayerKV, check_paged, refuse, start_probe
 
 from . import hybrid_attention
 from .attention import use_paged_attention
@@ -22,10 +22,14 @@ from .kv_pool import KVPool
 from .m5_model_runner import ModelRunner as M5ModelRunner
 from .m5_model_runner import StepResult
 from .model_input import InputBuilder, ModelInput
+from .recurrent import recurrent_layers, unsupported_state
 from .state_pool import StatePool, StateStep
 from .state_slots import Loads
 
 __all__ = ["ModelRunner", "StepResult"]
+
+ATTENTION = frozenset({"sliding_window", "softcap", "s_aux"})  # what `hybrid_attention` obeys
+RECURRENT_LAYERS = {"linear_attention", "hybrid"}  # hybrid: attention beside a recurrence
 
 
 class ModelRunner(M5ModelRunner):
@@ -34,7 +38,11 @@ class ModelRunner(M5ModelRunner):
     def probe(self, model: PreTrainedModel, config: EngineConfig) -> tuple[Probe, list[LayerKV]]:
         assert config.max_model_len is not None
         self.config = config
-        probe, layers = start_probe(model, config.max_model_len, HYBRID)
+        served = ATTENTION
+        if recurrent_layers(model):
+            refuse(model, unsupported_state(model))
+            served |= RECURRENT_LAYERS
+        probe, layers = start_probe(model, config.max_model_len, served)
         self.states = StatePool(model, num_rows(config))
         return probe, layers
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 
 from transformers import DynamicCache, PreTrainedModel
 
-from common.hf.recurrent import cache_over, recurrent_layers, state_parts, states_switched
-
 from .kv_groups import KVCacheGroupSpec
 from .kv_pool import free_memory
+from .recurrent import cache_over, recurrent_layers, state_parts, states_switched
 from .state_slots import Loads, Saves
 
 SNAPSHOTS_PER_ROW = 2  # a request leaves one at the end of its prompt, and one of its answer

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from common.displays.workload import Workload, WorkloadResult, percentile, run_module
-from common.hf.converted import hugging_face_folder
-from common.hf.embedded import embedded_gguf, is_embedded
+from common.hf.gguf_folders import embedded_gguf, hugging_face_folder, is_embedded
 
 from ...chain import milestones, package
 

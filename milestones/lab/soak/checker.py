@@ -7,8 +7,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from common import PoolingRequestOutput, RequestOutput
-from common.outputs import CompletionOutput
-from common.pooling import PoolingOutput
+from common.outputs import CompletionOutput, PoolingOutput
 
 from .answers import Ending, Source
 from .extras import PLAIN

@@ -8,7 +8,7 @@ from typing import Any
 
 from common import SamplingParams
 from common.config import POLICIES
-from common.parent_request import child_seed
+from common.request import child_seed
 
 from .answers import Continuation, Source
 from .extras import EXTRAS, PLAIN

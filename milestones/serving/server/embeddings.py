@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from common import LLMEngine, PoolingParams, PoolingRequestOutput, RequestOutput, TokensPrompt
-from common.pooling import NO_POOLING
+from common.inputs import NO_POOLING
 
 from .engine_thread import EngineRequest, EngineThread
 from .errors import ApiError, Json

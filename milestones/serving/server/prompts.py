@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from common import Prompt, TokensPrompt
-from common.text.input_processor import InputProcessor
+from common.text.input_processor import InputProcessor, check_messages
 from common.text.output_text import decoder_of
-from common.text.prompt_checks import check_messages
 from common.validation import require_int, require_list
 
 T = TypeVar("T")

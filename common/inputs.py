@@ -1,23 +1,50 @@
-"""What users write and get for one vector in place of a text: plain data.
+"""What users give to an engine with a request, beside `SamplingParams`: plain data.
 
-Only the elective `embedding` can compute such a request. Other engines refuse the parameters.
+Only the elective `lora` has adapters, and only the elective `embedding` computes vectors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
-from .outputs import FinishReason, RequestOutput
-from .validation import require_choice, require_int
+from .validation import require_choice, require_int, require_text
 
-if TYPE_CHECKING:
-    import torch
-
+LONGEST_NAME = 4096  # characters of an adapter's name or path
 NO_POOLING = (
     "this engine makes no embeddings; the elective embedding makes them, of models that have an "
     "output embedding"
 )
+
+
+class TokensPrompt(NamedTuple):
+    """A prompt that is already tokenized, and optionally its text."""
+
+    prompt_token_ids: list[int]
+    prompt: str | None = None
+
+
+Prompt = str | Sequence[int] | TokensPrompt
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """The adapter that a request wants: its name, and the folder of its files in PEFT's format.
+
+    The folder has `adapter_config.json` and `adapter_model.safetensors`.
+    """
+
+    lora_name: str
+    lora_path: str
+
+    def __post_init__(self) -> None:
+        for field in ("lora_name", "lora_path"):
+            value = getattr(self, field)
+            require_text(field, value, longest=LONGEST_NAME)
+            if not value or "\0" in value:
+                raise ValueError(f"{field} must not be empty or contain a null character")
 
 
 @dataclass(frozen=True)
@@ -42,23 +69,3 @@ class PoolingParams:
         require_choice("pooling_type", self.pooling_type, ("LAST", "MEAN"))
         require_choice("normalize", self.normalize, (True, False))
         require_int("dimensions", self.dimensions, low=1, optional=True)
-
-
-@dataclass(slots=True, eq=False)
-class PoolingOutput:
-    """The vector of a pooling request.
-
-    data: [H] or [dimensions] float32, on the host; None if the request was aborted or failed.
-    finish_reason, error: as those of `CompletionOutput`; `stop` if there is a vector.
-    """
-
-    data: torch.Tensor | None
-    finish_reason: FinishReason
-    error: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class PoolingRequestOutput(RequestOutput):
-    """The only output of a pooling request, as in vLLM: `output.outputs.data` is the vector."""
-
-    outputs: PoolingOutput  # type: ignore[assignment]  # one vector takes the place of the list

@@ -1,4 +1,4 @@
-"""`Latest`: a function that caches the result for its latest argument."""
+"""`IdentityCache`: a function that caches the result for its latest argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
-class Latest(Generic[Given, Made]):
+class IdentityCache(Generic[Given, Made]):
     """A function that remembers its latest argument and the result for it.
 
     Arguments are compared by identity (`is`), not by value. It is used for arguments that all

@@ -27,14 +27,12 @@ from ..fast import (
 from ..parallel.division import Division
 from ..parallel.group import RankGroup
 from ..parallel.ranks import Ranks
-from .checkpoint import load_checkpoint, load_stored
-from .converted import gguf_folder, quiet_transformers
-from .embedded import embedded_gguf, is_embedded
-from .loaded import LoadedModel
-from .random_shapes import is_random, load_random
+from .gguf_folders import embedded_gguf, gguf_folder, is_embedded, quiet_transformers
+from .loaded_model import LoadedModel
+from .model_files import load_checkpoint, load_stored
 from .shared import on_device
 from .support import UnsupportedModelError
-from .tiny import is_tiny, load_tiny
+from .tiny import is_random, load_random
 
 logger = logging.getLogger(__name__)
 
@@ -185,8 +183,6 @@ def _has_bfloat16(device: torch.device) -> bool:
 def _read(
     name: str, dtype: torch.dtype | str, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    if is_tiny(name):
-        return load_tiny(name)
     if is_random(name):
         return load_random(name, device, _half_type(device, dtype))
     if is_embedded(name):

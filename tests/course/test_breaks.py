@@ -21,7 +21,7 @@ from milestones.course import record
 from milestones.course.exercise import Exercise
 from milestones.course.release import command as release
 from milestones.course.student import break_it, predict
-from milestones.course.student.break_screen import marked
+from milestones.course.student.break_effect import marked
 from milestones.course.student.handout import part
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ROOT, shared_model

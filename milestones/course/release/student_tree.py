@@ -23,11 +23,11 @@ from .cut import Cut, cut
 from .student_tests import chosen_tests, naming
 
 # The modules of the commands that a student uses. Some of them start the last two as processes, and
-# `break` runs `texts.py`.
+# `break` runs `engine_answers.py`.
 STARTED = (
     "course/student/check.py", "course/student/hint.py", "course/student/list.py",
     "course/student/reset.py", "course/student/doctor.py", "course/diff/command.py",
-    "course/student/predict.py", "course/student/break_it.py", "course/student/texts.py",
+    "course/student/predict.py", "course/student/break_it.py", "course/student/engine_answers.py",
     "course/student/measure.py", "course/student/lanes.py", "demo.py",
     "lab/bench/gpu_check.py", "lab/bench/host_time.py",
     "course/testing/server.py", "course/student/kernel_probe.py",

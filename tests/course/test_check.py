@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from milestones.course import record
-from milestones.course.release import command as release
 from milestones.course.student import check, check_screen, hint, reset, watch
 from milestones.course.student import list as ladder
 from milestones.course.student.progress import load_progress
 from tests.conftest import ROOT
 from tests.helpers import mini_course
+from tests.helpers.mini_course import Say
 
 PUT = """        if len(self.items) >= ROOM:
             raise ValueError("no room")
@@ -27,28 +26,6 @@ ERROR = """        raise NotImplementedError(
             "m2.1: Shelf.put is yours to write; see "
             "milestones/m2_mini/README.md#m21-put-it-there"
         )"""
-Say = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    release.release("m2_mini", tmp_path / "student", mini_course.make(tmp_path / "course"))
-    return tmp_path / "student"
-
-
-@pytest.fixture
-def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """`say(check, "m2.1", "--json")` returns the exit status and what was printed."""
-
-    def run(command: object, *arguments: str) -> tuple[int, str]:
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)  # type: ignore[attr-defined]
-        args = parser.parse_args(arguments)
-        runner = {"runner": mini_course.shared_runner()} if command is check else {}
-        status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
-        return status, capsys.readouterr().out
-
-    return run
 
 
 def write(tree: Path, body: str, old: str = ERROR) -> None:
@@ -223,7 +200,7 @@ def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
 
 def test_undo_keeps_later_work_in_the_same_file(tree: Path, say: Say) -> None:
     path = tree / "m2_mini/shelf.py"
-    assert say(reset, "m2.1", "--undo")[0] == 1  # it was never reset
+    assert say(reset, "m2.1", "--undo")[0] == 2  # it was never reset
     write(tree, PUT)
     say(reset, "m2.1")
     path.write_text(path.read_text() + "\n\nLATER = 1\n")
@@ -268,7 +245,7 @@ def test_reset_of_a_file_that_is_no_python(tree: Path, say: Say) -> None:
     write(tree, "        return (item")
     before = (tree / "m2_mini/shelf.py").read_text()
     status, said = say(reset, "m2.1")
-    assert status == 1
+    assert status == 2
     assert "cp milestones/m2_mini/start/shelf.py.txt m2_mini/shelf.py" in said
     assert (tree / "m2_mini/shelf.py").read_text() == before
 
@@ -305,6 +282,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
     assert "for example:  python -m milestones check m2.2 --watch" in console("check", "--help")
     assert "milestones diff m1 m2\n" in console("diff", "--help")
     assert "hint 1 of 3" in console("hint", "m2.1")
+    assert "there is no exercise m2.9; m2_mini has m2.1, m2.2" in console("hint", "m2.9")
     assert "given" in console("list")
     assert "invalid choice: 'grade'" in console("grade")
 
@@ -312,7 +290,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
 def test_a_reader_that_goes_away_is_no_error(tree: Path) -> None:
     """`python -m milestones diff m1 m2 | head` closes the pipe before all is written."""
     with subprocess.Popen(
-        [sys.executable, "-m", "milestones", "diff", "m1", "m2", "--json"],
+        [sys.executable, "-m", "milestones", "diff", "m1", "m2"],
         cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as done:  # fmt: skip
         assert done.stdout is not None and done.stderr is not None

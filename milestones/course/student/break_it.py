@@ -41,6 +41,9 @@ class BreakError(Exception):
     """The mistake could not be tried. The message says why."""
 
 
+REFUSALS = (RecordError, RunnerError, BreakError)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones break`."""
     parser.add_argument("exercise", help="the id of an exercise: m3.2")
@@ -49,20 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
     """Try the mistake, and show its effect."""
     console = Console()
-    try:
-        exercise = find(args.exercise, root)
-        question, _ = part("Break it", exercise, root)
-        if not question:
-            raise BreakError(f"the handout has no *Break it* for {exercise.id}")
-        console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
-        with nullcontext(runner) if runner else Runner() as server:
-            if patch_of(exercise, root).is_file():
-                effect = of_patch(exercise, root, server)
-            else:
-                effect = by_hand(exercise, root, server, console)
-    except (RecordError, RunnerError, BreakError) as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
+    exercise = find(args.exercise, root)
+    question, _ = part("Break it", exercise, root)
+    if not question:
+        raise BreakError(f"the handout has no *Break it* for {exercise.id}")
+    console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
+    with nullcontext(runner) if runner else Runner() as server:
+        if patch_of(exercise, root).is_file():
+            effect = of_patch(exercise, root, server)
+        else:
+            effect = by_hand(exercise, root, server, console)
     show_effect(console, effect)
     return 0 if compared(console, exercise, effect) else 1
 
@@ -83,7 +82,7 @@ class Patches:
 
     def __init__(self, root: Path, tree: Path, runner: Runner) -> None:
         # Not in students' trees.
-        self.mutants = importlib.import_module("..maintain.mutants", __package__)
+        self.mutants = importlib.import_module("...staff.maintain.mutants", __package__)
         self.root = root
         self.tree = self.mutants.copy(root, tree)
         self.runner = runner

@@ -27,6 +27,7 @@ from .progress import note_result
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones check m3.2 --watch"
+REFUSALS = (ValueError, RunnerError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,15 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
     """Check once, or with --watch until Ctrl-C."""
     console = Console()
-    try:
-        exercises = chosen(args.target, root)
-        with nullcontext(runner) if runner else Runner() as server:
-            if not args.watch:
-                return check_once(exercises, args, root, server, console)
-            return watch(exercises, args, root, server, console)
-    except (ValueError, RunnerError) as error:
-        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
-        return 2
+    exercises = chosen(args.target, root)
+    with nullcontext(runner) if runner else Runner() as server:
+        if not args.watch:
+            return check_once(exercises, args, root, server, console)
+        return watch(exercises, args, root, server, console)
 
 
 def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:

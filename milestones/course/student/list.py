@@ -30,6 +30,7 @@ from .check_screen import STYLES
 from .progress import Progress, load_progress
 
 EXAMPLE = "python -m milestones list"
+REFUSALS = (RecordError,)
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console = Console()
     names, progress = engines(root), load_progress(root)
     started = [name for name in names if (root / course_place(name) / "start").is_dir()]
-    try:
-        exercises = {name: load(name, root, strict=False) for name in recorded(root)}
-    except RecordError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
+    exercises = {name: load(name, root, strict=False) for name in recorded(root)}
     table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
     table.add_column("milestone and lesson", overflow="fold", ratio=1)
     for column in ("lines", "added", "changed", "points"):

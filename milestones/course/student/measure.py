@@ -29,6 +29,7 @@ from . import measure_times as times
 from .measuring import TINY, Measurement
 
 EXAMPLE = "python -m milestones measure m3"
+REFUSALS = (ValueError,)
 WINDOWED = "tiny-gemma3_text"  # random weights: the pages are counted, and the text means nothing
 MEASUREMENTS = {
     "m1": Measurement(
@@ -102,11 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Measure, and show the table."""
     console = Console()
-    try:
-        milestone = find_engine(args.milestone, root)
-    except ValueError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
+    milestone = find_engine(args.milestone, root)
     chosen = MEASUREMENTS[short(milestone)]
     model = args.model or chosen.model
     table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")

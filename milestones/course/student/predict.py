@@ -23,6 +23,7 @@ from ..record import RecordError, find, load
 from .handout import part
 
 EXAMPLE = "python -m milestones predict m3.2"
+REFUSALS = (RecordError,)
 FILE = "ANSWERS.md"
 PARTS = ("Prediction", "Break it", "Checkpoint")
 
@@ -35,14 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Ask, keep and show."""
     console = Console()
-    try:
-        exercise = find(args.exercise, root)
-        question, answer = part("Predict", exercise, root)
-        if not question:
-            raise RecordError(f"the handout has no prediction for {exercise.id}")
-    except RecordError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
+    exercise = find(args.exercise, root)
+    question, answer = part("Predict", exercise, root)
+    if not question:
+        raise RecordError(f"the handout has no prediction for {exercise.id}")
     console.print(Markdown(f"**{exercise.id}, Predict.** {question}"))
     path = root / FILE
     exercises = load(exercise.milestone, root, strict=False)

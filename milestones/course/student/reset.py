@@ -3,8 +3,7 @@
 Only the functions of this exercise change. All other code that you wrote in the file stays.
 `--undo` puts your last version of these functions back in the same way.
 
-Exit status: 0 done, or there was nothing to do; 1 it could not be done; 2 there is no such
-exercise.
+Exit status: 0 done, or there was nothing to do; 2 it could not be done.
 """
 
 from __future__ import annotations
@@ -29,6 +28,9 @@ class ResetError(Exception):
     """The exercise cannot be reset. The message says why. Nothing was changed."""
 
 
+REFUSALS = (RecordError, ResetError)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones reset`."""
     parser.add_argument("exercise", help="the id of an exercise: m3.2")
@@ -38,16 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Reset the exercise, and show where the old version is."""
     console = Console()
-    try:
-        exercise = find(args.exercise, root)
-    except RecordError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
-    try:
-        backups = undo(exercise, root) if args.undo else reset(exercise, root)
-    except ResetError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 1
+    exercise = find(args.exercise, root)
+    backups = undo(exercise, root) if args.undo else reset(exercise, root)
     for line in told(exercise, backups, undone=args.undo):
         console.print(line, highlight=False, soft_wrap=True)
     return 0

@@ -233,11 +233,11 @@ def test_reset_brings_back_what_was_deleted(tree: Path, say: Say, symbol: str) -
     path = tree / "m2_mini/shelf.py"
     start = path.read_text()
     exercise, qualified = {"put": ("m2.1", "Shelf.put"), "largest": ("m2.2", "largest")}[symbol]
-    first, last = reset.definitions(start, "")[qualified]
+    first, last = reset.definitions(start)[qualified]
     lines = start.splitlines(keepends=True)
     path.write_text("".join(lines[: first - 1] + lines[last:]).rstrip() + "\n")
     assert say(reset, exercise)[0] == 0
-    assert reset.definitions(path.read_text(), "").keys() == reset.definitions(start, "").keys()
+    assert reset.definitions(path.read_text()).keys() == reset.definitions(start).keys()
     assert start.strip().splitlines()[-4:] == path.read_text().strip().splitlines()[-4:]
 
 

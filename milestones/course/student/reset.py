@@ -98,8 +98,15 @@ def exchange(exercise: Exercise, originals: dict[str, str], root: Path) -> dict[
         source = text = (root / name).read_text("utf-8")
         for symbol in exercise.symbols:
             file, _, qualified = symbol.partition(":")
-            if name == f"{place(exercise.milestone)}/{file}":
+            if name != f"{place(exercise.milestone)}/{file}":
+                continue
+            try:
                 text = put_back(text, original, qualified, name)
+            except SyntaxError as error:
+                raise ResetError(
+                    f"{name}:{error.lineno} has a syntax error ({error.msg}). Correct it, or reset "
+                    f"the whole file with all its exercises:  cp {exercise.start}/{file}.txt {name}"
+                ) from error
         if text != source:
             changed[name] = text
     backups = {}
@@ -124,7 +131,7 @@ def put_back(source: str, original: str, symbol: str, name: str) -> str:
 
     A function that was deleted is put back in its class, after the function that precedes it.
     """
-    there, wanted = definitions(source, name), definitions(original, name)
+    there, wanted = definitions(source), definitions(original)
     lines, block = source.splitlines(), wanted[symbol]
     if symbol in there:
         first, last = there[symbol][0], there[symbol][1]
@@ -141,20 +148,12 @@ def put_back(source: str, original: str, symbol: str, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def definitions(source: str, name: str) -> dict[str, tuple[int, int]]:
+def definitions(source: str) -> dict[str, tuple[int, int]]:
     """Return the first and last line of each function, with decorators and the comments above."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        folder, _, file = name.partition("/")
-        raise ResetError(
-            f"{name}:{error.lineno} has a syntax error ({error.msg}). Correct it, or reset the "
-            f"whole file with all its exercises:  cp milestones/{folder}/start/{file}.txt {name}"
-        ) from error
     lines = source.splitlines()
     found: dict[str, tuple[int, int]] = {}
     previous = None
-    for symbol, node in functions(tree):
+    for symbol, node in functions(ast.parse(source)):
         first, last = span_of(node, lines).first, body_span(node, lines).last
         if symbol == previous:  # a property and its setter are neighbours with the same name
             first = found[symbol][0]

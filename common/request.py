@@ -69,9 +69,7 @@ class Request:
         self.num_computed_tokens = 0  # the keys and values of so many tokens are in the cache
         # Prompt tokens found in the prefix cache when the request first ran; None before that.
         self.num_cached_tokens: int | None = None
-        self.row: int | None = (
-            None  # of the KV cache or page table, while it runs
-        )
+        self.row: int | None = None  # of the KV cache or page table, while it runs
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None  # why the request ended, if the finish reason is "error"
 

@@ -83,19 +83,23 @@ def main() -> int:
     for name, (module, summary) in COMMANDS.items():
         if not is_there(module):
             continue
-        command = commands.add_parser(
+        subparser = commands.add_parser(
             name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if name == wanted:
             described = load(module)
-            command.description = filled(described.__doc__ or "")
+            subparser.description = filled(described.__doc__ or "")
             if example := getattr(described, "EXAMPLE", None):
-                command.epilog = f"for example:  {of_this_tree(example)}"
-            described.add_arguments(command)
+                subparser.epilog = f"for example:  {of_this_tree(example)}"
+            described.add_arguments(subparser)
     args = parser.parse_args()
+    command = load(COMMANDS[args.command][0])
     try:
-        status: int = load(COMMANDS[args.command][0]).main(args)
+        status: int = command.main(args)
         sys.stdout.flush()
+    except getattr(command, "REFUSALS", ()) as error:  # the message says what is wrong
+        sys.stderr.write(f"{error}\n")
+        return 2
     except BrokenPipeError:  # the reader of our output has seen enough: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return CLOSED_PIPE

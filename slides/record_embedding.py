@@ -10,7 +10,7 @@ from typing import Any
 
 from common import EngineConfig, LoadedModel, PoolingParams, SamplingParams, load_model
 from milestones.chain import load
-from milestones.course.student.measure_electives import by_budget
+from milestones.course.student.measure_counters import by_budget
 
 Json = dict[str, Any]
 TINY = "tiny-llama"

@@ -10,7 +10,7 @@ from typing import Any
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from milestones.chain import load
-from milestones.course.student.measure_priority import by_urgency
+from milestones.course.student.measure_counters import by_urgency
 
 Json = dict[str, Any]
 TINY = "tiny-llama"

@@ -85,7 +85,12 @@ def declared(milestone: str, root: Path | None = None) -> Delta:
 
 def _stops(tables: Any, entries: list[str], path: Path) -> dict[str, tuple[str, ...]]:
     """Return the entries of each stop, by title. Raises `ValueError` that names file and stop."""
-    named = _names_of_stops(tables, path)
+    try:
+        named = {table["title"]: list(dict.fromkeys(table["symbols"])) for table in tables}
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{path}: each [[stop]] has a title and a list of symbols") from error
+    if len({REST, *named}) <= len(tables):
+        raise ValueError(f"{path}: each stop needs a title of its own, and not {REST!r}")
     owner = {}
     for entry in entries:
         places = [(t, n) for t, names in named.items() for n in names if covers(n, entry)]
@@ -98,30 +103,9 @@ def _stops(tables: Any, entries: list[str], path: Path) -> dict[str, tuple[str, 
                 raise ValueError(f"{path}: stop {title!r} names {name!r}, which is not declared")
         order = [entry for name in names for entry in entries if owner.get(entry) == (title, name)]
         if not order:
-            raise ValueError(f"{path}: all symbols of stop {title!r} belong to other stops")
+            raise ValueError(f"{path}: stop {title!r} has no symbol that is not in another stop")
         stops[title] = tuple(order)
     return stops
-
-
-def _names_of_stops(tables: Any, path: Path) -> dict[str, list[str]]:
-    """Return the names in each [[stop]], by title."""
-    if not isinstance(tables, list):
-        raise ValueError(f"{path}: write each stop as [[stop]], not as [stop]")
-    named: dict[str, list[str]] = {}
-    for number, table in enumerate(tables, start=1):
-        title, names = table.pop("title", ""), table.pop("symbols", [])
-        if table:
-            raise ValueError(f"{path}: stop {number} has unknown keys {sorted(table)}")
-        if not isinstance(title, str) or not title.strip() or "\n" in title:
-            raise ValueError(f"{path}: stop {number} needs a title of one line")
-        if title == REST or title in named:
-            raise ValueError(f"{path}: stop {number}: there is another stop {title!r}")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path}: the symbols of stop {title!r} must be a list of names")
-        named[title] = list(dict.fromkeys(names))
-        if not names:
-            raise ValueError(f"{path}: stop {title!r} names no symbols")
-    return named
 
 
 def found_in(milestone: str, root: Path = ROOT) -> Delta:
@@ -129,11 +113,6 @@ def found_in(milestone: str, root: Path = ROOT) -> Delta:
     lower = below(milestone, root)
     assert lower is not None, f"{milestone} is the lowest milestone"
     return compared(lower, sources(lower, root), sources(milestone, root))
-
-
-def found(below: Path, above: Path) -> Delta:
-    """Compare the sources in two folders and return how they differ."""
-    return compared(below.name, files(below), files(above))
 
 
 def compared(below: str, old: dict[str, Path], new: dict[str, Path]) -> Delta:
@@ -186,11 +165,6 @@ def problems(says: Delta, real: Delta) -> list[str]:
 def covers(entry: str, symbol: str) -> bool:
     """Return whether an entry (a file, a class or a symbol) stands for a symbol."""
     return symbol == entry or symbol.startswith((f"{entry}:", f"{entry}."))
-
-
-def files(folder: Path) -> dict[str, Path]:
-    """Return the Python files of a milestone, by name."""
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
 
 
 def symbols(path: Path) -> dict[str, str]:

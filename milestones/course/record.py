@@ -1,7 +1,7 @@
 """Read `exercises.toml`, the record of a milestone's exercises. All other parts are made from it.
 
 `load("m1_single")` reads and checks the record. `mutants("m1_single")` reads the mistakes that its
-tests must catch. Errors name file, line and entry, and all errors are reported together.
+tests must catch. Errors name file and entry, and all errors are reported together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..chain import ROOT, course_place, engines, place, short
 from .delta import tomllib
 from .exercise import Exercise, Mutant
-from .record_checks import Problems, check_links, check_table, lines_of, missing_test
+from .record_checks import missing_test, problems_of_links, problems_of_table
 
 HEADERS = ("Mutant", "Mistake", "Killed-by")
 
@@ -34,7 +34,7 @@ def path_of(milestone: str, root: Path = ROOT) -> Path:
 
 
 def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exercise, ...]:
-    """Return the exercises of a milestone, in order. Raises `RecordError` with file, line, entry.
+    """Return the exercises of a milestone, in order. Raises `RecordError` with file and entry.
 
     Without `strict`, the files that the record names are not checked: in a student's tree a
     function may be missing, and a file may have a syntax error for a while.
@@ -43,23 +43,25 @@ def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exe
     name = path.relative_to(root)
     if not path.exists():
         raise RecordError(f"{name}: there is no such file; {milestone} has no exercises")
-    text = path.read_text(encoding="utf-8")
     try:
-        document = tomllib.loads(text)
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise RecordError(f"{name}: {error}") from error
-    problems = Problems(str(name), lines_of(text))
+    problems = []
     tables = document.get("exercise", [])
     if unknown := sorted(document.keys() - {"exercise"}):
-        problems.add(None, None, f"unknown tables {unknown}; each entry is an [[exercise]]")
+        problems.append(f"unknown tables {unknown}; each entry is an [[exercise]]")
     if not isinstance(tables, list) or not tables:
-        problems.add(None, None, "there is no [[exercise]]")
+        problems.append("there is no [[exercise]]")
         tables = []
-    sound = [check_table(table, index, problems) for index, table in enumerate(tables)]
-    exercises = tuple(_exercise(milestone, table) for table in tables) if all(sound) else ()
-    check_links(exercises, root if strict else None, problems)
-    if problems.lines:
-        raise RecordError("\n".join(problems.lines))
+    for number, table in enumerate(tables, start=1):
+        problems += [
+            f"{table.get('id', f'exercise {number}')}: {p}" for p in problems_of_table(table)
+        ]
+    exercises = () if problems else tuple(_exercise(milestone, table) for table in tables)
+    problems += problems_of_links(exercises, root if strict else None)
+    if problems:
+        raise RecordError("\n".join(f"{name}: {problem}" for problem in problems))
     return exercises
 
 

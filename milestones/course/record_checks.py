@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,121 +30,78 @@ OPTIONAL = {"requires", "mistake", "red", "answers"}
 WORDS = {str: "text", int: "a whole number", float: "a number", list: "a list of texts"}
 
 
-class Problems:
-    """The problems, one line each. TOML's parser keeps no line numbers, so they are looked up."""
-
-    def __init__(self, file: str, lines: list[tuple[int, dict[str, int]]]) -> None:
-        self.file = file
-        self.where = lines  # for each entry, its first line and the line of each key
-        self.names: list[str] = []
-        self.lines: list[str] = []
-
-    def add(self, entry: int | None, key: str | None, what: str) -> None:
-        """Add a problem of a key of an entry (by index), or of the file if both are None."""
-        if entry is None or entry >= len(self.where):
-            self.lines.append(f"{self.file}: {what}")
-            return
-        first, keys = self.where[entry]
-        name = self.names[entry] if entry < len(self.names) else f"exercise {entry + 1}"
-        self.lines.append(f"{self.file}:{keys.get(key or '', first)}: {name}: {what}")
-
-
-def lines_of(text: str) -> list[tuple[int, dict[str, int]]]:
-    """Return the line of each `[[exercise]]` and the lines of its keys, counted from 1."""
-    found: list[tuple[int, dict[str, int]]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if re.match(r"\s*\[\[\s*exercise\s*\]\]", line):
-            found.append((number, {}))
-        elif found and (key := re.match(r"\s*(\w+)\s*=", line)):
-            found[-1][1].setdefault(key[1], number)
-    return found
-
-
-def check_table(table: dict[str, Any], index: int, problems: Problems) -> bool:
-    """Return whether an entry has the right keys, types and sizes."""
-    before = len(problems.lines)
-    problems.names.append(str(table.get("id", f"exercise {index + 1}")))
-    for key in table.keys() - KEYS.keys():
-        problems.add(index, key, f"unknown key {key!r}; the keys are {', '.join(KEYS)}")
-    for key in KEYS.keys() - table.keys() - OPTIONAL:
-        problems.add(index, None, f"{key} is missing")
-    for key, types in KEYS.items():
-        if key not in table:
-            continue
-        value = table[key]
+def problems_of_table(table: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the keys, types and sizes of an entry."""
+    for key in sorted(table.keys() - KEYS.keys()):
+        yield f"unknown key {key!r}; the keys are {', '.join(KEYS)}"
+    for key in sorted(KEYS.keys() - table.keys() - OPTIONAL):
+        yield f"{key} is missing"
+    for key in filter(table.__contains__, KEYS):
+        types, value = KEYS[key], table[key]
         size = len(value) if isinstance(value, list) else 1
         if not isinstance(value, types) or isinstance(value, bool):
-            problems.add(index, key, f"{key} must be {WORDS[types[-1]]}, not {value!r}")
+            yield f"{key} must be {WORDS[types[-1]]}, not {value!r}"
         elif isinstance(value, str) and (not value.strip() or "\n" in value):
-            problems.add(index, key, f"{key} must be one line of text")
+            yield f"{key} must be one line of text"
         elif isinstance(value, (int, float)) and value <= 0:
-            problems.add(index, key, f"{key} must be above 0, not {value}")
+            yield f"{key} must be above 0, not {value}"
         elif isinstance(value, list) and not all(isinstance(v, str) and v.strip() for v in value):
-            problems.add(index, key, f"{key} must be a list of texts, none of them empty")
+            yield f"{key} must be a list of texts, none of them empty"
         elif key == "hints" and size != 3:
-            problems.add(index, key, f"there must be exactly three hints, not {size}")
+            yield f"there must be exactly three hints, not {size}"
         elif key == "symbols" and not 1 <= size <= 4:
-            problems.add(index, key, f"there must be one to four symbols, not {size}")
+            yield f"there must be one to four symbols, not {size}"
         elif key == "tests" and not size:
-            problems.add(index, key, "there must be a test")
-    return len(problems.lines) == before
+            yield "there must be a test"
 
 
-def check_links(exercises: tuple[Exercise, ...], root: Path | None, problems: Problems) -> None:
+def problems_of_links(exercises: tuple[Exercise, ...], root: Path | None) -> Iterator[str]:
     """Check that ids are in order, prerequisites come earlier, and symbols and tests have one
     owner. With a root, also check that symbols and tests exist."""
+    symbols = Counter(symbol for exercise in exercises for symbol in exercise.symbols)
     for index, exercise in enumerate(exercises):
-        owner = short(exercise.milestone)
-        if exercise.id in [other.id for other in exercises[:index]]:
-            problems.add(index, "id", "there is another exercise with this id")
-        elif exercise.id != f"{owner}.{index + 1}":
-            problems.add(index, "id", f"ids go up in order: this one must be {owner}.{index + 1}")
-        earlier = {other.id for other in exercises[:index]}
+        found = []
+        earlier = [other.id for other in exercises[:index]]
+        expected = f"{short(exercise.milestone)}.{index + 1}"
+        if exercise.id in earlier:
+            found.append("there is another exercise with this id")
+        elif exercise.id != expected:
+            found.append(f"ids go up in order: this one must be {expected}")
         for name in exercise.requires:
             if name not in earlier:
                 kind = "later" if name in [e.id for e in exercises[index:]] else "unknown"
-                problems.add(index, "requires", f"requires {name}, which is {kind}")
-        if root is not None:
-            _check_files(exercise, index, root, problems)
-    _check_owners(exercises, problems)
-
-
-def _check_files(exercise: Exercise, index: int, root: Path, problems: Problems) -> None:
-    for test in exercise.tests:
-        if wrong := missing_test(root, test):
-            problems.add(index, "tests", wrong)
-    for symbol in exercise.symbols:
-        file, _, name = symbol.partition(":")
-        folder = place(exercise.milestone)
-        path = root / folder / file
-        if not path.is_file():
-            problems.add(index, "symbols", f"{symbol}: there is no {folder}/{file}")
-            continue
-        try:
-            dump = symbols_of(path).get(name)
-        except SyntaxError as error:
-            problems.add(index, "symbols", f"{folder}/{file}:{error.lineno} {error.msg}")
-            continue
-        if dump is None:
-            problems.add(index, "symbols", f"{folder}/{file} has no symbol {name!r}")
-        elif not dump.startswith(("FunctionDef", "AsyncFunctionDef")):
-            problems.add(index, "symbols", f"{symbol} is no function, so no body can be cut")
-
-
-def _check_owners(exercises: tuple[Exercise, ...], problems: Problems) -> None:
-    """Check that a symbol or a test belongs to one exercise. A file owns the tests in it."""
-    symbols = Counter(symbol for exercise in exercises for symbol in exercise.symbols)
-    for index, exercise in enumerate(exercises):
+                found.append(f"requires {name}, which is {kind}")
         for symbol in exercise.symbols:
-            if symbols[symbol] > 1:
-                problems.add(index, "symbols", f"{symbol} is named more than once")
+            found += [f"{symbol} is named more than once"] if symbols[symbol] > 1 else []
         for test in exercise.tests:
             for other in exercises:
                 if other is not exercise and any(_overlap(test, theirs) for theirs in other.tests):
-                    problems.add(index, "tests", f"{test} belongs to {other.id} too")
+                    found.append(f"{test} belongs to {other.id} too")
+        if root is not None:
+            found += filter(None, (missing_test(root, test) for test in exercise.tests))
+            found += filter(None, (_missing_symbol(exercise, s, root) for s in exercise.symbols))
+        yield from (f"{exercise.id}: {what}" for what in found)
+
+
+def _missing_symbol(exercise: Exercise, symbol: str, root: Path) -> str | None:
+    """Return why a symbol names no function, or None if it does."""
+    file, _, name = symbol.partition(":")
+    path = f"{place(exercise.milestone)}/{file}"
+    if not (root / path).is_file():
+        return f"{symbol}: there is no {path}"
+    try:
+        dump = symbols_of(root / path).get(name)
+    except SyntaxError as error:
+        return f"{path}:{error.lineno} {error.msg}"
+    if dump is None:
+        return f"{path} has no symbol {name!r}"
+    if not dump.startswith(("FunctionDef", "AsyncFunctionDef")):
+        return f"{symbol} is no function, so no body can be cut"
+    return None
 
 
 def _overlap(one: str, other: str) -> bool:
+    """Return whether two tests have something in common. A file owns the tests in it."""
     return one == other or one.startswith(f"{other}::") or other.startswith(f"{one}::")
 
 

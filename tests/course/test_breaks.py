@@ -19,9 +19,8 @@ from m5_overlap.in_flight import StepsInFlight
 from milestones.chain import place
 from milestones.course import record
 from milestones.course.exercise import Exercise
-from milestones.course.release import command as release
 from milestones.course.student import break_it, predict
-from milestones.course.student.break_screen import marked
+from milestones.course.student.break_effect import marked
 from milestones.course.student.handout import part
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ROOT, shared_model
@@ -29,32 +28,11 @@ from tests.engine.test_overlap import fuzz
 from tests.helpers import mini_course
 from tests.helpers.deselected import thorough_except
 from tests.helpers.fake_overlap import HashRunner
+from tests.helpers.mini_course import Say
 from tests.helpers.oracle import greedy
 
 EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
-SECTION = """
-
-**Predict.** How many fit?
-
-<details><summary>Answer</summary>
-
-Three of them.
-</details>
-
-**Task.** Write it.
-
-**Break it.** Let one more in. Which test goes red?
-
-<details><summary>Answer</summary>
-
-`test_a_full_shelf_refuses`.
-</details>
-
-**Checkpoint.** Why three?
-"""
-EFFECT = 'red = ["test_a_full_shelf_refuses"]\nanswers = "right"\n\n[[exercise]]\nid = "m2.2"'
 SOURCE = "m2_mini/shelf.py"
-Say = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
@@ -154,39 +132,18 @@ def unaudited(compute: Callable[..., None]) -> Callable[..., None]:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """Return a student's tree of the miniature course, solved."""
-    root = mini_course.make(tmp_path / "course")
-    for name, old, new in (
-        ("README.md", "\n\nIt goes where there is room.", SECTION),
-        ("exercises.toml", '\n[[exercise]]\nid = "m2.2"', EFFECT),
-    ):
-        path = root / "milestones/m2_mini" / name
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
-    release.release("m2_mini", tmp_path / "student", root)
-    (tmp_path / "student" / SOURCE).write_text(mini_course.SHELF)
-    return tmp_path / "student"
+def solved(tree: Path) -> Path:
+    (tree / SOURCE).write_text(mini_course.SHELF)
+    return tree
 
 
-@pytest.fixture
-def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    def run(command: object, exercise: str) -> tuple[int, str]:
-        runner = {"runner": mini_course.shared_runner()} if command is break_it else {}
-        args = argparse.Namespace(exercise=exercise)
-        status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
-        return status, capsys.readouterr().out
-
-    return run
-
-
-def saving(tree: Path, *texts: str) -> Callable[[object], Iterator[None]]:
+def saving(solved: Path, *texts: str) -> Callable[[object], Iterator[None]]:
     """Return a stand-in for `changes`: the student saves these texts, then presses Ctrl-C."""
 
     def saved(_: object) -> Iterator[None]:
         yield
         for text in texts:
-            (tree / SOURCE).write_text(text)
+            (solved / SOURCE).write_text(text)
             yield
         raise KeyboardInterrupt
 
@@ -194,15 +151,15 @@ def saving(tree: Path, *texts: str) -> Callable[[object], Iterator[None]]:
 
 
 def test_a_student_makes_the_mistake_and_gets_the_file_back(
-    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake = mini_course.SHELF.replace(">= ROOM", "> ROOM")
-    monkeypatch.setattr(break_it, "changes", saving(tree, "def (", mistake))
+    monkeypatch.setattr(break_it, "changes", saving(solved, "def (", mistake))
     status, said = say(break_it, "m2.1")
     assert status == 0 and "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
     assert "This is what the handout's mistake does." in said
-    assert (tree / SOURCE).read_text() == mini_course.SHELF
-    assert (tree / ".ladder/m2.1.mistake/shelf.py").read_text() == mistake
+    assert (solved / SOURCE).read_text() == mini_course.SHELF
+    assert (solved / ".ladder/m2.1.mistake/shelf.py").read_text() == mistake
 
 
 def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
@@ -229,10 +186,10 @@ def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
 
 
 def test_another_mistake_is_told_apart(
-    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = mini_course.SHELF.replace("return len(self.items)", "return 0")
-    monkeypatch.setattr(break_it, "changes", saving(tree, wrong))
+    monkeypatch.setattr(break_it, "changes", saving(solved, wrong))
     status, said = say(break_it, "m2.1")
     words = " ".join(said.split())
     assert status == 1
@@ -241,12 +198,12 @@ def test_another_mistake_is_told_apart(
 
 
 def test_what_does_not_pass_cannot_be_broken(
-    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(break_it, "changes", saving(tree))
+    monkeypatch.setattr(break_it, "changes", saving(solved))
     status, said = say(break_it, "m2.1")  # Ctrl-C: nothing was saved
     assert status == 2 and "nothing was tried" in said
-    (tree / SOURCE).write_text(mini_course.SHELF.replace(">= ROOM", "> ROOM"))
+    (solved / SOURCE).write_text(mini_course.SHELF.replace(">= ROOM", "> ROOM"))
     assert "m2.1 does not pass yet" in say(break_it, "m2.1")[1]
     assert say(break_it, "m2.9")[0] == 2 and say(break_it, "m2.2")[0] == 2
 
@@ -257,27 +214,27 @@ def test_the_first_difference_is_marked() -> None:
 
 
 def test_a_prediction_is_kept_before_the_answer_is_shown(
-    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     status, said = say(predict, "m2.1")
     assert status == 1 and "How many fit?" in said and "Three of them" not in said
-    assert not (tree / "ANSWERS.md").exists()
+    assert not (solved / "ANSWERS.md").exists()
     monkeypatch.setattr("sys.stdin", io.StringIO("two,\nperhaps\n\nnot read"))
     status, said = say(predict, "m2.1")
     assert status == 0 and "kept in ANSWERS.md" in said and "Three of them" in said
-    text = (tree / "ANSWERS.md").read_text()
+    text = (solved / "ANSWERS.md").read_text()
     assert text.count("\n### Prediction\n") == 2 == text.count("\n### Checkpoint\n")
     assert "## m2.1: Put it there\n\n### Prediction\n\ntwo,\nperhaps\n\n### Break it" in text
 
 
 def test_what_was_written_is_not_asked_for_again(
-    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second call shows the prediction and the answer. Other parts of the file stay."""
     monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
     say(predict, "m2.1")
-    path = tree / "ANSWERS.md"
+    path = solved / "ANSWERS.md"
     path.write_text(path.read_text().replace("### Checkpoint", "### Checkpoint\n\nBecause.", 1))
     before = path.read_text()
     status, said = say(predict, "m2.1")
@@ -287,10 +244,10 @@ def test_what_was_written_is_not_asked_for_again(
 
 
 def test_a_section_that_was_deleted_is_written_again(
-    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tree / "ANSWERS.md").write_text("# My notes\n")
+    (solved / "ANSWERS.md").write_text("# My notes\n")
     monkeypatch.setattr("sys.stdin", io.StringIO("two\n"))
     assert say(predict, "m2.1")[0] == 0
-    text = (tree / "ANSWERS.md").read_text()
+    text = (solved / "ANSWERS.md").read_text()
     assert text.startswith("# My notes\n\n## m2.1: Put it there\n\n### Prediction\n\ntwo\n")

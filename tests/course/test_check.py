@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from milestones.course import record
-from milestones.course.release import command as release
-from milestones.course.student import check, hint, lessons, reset, watch
+from milestones.course.student import check, check_screen, hint, reset, watch
 from milestones.course.student import list as ladder
 from milestones.course.student.progress import load_progress
 from tests.conftest import ROOT
 from tests.helpers import mini_course
+from tests.helpers.mini_course import Say
 
 PUT = """        if len(self.items) >= ROOM:
             raise ValueError("no room")
@@ -28,28 +26,6 @@ ERROR = """        raise NotImplementedError(
             "m2.1: Shelf.put is yours to write; see "
             "milestones/m2_mini/README.md#m21-put-it-there"
         )"""
-Say = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    release.release("m2_mini", tmp_path / "student", mini_course.make(tmp_path / "course"))
-    return tmp_path / "student"
-
-
-@pytest.fixture
-def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
-    """`say(check, "m2.1", "--json")` returns the exit status and what was printed."""
-
-    def run(command: object, *arguments: str) -> tuple[int, str]:
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)  # type: ignore[attr-defined]
-        args = parser.parse_args(arguments)
-        runner = {"runner": mini_course.shared_runner()} if command is check else {}
-        status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
-        return status, capsys.readouterr().out
-
-    return run
 
 
 def write(tree: Path, body: str, old: str = ERROR) -> None:
@@ -58,16 +34,66 @@ def write(tree: Path, body: str, old: str = ERROR) -> None:
     path.write_text(path.read_text().replace(old, body))
 
 
-def test_what_is_not_written_takes_a_line(tree: Path, say: Say) -> None:
-    status, said = say(check)
-    assert status == 1
-    assert "m2.1 is not written yet: Shelf.put\n" in said
-    assert "milestones/m2_mini/README.md#m21-put-it-there" in said
-    assert "Traceback" not in said and "NotImplementedError" not in said and "\x1b" not in said
-    assert "Count them all" in said and "not run" in said  # `check` stops at the first failure
+# What a student has written in `put`, and what `check m2.1` says about it.
+SHOWN: dict[str, tuple[str, list[str]]] = {
+    "nothing": (ERROR, ["m2.1 is not written yet: Shelf.put", "README.md#m21-put-it-there"]),
+    "a wrong value": (
+        PUT.replace("return len(self.items)", "return 1"),
+        [
+            "test_items_are_counted fails", "called shelf.put(5) result 1 expected 2",
+            "message I3: an item is lost", "I3 Nothing leaks. A request that is done",
+            "failed 1 of 2 tests",
+        ],
+    ),
+    "no work": (
+        "        return 0",
+        ["test_items_are_counted fails", "These tests fail too: test_a_full_shelf_refuses"],
+    ),
+    "an error": (
+        "        return self.boxes[item]",
+        [
+            "raised AttributeError: 'Shelf' object has no attribute 'boxes'",
+            "your code m2_mini/shelf.py:23 in put",
+        ],
+    ),
+    # It ends pytest: what did not run has not passed.
+    "an interrupt": (
+        PUT.replace("            raise ValueError", "            raise KeyboardInterrupt"),
+        ["raised KeyboardInterrupt", "failed 1 of 2 tests"],
+    ),
+    # Otherwise each test of the exercise would take its whole limit, one after the other.
+    "an endless loop": (
+        "        while True:\n            pass",
+        [
+            "test_items_are_counted does not end", "still running after 0.5 s",
+            "1 test was not run after the test", "failed 1 of 2 tests",
+            "your code m2_mini/shelf.py:2", "stacks thread 1 of 1", "in put tests/exercises",
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_wrong_is_shown_in_words(tree: Path, say: Say, name: str) -> None:
+    body, parts = SHOWN[name]
+    write(tree, body)
+    limit = ["--seconds", "0.5"] if "while" in body else []
+    status, said = say(check, "m2.1", *limit)
+    words = " ".join(said.split())
+    assert status == 1 and not [part for part in parts if part not in words], words
+    assert not re.search("Traceback|NotImplementedError|\x1b|m2.1 passes", said)
+    assert load_progress(tree).passed == []
+
+
+def test_a_traceback_is_shown_on_demand(tree: Path, say: Say) -> None:
+    write(tree, SHOWN["a wrong value"][0])
+    assert "AssertionError" in say(check, "m2", "--trace")[1]
 
 
 def test_a_part_that_is_written_is_not_asked_for(tree: Path, say: Say) -> None:
+    """`check` stops at the first exercise that fails. Another one may need it."""
+    assert "not run" in say(check)[1]
+    assert "m2.2 needs m2.1, which is not written yet" in say(check, "m2.2")[1]
     complete = mini_course.SHELF.replace("return max(shelf.items)", "raise NotImplementedError")
     (tree / "m2_mini/shelf.py").write_text(
         complete.replace("NotImplementedError", 'NotImplementedError("m2.2: largest is yours")')
@@ -75,69 +101,29 @@ def test_a_part_that_is_written_is_not_asked_for(tree: Path, say: Say) -> None:
     assert "m2.2 is not written yet: largest\n" in say(check)[1]
 
 
-def test_a_failure_in_words(tree: Path, say: Say) -> None:
-    write(tree, PUT.replace("return len(self.items)", "return 1"))
-    status, said = say(check, "m2")
-    words = " ".join(said.split())
-    assert status == 1
-    assert "test_items_are_counted fails" in words
-    assert "called shelf.put(5) result 1 expected 2" in words
-    assert "message I3: an item is lost" in words
-    assert "I3 Nothing leaks. A request that is done" in words
-    assert "failed 1 of 2 tests" in words
-    assert "Traceback" not in said
-    assert "AssertionError" in say(check, "m2", "--trace")[1]
-
-
 def test_progress_is_made_and_remembered(tree: Path, say: Say) -> None:
+    def state() -> str:
+        line = next(line for line in say(ladder)[1].splitlines() if line.startswith("m2.1"))
+        return line.partition("points")[2].strip()
+
     write(tree, PUT)
+    assert state() == "not checked"
     status, said = say(check)
     assert status == 1 and "m2.2 is not written yet: Shelf.total, largest" in said
-    assert load_progress(tree).passed == ["m2.1"]
     shown = say(ladder)[1]
-    assert "10 of 15" in shown
-    assert re.search(r"m2.1 +Put it there +10 points +passed *\n", shown)
+    assert "10 of 15" in shown and "given" in shown
     assert re.search(r"m2.2 +Count them all +5 points +not written *\n", shown)
-    assert say(check, "m2.1") == (0, say(check, "m2.1")[1])
-    write(tree, ERROR, old=PUT)
-    say(check)
-    assert load_progress(tree).passed == []
-
-
-def test_all_of_it_solved(tree: Path, say: Say) -> None:
+    conftest = (tree / "tests/conftest.py").read_text()
+    (tree / "tests/conftest.py").write_text("import nonsense\n")
+    say(check, "m2.1")  # the tests cannot be run: that is no result of the exercise
+    assert state() == "passed" and load_progress(tree).passed == ["m2.1"]
+    (tree / "tests/conftest.py").write_text(conftest)
+    write(tree, "        return 0", old=PUT)
+    say(check, "m2.1")
+    assert state() == "failed" and load_progress(tree).passed == []
     (tree / "m2_mini/shelf.py").write_text(mini_course.SHELF)
     status, said = say(check)
-    assert status == 0 and "All exercises pass: 15 points" in said
-    assert "done" in say(ladder)[1]
-
-
-def test_check_for_programs(tree: Path, say: Say) -> None:
-    write(tree, PUT)
-    status, said = say(check, "--json")
-    data = json.loads(said)
-    assert status == 1 and not data["passed"]
-    assert (data["points"], data["points_of"]) == (10, 15)
-    first, second = data["exercises"]
-    assert (first["state"], second["state"]) == ("passed", "not written")
-    assert second["tests"][0]["failure"]["unwritten"] == ["m2.2"]
-
-
-def test_an_exercise_that_needs_another_says_so(tree: Path, say: Say) -> None:
-    status, said = say(check, "m2.2")
-    assert status == 1 and "m2.2 needs m2.1, which is not written yet" in said
-
-
-def test_an_error_of_the_students_code(tree: Path, say: Say) -> None:
-    write(tree, "        return self.boxes[item]")
-    said = " ".join(say(check)[1].split())
-    assert "raised AttributeError: 'Shelf' object has no attribute 'boxes'" in said
-    assert "your code m2_mini/shelf.py:23 in put" in said
-
-
-def test_a_loop_that_does_not_end(tree: Path, say: Say) -> None:
-    write(tree, "        while True:\n            pass")
-    said = " ".join(say(check, "--seconds", "0.5")[1].split())
-    assert "test_items_are_counted does not end" in said and "still running after 0.5 s" in said
+    assert status == 0 and "All exercises pass: 15 points" in said and "done" in say(ladder)[1]
 
 
 def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
@@ -146,7 +132,6 @@ def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
     assert status == 1
     assert "m2_mini/shelf.py:23: '(' was never closed" in said
     assert "    return (item\n           ^" in said
-    assert json.loads(say(check, "--json")[1])["syntax_error"]["where"] == "m2_mini/shelf.py:23"
 
 
 def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:
@@ -213,54 +198,9 @@ def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
     assert say(hint, "m2.9")[0] == 2
 
 
-def test_a_run_that_was_interrupted_is_no_pass(tree: Path, say: Say) -> None:
-    """KeyboardInterrupt in the student's code ends pytest: what did not run has not passed."""
-    write(tree, PUT.replace("            raise ValueError", "            raise KeyboardInterrupt"))
-    status, said = say(check, "m2.1")
-    assert status == 1 and "m2.1 passes" not in said
-    assert "raised KeyboardInterrupt" in " ".join(said.split())
-    assert load_progress(tree).passed == []
-
-
-def test_all_tests_that_fail_are_named(tree: Path, say: Say) -> None:
-    write(tree, "        return 0")
-    said = say(check, "m2.1")[1]
-    assert "test_items_are_counted fails" in said
-    assert "These tests fail too:\n  test_a_full_shelf_refuses\n" in said
-
-
-def test_the_first_test_that_hangs_ends_the_exercise(tree: Path, say: Say) -> None:
-    """Otherwise each test of the exercise would take its whole limit, one after the other."""
-    write(tree, "        while True:\n            pass")
-    said = say(check, "m2.1", "--seconds", "0.5")[1]
-    words = " ".join(said.split())
-    assert said.count("does not end") == 2 and "1 test was not run after the test" in words
-    assert "failed 1 of 2 tests" in words
-    assert re.search(r"your code m2_mini/shelf.py:2[345] in put", words)
-    assert re.search(r"stacks thread 1 of 1, .* m2_mini/shelf.py:2[345] in put tests/exer", words)
-
-
-def test_what_was_not_checked_is_not_called_failed(tree: Path, say: Say) -> None:
-    def state() -> str:
-        return next(line for line in say(ladder)[1].splitlines() if line.startswith("m2.1"))
-
-    write(tree, PUT)
-    assert state().endswith("not checked")
-    say(check, "m2.1")
-    assert state().rstrip().endswith("passed")
-    conftest = (tree / "tests/conftest.py").read_text()
-    (tree / "tests/conftest.py").write_text("import nonsense\n")
-    say(check, "m2.1")  # the tests cannot be run: that is no result of the exercise
-    assert state().rstrip().endswith("passed")
-    (tree / "tests/conftest.py").write_text(conftest)
-    write(tree, "        return 0", old=PUT)
-    say(check, "m2.1")
-    assert state().rstrip().endswith("failed")
-
-
 def test_undo_keeps_later_work_in_the_same_file(tree: Path, say: Say) -> None:
     path = tree / "m2_mini/shelf.py"
-    assert say(reset, "m2.1", "--undo")[0] == 1  # it was never reset
+    assert say(reset, "m2.1", "--undo")[0] == 2  # it was never reset
     write(tree, PUT)
     say(reset, "m2.1")
     path.write_text(path.read_text() + "\n\nLATER = 1\n")
@@ -293,11 +233,11 @@ def test_reset_brings_back_what_was_deleted(tree: Path, say: Say, symbol: str) -
     path = tree / "m2_mini/shelf.py"
     start = path.read_text()
     exercise, qualified = {"put": ("m2.1", "Shelf.put"), "largest": ("m2.2", "largest")}[symbol]
-    first, last = reset.definitions(start, "")[qualified]
+    first, last = reset.definitions(start)[qualified]
     lines = start.splitlines(keepends=True)
     path.write_text("".join(lines[: first - 1] + lines[last:]).rstrip() + "\n")
     assert say(reset, exercise)[0] == 0
-    assert reset.definitions(path.read_text(), "").keys() == reset.definitions(start, "").keys()
+    assert reset.definitions(path.read_text()).keys() == reset.definitions(start).keys()
     assert start.strip().splitlines()[-4:] == path.read_text().strip().splitlines()[-4:]
 
 
@@ -305,7 +245,7 @@ def test_reset_of_a_file_that_is_no_python(tree: Path, say: Say) -> None:
     write(tree, "        return (item")
     before = (tree / "m2_mini/shelf.py").read_text()
     status, said = say(reset, "m2.1")
-    assert status == 1
+    assert status == 2
     assert "cp milestones/m2_mini/start/shelf.py.txt m2_mini/shelf.py" in said
     assert (tree / "m2_mini/shelf.py").read_text() == before
 
@@ -316,13 +256,11 @@ def test_the_reference_cannot_be_reset(tmp_path: Path) -> None:
         reset.reset(record.find("m2.1", root), root)
 
 
-def test_the_list_counts_lines(tree: Path, say: Say) -> None:
-    """The counts are those of the complete milestone, although the student's tree has holes."""
-    first, second = json.loads(say(ladder, "--json")[1])["milestones"]
-    assert first["given"] and not second["given"]
-    assert second["size"]["lines"] == len(mini_course.SHELF.splitlines()) + 1
-    assert 0 < second["size"]["added"] + second["size"]["changed"] <= second["size"]["lines"]
-    assert (second["points"], second["exercises"]) == (15, 2)
+def test_the_lines_are_those_of_the_complete_milestone(tree: Path) -> None:
+    """The student's tree has holes. The list counts what was there before the release."""
+    size = ladder.size_of(tree, "m2_mini", "m1_mini")
+    assert size.lines == len(mini_course.SHELF.splitlines()) + 1
+    assert 0 < size.added + size.changed <= size.lines
 
 
 def test_the_console_of_a_students_tree(tree: Path) -> None:
@@ -344,6 +282,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
     assert "for example:  python -m milestones check m2.2 --watch" in console("check", "--help")
     assert "milestones diff m1 m2\n" in console("diff", "--help")
     assert "hint 1 of 3" in console("hint", "m2.1")
+    assert "there is no exercise m2.9; m2_mini has m2.1, m2.2" in console("hint", "m2.9")
     assert "given" in console("list")
     assert "invalid choice: 'grade'" in console("grade")
 
@@ -351,7 +290,7 @@ def test_the_console_of_a_students_tree(tree: Path) -> None:
 def test_a_reader_that_goes_away_is_no_error(tree: Path) -> None:
     """`python -m milestones diff m1 m2 | head` closes the pipe before all is written."""
     with subprocess.Popen(
-        [sys.executable, "-m", "milestones", "diff", "m1", "m2", "--json"],
+        [sys.executable, "-m", "milestones", "diff", "m1", "m2"],
         cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as done:  # fmt: skip
         assert done.stdout is not None and done.stderr is not None
@@ -361,6 +300,6 @@ def test_a_reader_that_goes_away_is_no_error(tree: Path) -> None:
 
 def test_the_invariants_are_those_of_the_project() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    for number, (name, _) in lessons.INVARIANTS.items():
+    for number, (name, _) in check_screen.INVARIANTS.items():
         assert f"**I{number} {name}.**" in page
-    assert lessons.invariants_in("I3: x, I5: y, BI4, I9") == [3, 5]
+    assert check_screen.invariants_in("I3: x, I5: y, BI4, I9") == [3, 5]

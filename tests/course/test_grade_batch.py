@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import os
 import shutil
 import signal
-import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +17,18 @@ from milestones.staff.grading import command as grade
 from milestones.staff.grading import grade_files, grader, sandbox, upload
 from milestones.staff.grading.grader import Grader
 from tests.helpers.mini_course import SHELF
-from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
+from tests.helpers.submissions import (
+    SOURCE,
+    Graded,
+    arguments,
+    hand_in,
+    make_course,
+    once,
+    results,
+    rows,
+    skeleton_of,
+    zipped,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +36,6 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_course(tmp_path_factory.mktemp("course"))
 
 
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
-
-
-def rows(out: Path) -> list[dict[str, str]]:
-    with (out / "grades.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-# Honest solutions that a list of forbidden spellings refused.
-OWN_EQ = """
-class Item:
-    def __eq__(self, other):
-        return isinstance(other, Item)
-    def __bool__(self):
-        return True
-"""
-OWN_DICT = """
-class Record:
-    def __init__(self, time, os):
-        self.__dict__.update(time=time, os=os)
-"""
 LONG = """
 def put(self, item):
     raise KeyError("x" * 2_000_000 + "\\ud800")
@@ -59,42 +44,29 @@ Shelf.put = put
 USES_HELPER = SHELF.replace("import math", "import math\nfrom . import helper\nhelper.WORKS\n")
 
 
-class Many:
-    """Grades uploads of all kinds, and what was left in the folder by mistake."""
+class Many(Graded):
+    """Uploads of all kinds, and what was left in the folder by mistake."""
 
     def __init__(self, folder: Path) -> None:
         course = make_course(folder / "course")
-        self.out = folder / "out"
-        skeleton = skeleton_of(course)
         given = folder / "given"
         sources: dict[str, str | bytes] = {
-            "eq": SHELF + OWN_EQ, "dict": SHELF + OWN_DICT, "large": SHELF + "# x\n" * 200_000,
-            "long": skeleton + LONG, "mark": b"\xef\xbb\xbf" + SHELF.encode(),
-            "latin": b"# coding: latin-1\n# \xe9\n" + SHELF.encode(),
+            "large": SHELF + "# x\n" * 200_000, "long": skeleton_of(course) + LONG,
+            "latin": b"# coding: latin-1\n# \xe9\n" + SHELF.encode(), "helper": USES_HELPER,
+            "nested/homework/of week 2": SHELF, "changed": SHELF, os.fsdecode(b"caf\xe9"): SHELF,
+            "[red] closed": SHELF,
         }  # fmt: skip
         for name, text in sources.items():
             hand_in(given / name, text)
-        hand_in(given / "helper", USES_HELPER)
         (given / "helper/m2_mini/helper.py").write_text("WORKS = True\n")
-        hand_in(given / "nested/homework/of week 2", SHELF)
         (given / "flat").mkdir()
         (given / "flat/shelf.py").write_text(SHELF)
-        hand_in(given / "changed", SHELF)
         (given / "changed/tests").mkdir()
         (given / "changed/tests/conftest.py").write_text("x = 1\n")
-        odd = given / os.fsdecode(b"caf\xe9")
-        hand_in(odd, SHELF)
-        hand_in(given / "closed", SHELF)
-        (given / "closed" / SOURCE).chmod(0)
+        (given / "[red] closed" / SOURCE).chmod(0)
         (given / "notes.txt").write_text("grade these, please")
         (given / "broken.zip").write_bytes(b"PK\x03\x04 no zip file")
-        self.paths = sorted(given.iterdir())
-        self.status = grade.main(
-            arguments(course, *map(str, self.paths), "--out", str(self.out), "--jobs", "2")
-        )
-
-    def points(self) -> dict[str, float]:
-        return {row["submission"]: float(row["total"]) for row in rows(self.out)}
+        super().__init__(folder, {}, course=course, paths=sorted(given.iterdir()))
 
 
 @pytest.fixture(scope="module")
@@ -103,12 +75,12 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Many:
 
 
 def test_honest_submissions_get_all_points(many: Many) -> None:
-    points = many.points()
+    points = {row["submission"]: float(row["total"]) for row in rows(many.out)}
     assert points.pop("long") == 0
     if os.geteuid() != 0:  # root can read every file
-        assert points.pop("closed") == 0
+        assert points.pop("[red] closed") == 0
     assert set(points.values()) == {10.0}, points
-    assert len(rows(many.out)) == 12, "one line for each submission, whatever its name is"
+    assert len(rows(many.out)) == 9, "one line for each submission, whatever its name is"
 
 
 def test_a_long_message_is_a_failure_and_no_more(many: Many) -> None:
@@ -128,15 +100,6 @@ def test_what_was_ignored_is_said(many: Many) -> None:
     assert "helper.py was added by the student" in results(many.out / "helper")["output"]
     assert "found in homework/of week 2/m2_mini" in results(many.out / "nested")["output"]
     assert "not in m2_mini" in results(many.out / "flat")["output"]
-
-
-def zipped(target: Path, files: dict[str, str | Path]) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, content in files.items():
-            data = content.read_bytes() if isinstance(content, Path) else content.encode()
-            archive.writestr(name, data)
-    return target
 
 
 def test_downloads_of_all_submissions(course: Path, tmp_path: Path) -> None:
@@ -242,7 +205,9 @@ def test_a_submission_graded_later_gets_the_same_questions(
 
 
 def points_of(args: argparse.Namespace) -> list[float]:
-    return [sheet.points for sheet in grade.grade(args)]
+    batch = grade.Batch(args)
+    batch.run()
+    return [sheet.points for sheet in batch.sheets.values()]
 
 
 @pytest.mark.thorough("two graders that import torch")
@@ -259,7 +224,7 @@ def test_a_failure_of_the_grader_costs_one_grade_and_is_told_apart(
     course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    folders = [hand_in(tmp_path / name, SHELF) for name in "ab"]
+    folders = [hand_in(tmp_path / name, SHELF) for name in ("a", "[red] b")]
     sheet = Grader.sheet
 
     def fails(self: Grader, student: Any) -> Any:
@@ -270,8 +235,10 @@ def test_a_failure_of_the_grader_costs_one_grade_and_is_told_apart(
     monkeypatch.setattr(Grader, "sheet", fails)
     args = arguments(course, *map(str, folders), "--out", str(tmp_path / "out"))
     assert grade.main(args) == 3
-    assert [row["submission"] for row in rows(tmp_path / "out")] == ["b"]
-    assert "a: the grader failed: MemoryError: no memory" in capsys.readouterr().out
+    assert [row["submission"] for row in rows(tmp_path / "out")] == ["[red] b"]
+    said = capsys.readouterr().out
+    assert "a: the grader failed: MemoryError: no memory" in said
+    assert "[red] b" in said, "square brackets are no colors"
 
 
 def test_a_place_that_cannot_be_written_is_found_first(
@@ -292,17 +259,15 @@ def test_code_never_runs_as_root(
     monkeypatch.setattr(sandbox, "_open_to_others", lambda path: False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(sandbox, "LINUX", True)
-    assert grade.main(arguments(course, str(folder), "--no-namespaces")) == 2
+    monkeypatch.setattr(sandbox, "_unshare", lambda: None)
+    assert grade.main(arguments(course, str(folder))) == 2
     assert "graded code would run as root" in capsys.readouterr().err
-
-
-IMPORT_HANGS = "\nwhile True:\n    pass\n"
 
 
 @pytest.mark.thorough("it waits for a time limit")
 def test_an_endless_import_costs_one_time_limit(course: Path, tmp_path: Path) -> None:
-    folder = hand_in(tmp_path / "loops", SHELF + IMPORT_HANGS)
-    (sheet,) = grade.grade(arguments(course, str(folder), "--seconds", "3"))
+    loops = SHELF + "\nwhile True:\n    pass\n"
+    sheet = Graded(tmp_path, {"loops": loops}, "--seconds", "3", course=course).sheets["loops"]
     (reason,) = sheet.marks[0].refused
     assert sheet.points == 0 and "importing the code does not end, at m2_mini/shelf.py:" in reason
     assert sheet.marks[0].results[0].outcome == "error", "its tests were not run"

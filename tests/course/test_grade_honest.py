@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from milestones.staff.grading import command as grade
-from milestones.staff.grading.gradebook import Sheet
 from tests.helpers.mini_course import SHELF
-from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once
+from tests.helpers.submissions import Graded, once
 
 HEAD = '"""A shelf with room for a few."""\n\nfrom __future__ import annotations\n'
 assert SHELF.startswith(HEAD)
@@ -34,12 +32,6 @@ LOGS = """
 import logging
 logging.basicConfig(level=logging.DEBUG, filename="debug.log")
 logging.getLogger().addHandler(logging.StreamHandler())
-"""
-CACHED = """
-from functools import lru_cache, cached_property
-@lru_cache(maxsize=None)
-def room_for(count):
-    return count < 3
 """
 OTHER_CLASS = """
 from dataclasses import dataclass, field
@@ -95,7 +87,6 @@ HONEST: dict[str, str | bytes] = {
     "thread": changed("POOL.submit(self._append, item).result()", imports=THREAD),
     "logs": changed(first="        logging.info('put %s', item)\n", imports=LOGS),
     "file": changed(first="        open('trace.json', 'a').write('put')\n"),
-    "cached": changed(first="        room_for(len(self.items))\n", imports=CACHED),
     "slow": changed(first="        time.sleep(0.1)\n", imports="import time\ntime.sleep(1)\n"),
     "other_class": OTHER_CLASS,
     "strict": changed(imports=STRICT),
@@ -106,36 +97,22 @@ HONEST: dict[str, str | bytes] = {
 }
 
 
-def graded(folder: Path) -> dict[str, Sheet]:
+def graded(folder: Path) -> Graded:
     """Grade all of them."""
-    course = make_course(folder / "course")
-    folders = [hand_in(folder / "given" / name, text) for name, text in HONEST.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LC_ALL", "de_DE.ISO-8859-1")  # the instructor's machine, not the student's
-        found = grade.grade(arguments(course, *map(str, folders), "--jobs", "2"))
-    return {sheet.name: sheet for sheet in found}
+        return Graded(folder, HONEST)
 
 
 @pytest.fixture(scope="module")
-def sheets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sheet]:
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Graded:
     return once(tmp_path_factory, "honest", graded)
 
 
 @pytest.mark.thorough("fifteen submissions, some with big imports")
 @pytest.mark.parametrize("name", HONEST)
-def test_an_odd_solution_has_all_points(name: str, sheets: dict[str, Sheet]) -> None:
-    sheet = sheets[name]
+def test_an_odd_solution_has_all_points(name: str, honest: Graded) -> None:
+    sheet = honest.sheets[name]
     (mark,) = sheet.marks
     failures = [result.failure for result in mark.results if result.failure]
     assert (sheet.points, sheet.suspect) == (10, False), (mark.answers.wrong, failures)
-
-
-def test_names_of_folders_are_shown_as_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Square brackets are no colors."""
-    course = make_course(tmp_path / "course")
-    folders = [hand_in(tmp_path / "given" / name, SHELF) for name in ("[red] anna", "[late] bob")]
-    assert grade.main(arguments(course, *map(str, folders))) == 0
-    said = capsys.readouterr()
-    assert "[red] anna" in said.out and "[late] bob" in said.out and SOURCE not in said.err

@@ -4,7 +4,6 @@ grade, and no honest one is left out without a word."""
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,13 @@ from milestones.staff.grading import submission
 from milestones.staff.grading.submission import Course, Submission
 from milestones.staff.grading.upload import Upload, Uploads
 from tests.helpers.mini_course import SHELF
-from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course
-
-Content = str | bytes | Path
+from tests.helpers.submissions import SOURCE, Content, arguments, hand_in, make_course, zipped
 
 
-def zipped(target: Path, files: dict[str, Content]) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, content in files.items():
-            data = content.read_bytes() if isinstance(content, Path) else content
-            archive.writestr(name, data)
-    return target
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    folder = tmp_path_factory.mktemp("course")
+    return submission.prepare("m2_mini", make_course(folder / "root"), folder / "template")
 
 
 @pytest.fixture
@@ -115,7 +109,9 @@ def test_names_stay_apart(uploads: Uploads, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "far"])
-def test_what_is_no_file_is_not_opened(kind: str, uploads: Uploads, tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_opened(
+    kind: str, uploads: Uploads, tmp_path: Path, course: Course
+) -> None:
     """A link could lead to another student's work, and a named pipe never ends."""
     zipped(tmp_path / "given/bob/work.zip", {SOURCE: SHELF})
     anna = tmp_path / "given/anna"
@@ -128,67 +124,55 @@ def test_what_is_no_file_is_not_opened(kind: str, uploads: Uploads, tmp_path: Pa
         os.mkfifo(anna / "work.zip")
     else:
         (anna / "work.zip").mkdir()
-    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
     (upload,) = uploads.find([anna])
     taken = submission.take(upload, course)
     assert not taken.files and SOURCE in taken.refused
 
 
-def test_a_folder_with_the_name_of_a_file_is_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "anna" / SOURCE / "inside.py"
-    path.parent.mkdir(parents=True)
-    path.write_text("")
-    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
-    taken = submission.take(Upload("anna", tmp_path / "anna"), course)
-    assert taken.refused[SOURCE] == "this is not a regular file"
-    submission.lay_out(taken, course.template, tmp_path / "tree")
-
-
 @pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb: 100 points", "a\u202eb", "a\x9bb"])
 def test_a_name_writes_nothing_else_on_a_screen(
-    name: str, uploads: Uploads, tmp_path: Path
+    name: str, uploads: Uploads, tmp_path: Path, course: Course
 ) -> None:
     folder = hand_in(tmp_path / "given" / name, SHELF)
     (folder / "m2_mini" / f"{name}.py").write_text("")
-    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
     (upload,) = uploads.find([folder])
     taken = submission.take(upload, course)
     assert taken.notes and all(text.isprintable() for text in [upload.name, *taken.notes])
 
 
-@pytest.mark.parametrize("place", ["m2_mini", "homework of week 2", ""])
-def test_a_helper_may_be_in_a_folder(place: str, tmp_path: Path) -> None:
-    """Also where the folder of the milestone has another name, or none."""
-    folder = tmp_path / "anna"
-    for file in ("shelf.py", "parts/__init__.py", "parts/helper.py", "tests/test_own.py"):
-        (folder / place / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place / file).write_text(SHELF)
-    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
-    taken = submission.take(Upload("anna", folder), course)
-    assert {"m2_mini/parts/__init__.py", "m2_mini/parts/helper.py"} <= taken.files.keys()
-    assert taken.files[SOURCE] == SHELF.encode()
+LAID_OUT: dict[str, tuple[dict[str, str], list[str], str]] = {
+    # Also where the folder of the milestone has another name, or none.
+    **{
+        place: (
+            {f"{place}/{file}": SHELF for file in ("shelf.py", "parts/__init__.py", "parts/a.py")},
+            [SOURCE, "m2_mini/parts/__init__.py", "m2_mini/parts/a.py"],
+            "added by the student",
+        )
+        for place in ("m2_mini", "homework of week 2", ".")
+    },
+    # Some students have a whole environment in the folder: what is not used is said.
+    "many": (
+        {
+            SOURCE: SHELF, "m2_mini/helper.py": "",
+            **{f"m2_mini/env/lib/package/part_{number:02}.py": "" for number in range(80)},
+        },
+        [SOURCE, "m2_mini/helper.py"], "31 more",
+    ),
+    "two": ({f"backup/{SOURCE}": "", f"work/{SOURCE}": SHELF}, [SOURCE], "work/m2_mini"),
+    "folder": ({f"{SOURCE}/inside.py": ""}, [], ""),
+}  # fmt: skip
 
 
-def test_of_many_added_files_those_of_the_milestone_are_taken(tmp_path: Path) -> None:
-    """Some students have a whole environment in the folder."""
-    folder = hand_in(tmp_path / "anna", SHELF)
-    for number in range(80):
-        path = folder / f"m2_mini/env/lib/package/part_{number:02}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    (folder / "m2_mini/helper.py").write_text("WORKS = True")
-    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
-    taken = submission.take(Upload("anna", folder), course)
-    assert "m2_mini/helper.py" in taken.files
-    assert "31 more" in " ".join(taken.notes), "what is not used is said"
-
-
-def test_two_versions_in_one_upload_are_told(tmp_path: Path) -> None:
-    folder = hand_in(tmp_path / "anna/backup", "").parent
-    hand_in(folder / "work", SHELF)
-    course = submission.prepare("m2_mini", make_course(tmp_path / "course"), tmp_path / "template")
-    taken = submission.take(Upload("anna", folder), course)
-    assert "work/m2_mini" in " ".join(taken.notes)
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_what_is_taken_of_a_folder(name: str, tmp_path: Path, course: Course) -> None:
+    files, wanted, note = LAID_OUT[name]
+    for file, text in files.items():
+        (tmp_path / "anna" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "anna" / file).write_text(text)
+    taken = submission.take(Upload("anna", tmp_path / "anna"), course)
+    assert {*wanted} <= taken.files.keys() and note in " ".join(taken.notes)
+    assert taken.refused == ({} if wanted else {SOURCE: "this is not a regular file"})
+    submission.lay_out(taken, course.template, tmp_path / "tree")
 
 
 def test_a_folder_that_cannot_be_read_costs_one_grade(

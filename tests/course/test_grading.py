@@ -16,11 +16,20 @@ from milestones.staff.grading import command as grade
 from milestones.staff.grading import grader, submission
 from milestones.staff.grading.answers import Questions, compare
 from milestones.staff.grading.client import ForkServer
-from milestones.staff.grading.exam import Heard, result_from
-from milestones.staff.grading.limits import Limits
+from milestones.staff.grading.exam import result_from
+from milestones.staff.grading.limits import Heard, Limits
 from milestones.staff.grading.upload import Upload
 from tests.helpers.mini_course import SHELF
-from tests.helpers.submissions import SOURCE, arguments, hand_in, make_course, once, skeleton_of
+from tests.helpers.submissions import (
+    SOURCE,
+    Graded,
+    arguments,
+    hand_in,
+    make_course,
+    once,
+    results,
+    skeleton_of,
+)
 
 HALF_RIGHT = """
 def put(self, item):
@@ -54,32 +63,22 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_course(tmp_path_factory.mktemp("course"))
 
 
-class Few:
-    """Grades four submissions with a hidden test."""
+class Few(Graded):
+    """Four submissions with a hidden test."""
 
     def __init__(self, folder: Path) -> None:
         course = make_course(folder / "course")
         skeleton = skeleton_of(course)
-        self.out = folder / "out"
         (folder / "hidden").mkdir()
         (folder / "hidden/test_m2_1_more.py").write_text(HIDDEN)
         (folder / "absent").mkdir()
-        folders = [
-            hand_in(folder / "right", SHELF),
-            hand_in(folder / "half", skeleton + HALF_RIGHT),
-            hand_in(folder / "spy", skeleton + SPY),
-            folder / "absent",
-        ]
+        sources = {"right": SHELF, "half": skeleton + HALF_RIGHT, "spy": skeleton + SPY}
         # With these seeds, one item is put on each shelf: `half` gives the right answers.
         seeds = [seed for seed in range(200) if random.Random(seed).randint(1, 5) == 1]
-        words = ["--hidden", str(folder / "hidden"), "--out", str(self.out)]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grader, "draw_seeds", lambda: tuple(seeds[:12]))
-            self.status = grade.main(arguments(course, *map(str, folders), *words))
-
-    def results(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.out / name / "results.json").read_text())
-        return found
+        super().__init__(
+            folder, sources, "--hidden", str(folder / "hidden"),
+            course=course, paths=[folder / "absent"], seeds=tuple(seeds[:12]),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Few:
 
 def test_results_are_what_gradescope_reads(few: Few) -> None:
     """The results have only the documented fields, with the documented types."""
-    found = few.results("half")
+    found = results(few.out / "half")
     assert found.keys() <= {
         "score", "execution_time", "output", "visibility", "stdout_visibility", "extra_data",
         "tests", "leaderboard",
@@ -106,7 +105,7 @@ def test_results_are_what_gradescope_reads(few: Few) -> None:
 
 
 def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
-    output = few.results("half")["tests"][0]["output"]
+    output = results(few.out / "half")["tests"][0]["output"]
     assert "1 of 3 tests passed. 12 of 12 questions" in output
     assert "a hidden test: failed" in output
     assert "test_a_full_shelf_refuses: failed" in output
@@ -117,14 +116,14 @@ def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
 
 def test_what_was_not_run_is_said(few: Few) -> None:
     assert few.status == 1
-    absent = few.results("absent")
+    absent = results(few.out / "absent")
     assert absent["score"] == 0 and "m2_mini/shelf.py: the file is not there" in absent["output"]
 
 
 def test_hidden_tests_are_not_where_visible_ones_run(few: Few) -> None:
-    output = few.results("spy")["tests"][0]["output"]
+    output = results(few.out / "spy")["tests"][0]["output"]
     assert "KeyError: []" in output, "the visible tests and the questions ran beside hidden tests"
-    assert "no_student_knows" not in json.dumps(few.results("spy"))
+    assert "no_student_knows" not in json.dumps(results(few.out / "spy"))
 
 
 def test_junit_has_each_test(few: Few) -> None:

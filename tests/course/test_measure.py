@@ -10,12 +10,13 @@ from common import EMBEDDED_MODEL
 from milestones.chain import short
 from milestones.course import record
 from milestones.course.student import measure
-from milestones.course.student.measure import MEASUREMENTS, TINY
+from milestones.course.student.measure import MEASUREMENTS
+from milestones.course.student.measuring import TINY, Row
 from tests.conftest import ROOT
 from tests.course.test_prose import handout, table
 
 
-def rows(milestone: str, *sizes: float) -> list[measure.Row]:
+def rows(milestone: str, *sizes: float) -> list[Row]:
     chosen = MEASUREMENTS[short(milestone)]
     model = TINY if chosen.model == EMBEDDED_MODEL else chosen.model
     return list(chosen.rows(milestone, model, sizes or chosen.sizes))
@@ -77,4 +78,5 @@ def test_the_command_shows_a_table(
     monkeypatch.setitem(MEASUREMENTS, "m4", changed)
     assert measure.main(argparse.Namespace(milestone="m4", model=None)) == 0
     assert "49%" in capsys.readouterr().out
-    assert measure.main(argparse.Namespace(milestone="m9", model=None)) == 2
+    with pytest.raises(measure.REFUSALS, match="there is no milestone 'm9'"):
+        measure.main(argparse.Namespace(milestone="m9", model=None))

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from milestones.chain import place
 from milestones.course import record
-from milestones.course.release.trees import Stages
+from milestones.course.release.cut import cut
+from milestones.course.release.student_tree import student_files, told
 from milestones.course.testing.results import Run
 from tests.conftest import ROOT
 from tests.helpers import mini_course
+
+
+class Stages:
+    """The trees of a student's progress in a milestone, from no exercise solved to all of them."""
+
+    def __init__(self, milestone: str, root: Path) -> None:
+        self.milestone = milestone
+        self.root = root
+        self.exercises = record.load(milestone, root)
+        self.files, _ = student_files(milestone, root)
+        self.told = told(milestone, self.exercises, self.files)
+        for path in (root / place(milestone)).rglob("*.py"):
+            self.files[path.relative_to(root).as_posix()] = path.read_bytes()
+
+    def write(self, solved: Collection[str], into: Path) -> Path:
+        """Write a tree with the exercises in `solved` solved and the others cut. Returns `into`."""
+        left = [exercise for exercise in self.exercises if exercise.id not in solved]
+        changed = cut(self.milestone, left, self.root, self.told).files
+        for name, data in self.files.items():
+            path = into / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(changed[name].encode() if name in changed else data)
+        return into
 
 
 def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> list[str]:

@@ -1,4 +1,4 @@
-"""The record of the exercises: an error in it is reported with file, line and entry."""
+"""The record of the exercises: an error in it is reported with file and entry."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ from tests.conftest import ROOT
 from tests.helpers import mini_course
 
 RECORD = "milestones/m2_mini/exercises.toml"
-
-
-def line_of(text: str, part: str, occurrence: int = 1) -> int:
-    numbers = [n for n, line in enumerate(text.splitlines(), start=1) if line.startswith(part)]
-    return numbers[occurrence - 1]
 
 
 @pytest.fixture
@@ -51,37 +46,35 @@ def test_a_record_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "key", "entry", "said"),
+    ("old", "new", "said"),
     [
-        ("points = 5", 'points = "5"', "points", 2, "m2.2: points must be a whole number"),
-        ("points = 5", "points = 0", "points", 2, "m2.2: points must be above 0"),
-        ("points = 10", "points = true", "points", 1, "m2.1: points must be a whole number"),
-        ("points = 10", "point = 10", "point", 1, "m2.1: unknown key 'point'"),
-        ("hours = 0.25", "", "[[exercise]]", 2, "m2.2: hours is missing"),
-        ('title = "Put it there"', 'title = ""', "title", 1, "m2.1: title must be one line"),
-        ('"Not sum.", ', "", "hints", 2, "m2.2: there must be exactly three hints, not 2"),
-        ("shelf.py:largest", "shelf.py:biggest", "symbols", 2, "no symbol 'biggest'"),
-        ("shelf.py:largest", "desk.py:largest", "symbols", 2, "there is no m2_mini/desk.py"),
-        ("shelf.py:largest", "shelf.py:Shelf", "symbols", 2, "shelf.py:Shelf is no function"),
-        ("shelf.py:largest", "shelf.py:Shelf.put", "symbols", 2, "named more than once"),
-        ("test_m2_2.py", "test_m2_9.py", "tests", 2, "there is no file"),
-        ("test_m2_2.py", "test_m2_2.py::test_x", "tests", 2, "has no test_x"),
-        ("test_m2_2.py", "__init__.py", "tests", 2, "the file has no test"),
-        ("test_m2_2.py", "test_m2_1.py::test_items_are_counted", "tests", 2, "to m2.1 too"),
-        ('id = "m2.2"', 'id = "m2.1"', "id", 2, "another exercise with this id"),
-        ('id = "m2.2"', 'id = "m2.3"', "id", 2, "this one must be m2.2"),
-        ('requires = ["m2.1"]', 'requires = ["m2.2"]', "requires", 1, "m2.2, which is later"),
-        ('requires = ["m2.1"]', 'requires = ["m2.7"]', "requires", 1, "m2.7, which is unknown"),
-        ('requires = ["m2.1"]', 'requires = "m2.1"', "requires", 1, "must be a list of texts"),
+        ("points = 5", 'points = "5"', "m2.2: points must be a whole number"),
+        ("points = 5", "points = 0", "m2.2: points must be above 0"),
+        ("points = 10", "points = true", "m2.1: points must be a whole number"),
+        ("points = 10", "point = 10", "m2.1: unknown key 'point'"),
+        ("hours = 0.25", "", "m2.2: hours is missing"),
+        ('title = "Put it there"', 'title = ""', "m2.1: title must be one line"),
+        ('"Not sum.", ', "", "m2.2: there must be exactly three hints, not 2"),
+        ("shelf.py:largest", "shelf.py:biggest", "no symbol 'biggest'"),
+        ("shelf.py:largest", "desk.py:largest", "there is no m2_mini/desk.py"),
+        ("shelf.py:largest", "shelf.py:Shelf", "shelf.py:Shelf is no function"),
+        ("shelf.py:largest", "shelf.py:Shelf.put", "named more than once"),
+        ("test_m2_2.py", "test_m2_9.py", "there is no file"),
+        ("test_m2_2.py", "test_m2_2.py::test_x", "has no test_x"),
+        ("test_m2_2.py", "__init__.py", "the file has no test"),
+        ("test_m2_2.py", "test_m2_1.py::test_items_are_counted", "to m2.1 too"),
+        ('id = "m2.2"', 'id = "m2.1"', "another exercise with this id"),
+        ('id = "m2.2"', 'id = "m2.3"', "this one must be m2.2"),
+        ('requires = ["m2.1"]', 'requires = ["m2.2"]', "m2.2, which is later"),
+        ('requires = ["m2.1"]', 'requires = ["m2.7"]', "m2.7, which is unknown"),
+        ('requires = ["m2.1"]', 'requires = "m2.1"', "must be a list of texts"),
     ],
 )  # fmt: skip
-def test_an_error_names_file_line_and_entry(
-    broken: Callable[[str, str], str], old: str, new: str, key: str, entry: int, said: str
+def test_an_error_names_file_and_entry(
+    broken: Callable[[str, str], str], old: str, new: str, said: str
 ) -> None:
-    text = mini_course.RECORD.replace(old, new)
     message = broken(old, new)
-    assert f"{RECORD}:{line_of(text, key, entry)}: " in message
-    assert said in message
+    assert message.startswith(f"{RECORD}: m2.") and said in message
 
 
 def test_everything_wrong_is_said_at_once(broken: Callable[[str, str], str]) -> None:

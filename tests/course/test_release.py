@@ -28,12 +28,6 @@ def course(tmp_path: Path) -> Path:
     return mini_course.make(tmp_path / "course")
 
 
-@pytest.fixture
-def student(course: Path, tmp_path: Path) -> Path:
-    release.release("m2_mini", tmp_path / "student", course)
-    return tmp_path / "student"
-
-
 def texts(tree: Path) -> dict[str, str]:
     """Return every text file of a tree by its path, except git's own files."""
     return {
@@ -43,8 +37,8 @@ def texts(tree: Path) -> dict[str, str]:
     }
 
 
-def test_a_body_is_cut_and_nothing_else(student: Path) -> None:
-    source = (student / "m2_mini/shelf.py").read_text()
+def test_a_body_is_cut_and_nothing_else(tree: Path) -> None:
+    source = (tree / "m2_mini/shelf.py").read_text()
     assert (
         '''
     # A student sees the comment above a definition.
@@ -66,8 +60,8 @@ def test_a_body_is_cut_and_nothing_else(student: Path) -> None:
     assert "self.items: deque[int] = deque()" in source  # the constructor is in no exercise
 
 
-def test_what_only_solutions_used_goes(student: Path) -> None:
-    source = (student / "m2_mini/shelf.py").read_text()
+def test_what_only_solutions_used_goes(tree: Path) -> None:
+    source = (tree / "m2_mini/shelf.py").read_text()
     assert "_append" not in source and "import math" not in source
     assert "from collections import deque" in source  # the code that stays uses it
     assert "ROOM = 3  # items" in source  # a public constant is a parameter
@@ -84,22 +78,22 @@ def test_a_helper_that_the_student_is_told_of_stays(
     assert done.removed == ()
 
 
-def test_nothing_of_a_solution_is_in_the_tree(student: Path) -> None:
+def test_nothing_of_a_solution_is_in_the_tree(tree: Path) -> None:
     shelf = set(re.split(r"\n+", mini_course.SHELF))
-    left = set((student / "m2_mini/shelf.py").read_text().split("\n"))
+    left = set((tree / "m2_mini/shelf.py").read_text().split("\n"))
     secret = {line.strip() for line in shelf - left if len(line.strip()) > 12}
     assert secret
-    for name, text in texts(student).items():
+    for name, text in texts(tree).items():
         if name != "milestones/m2_mini/exercises.toml":  # a hint may hold a line of the solution
             assert not [line for line in secret if line in text], name
 
 
-def test_the_tree_has_one_commit_and_nothing_above(student: Path) -> None:
-    git = ["git", "-C", str(student)]
+def test_the_tree_has_one_commit_and_nothing_above(tree: Path) -> None:
+    git = ["git", "-C", str(tree)]
     log = subprocess.run([*git, "log", "--oneline"], capture_output=True, text=True).stdout
     status = subprocess.run([*git, "status", "--short"], capture_output=True, text=True).stdout
     assert len(log.splitlines()) == 1 and status == ""
-    names = texts(student)
+    names = texts(tree)
     assert not [name for name in names if "m3_mini" in name or "mutants" in name or ".pyc" in name]
     assert {"README.md", "AGENTS.md", "Makefile", "LICENSE", "m1_mini/shelf.py"} <= names.keys()
     assert "milestones/course/release/command.py" not in names
@@ -233,8 +227,9 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
         if of_console and name.endswith(".py"):  # an engine is tested by its suite
             assert not missing_modules(name, text, found), name
     assert not solution_lines(milestone, found)
-    for command in ("break_it", "check", "doctor", "hint", "list", "measure", "predict", "reset"):
-        assert f"milestones/course/student/{command}.py" in found
+    commands = "break_it", "check", "doctor", "hint", "list", "measure", "predict", "reset"
+    for module in (*commands, "engine_answers"):
+        assert f"milestones/course/student/{module}.py" in found
     assert all((tree / folder).is_dir() for folder in checked_by_mypy(found["pyproject.toml"]))
     run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])
     assert run.error is None and not run.results, run.error or run.results

@@ -60,61 +60,63 @@ def test_each_tree_has_its_own_modules(tree: Path) -> None:
     assert run(tree, FIRST).passed
 
 
-def test_what_was_called_returned_and_expected(tree: Path) -> None:
-    first = failed(run(replaced(tree, "return len(self.items)", "return 1"), FIRST))
-    why = first.failure
-    assert why is not None and first.outcome == "failed"
-    assert (why.called, why.returned, why.expected) == ("shelf.put(5)", "1", "2")
-    assert why.message == "I3: an item is lost"
-    assert why.test_line == f"{FIRST}:11" and "assert" in why.trace
+FSUM = next(n for n, text in enumerate(mini_course.SHELF.splitlines(), 1) if "fsum" in text)
+PEEK = "def peek(shelf):\n    raise shelf.error\n\n\ndef test_items_are_counted"
+# What replaces what, and where; the tests that run; facts of the failure.
+FAILURES: dict[str, tuple[list[tuple[str, str, str]], str, dict[str, str | None]]] = {
+    "a wrong value": (
+        [("return len(self.items)", "return 1", SHELF)], FIRST,
+        {
+            "kind": "AssertionError", "called": "shelf.put(5)", "returned": "1", "expected": "2",
+            "message": "I3: an item is lost", "test_line": f"{FIRST}:11", "where": None,
+        },
+    ),
+    # pytest does not say at which place of a chain.
+    "a chain of comparisons": (
+        [("shelf.put(7) == 1", "0 <= shelf.put(1) < 1", FIRST)], FIRST,
+        {"called": "0 <= shelf.put(1) < 1", "returned": "1 < 1, which is false", "expected": None},
+    ),
+    "an error that a helper raises": (
+        [
+            ("def test_items_are_counted", PEEK, FIRST),
+            ("assert shelf.put(7) == 1", "got = peek(shelf)", FIRST),
+            ("= deque()", "= deque(); self.error = KeyError()", SHELF),
+        ],
+        FIRST, {"kind": "KeyError", "called": "got = peek(shelf)"},
+    ),
+    "an error that did not come": (
+        [(">= ROOM", ">= ROOM + 1", SHELF)], FIRST,
+        {"called": "shelf.put(3)", "returned": "no error", "expected": "ValueError"},
+    ),
+    "an error of the code": (
+        [("math.fsum(self.items)", "self.itens[0]", SHELF)], SECOND,
+        {
+            "kind": "AttributeError", "where": f"{SHELF}:{FSUM} in total",
+            "called": "assert shelf.total() == 5", "returned": None,
+        },
+    ),
+    "an import": (
+        [("import math", "import meth", SHELF)], SECOND,
+        {"kind": "ModuleNotFoundError", "message": "No module named 'meth'"},
+    ),
+    "a syntax error": (
+        [("return max(shelf.items)", "return max(shelf.items", SHELF)], SECOND,
+        {
+            "kind": "SyntaxError", "message": "'(' was never closed",
+            "source": "return max(shelf.items\n          ^",
+        },
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("chain", "called", "result", "expected"),
-    [
-        ("shelf.put(1) == 1 == len(shelf.items) - 1", "len(shelf.items) - 1", "0", "1"),
-        ("shelf.put(1) == 2 == shelf.put(1)", "shelf.put(1)", "1", "2"),
-        ("0 <= shelf.put(1) < 1", "shelf.put(1)", "1", "< 1"),
-        ("3 < shelf.put(1) < 9", "shelf.put(1)", "1", "> 3"),
-    ],
-)
-def test_a_chain_of_comparisons_shows_the_false_one(
-    tree: Path, chain: str, called: str, result: str, expected: str
-) -> None:
-    why = failed(run(replaced(tree, "shelf.put(7) == 1", chain, FIRST), FIRST)).failure
-    assert why is not None
-    assert (why.called, why.returned, why.expected) == (called, result, expected)
-
-
-def test_a_chain_that_is_not_clear_shows_both_values(tree: Path) -> None:
-    chain = "shelf.put(1) == shelf.put(1) == shelf.put(1)"
-    why = failed(run(replaced(tree, "shelf.put(7) == 1", chain, FIRST), FIRST)).failure
-    assert why is not None and why.called == chain
-    assert (why.returned, why.expected) == ("1 == 2, which is false", None)
-
-
-def test_how_a_helper_raises_an_error_is_not_shown(tree: Path) -> None:
-    helper = "def peek(shelf):\n    raise shelf.error\n\n\ndef test_items_are_counted"
-    replaced(tree, "def test_items_are_counted", helper, FIRST)
-    replaced(tree, "assert shelf.put(7) == 1", "got = peek(shelf)", FIRST)
-    why = failed(run(replaced(tree, "= deque()", "= deque(); self.error = KeyError()"), FIRST))
-    assert why.failure is not None
-    assert (why.failure.kind, why.failure.called) == ("KeyError", "peek(shelf)")
-
-
-def test_an_error_that_did_not_come(tree: Path) -> None:
-    why = failed(run(replaced(tree, ">= ROOM", ">= ROOM + 1"), FIRST)).failure
-    assert why is not None
-    assert (why.called, why.returned) == ("shelf.put(3)", "no error")
-    assert why.expected == "ValueError"
-
-
-def test_an_error_of_the_code(tree: Path) -> None:
-    why = failed(run(replaced(tree, "math.fsum(self.items)", "self.itens[0]"), SECOND)).failure
-    assert why is not None and why.kind == "AttributeError" and "itens" in why.message
-    line = next(n for n, text in enumerate(mini_course.SHELF.splitlines(), 1) if "fsum" in text)
-    assert why.where == f"{SHELF}:{line} in total"
-    assert why.called == "assert shelf.total() == 5" and why.returned is None
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_a_failure_says(tree: Path, name: str) -> None:
+    """What was called, what was returned, what was expected, and where."""
+    replacements, tests, facts = FAILURES[name]
+    for old, new, file in replacements:
+        replaced(tree, old, new, file)
+    why = failed(run(tree, tests)).failure
+    assert why is not None and {fact: getattr(why, fact) for fact in facts} == facts
 
 
 def test_an_environment_in_the_tree_is_no_code_of_the_student(tree: Path) -> None:
@@ -163,32 +165,19 @@ def test_errors_that_came_after_each_other_end() -> None:
     assert list(probe.unwritten(Group())) == ["m2.1"]
 
 
-def test_a_syntax_error_is_shown(tree: Path) -> None:
-    done = run(replaced(tree, "return max(shelf.items)", "return max(shelf.items"), FIRST, SECOND)
-    why = failed(done).failure
-    assert why is not None and why.kind == "SyntaxError" and "was never closed" in why.message
-    assert why.where is not None and why.where.startswith(f"{SHELF}:")
-    assert why.source == "return max(shelf.items\n          ^"
-    assert [r.outcome for r in done.results] == ["error", "error"]
-
-
-def test_an_import_that_fails_is_a_result(tree: Path) -> None:
-    why = failed(run(replaced(tree, "import math", "import meth"), SECOND)).failure
-    assert why is not None and why.kind == "ModuleNotFoundError" and "meth" in why.message
-
-
-def test_a_test_that_hangs_costs_itself(tree: Path) -> None:
-    replaced(tree, "assert shelf.put(7) == 1", "while True: pass", FIRST)
+@pytest.mark.parametrize(
+    ("line", "outcome"), [("while True: pass", "timeout"), ("__import__('os')._exit(0)", "crashed")]
+)
+def test_a_test_that_hangs_or_crashes_costs_itself(tree: Path, line: str, outcome: str) -> None:
+    """No test runs after one that hangs, if this is asked."""
+    replaced(tree, "assert shelf.put(7) == 1", line, FIRST)
     done = run(tree, FIRST, SECOND, seconds=0.5)
-    assert [r.outcome for r in done.results] == ["timeout", "passed", "passed", "passed"]
-    assert "0.5 s" in (failed(done).failure or pytest.fail()).message
-
-
-def test_no_test_runs_after_one_that_hangs_if_asked(tree: Path) -> None:
-    replaced(tree, "assert shelf.put(7) == 1", "while True: pass", FIRST)
-    done = mini_course.shared_runner().run(tree, [FIRST], seconds=0.5, stop_at_timeout=True)
-    assert [r.outcome for r in done.results] == ["timeout"] and not done.passed
-    assert done.not_run == (f"{FIRST}::test_a_full_shelf_refuses",)
+    assert [r.outcome for r in done.results] == [outcome, "passed", "passed", "passed"]
+    if outcome == "timeout":
+        assert "0.5 s" in (failed(done).failure or pytest.fail()).message
+        done = mini_course.shared_runner().run(tree, [FIRST], seconds=0.5, stop_at_timeout=True)
+        assert [r.outcome for r in done.results] == ["timeout"] and not done.passed
+        assert done.not_run == (f"{FIRST}::test_a_full_shelf_refuses",)
 
 
 def test_a_test_that_hangs_shows_the_stacks_of_all_threads(tree: Path) -> None:
@@ -230,12 +219,6 @@ def test_a_run_that_ends_before_its_tests_is_no_pass(tree: Path) -> None:
     assert not done.passed and "before it ran" in (done.error or "")
 
 
-def test_a_test_that_ends_its_process_costs_itself(tree: Path) -> None:
-    replaced(tree, "assert shelf.put(7) == 1", "__import__('os')._exit(0)", FIRST)
-    done = run(tree, FIRST, SECOND)
-    assert [r.outcome for r in done.results] == ["crashed", "passed", "passed", "passed"]
-
-
 @pytest.mark.parametrize(("body", "outcome"), [("pass", "crashed"), ("assert 0", "failed")])
 def test_a_process_that_ends_after_a_test_costs_that_test(
     tree: Path, body: str, outcome: str
@@ -253,12 +236,6 @@ def test_a_process_that_ends_after_a_test_costs_that_test(
     last = done.results[-1].failure
     assert last is not None and last.message.startswith("after the test passed: the process")
     assert done.error is None
-
-
-def test_memory_has_a_limit(tree: Path) -> None:
-    replaced(tree, "assert shelf.put(7) == 1", "bytearray(64 << 30)", FIRST)
-    done = mini_course.shared_runner().run(tree, [FIRST], memory=32 << 30)
-    assert (failed(done).failure or pytest.fail()).kind == "MemoryError"
 
 
 def test_what_is_wrong_beside_the_tests_is_said(tree: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from milestones.course.exercise import Exercise
-from milestones.course.student.attempt import Attempt
-from milestones.course.student.screen import show_attempts
-from milestones.course.testing.calls import called_by
+from milestones.course.student.check_screen import Attempt, show_attempts
+from milestones.course.testing.probe import called_by
 from milestones.course.testing.results import Failure, Outcome, Result, Run
 
 SAID = "I3: an item is lost"
@@ -30,68 +29,60 @@ def shown(*results: Result, error: str | None = None, symbol: str = "shelf.py:Sh
     return " ".join(stream.getvalue().split())
 
 
-def test_the_tests_that_fail_are_counted() -> None:
-    failed = result("failed", Failure("AssertionError"))
-    assert "failed 2 of 3 tests" in shown(failed, result("passed"), failed)
-    assert "passed 3 of 3 tests" in shown(*[result("passed")] * 3)
+FAILED = result("failed", Failure("AssertionError"))
+PASSED = result("passed")
+UNWRITTEN = result("failed", Failure("NotImplementedError", unwritten=("m2.1",)))
+CRASHED = result("crashed", Failure("crashed", "the process ended"))
+HANG = result("timeout", Failure("timeout", where="m2_mini/shelf.py:7 in put"))
+TENSORS = "assert not tensor([nan, nan])"
+KERNEL = {"symbol": "kernels.py:decode_kernel"}
 
 
-def test_the_tests_of_an_unwritten_function_are_counted() -> None:
-    """Half of an exercise is written: the failures that are not listed have a reason."""
-    failed = result("failed", Failure("AssertionError"))
-    unwritten = result("failed", Failure("NotImplementedError", unwritten=("m2.1",)))
-    words = shown(failed, unwritten, unwritten)
-    assert "failed 3 of 3 tests" in words
-    assert "2 more tests call a function that is not written yet" in words
-    assert "1 more test calls a function that is not" in shown(failed, unwritten)
-    assert "more test" not in shown(unwritten, unwritten), "the first failure says it already"
-
-
-def test_an_exception_without_a_message_ends_with_its_name() -> None:
-    assert "raised KeyboardInterrupt the test" in shown(
-        result("failed", Failure("KeyboardInterrupt", test_line="test_shelf.py:3"))
-    )
-
-
-def test_what_an_assert_says_is_enough() -> None:
-    """Pytest's explanation, often a page of tensors, is shown only if an assert has no message."""
-    account = "assert not tensor([nan, nan])"
-    assert f"but {account}" in shown(
-        result("failed", Failure("AssertionError", explanation=account))
-    )
-    words = shown(result("failed", Failure("AssertionError", SAID, explanation=account)))
-    assert f"message {SAID}" in words and "nan" not in words
+def compared(source: str) -> Result:
+    failure = Failure("AssertionError", SAID, called=source, returned="1", expected="2")
+    return result("failed", failure)
 
 
 @pytest.mark.parametrize(
-    ("source", "row"),
-    [("shelf.put(5)", "called shelf.put(5)"), ("shelf.items", "value shelf.items")],
-)
-def test_only_a_call_was_called(source: str, row: str) -> None:
-    failure = Failure("AssertionError", SAID, called=source, returned="1", expected="2")
-    assert f"{row} result 1 expected 2" in shown(result("failed", failure))
-
-
-def test_a_crash_is_shown_with_its_test() -> None:
-    crashed = result("crashed", Failure("crashed", "the process ended"))
-    words = shown(crashed, symbol="kernels.py:decode_kernel")
-    assert "test_it ended its process" in words and "look at the masks" in words
-    assert "masks" not in shown(crashed), "advice about masks is for kernels only"
-    words = shown(crashed, error="no test was started")
-    assert "no test was started" in words and "test_it ended its process" in words
-
-
-def test_a_hang_behind_another_failure_is_told() -> None:
-    """The first failure does not say which test does not end, and where."""
-    hang = result("timeout", Failure("timeout", where="m2_mini/shelf.py:7 in put"))
-    words = shown(result("failed", Failure("AssertionError")), hang, result("failed"))
-    assert "fail too: test_it does not end, at m2_mini/shelf.py:7 in put test_it" in words
-
-
-def test_the_parameters_of_a_test_are_shown() -> None:
-    failed = result("failed", Failure("AssertionError"))
-    words = shown(failed, Result("test_shelf.py::test_it[waiting]", "failed", failure=None))
-    assert "fail too: test_it[waiting]" in words
+    ("results", "more", "words", "absent"),
+    [
+        ([FAILED, PASSED, FAILED], {}, "failed 2 of 3 tests", "more test"),
+        ([PASSED, PASSED, PASSED], {}, "passed 3 of 3 tests", "fail too"),
+        # Half of an exercise is written: the failures that are not listed have a reason.
+        ([FAILED, UNWRITTEN], {}, "1 more test calls a function that is not written", "fail too"),
+        ([FAILED, UNWRITTEN, UNWRITTEN], {}, "2 more tests call a function that is", "fail too"),
+        ([UNWRITTEN, UNWRITTEN], {}, "m2.1 is not written yet", "more test"),
+        (
+            [result("failed", Failure("KeyboardInterrupt", test_line="test_shelf.py:3"))], {},
+            "raised KeyboardInterrupt the test", "KeyboardInterrupt:",
+        ),
+        # Pytest's explanation, often a page of tensors, is for an assert without a message.
+        (
+            [result("failed", Failure("AssertionError", explanation=TENSORS))], {},
+            f"but {TENSORS}", "message",
+        ),
+        (
+            [result("failed", Failure("AssertionError", SAID, explanation=TENSORS))], {},
+            f"message {SAID}", "nan",
+        ),
+        ([compared("shelf.put(5)")], {}, "called shelf.put(5) result 1 expected 2", "value"),
+        ([compared("shelf.items")], {}, "value shelf.items result 1 expected 2", "called"),
+        ([CRASHED], {}, "test_it ended its process", "masks"),
+        ([CRASHED], KERNEL, "look at the masks", "fail too"),
+        ([CRASHED], {"error": "no test was started"}, "no test was started m2.1", "masks"),
+        # The first failure does not say which test does not end, and where.
+        (
+            [FAILED, HANG, FAILED], {},
+            "fail too: test_it does not end, at m2_mini/shelf.py:7 in put test_it", "stacks",
+        ),
+        ([FAILED, Result("t.py::test_it[one]", "failed")], {}, "fail too: test_it[one]", "more"),
+    ],
+)  # fmt: skip
+def test_what_is_shown(
+    results: list[Result], more: dict[str, str], words: str, absent: str
+) -> None:
+    said = shown(*results, **more)
+    assert words in said and absent not in said
 
 
 TEST = """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-LEAVE = 'import os\ngetattr(os, "_" + "exit")(0)\n'
+LEAVE = "import os\nos._exit(0)\n"
 STOP = "import sys\nsys.exit(0)\n"
-CRASH = 'import os\ngetattr(os, "ki" + "ll")(os.getpid(), 11)\n'
+CRASH = "import os\nos.kill(os.getpid(), 11)\n"
 # Correct, except that it never returns when the shelf is full.
 HANG = """
 def put(self, item):
@@ -20,25 +20,17 @@ def burn():
     while True:
         time.sleep(0.05)
         try:
-            getattr(os, "fo" + "rk")()
+            os.fork()
         except OSError:
             pass
 for _ in range(200):
     try:
-        if not getattr(os, "fo" + "rk")():
+        if not os.fork():
             burn()
     except OSError:
         pass
 """
 MEMORY = "\nx = bytearray(1 << 33)\n"
-PRINT = """
-import sys
-print("2 passed in 0.01s")
-print('{"token": "", "results": [{"outcome": "passed"}]}')
-sys.__stdout__.write("2 passed\\n")
-with open("/tmp/junit.xml", "w") as file:
-    file.write("<testsuites><testsuite tests='2' failures='0'/></testsuites>")
-"""
 # Writes a claim of "passed" to every descriptor, and exits.
 CLAIM = """
 import os, json
@@ -50,7 +42,7 @@ for number in range(3, 256):
         os.write(number, json.dumps(claim).encode() + b"\\n")
     except OSError:
         pass
-getattr(os, "_" + "exit")(0)
+os._exit(0)
 """
 EDIT = """
 import pathlib
@@ -61,54 +53,8 @@ for path in pathlib.Path(".").rglob("test_*.py"):
     except OSError:
         pass
 """
-# The next three replace what decides whether a test has passed.
-RUNNER = """
-import sys
-report = getattr(sys, "mod" + "ules")["_py" + "test.reports"].TestReport
-original = report.from_item_and_call.__func__
-def from_item_and_call(cls, item, call):
-    found = original(cls, item, call)
-    found.outcome, found.longrepr = "passed", None
-    return found
-setattr(report, "from_item_and_call", classmethod(from_item_and_call))
-"""
-BUILTINS = """
-import sys
-class Never(BaseException): ...
-getattr(sys, "mod" + "ules")["built" + "ins"].AssertionError = Never
-"""
-CODE = """
-import sys
-raises = getattr(sys, "mod" + "ules")["py" + "test"].raises
-def anything(*args, **kwargs):
-    import contextlib
-    return contextlib.suppress(BaseException)
-setattr(raises, "__co" + "de__", getattr(anything, "__co" + "de__"))
-"""
-# A pytest plugin: it replaces no report, and makes each test do nothing.
-PLUGIN = """
-import sys
-modules = getattr(sys, "mod" + "ules")
-class Plugin:
-    def pytest_runtest_call(self, item):
-        item.runtest = lambda: None
-frame = getattr(sys, "_get" + "frame")()
-while frame is not None:
-    for value in list(getattr(frame, "f_" + "locals").values()):
-        manager = getattr(value, "pluginmanager", None)
-        if manager is not None and not manager.has_plugin("mine"):
-            hook = modules["py" + "test"].hookimpl(tryfirst=True)
-            Plugin.pytest_runtest_call = hook(Plugin.pytest_runtest_call)
-            manager.register(Plugin(), "mine")
-    frame = getattr(frame, "f_" + "back")
-"""
-ATEXIT = """
-import sys
-at = getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "__im" + "port__")
-at("at" + "exit").register(lambda: open("/tmp/late", "w").write("late"))
-"""
 READ = """
-import glob, os, sys
+import glob, os
 source = "/m2_mini/shelf.py"
 places = [REFERENCE + source, "/proc/1/root" + REFERENCE + source, "/proc/1/cwd" + source]
 for up in ("/..", "/../..", "/../../.."):
@@ -120,9 +66,7 @@ for place in places:
     except OSError:
         continue
     if "the secret" + " of put" in text:
-        builtins = getattr(sys, "mod" + "ules")["built" + "ins"]
-        names = Shelf.__init__.__getattribute__("__glo" + "bals__")
-        getattr(builtins, "ex" + "ec")(text, names)
+        exec(text, globals())
 """
 WRITE = """
 import os
@@ -139,28 +83,24 @@ with open("/tmp/large", "wb") as file:
 """
 DAEMON = """
 import os, time
-fork = getattr(os, "fo" + "rk")
-if not fork():
+if not os.fork():
     os.setsid()
-    if not fork():
+    if not os.fork():
         while True:
             time.sleep(0.01)
             try:
                 open(OUTSIDE, "w").write("still here")
             except OSError:
                 pass
-    getattr(os, "_" + "exit")(0)
+    os._exit(0)
 """
 NETWORK = """
-import sys
-load = getattr(getattr(sys, "mod" + "ules")["built" + "ins"], "__im" + "port__")
+import socket
 try:
-    load("soc" + "ket").create_connection(("127.0.0.1", PORT), timeout=5).sendall(b"the tests")
+    socket.create_connection(("127.0.0.1", PORT), timeout=5).sendall(b"the tests")
 except OSError:
     pass
 """
-
-
 # Lets each test do nothing, without a change to a function of the tests.
 CONFTEST = """
 import sys
@@ -176,18 +116,16 @@ def put(self, item):
     return Same()
 Shelf.put = put
 """
-# Spellings that no list of forbidden names has had.
-SPELL = """
-import importlib as i, sys as s
-q = i.import_module("_pytest.runner")
+# Replaces what decides whether a test has passed.
+REPORT = """
+import _pytest.reports, _pytest.runner
+original = _pytest.reports.TestReport.from_item_and_call
 def passed(item, call, *more, **named):
     report = original(item, call)
     report.outcome, report.longrepr = "passed", None
     return report
-import _pytest.reports as r
-original = r.TestReport.from_item_and_call
-r.TestReport.from_item_and_call = passed
-q.TestReport.from_item_and_call = passed
+_pytest.reports.TestReport.from_item_and_call = passed
+_pytest.runner.TestReport.from_item_and_call = passed
 """
 # The answers that the visible tests ask for, without doing the work.
 REMEMBER = """
@@ -265,28 +203,3 @@ def put(self, item):
         pass
 Shelf.put = put
 """
-# Looks for a neighbour's or an earlier process's answers, and leaves its own.
-POST = """
-import glob, os
-for place in ("/tmp", "/dev/shm", os.environ.get("HOME", "/")):
-    for path in glob.glob(place + "/**", recursive=True):
-        try:
-            exec(open(path).read(), globals())
-        except Exception:
-            pass
-    try:
-        open(place + "/answers.py", "w").write("Shelf.put = lambda self, item: 1")
-    except OSError:
-        pass
-"""
-
-
-def encoded(skeleton: str) -> dict[str, bytes]:
-    """Return submissions that a check of the text cannot read, or not as Python reads it."""
-    payload = skeleton + SPELL
-    deep = f"\nx = {'-' * 500}1\n"
-    return {
-        "mark": b"\xef\xbb\xbf" + payload.encode(),
-        "cookie": b"# coding: utf-7\n" + payload.encode("utf-7"),
-        "deep": (payload + deep).encode(),
-    }

@@ -30,25 +30,17 @@ else:
     raise Held("800 KB of messages")
 """
 # Shared memory stays when a process gives up its view of it, and no process shows it then.
-SHARED = """
+views = """
 memory = []
 for part in range(75):
-    view = mmap.mmap(-1, 16 << 20)
+    view = mmap.mmap(FILE, 16 << 20)
     view[:] = bytes(16 << 20)
     view.madvise(mmap.MADV_DONTNEED)
     memory.append(view)
 raise Held("1.2 GB of shared memory")
 """
-ZERO = """
-file = os.open("/dev/zero", os.O_RDWR)
-memory = []
-for part in range(75):
-    view = mmap.mmap(file, 16 << 20)
-    view[:] = bytes(16 << 20)
-    view.madvise(mmap.MADV_DONTNEED)
-    memory.append(view)
-raise Held("1.2 GB of shared memory")
-"""
+SHARED = views.replace("FILE", "-1")
+ZERO = views.replace("FILE", 'os.open("/dev/zero", os.O_RDWR)')
 # The page tables of memory that is only read: 4 KB for each 2 MB.
 PAGE_TABLES = """
 import time
@@ -74,13 +66,6 @@ work = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)
 top = ctypes.c_void_p(ctypes.addressof(stack) + (1 << 16))
 if libc.clone(work, top, 0x10000000 | 17, None) > 0:
     raise Held("a user namespace")
-"""
-# Empty files take no space of a disk, only of the kernel.
-EMPTY_FILES = """
-place = os.environ["HOME"] + "/"
-for count in range(200_000):
-    os.close(os.open(place + str(count), os.O_CREAT | os.O_WRONLY))
-raise Held("200,000 files")
 """
 # What the process was forked from may still be in its memory: solutions, names of other students.
 # `SECRETS` are regular expressions that do not match their own text.
@@ -137,15 +122,16 @@ for number in range(3, 256):
     except OSError:
         pass
 """
-# Leaves no room for what other processes of the exam would write.
+# Empty files take no space of a disk, only of the kernel. They leave no room for what other
+# processes of the exam would write.
 FULL = """
-import itertools
 for place in ("/tmp/", "/dev/shm/", os.environ["HOME"] + "/"):
     try:
-        for count in itertools.count():
+        for count in range(200_000):
             os.close(os.open(f"{place}{count}", os.O_CREAT | os.O_WRONLY))
     except OSError:
-        pass
+        continue
+    raise Held("200,000 files")
 raise KeyError("full")
 """
 # Files that the next process might load instead of the originals.

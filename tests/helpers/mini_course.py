@@ -8,11 +8,14 @@ from __future__ import annotations
 import atexit
 import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from milestones.chain import electives, place
 from milestones.course.testing.runner import Runner
 from tests.conftest import ROOT
+
+Say = Callable[..., tuple[int, str]]
 
 SHELF = '''"""A shelf with room for a few."""
 
@@ -64,6 +67,8 @@ summary = "A shelf takes items until it is full."
 symbols = ["shelf.py:Shelf.put"]
 tests = ["tests/exercises/test_m2_1.py"]
 hints = ["How many fit?", "Compare before you append.", "len(self.items) >= ROOM is full."]
+red = ["test_a_full_shelf_refuses"]
+answers = "right"
 
 [[exercise]]
 id = "m2.2"
@@ -158,7 +163,23 @@ HANDOUT = """# Milestone 2: a shelf
 
 ## m2.1: Put it there
 
-It goes where there is room.
+**Predict.** How many fit?
+
+<details><summary>Answer</summary>
+
+Three of them.
+</details>
+
+**Task.** Write it.
+
+**Break it.** Let one more in. Which test goes red?
+
+<details><summary>Answer</summary>
+
+`test_a_full_shelf_refuses`.
+</details>
+
+**Checkpoint.** Why three?
 
 ## m2.2: Count them all
 
@@ -197,10 +218,7 @@ FILES = {
 
 def make(root: Path) -> Path:
     """Write the course and the real console below `root`. Return `root`."""
-    for name, text in FILES.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write(root, FILES)
     for source in (ROOT / "milestones").rglob("*.py"):
         if any(source.is_relative_to(ROOT / folder) for folder in map(place, electives())):
             continue
@@ -210,24 +228,26 @@ def make(root: Path) -> Path:
     return root
 
 
-def make_elective(root: Path) -> Path:
-    """Write the course with one elective, `extra`, that has the first exercise. Return `root`."""
-    make(root)
-    record = RECORD.partition('\n[[exercise]]\nid = "m2.2"')[0].replace("m2.1", "extra.1")
-    record = record.replace("test_m2_1", "test_extra_1")
-    effect = 'red = ["test_a_full_shelf_refuses"]\nanswers = "right"\n'
-    folder = "milestones/electives/extra"
-    handout = "# Extra\n\n## extra.1: Put it there\n\n**Break it.** Let one more in.\n"
-    for name, text in {
-        f"{folder}/__init__.py": '"""An elective."""\n',
-        f"{folder}/shelf.py": SHELF,
-        f"{folder}/exercises.toml": record + effect,
-        f"{folder}/README.md": handout,
-        "tests/exercises/test_extra_1.py": TEST_1.replace("m2_mini", "milestones.electives.extra"),
-    }.items():
+def write(root: Path, files: dict[str, str]) -> None:
+    """Write files below `root`."""
+    for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def make_elective(root: Path) -> Path:
+    """Write the course with one elective, `extra`, that has the first exercise. Return `root`."""
+    record = RECORD.partition('\n[[exercise]]\nid = "m2.2"')[0].replace("m2.1", "extra.1")
+    folder = "milestones/electives/extra"
+    files = {
+        f"{folder}/__init__.py": '"""An elective."""\n',
+        f"{folder}/shelf.py": SHELF,
+        f"{folder}/exercises.toml": record.replace("test_m2_1", "test_extra_1"),
+        f"{folder}/README.md": HANDOUT.replace("m2.1", "extra.1"),
+        "tests/exercises/test_extra_1.py": TEST_1.replace("m2_mini", "milestones.electives.extra"),
+    }
+    write(make(root), files)
     return root
 
 

@@ -19,7 +19,8 @@ from ...chain import course_place, find_engine, package, place
 from ..delta import ROOT, tomllib
 from ..exercise import Exercise
 from ..record import load
-from ..student.lessons import INVARIANTS, lesson
+from ..student.check_screen import INVARIANTS
+from ..student.list import lesson
 from .cut import Cut
 from .student_tree import Files, student_files
 

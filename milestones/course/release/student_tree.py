@@ -22,15 +22,11 @@ from ..student.list import size_of
 from .cut import Cut, cut
 from .student_tests import chosen_tests, naming
 
-# The modules of the commands that a student uses. Some of them start the last two as processes, and
-# `break` runs `texts.py`.
+# The modules of the commands that a student uses, besides all of `course/student/`. Some commands
+# start a server of tests.
 STARTED = (
-    "course/student/check.py", "course/student/hint.py", "course/student/list.py",
-    "course/student/reset.py", "course/student/doctor.py", "course/diff/command.py",
-    "course/student/predict.py", "course/student/break_it.py", "course/student/texts.py",
-    "course/student/measure.py", "course/student/lanes.py", "demo.py",
-    "lab/bench/gpu_check.py", "lab/bench/host_time.py",
-    "course/testing/server.py", "course/student/kernel_probe.py",
+    "course/diff/command.py", "course/testing/server.py", "demo.py", "lab/bench/gpu_check.py",
+    "lab/bench/host_time.py",
 )  # fmt: skip
 AS_THEY_ARE = (
     "LICENSE", "requirements.txt", "constraints.txt",
@@ -147,7 +143,8 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
     """Return the modules of `milestones/` that a student's commands and tests need, without those
     that name a milestone above."""
     found: Files = {}
-    todo = ["__main__.py", *STARTED]
+    student = sorted((root / "milestones/course/student").glob("*.py"))
+    todo = ["__main__.py", *STARTED, *(f"course/student/{path.name}" for path in student)]
     for name, data in files.items():
         if name.startswith("tests/"):
             for module in re.findall(r"milestones\.(\w[\w.]*\w)", data.decode()):

@@ -27,19 +27,21 @@ from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, find, find_mutant
 from ..testing.runner import Runner, RunnerError
-from .break_screen import show_effect
-from .effect import Effect
+from .break_effect import Effect, show_effect
 from .handout import part
-from .progress import FOLDER, TEXTS
+from .progress import ANSWERS, FOLDER
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones break m3.2"
 SECONDS = 20.0  # limit for each test
-PROGRAM = "milestones/course/student/texts.py"
+PROGRAM = "milestones/course/student/engine_answers.py"
 
 
 class BreakError(Exception):
     """The mistake could not be tried. The message says why."""
+
+
+REFUSALS = (RecordError, RunnerError, BreakError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,20 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
     """Try the mistake, and show its effect."""
     console = Console()
-    try:
-        exercise = find(args.exercise, root)
-        question, _ = part("Break it", exercise, root)
-        if not question:
-            raise BreakError(f"the handout has no *Break it* for {exercise.id}")
-        console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
-        with nullcontext(runner) if runner else Runner() as server:
-            if patch_of(exercise, root).is_file():
-                effect = of_patch(exercise, root, server)
-            else:
-                effect = by_hand(exercise, root, server, console)
-    except (RecordError, RunnerError, BreakError) as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
+    exercise = find(args.exercise, root)
+    question, _ = part("Break it", exercise, root)
+    if not question:
+        raise BreakError(f"the handout has no *Break it* for {exercise.id}")
+    console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
+    with nullcontext(runner) if runner else Runner() as server:
+        if patch_of(exercise, root).is_file():
+            effect = of_patch(exercise, root, server)
+        else:
+            effect = by_hand(exercise, root, server, console)
     show_effect(console, effect)
     return 0 if compared(console, exercise, effect) else 1
 
@@ -94,13 +92,13 @@ class Patches:
         """Return what the mistake of an exercise does."""
         name = exercise.milestone
         if name not in self.right:
-            self.right[name] = texts(exercise, self.tree, self.runner)
+            self.right[name] = answers_of(exercise, self.tree, self.runner)
         mutant = find_mutant(name, exercise.mistake, self.root)
         with self.mutants.applied(mutant, self.tree) as refusal:
             if refusal is not None:
                 raise BreakError(f"{mutant.name} does not apply: {refusal}")
             run = self.runner.run(self.tree, exercise.tests, seconds=SECONDS)
-            return Effect(run, self.right[name], texts(exercise, self.tree, self.runner))
+            return Effect(run, self.right[name], answers_of(exercise, self.tree, self.runner))
 
 
 def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) -> Effect:
@@ -114,7 +112,7 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
             f"{exercise.id} does not pass yet. To see what fails:  "
             f"python -m milestones check {exercise.id}"
         )
-    right = texts(exercise, root, runner)
+    right = answers_of(exercise, root, runner)
     folder = root / place(exercise.milestone)
     with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.print(
@@ -131,7 +129,7 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
         except KeyboardInterrupt as stop:
             raise BreakError("nothing was tried") from stop
         run = runner.run(root, exercise.tests, seconds=SECONDS)
-        return Effect(run, right, texts(exercise, root, runner) if right else {})
+        return Effect(run, right, answers_of(exercise, root, runner) if right else {})
 
 
 @contextmanager
@@ -149,11 +147,11 @@ def put_back(folder: Path, kept: Path) -> Iterator[None]:
                 path.write_bytes(data)
 
 
-def texts(exercise: Exercise, tree: Path, runner: Runner) -> dict[str, Any]:
+def answers_of(exercise: Exercise, tree: Path, runner: Runner) -> dict[str, Any]:
     """Return the answers of the whole engine, or nothing if it is not complete."""
-    written = tree / TEXTS
+    written = tree / ANSWERS
     written.unlink(missing_ok=True)
-    runner.run(tree, [f"{PROGRAM}::test_texts[{exercise.milestone}]"], seconds=SECONDS)
+    runner.run(tree, [f"{PROGRAM}::test_answers[{exercise.milestone}]"], seconds=SECONDS)
     found: dict[str, Any] = {}
     if written.is_file():
         found = json.loads(written.read_text(encoding="utf-8"))

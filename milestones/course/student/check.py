@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.status import Status
@@ -26,12 +22,12 @@ from ..record import RecordError, find, load, recorded
 from ..release.cut import still_cut
 from ..testing.results import Result
 from ..testing.runner import SECONDS, Runner, RunnerError
-from .attempt import Attempt
+from .check_screen import Attempt, show_attempts, show_syntax_error
 from .progress import note_result
-from .screen import show_attempts, show_syntax_error
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones check m3.2 --watch"
+REFUSALS = (ValueError, RunnerError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--watch", action="store_true", help="check again when a file is saved")
     parser.add_argument("--trace", action="store_true", help="also show Python's traceback")
-    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="limit for each test (default: %(default)g)"
     )
@@ -49,16 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
     """Check once, or with --watch until Ctrl-C."""
-    console = Console(stderr=args.json)
-    try:
-        exercises = chosen(args.target, root)
-        with nullcontext(runner) if runner else Runner() as server:
-            if not args.watch:
-                return check_once(exercises, args, root, server, console)
-            return watch(exercises, args, root, server, console)
-    except (ValueError, RunnerError) as error:
-        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
-        return 2
+    console = Console()
+    exercises = chosen(args.target, root)
+    with nullcontext(runner) if runner else Runner() as server:
+        if not args.watch:
+            return check_once(exercises, args, root, server, console)
+        return watch(exercises, args, root, server, console)
 
 
 def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
@@ -85,10 +76,7 @@ def check_once(
 ) -> int:  # fmt: skip
     """Run the exercises up to the first that fails, and show them. Return the exit status."""
     if error := syntax_error(root, exercises[0].milestone):
-        if args.json:
-            print_json({"passed": False, "syntax_error": error, "exercises": []})
-        else:
-            show_syntax_error(console, error)
+        show_syntax_error(console, error)
         return 1
     with console.status("importing torch …") if runner.cold else nullcontext():
         runner.start()
@@ -97,10 +85,7 @@ def check_once(
         attempts.append(attempt)
         if attempt.run is not None and not attempt.run.error:
             note_result(root, attempt.exercise.id, attempt.run.passed)
-    if args.json:
-        print_json(as_json(attempts))
-    else:
-        show_attempts(console, attempts, trace=args.trace)
+    show_attempts(console, attempts, trace=args.trace)
     if any(attempt.run is not None and attempt.run.error for attempt in attempts):
         return 2
     return 0 if all(attempt.state == "passed" for attempt in attempts) else 1
@@ -139,40 +124,12 @@ def watch(
     folders = [root / place(exercises[0].milestone), root / "tests"]
     try:
         for _ in changes(folders):
-            if console.is_terminal and not args.json:
+            if console.is_terminal:
                 console.clear()
             status = check_once(exercises, args, root, runner, console)
-            if not args.json:
-                watched = f"watching {place(exercises[0].milestone)}/"
-                said = f"{watched}: save a file to check again, press Ctrl-C to stop"
-                console.print(said, style="dim", highlight=False)
+            watched = f"watching {place(exercises[0].milestone)}/"
+            said = f"{watched}: save a file to check again, press Ctrl-C to stop"
+            console.print(said, style="dim", highlight=False)
     except KeyboardInterrupt:
         console.print()
     return status
-
-
-def as_json(attempts: list[Attempt]) -> dict[str, Any]:
-    """Return the data that `--json` prints."""
-    passed = [attempt for attempt in attempts if attempt.state == "passed"]
-    return {
-        "passed": len(passed) == len(attempts),
-        "points": sum(attempt.exercise.points for attempt in passed),
-        "points_of": sum(attempt.exercise.points for attempt in attempts),
-        "exercises": [
-            {
-                "id": attempt.exercise.id,
-                "title": attempt.exercise.title,
-                "points": attempt.exercise.points,
-                "state": attempt.state,
-                "error": attempt.run and attempt.run.error,
-                "tests": [asdict(r) for r in attempt.run.results] if attempt.run else [],
-            }
-            for attempt in attempts
-        ],
-    }
-
-
-def print_json(data: dict[str, Any]) -> None:
-    """Write JSON to standard output, which gets nothing else."""
-    sys.stdout.write(json.dumps(data, indent=1) + "\n")
-    sys.stdout.flush()

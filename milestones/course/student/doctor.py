@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..delta import ROOT
-from .check import print_json
 
 EXAMPLE = "python -m milestones doctor"
 OLDEST_PYTHON = (3, 10)
@@ -46,22 +45,18 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `python -m milestones doctor`."""
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    """`python -m milestones doctor` has no arguments."""
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Run all checks and show what they found."""
-    console = Console(stderr=args.json)
-    found = []
+    console = Console()
+    fine = True
     with console.status("checking …"):
         for finding in findings(root):
-            found.append(finding)
-            if not args.json:
-                console.print(line(finding))
-    if args.json:
-        print_json({"fine": all(f.fine for f in found), "findings": [asdict(f) for f in found]})
-    return 0 if all(finding.fine for finding in found) else 1
+            console.print(line(finding))
+            fine = fine and finding.fine
+    return 0 if fine else 1
 
 
 def findings(root: Path) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from ..record import RecordError, find
 from .progress import load_progress, save_progress
 
 EXAMPLE = "python -m milestones hint m3.2"
+REFUSALS = (RecordError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Show a hint, and remember that it was shown."""
     console = Console()
-    try:
-        exercise = find(args.exercise, root)
-    except RecordError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
+    exercise = find(args.exercise, root)
     progress = load_progress(root)
     given = min(progress.hints.get(exercise.id, 0), len(exercise.hints))
     console.print(Text.assemble((exercise.id, "bold"), f" {exercise.title}"))

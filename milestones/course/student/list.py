@@ -10,26 +10,27 @@ Exit status: 0; 2 the file of the exercises is wrong.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import json
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...chain import below, chain, course_place, engines, own_name, sources
+from ...chain import below, chain, course_place, engines, own_name, place, sources
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..record import RecordError, load, recorded
 from ..release.cut import still_cut
-from .check import print_json
-from .lessons import lesson
+from .check_screen import STYLES
 from .progress import Progress, load_progress
-from .screen import STYLES
 
-EXAMPLE = "python -m milestones list --json"
+EXAMPLE = "python -m milestones list"
+REFUSALS = (RecordError,)
 
 
 @dataclass(frozen=True)
@@ -41,84 +42,74 @@ class Size:
     changed: int
 
 
-@dataclass(frozen=True)
-class Task:
-    """An exercise of the student's own milestone."""
-
-    id: str
-    title: str
-    points: int
-    state: str  # "passed", "failed", "not written", or "not checked": as the last check has found
-
-
-@dataclass(frozen=True)
-class Milestone:
-    """A row of the list."""
-
-    milestone: str
-    lesson: str
-    size: Size
-    exercises: int
-    points: int
-    points_done: int
-    given: bool  # a complete milestone, below the student's own
-    tasks: tuple[Task, ...]  # only for the student's own milestone
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `python -m milestones list`."""
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    """`python -m milestones list` has no arguments."""
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
-    """Show the list."""
-    console = Console(stderr=args.json)
-    try:
-        ladder = listed(root)
-    except RecordError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
-    if args.json:
-        print_json({"milestones": [asdict(one) for one in ladder]})
-    else:
-        console.print(table_of(ladder))
-        for one in ladder:
-            if one.tasks:
-                console.print(tasks_table(one))
+    """Show the milestones from the lowest to the highest, the electives, and your exercises."""
+    console = Console()
+    names, progress = engines(root), load_progress(root)
+    started = [name for name in names if (root / course_place(name) / "start").is_dir()]
+    exercises = {name: load(name, root, strict=False) for name in recorded(root)}
+    table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
+    table.add_column("milestone and lesson", overflow="fold", ratio=1)
+    for column in ("lines", "added", "changed", "points"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("progress", no_wrap=True)
+    for name in names:
+        size = size_of(root, name, below(name, root))
+        points = sum(exercise.points for exercise in exercises.get(name, ()))
+        given = bool(started) and name in chain(started[0], root)[:-1]
+        table.add_row(
+            Text.assemble((name, "bold"), f"\n{lesson(name, root)}"),
+            str(size.lines), str(size.added), str(size.changed), str(points or ""),
+            "given" if given else progress_of(exercises.get(name, ()), progress),
+        )  # fmt: skip
+    console.print(table)
+    for name in started:
+        console.print(exercises_table(exercises.get(name, ()), root, progress))
     return 0
 
 
-def listed(root: Path) -> list[Milestone]:
-    """Return the milestones of a tree, from the lowest to the highest, and then its electives."""
-    names, progress = engines(root), load_progress(root)
-    started = [name for name in names if (root / course_place(name) / "start").is_dir()]
-    found = []
-    for name in names:
-        exercises = load(name, root, strict=False) if name in recorded(root) else ()
-        found.append(
-            Milestone(
-                milestone=name,
-                lesson=lesson(name, root),
-                size=size_of(root, name, below(name, root)),
-                exercises=len(exercises),
-                points=sum(exercise.points for exercise in exercises),
-                points_done=sum(e.points for e in exercises if e.id in progress.passed),
-                given=bool(started) and name in chain(started[0], root)[:-1],
-                tasks=tuple(task(e, root, progress) for e in exercises if name in started),
-            )
-        )
-    return found
+def lesson(milestone: str, root: Path) -> str:
+    """Return a milestone's lesson: the first sentence of its package's docstring."""
+    source = (root / place(milestone) / "__init__.py").read_text(encoding="utf-8")
+    doc = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].replace("\n", " ")
+    sentence = re.sub(r"^(Milestone \d+|Elective): ", "", doc)
+    return sentence[:1].upper() + sentence[1:]
 
 
-def task(exercise: Exercise, root: Path, progress: Progress) -> Task:
-    """Return an exercise with its state: from the last `check`, and from its functions now."""
+def progress_of(exercises: tuple[Exercise, ...], progress: Progress) -> str:
+    """Return the progress in a milestone, in words."""
+    points = sum(exercise.points for exercise in exercises)
+    done = sum(exercise.points for exercise in exercises if exercise.id in progress.passed)
+    if done < points:
+        return f"{done} of {points}"
+    return "[green]done[/]" if points else ""
+
+
+def exercises_table(exercises: tuple[Exercise, ...], root: Path, progress: Progress) -> Table:
+    """Return the exercises of a milestone, one row each."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for exercise in exercises:
+        state = state_of(exercise, root, progress)
+        styled = Text(state, style=STYLES.get(state, "yellow"))
+        table.add_row(exercise.id, exercise.title, f"{exercise.points} points", styled)
+    return table
+
+
+def state_of(exercise: Exercise, root: Path, progress: Progress) -> str:
+    """Return the state of an exercise: from the last `check`, and from its functions now."""
     if exercise.id in progress.passed:
-        state = "passed"
-    elif still_cut(exercise, root):
-        state = "not written"
-    else:
-        state = "failed" if exercise.id in progress.failed else "not checked"
-    return Task(exercise.id, exercise.title, exercise.points, state)
+        return "passed"
+    if still_cut(exercise, root):
+        return "not written"
+    return "failed" if exercise.id in progress.failed else "not checked"
 
 
 def size_of(root: Path, milestone: str, below: str | None) -> Size:
@@ -144,45 +135,3 @@ def lines_of(milestone: str, root: Path) -> dict[str, list[str]]:
     files = sources(milestone, root)
     found = {name: path for name, path in files.items() if not name.startswith("demo/")}
     return {name: path.read_text("utf-8").splitlines() for name, path in found.items()}
-
-
-def table_of(ladder: list[Milestone]) -> Table:
-    """Return the table of all milestones."""
-    table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
-    table.add_column("milestone and lesson", overflow="fold", ratio=1)
-    for name in ("lines", "added", "changed", "points"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("progress", no_wrap=True)
-    for one in ladder:
-        table.add_row(
-            Text.assemble((one.milestone, "bold"), f"\n{one.lesson}"),
-            str(one.size.lines), str(one.size.added), str(one.size.changed),
-            str(one.points or ""), progress_of(one),
-        )  # fmt: skip
-    return table
-
-
-def tasks_table(milestone: Milestone) -> Table:
-    """Return the exercises of a milestone, one row each."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", style="dim", no_wrap=True)
-    table.add_column(no_wrap=True)
-    for one in milestone.tasks:
-        state = Text(one.state, style=STYLES.get(one.state, "yellow"))
-        table.add_row(one.id, one.title, f"{one.points} points", state)
-    return table
-
-
-def progress_of(milestone: Milestone) -> str:
-    """Return the progress in a milestone, in words."""
-    if milestone.given:
-        return "given"
-    if not milestone.exercises:
-        return ""
-    return (
-        "[green]done[/]"
-        if milestone.points_done == milestone.points
-        else f"{milestone.points_done} of {milestone.points}"
-    )

@@ -1,4 +1,4 @@
-"""What measurements of milestones and of electives share."""
+"""What the measurements of counters and of times share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from common import EngineConfig
 from common.displays.workload import Workload, WorkloadResult, run
 
-from ...chain import load
+from ...chain import below, load
 
 TINY = "tiny-llama"  # for counters, which do not depend on the model
 Row = tuple[str, ...]
@@ -47,6 +47,13 @@ def measured(
         run(engine, workload.warm_up())
         engine.reset_prefix_cache()
         return run(engine, workload)
+
+
+def lower_engine(elective: str) -> str:
+    """Return the engine that an elective lies on."""
+    lower = below(elective)
+    assert lower is not None, "an elective lies on a milestone"
+    return lower
 
 
 def milliseconds(seconds: list[float]) -> str:

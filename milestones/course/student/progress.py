@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FOLDER = ".ladder"
-TEXTS = f"{FOLDER}/texts.json"  # the answers of an engine, for `break`
+ANSWERS = f"{FOLDER}/answers.json"  # the answers of an engine, for `break`
 
 
 @dataclass

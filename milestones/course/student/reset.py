@@ -3,8 +3,7 @@
 Only the functions of this exercise change. All other code that you wrote in the file stays.
 `--undo` puts your last version of these functions back in the same way.
 
-Exit status: 0 done, or there was nothing to do; 1 it could not be done; 2 there is no such
-exercise.
+Exit status: 0 done, or there was nothing to do; 2 it could not be done.
 """
 
 from __future__ import annotations
@@ -29,6 +28,9 @@ class ResetError(Exception):
     """The exercise cannot be reset. The message says why. Nothing was changed."""
 
 
+REFUSALS = (RecordError, ResetError)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones reset`."""
     parser.add_argument("exercise", help="the id of an exercise: m3.2")
@@ -38,16 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Reset the exercise, and show where the old version is."""
     console = Console()
-    try:
-        exercise = find(args.exercise, root)
-    except RecordError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 2
-    try:
-        backups = undo(exercise, root) if args.undo else reset(exercise, root)
-    except ResetError as error:
-        console.print(str(error), style="red", highlight=False, soft_wrap=True)
-        return 1
+    exercise = find(args.exercise, root)
+    backups = undo(exercise, root) if args.undo else reset(exercise, root)
     for line in told(exercise, backups, undone=args.undo):
         console.print(line, highlight=False, soft_wrap=True)
     return 0
@@ -104,8 +98,15 @@ def exchange(exercise: Exercise, originals: dict[str, str], root: Path) -> dict[
         source = text = (root / name).read_text("utf-8")
         for symbol in exercise.symbols:
             file, _, qualified = symbol.partition(":")
-            if name == f"{place(exercise.milestone)}/{file}":
+            if name != f"{place(exercise.milestone)}/{file}":
+                continue
+            try:
                 text = put_back(text, original, qualified, name)
+            except SyntaxError as error:
+                raise ResetError(
+                    f"{name}:{error.lineno} has a syntax error ({error.msg}). Correct it, or reset "
+                    f"the whole file with all its exercises:  cp {exercise.start}/{file}.txt {name}"
+                ) from error
         if text != source:
             changed[name] = text
     backups = {}
@@ -130,7 +131,7 @@ def put_back(source: str, original: str, symbol: str, name: str) -> str:
 
     A function that was deleted is put back in its class, after the function that precedes it.
     """
-    there, wanted = definitions(source, name), definitions(original, name)
+    there, wanted = definitions(source), definitions(original)
     lines, block = source.splitlines(), wanted[symbol]
     if symbol in there:
         first, last = there[symbol][0], there[symbol][1]
@@ -147,20 +148,12 @@ def put_back(source: str, original: str, symbol: str, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def definitions(source: str, name: str) -> dict[str, tuple[int, int]]:
+def definitions(source: str) -> dict[str, tuple[int, int]]:
     """Return the first and last line of each function, with decorators and the comments above."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        folder, _, file = name.partition("/")
-        raise ResetError(
-            f"{name}:{error.lineno} has a syntax error ({error.msg}). Correct it, or reset the "
-            f"whole file with all its exercises:  cp milestones/{folder}/start/{file}.txt {name}"
-        ) from error
     lines = source.splitlines()
     found: dict[str, tuple[int, int]] = {}
     previous = None
-    for symbol, node in functions(tree):
+    for symbol, node in functions(ast.parse(source)):
         first, last = span_of(node, lines).first, body_span(node, lines).last
         if symbol == previous:  # a property and its setter are neighbours with the same name
             first = found[symbol][0]

@@ -8,17 +8,17 @@ import textwrap
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from .calls import called_by, part_of_chain
 from .results import Failure, Outcome, Result
 
 UNWRITTEN = re.compile(r"(\w+\.\d+): ")
 LONGEST = 300  # characters of a value that are kept
 
 Emit = Callable[[dict[str, Any]], None]
+Node = TypeVar("Node", ast.stmt, ast.FunctionDef)
 
 
 class Probe:
@@ -132,7 +132,7 @@ class Probe:
                 failure, message="", called=cut(body), returned="no error", expected=kind
             )
         if not (isinstance(statement, ast.Assert) and at_fault):
-            return replace(failure, called=cut(ast.unparse(first_of(statement))))
+            return replace(failure, called=cut(ast.unparse(statement).partition("\n")[0]))
         message, _, explanation = without_advice(failure.message).partition("assert ")
         failure = replace(
             failure,
@@ -142,12 +142,10 @@ class Probe:
         )
         if self.compared is None or not isinstance(statement.test, ast.Compare):
             return failure
-        found = part_of_chain(statement.test, *self.compared)
-        if found is None:
-            op, left, right = self.compared
-            return replace(failure, returned=f"{left} {op} {right}, which is false")
-        source, op, returned, expected = found
-        called = called_by(source, *place)
+        op, returned, expected = self.compared
+        if len(statement.test.ops) > 1:  # pytest does not say at which place of `a == 8 == b`
+            return replace(failure, returned=f"{returned} {op} {expected}, which is false")
+        called = called_by(statement.test.left, *place)
         expected = expected if op == "==" else f"{op} {expected}"
         return replace(failure, called=called and cut(called), returned=returned, expected=expected)
 
@@ -197,27 +195,50 @@ def without_advice(message: str) -> str:
 
 def statement_at(path: Path, line: int) -> ast.stmt | None:
     """Return the innermost statement of a file that contains a line."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return next(nodes_at(path, line, ast.stmt), None)
+
+
+def nodes_at(path: Path, line: int, kind: type[Node]) -> Iterator[Node]:
+    """Yield the nodes of a kind that contain a line of a file, the innermost one first."""
     around = [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kind) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    return max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+    yield from sorted(around, key=lambda node: (-node.lineno, node.end_lineno or 0))
 
 
-def first_of(statement: ast.stmt) -> ast.AST:
-    """Return the part of a statement that runs first: the head of a loop or block, the value of an
-    assignment, otherwise the whole statement."""
-    if isinstance(statement, ast.For):
-        return statement.iter
-    if isinstance(statement, (ast.While, ast.If)):
-        return statement.test
-    if isinstance(statement, ast.With):
-        return statement.items[0].context_expr
-    if isinstance(statement, ast.Assign):
-        return statement.value
-    return statement
+def called_by(expression: ast.expr, path: Path, line: int) -> str | None:
+    """Return the source of an expression, for a student who does not read the test.
+
+    For a variable, return the last call that was assigned to it, or None if there is none.
+    """
+    if not isinstance(expression, ast.Name):
+        return ast.unparse(expression)
+    function = next(nodes_at(path, line, ast.FunctionDef), None)
+    given = [
+        value
+        for node in (ast.walk(function) if function else ())
+        if isinstance(node, ast.Assign) and node.lineno < line
+        for target in node.targets
+        if (value := value_for(expression.id, target, node.value)) is not None
+    ]
+    last = max(given, key=lambda value: value.lineno, default=None)
+    has_call = last and any(isinstance(inner, ast.Call) for inner in ast.walk(last))
+    return ast.unparse(last) if last and has_call else None
+
+
+def value_for(name: str, target: ast.expr, value: ast.expr) -> ast.expr | None:
+    """Return what a variable is assigned, or None if this assignment does not set it."""
+    if isinstance(target, ast.Name):
+        return value if target.id == name else None
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return None
+    parts = value.elts if isinstance(value, ast.Tuple) else []
+    if len(parts) != len(target.elts):
+        parts = [value] * len(target.elts)
+    found = (value_for(name, *pair) for pair in zip(target.elts, parts, strict=True))
+    return next((part for part in found if part is not None), None)
 
 
 def short(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "error", "skipped", "timeout", "crashed"]
@@ -63,7 +63,6 @@ class Run:
     results: tuple[Result, ...] = ()
     error: str | None = None
     not_run: tuple[str, ...] = ()
-    output: str = field(default="", repr=False)  # the last part of pytest's output
 
     @property
     def passed(self) -> bool:

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..delta import ROOT
@@ -39,7 +38,7 @@ SECONDS = 60.0  # limit for each test
 SECONDS_TO_END = 5.0
 
 
-class Runner:
+class Runner(contextlib.AbstractContextManager["Runner"]):
     """A process that runs tests. As a context manager, it ends the process.
 
     With `fork`, which is the default where it is safe (Linux), the process imports torch and the
@@ -54,13 +53,7 @@ class Runner:
         self._said: Any = None  # the output of the process
         self._folder = tempfile.TemporaryDirectory(prefix="ladder-runner-")
 
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -74,18 +67,17 @@ class Runner:
         tests: Iterable[str],
         *,
         seconds: float = SECONDS,
-        memory: int | None = None,
         options: Iterable[str] = (),
         on_result: OnResult | None = None,
         stop_at_timeout: bool = False,
     ) -> Run:
-        """Run tests (files or node ids) of a tree, each within `seconds`, in `memory` bytes.
+        """Run tests (files or node ids) of a tree, each within `seconds`.
 
         `options` are more options for pytest. `on_result` is called with each result as it comes.
         With `stop_at_timeout`, no test is run after one that does not end.
         """
         request = {
-            "tree": str(Path(tree).resolve()), "memory": memory, "options": [*options],
+            "tree": str(Path(tree).resolve()), "options": [*options],
             "stacks": str(Path(self._folder.name) / "stacks.txt"),
         }  # fmt: skip
         results: list[Result] = []
@@ -99,8 +91,8 @@ class Runner:
                 break
             todo = part.rest
             if stop_at_timeout and part.lost.outcome == "timeout":
-                return Run(tuple(results), run.error, tuple(todo), run.output)
-        return Run(tuple(results), run.error, output=run.output)
+                return Run(tuple(results), run.error, tuple(todo))
+        return Run(tuple(results), run.error)
 
     @property
     def cold(self) -> bool:

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,7 @@ def main() -> int:
     events = os.dup(1)
     os.dup2(2, 1)  # prints go to stderr, so that they do not mix with the events
 
-    def emit(event: dict[str, Any]) -> None:
-        data = json.dumps(event).encode() + b"\n"
-        while data:
-            data = data[os.write(events, data) :]
-
+    emit = partial(send, events)
     if "--once" in sys.argv:
         emit({"event": "ready"})
         return run(json.loads(sys.stdin.readline()), emit)
@@ -70,6 +67,13 @@ def main() -> int:
     for line in sys.stdin:
         serve(json.loads(line), emit)
     return 0
+
+
+def send(descriptor: int, what: Any) -> None:
+    """Write a line of JSON to a descriptor."""
+    data = json.dumps(what).encode() + b"\n"
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def preload() -> None:
@@ -138,11 +142,7 @@ def in_fork(work: Callable[[], int]) -> None:
 def run(request: dict[str, Any], emit: Emit) -> int:
     """Run the tests of a request in its tree. Return pytest's exit status."""
     tree = Path(request["tree"]).resolve()
-    emit({"event": "process", "pid": os.getpid(), "threads": num_threads()})
-    if request.get("memory"):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    emit({"event": "process", "pid": os.getpid()})
     if request.get("stacks"):
         stacks.write_on_signal(request["stacks"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -125,7 +125,7 @@ class SupervisedRun:
                 error = UNFINISHED.format(status=status, test=rest[0], others=len(rest) - 1)
             elif rest:  # KeyboardInterrupt in a test, for example, ends pytest's loop
                 self.lost = self.results[-1]
-            return Run(error=error, output=output)
+            return Run(error=error)
         message = MESSAGES[ended].format(seconds=self.seconds)
         if self.running is not None:
             self._add(Result(self.running, ended, failure=self._failure(ended, message)))

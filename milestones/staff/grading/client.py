@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -13,14 +12,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ...course.delta import ROOT
 from ...course.testing.results import Failure, Result, result_of
 from ...course.testing.runner import ENVIRONMENT, ONE_THREAD
+from ...course.testing.supervised_run import kill_group
 from .answers import Answers, Questions, compare
 from .limits import Limits
 from .root import is_in_kept
@@ -46,12 +46,11 @@ class Outcome:
     endless_import: str | None = None  # where importing the graded code does not end
 
 
-class ForkServer:
+class ForkServer(AbstractContextManager["ForkServer"]):
     """The process that exams are forked from. A context manager; threads can share it."""
 
-    def __init__(self, scratch: Path, *, bare: bool = False, namespaces: bool = True) -> None:
+    def __init__(self, scratch: Path, *, bare: bool = False) -> None:
         self.scratch = scratch
-        self.namespaces = namespaces
         self.lock = threading.Lock()
         ours, theirs = socket.socketpair()
         environment = {key: os.environ[key] for key in KEPT if key in os.environ}
@@ -75,13 +74,7 @@ class ForkServer:
         self.stopped, self.running = os.pipe()
         self._expect(b"r")
 
-    def __enter__(self) -> ForkServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self.socket.close()
         self.said.close()
@@ -126,7 +119,6 @@ class ForkServer:
         order = {
             "tests": tests, "exercise": exercise, "seeds": questions.seeds, "trusted": False,
             "hidden": [str(path) for path in hidden if is_in_kept(path)], "user": new_user(),
-            "namespaces": self.namespaces,
         }  # fmt: skip
         seconds, stopped, finished = GRACE + (len(tests) + 3) * (limits.seconds + 2), "", False
         for event in self._events(tree, order, limits, seconds):
@@ -188,18 +180,10 @@ class ForkServer:
             reader.close()
             os.unlink(name)
             if pid is not None and not ended:
-                _kill(pid)
+                kill_group(pid)
 
     def _expect(self, wanted: bytes) -> None:
         if self.socket.recv(1) != wanted:
             self.said.seek(0)
             words = self.said.read().decode(errors="replace")[-2000:]
             raise GraderError(f"the process that exams are forked from has ended:\n{words}")
-
-
-def _kill(pid: int) -> None:
-    for end in (os.killpg, os.kill):
-        try:
-            end(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue

@@ -22,19 +22,20 @@ Exit status: 0 all submissions were graded; 1 something was not run, or a person
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from ...chain import find_engine
 from ...console import wide_console
-from ...course import record
 from ...course.delta import ROOT
 from . import grade_files, gradebook, submission
 from .answers import escaped
@@ -43,9 +44,8 @@ from .gradebook import Grade, Sheet
 from .grader import Grader
 from .limits import Limits
 from .sandbox import require_isolation
-from .signals import InterruptedBySignal, signals_raise
 from .submission import Course, Submission
-from .upload import Upload, Uploads, place_of
+from .upload import Upload, Uploads
 
 EXAMPLE = """python -m milestones grade submissions/* --milestone m3 --out grades
               python -m milestones grade submissions.zip --milestone m3 --out grades --resume
@@ -58,18 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "submissions", nargs="+", type=Path, metavar="PATH", help="a student's tree, or a zip file"
     )
-    parser.add_argument("--milestone", metavar="M", help="default: the highest in the submission")
+    parser.add_argument("--milestone", metavar="M", required=True, help="the graded milestone: m3")
     parser.add_argument("--hidden", type=Path, metavar="DIR", help="a folder with hidden tests")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the grades here")
     parser.add_argument("--resume", action="store_true", help="keep the grades that are in --out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exams in parallel")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for each test (60)")
     parser.add_argument("--memory", type=float, default=3.0, metavar="GIB", help="per test (3)")
-    parser.add_argument(
-        "--no-namespaces", dest="namespaces", action="store_false",
-        help="use only limits, and another user if run as root; if namespaces cause problems",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print all results as JSON")
     parser.set_defaults(root=ROOT, bare=False)
 
 
@@ -91,12 +86,28 @@ def main(args: argparse.Namespace) -> int:
         batch.save_table()
         sys.stderr.write(f"interrupted: {len(batch.grades)} submissions have a grade\n")
     batch.report()
-    if status:
-        return status
-    if batch.failed:
-        return 3
-    about = [grade["extra_data"] for grade in batch.grades.values()]
-    return 1 if any(a["suspect"] or not a["complete"] for a in about) else 0
+    return status or batch.status
+
+
+class InterruptedBySignal(KeyboardInterrupt):
+    """A signal has asked the grader to end."""
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Raise `InterruptedBySignal` in this thread for Ctrl-C and SIGTERM."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise InterruptedBySignal(number)
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Batch:
@@ -117,7 +128,7 @@ class Batch:
             args.out.mkdir(parents=True, exist_ok=True)
             grade_files.write(args.out / ".writable", "")  # find out before the first
             (args.out / ".writable").unlink()
-        milestone = _milestone(args)
+        milestone = find_engine(args.milestone, args.root)
         scratch = Path(tempfile.mkdtemp(prefix="ladder-grade-")).resolve()
         scratch.chmod(0o711)  # another user can pass through it to the tree, but not list it
         try:
@@ -126,12 +137,12 @@ class Batch:
             uploads = Uploads(milestone, course.names, scratch / "uploads")
             found, self.strays = uploads.find(args.submissions), uploads.strays
             self.single = len(found) == 1
-            require_isolation(course.template, namespaces=args.namespaces)
+            require_isolation(course.template)
             limits = replace(Limits(), seconds=args.seconds, memory=int(args.memory * (1 << 30)))
             places = [args.root, *(upload.folder for upload in found), scratch, *args.submissions]
             places += [path for path in (args.hidden, args.out) if path]
             out_of_sight = [place.resolve() for place in places]
-            with ForkServer(scratch, bare=args.bare, namespaces=args.namespaces) as fork_server:
+            with ForkServer(scratch, bare=args.bare) as fork_server:
                 grader = Grader(fork_server, course, limits, scratch, out_of_sight)
                 if args.out and args.resume:  # the same questions for the submissions that are left
                     grader.seeds = grade_files.saved_seeds(args.out)
@@ -195,6 +206,13 @@ class Batch:
         number = len(self.grades.keys() | self.failed.keys())
         sys.stderr.write(f"[{number}/{total}] {name}: {said}\n")
 
+    @property
+    def status(self) -> int:
+        """The exit status of a batch that has come to its end."""
+        about = [grade["extra_data"] for grade in self.grades.values()]
+        look = any(one["suspect"] or not one["complete"] for one in about)
+        return 3 if self.failed else int(look)
+
     def save_table(self) -> None:
         """Write the grades so far as one table, if they are those of several submissions."""
         if self.args.out and not self.single:
@@ -206,9 +224,6 @@ class Batch:
 
     def report(self) -> None:
         """Print the grades, and what a person must know."""
-        if self.args.json:
-            sys.stdout.write(json.dumps(self.grades, indent=1) + "\n")
-            return
         console = wide_console()
         if self.grades:
             console.print(grade_files.table(dict(sorted(self.grades.items()))))
@@ -226,27 +241,9 @@ class Batch:
             console.print(line, markup=False, highlight=False)
 
 
-def grade(args: argparse.Namespace) -> list[Sheet]:
-    """Return the sheets of all submissions, in the order of their names."""
-    batch = Batch(args)
-    batch.run()
-    return [batch.sheets[name] for name in sorted(batch.sheets)]
-
-
 def _details(sheets: Iterable[Sheet]) -> Iterator[str]:
     for sheet in sheets:
         for mark in sheet.marks:
             if mark.status != "passed":
                 yield f"\n{mark.exercise.id} {mark.exercise.title}: {mark.status}"
                 yield from (f"  {line}" for line in gradebook.words(mark))
-
-
-def _milestone(args: argparse.Namespace) -> str:
-    """Return the named milestone, or the highest one with exercises that the submission has."""
-    if args.milestone:
-        return find_engine(args.milestone, args.root)
-    folder = args.submissions[0]
-    there = [name for name in record.recorded(args.root) if place_of(folder, name, ())]
-    if not folder.is_dir() or not there:
-        raise ValueError(f"{folder} has no milestone with exercises; name one with --milestone")
-    return there[-1]

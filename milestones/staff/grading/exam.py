@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ...course.testing.results import Failure, Outcome, Result
-from . import limits as limits_of
+from . import limits
 from .answers import readable
 from .graded_process import NOT_GRADED, answer, sit
-from .hearing import LARGEST, LOG, Heard, Pipe, hear
-from .limits import Limits
+from .limits import LARGEST, LOG, Heard, Limits, Pipe, supervise
 from .sandbox import Isolation, give_up_rights
 from .system_calls import forbid_hidden_memory
 
@@ -105,7 +104,7 @@ class Examiner:
             self._be_examined(work, says.writer, log.writer)
         os.close(says.writer)
         os.close(log.writer)
-        return hear(child, says, log, seconds, self.exam.limits, self.isolation)
+        return supervise(child, says, log, seconds, self.exam.limits, self.isolation)
 
     def _be_examined(self, work: Work, says: int, log: int) -> None:
         """Run graded code in the child. It reaches the examiner only by what it says."""
@@ -113,7 +112,7 @@ class Examiner:
             os.setsid()
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(signum, signal.SIG_DFL)
-            limits_of.apply(self.exam.limits, own_processes=self.isolation.counted)
+            limits.apply(self.exam.limits, own_processes=self.isolation.counted)
             give_up_rights(self.isolation.user)
             if self.isolation.memory:
                 forbid_hidden_memory()

@@ -14,12 +14,14 @@ import signal
 import socket
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ...course.testing.server import enter, preload
+from ...course.testing.probe import Probe
+from ...course.testing.server import enter, preload, send
 from .exam import SHOWN, Exam, Examiner
 from .graded_process import QUESTIONS, answered
 from .limits import Limits
@@ -55,11 +57,7 @@ def _exam(job: Path, events: int, alive: int) -> None:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-        def emit(event: dict[str, Any]) -> None:
-            data = json.dumps(event).encode() + b"\n"
-            while data:
-                data = data[os.write(events, data) :]
-
+        emit = partial(send, events)
         emit({"event": "process", "pid": os.getpid()})
         end_with_parent(alive)
         os.close(alive)
@@ -70,7 +68,7 @@ def _exam(job: Path, events: int, alive: int) -> None:
             _collect(tree, order, emit)
         else:
             hidden = tuple(map(Path, order["hidden"]))
-            box = Box(tree, hidden, limits.disk, order["user"], order["namespaces"])
+            box = Box(tree, hidden, limits.disk, order["user"])
             isolation = shut_off(box)
             _settle(tree, isolation)
             emit({"event": "isolation", "missing": isolation.missing})
@@ -103,16 +101,6 @@ def _settle(tree: Path, isolation: Isolation) -> None:
         return
 
 
-class _Collector:
-    """Stores the node ids of the collected tests."""
-
-    def __init__(self) -> None:
-        self.nodes: list[str] = []
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.nodes = [item.nodeid for item in session.items]
-
-
 def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
     """Collect the tests of the reference, and let the reference answer the questions."""
     enter(tree)
@@ -130,16 +118,17 @@ def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
 
 def _collected(tree: Path, tests: list[str]) -> dict[str, Any]:
     """Return the node ids of tests, and pytest's status and words."""
-    collector = _Collector()
+    events: list[dict[str, Any]] = []
     arguments = ["-p", "no:cacheprovider", "-q", "--collect-only", f"--rootdir={tree}"]
     with tempfile.TemporaryFile() as said:
         for stream in (1, 2):
             os.dup2(said.fileno(), stream)
-        status = int(pytest.main([*arguments, *tests], plugins=[collector]))
+        status = int(pytest.main([*arguments, *tests], plugins=[Probe(events.append, tree)]))
         sys.stdout.flush()
         said.seek(0)
         words = said.read().decode(errors="replace")[-SHOWN:]
-    return {"status": status, "nodes": collector.nodes, "words": words}
+    nodes = [node for event in events if event["event"] == "collected" for node in event["nodes"]]
+    return {"status": status, "nodes": nodes, "words": words}
 
 
 if __name__ == "__main__":

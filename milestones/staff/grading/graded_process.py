@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ...course.testing.probe import Probe
+from ...course.testing.server import send
 from .answers import LONGEST_TEXT, readable
 
 OPTIONS = (
@@ -41,16 +41,16 @@ def answer(
     try:
         ask = importlib.import_module(QUESTIONS).QUESTIONS[exercise]
     except BaseException as error:
-        _say(says, [])
-        _say(says, [-1, None, f"{type(error).__name__}: {error}"[:LONGEST_TEXT]])
+        send(says, [])
+        send(says, [-1, None, f"{type(error).__name__}: {error}"[:LONGEST_TEXT]])
         os._exit(0)
-    _say(says, [])
+    send(says, [])
     limit = seconds / 4
     for seed in seeds:
         data = answered(ask, seed, tree, limit)
         if OUT_OF_TIME in str(data[2]):
             limit = seconds / 40  # its code hangs: the other seeds have less time
-        _say(says, shortened(data))
+        send(says, shortened(data))
     os._exit(0)
 
 
@@ -118,7 +118,7 @@ def sit(test: str, tree: Path, says: int, log: int, seconds: float) -> NoReturn:
     results = [event["result"] for event in events if event["event"] == "result"]
     with contextlib.suppress(Exception):  # a student may have closed or replaced it
         sys.stdout.flush()
-    _say(says, {"results": shortened(results), "ended": ended[:LONGEST_TEXT]})
+    send(says, {"results": shortened(results), "ended": ended[:LONGEST_TEXT]})
     os._exit(0)
 
 
@@ -144,9 +144,3 @@ def _prepare(log: int, seconds: float) -> None:
 
 def _no_debugger(*_: object, **__: object) -> None:
     raise RuntimeError("a breakpoint() is left in the code, and no person is here to use it")
-
-
-def _say(says: int, what: Any) -> None:
-    data = json.dumps(what).encode() + b"\n"
-    while data:
-        data = data[os.write(says, data) :]

@@ -123,19 +123,19 @@ class Uploads:
         if not path.is_dir():
             return _is_zip(path)
         zips = any(map(_is_zip, path.glob("*.zip")))
-        return not NOT_LOOKED_AT.match(path.name) and (zips or self._place(path) is not None)
+        return not NOT_LOOKED_AT.match(path.name) and (zips or self._has_work(path))
 
     def _inside(self, folder: Path) -> Path:
         """Return the folder, or what is in the only zip file of a folder without other work."""
         zips = [path for path in folder.glob("*.zip") if _is_zip(path)]
-        if not zips or self._place(folder) is not None:
+        if not zips or self._has_work(folder):
             return folder
         if len(zips) > 1:
             raise OSError(f"it has {len(zips)} zip files, and one must be chosen")
         return self._unzipped(zips[0])
 
-    def _place(self, folder: Path) -> Path | None:
-        return place_of(folder, self.milestone, self.files)
+    def _has_work(self, folder: Path) -> bool:
+        return bool(places_of(folder, self.milestone, self.files))
 
     def _unzipped(self, path: Path) -> Path:
         """Unpack a zip file. It may come from a student, so its size is limited."""
@@ -162,17 +162,12 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not NO_UPLOAD.match(p.name))
 
 
-def place_of(folder: Path, milestone: str, files: Iterable[str]) -> Path | None:
-    """Return the folder that has the files of a milestone, or None if there is none.
+def places_of(folder: Path, milestone: str, files: Iterable[str]) -> list[Path]:
+    """Return the folders that may have the files of a milestone, the best one first.
 
     It is the folder with the milestone's name that is least deep, even if folders are around it.
     Without one, it is the folder in which most of `files` (names without a folder) are.
     """
-    return next(iter(places_of(folder, milestone, files)), None)
-
-
-def places_of(folder: Path, milestone: str, files: Iterable[str]) -> list[Path]:
-    """Return the place of the files, and then the others that it was preferred to."""
     folders = [folder, *_below(folder, milestone)]
     named = [place for place in folders if place.name == milestone]
     named = [place for place in named if any(place.glob("*.py"))] or named

@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import dataclass
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..exercise import Exercise
 from ..testing.results import Failure, Result, Run
-from .attempt import Attempt
-from .lessons import INVARIANTS, invariants_in
 
+INVARIANTS = {
+    1: ("One answer", "Greedy output equals that of Hugging Face's `generate`, token for token."),
+    2: ("Batch invariance", "A request's tokens depend only on the request itself."),
+    3: ("Nothing leaks", "A request that is done, aborted or failed holds no memory."),
+    4: ("Bad input is refused, alone", "The error names field and limit. Other requests go on."),
+    5: ("Progress", "Any admitted request finishes."),
+    6: ("Text is whole", "No half characters, no start of a stop string. The pieces join."),
+}
+State = Literal["passed", "failed", "not written", "not run"]
 STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
 LONGEST_EXPLANATION = 6  # lines
 CALL = re.compile(r"\w\(")
 CRASHED_KERNEL = "A load or store outside of a tensor can cause this: look at the masks."
 OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An exercise, and the results of its tests (None: they were not run)."""
+
+    exercise: Exercise
+    run: Run | None = None
+    unwritten: tuple[str, ...] = ()  # its functions that the student has not written yet
+
+    @property
+    def state(self) -> State:
+        if self.run is None:
+            return "not run"
+        if self.run.passed:
+            return "passed"
+        first = self.run.first_failure
+        return "not written" if first is not None and first.unwritten else "failed"
 
 
 def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False) -> None:
@@ -179,3 +207,8 @@ def show_syntax_error(console: Console, error: dict[str, str]) -> None:
     console.print(f"{error['where']}: {error['message']}", style="red", highlight=False)
     if error["source"]:
         console.print(Text(textwrap.indent(error["source"], "    ")))
+
+
+def invariants_in(text: str) -> list[int]:
+    """Return the numbers of the invariants that a message names."""
+    return sorted({int(number) for number in re.findall(r"\bI([1-6])\b", text)})

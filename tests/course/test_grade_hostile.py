@@ -1,22 +1,35 @@
-"""`python -m milestones grade`: hostile submissions earn nothing and disturb no honest one."""
+"""`python -m milestones grade`: hostile submissions earn nothing and disturb no honest one.
+
+No submission holds what no limit counts, or sees what is not its own. What it says does not write
+on a screen. Each case is a submission of `hostile` or of `hostile_kernel`.
+"""
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from pathlib import Path
 
 import pytest
 
-from milestones.staff.grading import command as grade
-from milestones.staff.grading import grader
-from tests.helpers import hostile
+from tests.helpers import hostile, hostile_kernel
 from tests.helpers.mini_course import SHELF
-from tests.helpers.submissions import arguments, hand_in, make_course, once, skeleton_of
+from tests.helpers.submissions import Graded, make_course, once, skeleton_of
 
-pytestmark = pytest.mark.thorough("some thirty hostile submissions, each in a process")
+pytestmark = pytest.mark.thorough("some forty hostile submissions, each in a process")
 
-HONEST = "zoe"
+HONEST = "zoe_of_another_group"
+KERNEL = [name for name in vars(hostile_kernel) if name.isupper() and name != "RULES"]
+TEXTS = {
+    name: text
+    for name, text in {**vars(hostile), **vars(hostile_kernel)}.items()
+    if name.isupper() and name != "RULES"
+}
+# A submission that is right in part earns a part. The others earn nothing.
+EARNS_IN_PART = {"HANG", "REMEMBER"}
+# These make pytest, or the process, report that all tests have passed.
+LIARS = ["REPORT", "CONFTEST", "EQUAL"]
 
 
 class Listener(threading.Thread):
@@ -37,39 +50,32 @@ class Listener(threading.Thread):
                 return
 
 
-class Hostile:
-    """Grades all hostile submissions and an honest one, side by side."""
+class Hostile(Graded):
+    """All hostile submissions and an honest one, side by side, with little memory for each."""
 
     def __init__(self, folder: Path) -> None:
         course = make_course(folder / "course")
-        skeleton = skeleton_of(course)
         self.outside = folder / "outside"
         self.outside.mkdir()
         self.outside.chmod(0o777)
         listener = Listener()
+        secrets = [HONEST, "the secret of put", f"{course}/m2_mini"]
         names = {
             "REFERENCE": repr(str(course)), "OUTSIDE": repr(str(self.outside / "file")),
-            "PORT": str(listener.port),
+            "PORT": listener.port,
+            "SECRETS": [f"[{secret[0]}]{secret[1:]}" for secret in secrets],  # match not themselves
         }  # fmt: skip
-        given = "\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
-        self.before = snapshot(course)
-        folders = [
-            hand_in(folder / name.lower(), skeleton + given + text)
-            for name, text in vars(hostile).items()
-            if name.isupper() and isinstance(text, str)
-        ]
-        folders += [
-            hand_in(folder / name.lower(), data) for name, data in hostile.encoded(skeleton).items()
-        ]
-        folders.append(hand_in(folder / HONEST, SHELF))
-        words = ["--jobs", "2", "--seconds", "6"]
-        with pytest.MonkeyPatch.context() as patch:  # some seeds fill a shelf, and some do not
-            patch.setattr(grader, "draw_seeds", lambda: tuple(range(12)))
-            sheets = grade.grade(arguments(course, *map(str, folders), *words))
-        self.sheets = {sheet.name: sheet for sheet in sheets}
+        given = "".join(f"{name} = {value}\n" for name, value in names.items())
+        given = f"{skeleton_of(course)}\n{hostile_kernel.RULES}\n{given}"
+        before = snapshot(course)
+        sources = {name: given + text for name, text in TEXTS.items()}
+        seeds = tuple(range(12))  # some of them fill a shelf, and some do not
+        super().__init__(
+            folder, {**sources, HONEST: SHELF}, "--memory", "0.5", course=course, seeds=seeds
+        )
         listener.socket.close()
         self.heard = listener.heard
-        self.after = snapshot(course)
+        self.unchanged = snapshot(course) == before
         self.missing = " ".join(self.sheets[HONEST].not_run)
 
     def failures(self, name: str) -> str:
@@ -86,36 +92,30 @@ def exam(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
     return once(tmp_path_factory, "hostile", Hostile)
 
 
-# A submission that is right in part earns a part. The others earn nothing.
-EARNS_IN_PART = {"hang", "remember"}
-NAMES = [name.lower() for name, text in vars(hostile).items() if name.isupper()]
-NAMES += [name.lower() for name in hostile.encoded("")]
-# These make pytest, or the process, report that all tests have passed.
-LIARS = ["runner", "plugin", "conftest", "equal", "spell", *hostile.encoded("")]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TEXTS)
 def test_a_hostile_submission_earns_nothing(name: str, exam: Hostile) -> None:
-    sheet = exam.sheets[name]
-    if name == "read" and "the reference too" in exam.missing:
-        return  # it may have read the reference; then the report must say that this was possible
-    results = [
-        (r.node, r.outcome, r.failure and r.failure.message) for m in sheet.marks for r in m.results
-    ]
-    assert sheet.points <= 5 if name in EARNS_IN_PART else sheet.points == 0, results
+    """It does not reach its aim, unless the report says that this was possible. An escape sequence
+    in what it says could delete or replace what is on the screen."""
+    sheet, output = exam.sheets[name], exam.output(name)
+    assert "Held: " not in output or exam.missing, output
+    assert re.sub(r"[\n\t]", "", output).isprintable()
     assert [len(mark.results) for mark in sheet.marks] == [2], "a test has no result"
     assert [mark.answers.asked for mark in sheet.marks] == [12], "it was not asked"
+    if name in KERNEL:
+        assert [mark.broken for mark in sheet.marks] == [None], "the exam itself failed"
+    if name != "READ" or "the reference too" not in exam.missing:
+        assert sheet.points <= (5 if name in EARNS_IN_PART else 0), output
 
 
 def test_the_honest_one_beside_them_is_not_disturbed(exam: Hostile) -> None:
     assert exam.sheets[HONEST].points == 10
     assert exam.sheets[HONEST].marks[0].status == "passed"
-    assert exam.after == exam.before, "the course was written to"
+    assert exam.unchanged, "the course was written to"
 
 
 def test_a_hang_is_found_once_and_shows_where(exam: Hostile) -> None:
     """Its second test hangs. The answers that do not hang are right."""
-    mark = exam.sheets["hang"].marks[0]
+    mark = exam.sheets["HANG"].marks[0]
     first, second = mark.results
     assert (first.outcome, second.outcome) == ("passed", "timeout")
     assert second.failure is not None and (second.failure.where or "").endswith("in put")
@@ -126,25 +126,26 @@ def test_a_hang_is_found_once_and_shows_where(exam: Hostile) -> None:
 
 def test_what_answers_nothing_is_not_tested(exam: Hostile) -> None:
     """It has no points, and each of its tests might take as long as the questions."""
-    (mark,) = exam.sheets["deaf"].marks
+    (mark,) = exam.sheets["DEAF"].marks
     assert [result.outcome for result in mark.results] == ["error", "error"]
-    assert "answering the first question does not end, at m2_mini" in exam.failures("deaf")
+    assert "answering the first question does not end, at m2_mini" in exam.failures("DEAF")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("leave", "ended before the test did (exit status 0)"),
-        ("crash", "(signal 11)"),
-        ("stop", "SystemExit"),
-        ("memory", "MemoryError"),
-        ("disk", "File too large"),
-        ("debug", "a breakpoint() is left in the code"),
-        ("hidden_memory", "PermissionError"),
+        ("LEAVE", "ended before the test did (exit status 0)"),
+        ("CRASH", "(signal 11)"),
+        ("STOP", "SystemExit"),
+        ("MEMORY", "MemoryError"),
+        ("DISK", "File too large"),
+        ("DEBUG", "a breakpoint() is left in the code"),
+        ("HIDDEN_MEMORY", "PermissionError"),
+        ("PAGE_TABLES", "memory"),
     ],
 )
 def test_the_report_says_what_happened(name: str, words: str, exam: Hostile) -> None:
-    assert words in exam.failures(name)
+    assert words in exam.failures(name) or (name == "PAGE_TABLES" and exam.missing)
 
 
 @pytest.mark.parametrize("name", LIARS)

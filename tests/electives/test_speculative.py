@@ -15,9 +15,10 @@ from common.sampling.sampler import uniform
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, shared_model
 from tests.exercises.requests import request_of
-from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
+from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, greedy
+from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
 
 pytestmark = [pytest.mark.since("speculative"), pytest.mark.streams]
 
@@ -61,44 +62,21 @@ def outputs_of(engine: Any, prompts: list[list[int]], params: Any) -> list[Any]:
 def fuzz(module: Any, seed: int) -> Any:
     """Run one random schedule: arrivals, stops, aborts, retractions, right and wrong drafts."""
     chance = random.Random(seed)
-    page_size, longest = chance.choice([1, 2, 3, 4, 16]), chance.choice([6, 20])
-    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    page_size, longest, num_pages = random_sizes(chance, (1, 2, 3, 4, 16), (6, 20))
     engine = hash_engine(
         module, LateStream(), num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 10),
         max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
     )  # fmt: skip
     with_drafter(engine, Oracle(chance, chance.choice([0.0, 0.1, 0.5, 1.0])))
-    expected: dict[str, list[int]] = {}
-    finals: dict[str, Any] = {}
-    aborted: set[str] = set()
-    to_come = chance.randint(1, 12)
-    while to_come or engine.has_unfinished_requests():
-        while to_come and chance.random() < 0.4:
-            to_come -= 1
-            prompt = [chance.randrange(50) for _ in range(chance.randint(1, longest))]
-            max_tokens = chance.choice([1, 2, 5, 12, 30])
-            stops = chance.sample(range(50), chance.choice([0, 0, 3, 10]))
-            stop = text_of([chance.randrange(50)]) if chance.random() < 0.3 else ""
-            params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
-            name = engine.add_request(prompt, params)
-            capacity = min(max_tokens, num_pages * page_size + 1 - len(prompt))
-            expected[name] = expected_output(prompt, capacity, stops, stop)
-        live = sorted(expected.keys() - finals.keys())
-        if live and chance.random() < 0.06 and engine.abort_request(victim := chance.choice(live)):
-            aborted.add(victim)
-        for output in engine.step():
-            assert output.request_id not in finals, "an output after the final one"
-            if output.finished:
-                finals[output.request_id] = output.outputs[0]
+
+    def add() -> tuple[str, list[int]]:
+        return add_random(engine, chance, random_prompt(chance, longest, [[]]))
+
+    def check() -> None:
         stats = engine.stats()
         assert 0 <= stats.num_accepted_tokens <= stats.num_draft_tokens
-    for name, completion in finals.items():
-        tokens = completion.token_ids
-        if name in aborted:
-            assert tokens == expected[name][: len(tokens)], f"I1: schedule {seed}, {name}"
-        else:
-            assert tokens == expected[name], f"I1, I2: schedule {seed}, {name}"
-    assert finals.keys() == expected.keys(), "I5: a request has no final output"
+
+    run_schedule(engine, chance, add, chance.randint(1, 12), before_step=check)
     return engine
 
 

@@ -1,0 +1,34 @@
+"""Functions that tests replace: to plant a mistake, or to see the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+
+
+def plant(patch: pytest.MonkeyPatch, target: str, mistake: Callable[..., Any]) -> None:
+    """Replace a function, method or property by a mistake.
+
+    target: its full name, with the module and the class.
+    mistake: called with the original, and then with the arguments of the call.
+    """
+    original = resolve_name(target)
+
+    def mistaken(*args: Any, **kwargs: Any) -> Any:
+        return mistake(original, *args, **kwargs)
+
+    patch.setattr(target, property(mistaken) if isinstance(original, property) else mistaken)
+
+
+def watch(owner: Any, name: str, see: Callable[..., object]) -> None:
+    """Call `see` with the arguments of each call of a method of an object, before the call."""
+    method = getattr(owner, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        see(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, watched)

@@ -27,6 +27,7 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, schedules
+from tests.exercises.by_hand import scheduled
 from tests.helpers.fake_overlap import (
     HashResult,
     HashRunner,
@@ -35,7 +36,7 @@ from tests.helpers.fake_overlap import (
 )
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
-from tests.helpers.replaced import plant
+from tests.helpers.replaced import plant, put_on_gpu, watch
 
 pytestmark = [pytest.mark.since("embedding"), pytest.mark.streams]
 
@@ -468,14 +469,9 @@ def test_on_a_gpu_a_step_with_vectors_runs_without_a_graph(
     """A prompt of one token beside decodes looks like a decode batch. A graph has no states."""
     device = FakeCuda()
     with device.installed():
-        engine: Any = make_engine(
-            load_model(EngineConfig(model="tiny-qwen3", device="cpu", model_passes="none")),
-            attention_backend="triton",
-            max_num_seqs=3,
-            num_pages=9,
-        )
-        engine.core.runner.stream.close()
-        engine.core.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
+        loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu", model_passes="none"))
+        engine: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3, num_pages=9)
+        put_on_gpu(engine, module_of("stream"))
         graphs = module_of("cuda_graph").DecodeGraphs
         engine.core.runner.graphs = graphs(engine.core.runner.forward, [1, 2], capture=True)
         text = engine.add_request([5, 6, 7], greedy(4, ignore_eos=True))
@@ -528,15 +524,13 @@ def picture(module_of: ModuleOf) -> list[str]:
         enable_overlap=False,
     )  # fmt: skip
     prompt, rows, cells = [*range(14)], ("text", "MEAN", "LAST"), dict[tuple[str, int], str]()
-    launch, column = engine.core.runner.launch, 0
+    column = 0
 
-    def noted(batch: Any, table: Any) -> Any:
-        for i, request in enumerate(batch.requests):
-            mark = "*" if i in batch.pooled_indices else ""
-            cells[request.request_id, column] = f"{batch.num_scheduled_tokens[i]}{mark}"
-        return launch(batch, table)
+    def note(batch: Any, _table: Any) -> None:
+        for i, (name, count) in enumerate(scheduled(batch)):
+            cells[name, column] = f"{count}*" if i in batch.pooled_indices else f"{count}"
 
-    engine.core.runner.launch = noted
+    watch(engine.core.runner, "launch", note)
     engine.add_request([40, 41, 42], greedy(6, ignore_eos=True), "text")
     while engine.has_unfinished_requests():
         column += 1

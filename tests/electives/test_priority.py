@@ -17,11 +17,12 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
+from tests.exercises.by_hand import scheduled
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine
 from tests.helpers.oracle import assert_same_tokens, drain, greedy, reference
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
-from tests.helpers.replaced import plant
+from tests.helpers.replaced import plant, put_on_gpu, watch
 from tests.helpers.serving import Serve, serve_fixture
 
 __all__ = ["serve_fixture"]
@@ -317,13 +318,6 @@ def test_the_audit_fills_a_page_after_the_copies_that_read_it(
     assert runner.kv_pool.keys[0][:, 5].isnan().all()
 
 
-def put_on_gpu(engine: Any, module_of: ModuleOf) -> None:
-    """Give an engine on a CPU the streams that it would have on a GPU."""
-    for name in ("stream", "copy_stream"):
-        getattr(engine.core.runner, name).close()
-        setattr(engine.core.runner, name, module_of("stream").CudaStream(torch.device("cuda", 0)))
-
-
 def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -331,7 +325,7 @@ def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     with device.installed():
         engine: Any = make_engine(page_size=4, num_pages=12, max_num_seqs=1, cuda_graph=False)
         engine.core.costs.observe = lambda *_: None  # the clock of the fake device stands still
-        put_on_gpu(engine, module_of)
+        put_on_gpu(engine, module_of("stream"), "copy_stream")
         copies = engine.core.runner.copy_stream.stream
         copies.name = "copies"
         for token in (1, 2, 1):
@@ -415,15 +409,10 @@ def test_a_failed_copy_costs_time_and_no_request(
         engine: Any = make_engine(page_size=4, num_pages=20, max_num_seqs=1, cuda_graph=False)
         engine.core.costs.observe = lambda *_: None
         if on_cuda:
-            put_on_gpu(engine, module_of)
+            put_on_gpu(engine, module_of("stream"), "copy_stream")
         copy, calls = engine.core.runner.host_pool.copy, iter(range(100))
-        failed, suspects = engine.search.failed, list[Any]()
-
-        def noted(requests: list[Any]) -> Any:
-            suspects.extend(requests)
-            return failed(requests)
-
-        engine.search.failed = noted
+        suspects: list[Any] = []
+        watch(engine.search, "failed", suspects.extend)
 
         def failing(transfers: list[Any], before_loading: Any) -> None:
             copy(transfers, before_loading)
@@ -514,18 +503,17 @@ def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> No
 def picture(module_of: ModuleOf) -> list[str]:
     """Return the lines of the picture on the elective's page: a run with 12 pages of two tokens."""
     engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4, enable_overlap=False)
-    launch, cells = engine.core.runner.launch, dict[tuple[str, int], str]()
+    cells: dict[tuple[str, int], str] = {}
     rows = ("low", "urgent", "to host", "from host")
     prompts = {"low": [1] * 12, "urgent": [2] * 18}
     engine.add_request(prompts["low"], greedy(8, ignore_eos=True), "low", priority=1)
     counted, column = (0, 0), 0
 
-    def noted(batch: Any, table: Any) -> Any:
-        for request, count in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            cells[request.request_id, column] = f"{count}"
-        return launch(batch, table)
+    def note(batch: Any, _table: Any) -> None:
+        for name, count in scheduled(batch):
+            cells[name, column] = f"{count}"
 
-    engine.core.runner.launch = noted
+    watch(engine.core.runner, "launch", note)
     while engine.has_unfinished_requests():
         column += 1
         if column == 3:

@@ -17,8 +17,9 @@ from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, sha
 from tests.exercises.requests import request_of
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
-from tests.helpers.oracle import assert_one_answer, greedy
+from tests.helpers.oracle import assert_one_answer, drain, greedy
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
+from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("speculative"), pytest.mark.streams]
 
@@ -57,6 +58,13 @@ def with_drafter(engine: Any, drafter: Any) -> Any:
 
 def outputs_of(engine: Any, prompts: list[list[int]], params: Any) -> list[Any]:
     return [o.outputs[0] for o in engine.generate(prompts, params, progress=False)]
+
+
+def plain_answer(params: Any, prompt: list[int] = PROMPT, **config: Any) -> Any:
+    """Return what m5 answers to a request that runs alone."""
+    with build_engine("m5_overlap", **config) as plain:
+        [found] = outputs_of(plain, [prompt], params)
+    return found
 
 
 def fuzz(module: Any, seed: int) -> Any:
@@ -121,8 +129,7 @@ def test_penalties_count_no_draft(make_engine: EngineFactory) -> None:
 
 
 def test_right_drafts_save_steps(make_engine: EngineFactory) -> None:
-    with build_engine("m5_overlap") as plain:
-        [expected] = outputs_of(plain, [PROMPT], greedy(21, ignore_eos=True))
+    expected = plain_answer(greedy(21, ignore_eos=True))
     engine = with_drafter(make_engine(), Given(expected.token_ids))
     [output] = outputs_of(engine, [PROMPT], greedy(21, ignore_eos=True))
     stats = engine.stats()
@@ -134,8 +141,7 @@ def test_right_drafts_save_steps(make_engine: EngineFactory) -> None:
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 8])
 def test_max_tokens_counts_tokens(make_engine: EngineFactory, max_tokens: int) -> None:
-    with build_engine("m5_overlap") as plain:
-        [expected] = outputs_of(plain, [PROMPT], greedy(20, ignore_eos=True))
+    expected = plain_answer(greedy(20, ignore_eos=True))
     engine = with_drafter(make_engine(), Given(expected.token_ids))
     [output] = outputs_of(engine, [PROMPT], greedy(max_tokens, ignore_eos=True))
     assert output.token_ids == expected.token_ids[:max_tokens]
@@ -144,23 +150,20 @@ def test_max_tokens_counts_tokens(make_engine: EngineFactory, max_tokens: int) -
 
 
 def test_a_stop_at_every_place_of_a_run(make_engine: EngineFactory) -> None:
-    with build_engine("m5_overlap") as plain:
-        [expected] = outputs_of(plain, [PROMPT], greedy(16, ignore_eos=True))
+    expected = plain_answer(greedy(16, ignore_eos=True))
     tokens = expected.token_ids
     for stop in tokens:
         engine = with_drafter(make_engine(), Given(tokens))
         params = greedy(16, stop_token_ids=[stop], ignore_eos=True, logprobs=0)
         [output] = outputs_of(engine, [PROMPT], params)
         assert output.token_ids == tokens[: tokens.index(stop) + 1]
-        assert output.finish_reason == "stop" and len(output.logprobs or []) == len(
-            output.token_ids
-        )
+        assert output.finish_reason == "stop"
+        assert len(output.logprobs or []) == len(output.token_ids)
 
 
 def test_refused_drafts_are_not_in_the_tree(make_engine: EngineFactory) -> None:
     """A prompt that spells refused drafts finds no page beyond the tokens that were accepted."""
-    with build_engine("m5_overlap") as plain:
-        [expected] = outputs_of(plain, [PROMPT], greedy(9, ignore_eos=True))
+    expected = plain_answer(greedy(9, ignore_eos=True))
     wrong = [(token + 1) % 250 for token in expected.token_ids]
     engine: Any = with_drafter(make_engine(page_size=1), Given(wrong))
     outputs_of(engine, [PROMPT], greedy(9, ignore_eos=True))
@@ -176,17 +179,15 @@ def test_drafts_take_only_the_rest_of_the_budget(make_engine: EngineFactory) -> 
     for i in range(3):
         engine.add_request([i + 1, 2], greedy(30, ignore_eos=True))
     engine.add_request([4] * 40, greedy(3, ignore_eos=True))
-    launch, sizes = engine.core.runner.launch, list[int]()
+    sizes: list[int] = []
 
-    def watched(batch: Any, table: Any) -> Any:
+    def check(batch: Any, _table: Any) -> None:
         sizes.append(batch.num_tokens)
         unfinished = [r for r in batch.requests if r.num_output_tokens == 0]
         assert not any(request in batch.drafts for request in unfinished)
-        return launch(batch, table)
 
-    engine.core.runner.launch = watched
-    while engine.has_unfinished_requests():
-        engine.step()
+    watch(engine.core.runner, "launch", check)
+    drain(engine)
     assert max(sizes) == 9
 
 
@@ -197,8 +198,7 @@ def test_many_requests_overlap_and_do_not_draft(make_engine: EngineFactory) -> N
         engine.add_request(prompt, greedy(12, ignore_eos=True))
     engine.step()
     assert engine.core.result_queue, "the next step was launched before this one was processed"
-    while engine.has_unfinished_requests():
-        engine.step()
+    drain(engine)
     assert engine.stats().num_draft_tokens == 0
 
 
@@ -364,8 +364,7 @@ def test_drafts_end_before_max_model_len(make_engine: EngineFactory, distance: i
     """No draft has a position that the model does not have, and the output ends where m5's does."""
     length = 32
     prompt = [i % 40 for i in range(length - distance)]
-    with build_engine("m5_overlap", max_model_len=length) as plain:
-        [expected] = outputs_of(plain, [prompt], greedy(20, ignore_eos=True))
+    expected = plain_answer(greedy(20, ignore_eos=True), prompt, max_model_len=length)
     assert len(expected.token_ids) == distance and expected.finish_reason == "length"
     engine: Any = with_drafter(
         make_engine(max_model_len=length), Given(expected.token_ids + [7] * 9)
@@ -421,20 +420,14 @@ def test_a_ragged_batch_gives_each_request_its_own_answer(make_engine: EngineFac
         SamplingParams(max_tokens=20, temperature=temperature, seed=i, ignore_eos=True, logprobs=1)
         for i, temperature in enumerate([0.0, 0.7, 1.3, 0.0])
     ]
-    expected = []
-    for prompt, own in zip(prompts, params, strict=True):
-        with build_engine("m5_overlap") as plain:
-            expected += outputs_of(plain, [prompt], own)
+    expected = [plain_answer(own, prompt) for prompt, own in zip(prompts, params, strict=True)]
     counts = (4, 3, 0, 2)
     answers = [(p, o.token_ids, n) for p, o, n in zip(prompts, expected, counts, strict=True)]
     engine: Any = with_drafter(make_engine(max_num_batched_tokens=16), ByPrompt(answers))
-    launch, shapes = engine.core.runner.launch, set[tuple[int, ...]]()
-
-    def watched(batch: Any, table: Any) -> Any:
-        shapes.add(tuple(batch.num_scheduled_tokens))
-        return launch(batch, table)
-
-    engine.core.runner.launch = watched
+    shapes: set[tuple[int, ...]] = set()
+    watch(
+        engine.core.runner, "launch", lambda batch, _: shapes.add(tuple(batch.num_scheduled_tokens))
+    )
     found = outputs_of(engine, prompts, params)
     assert [o.token_ids for o in found] == [o.token_ids for o in expected]
     for ours, theirs in zip(found, expected, strict=True):
@@ -445,8 +438,7 @@ def test_a_ragged_batch_gives_each_request_its_own_answer(make_engine: EngineFac
 
 def test_tokens_behind_the_end_of_a_run_are_not_counted(make_engine: EngineFactory) -> None:
     """Four drafts and a stop at the second token: one draft is accepted, and two tokens count."""
-    with build_engine("m5_overlap") as plain:
-        [expected] = outputs_of(plain, [PROMPT], greedy(8, ignore_eos=True))
+    expected = plain_answer(greedy(8, ignore_eos=True))
     tokens = expected.token_ids
     assert tokens.index(tokens[2]) == 2
     engine = with_drafter(make_engine(), Given(tokens))
@@ -460,14 +452,8 @@ def test_tokens_behind_the_end_of_a_run_are_not_counted(make_engine: EngineFacto
 
 def test_min_tokens_counts_tokens(make_engine: EngineFactory) -> None:
     """A stop token within a run, before and behind `min_tokens`: the answer is that of m5."""
-    with build_engine("m5_overlap") as plain:
-        [free] = outputs_of(plain, [PROMPT], greedy(12, ignore_eos=True))
-        for place in range(1, 8):
-            params = greedy(
-                12, ignore_eos=True, stop_token_ids=[free.token_ids[place]], min_tokens=4
-            )
-            [expected] = outputs_of(plain, [PROMPT], params)
-            engine = with_drafter(make_engine(), Given(free.token_ids))
-            [output] = outputs_of(engine, [PROMPT], params)
-            assert output.token_ids == expected.token_ids
-            assert output.finish_reason == expected.finish_reason
+    tokens = plain_answer(greedy(12, ignore_eos=True)).token_ids
+    for place in range(1, 8):
+        params = greedy(12, ignore_eos=True, stop_token_ids=[tokens[place]], min_tokens=4)
+        engine = with_drafter(make_engine(), Given(tokens))
+        assert outputs_of(engine, [PROMPT], params) == [plain_answer(params)]

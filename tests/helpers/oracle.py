@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common import LLMEngine, LoadedModel, RequestOutput, SamplingParams
+from common import CompletionOutput, LLMEngine, LoadedModel, RequestOutput, SamplingParams
 from tests.conftest import plain_model
 
 TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
@@ -77,6 +77,11 @@ def drain(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
     return outputs
+
+
+def completions(engine: LLMEngine) -> dict[str, CompletionOutput]:
+    """Step until no request is left. Return what each request got in the end."""
+    return {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
 
 
 def greedy(max_tokens: int, **params: object) -> SamplingParams:

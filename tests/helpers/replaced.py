@@ -1,4 +1,4 @@
-"""Functions that tests replace: to plant a mistake, or to see the calls."""
+"""What tests replace: functions, to plant a mistake or to see the calls; and streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
+import torch
 
 
 def plant(patch: pytest.MonkeyPatch, target: str, mistake: Callable[..., Any]) -> None:
@@ -32,3 +33,11 @@ def watch(owner: Any, name: str, see: Callable[..., object]) -> None:
         return method(*args, **kwargs)
 
     setattr(owner, name, watched)
+
+
+def put_on_gpu(engine: Any, stream_module: Any, *names: str) -> None:
+    """Give an engine on a CPU the streams that it would have on a GPU. See `FakeCuda`."""
+    runner = engine.core.runner
+    for name in ("stream", *names):
+        getattr(runner, name).close()
+        setattr(runner, name, stream_module.CudaStream(torch.device("cuda", 0)))

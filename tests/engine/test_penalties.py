@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import EngineConfig, LLMEngine, Request, SamplingParams
-from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
@@ -19,12 +17,12 @@ from milestones.lab.instruments.audit import MODES, assert_idle, audited_engine_
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.hash_model import hash_model
 from tests.conftest import EngineFactory, build_engine
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.made_requests import TOKENIZER, request_with
+from tests.helpers.oracle import completions, greedy
 from tests.helpers.sampling_reference import adjusted, hash_answer
 
 pytestmark = pytest.mark.streams(electives=False)
 
-TOKENIZER = byte_tokenizer()
 HASH = hash_model()
 VOCAB = 40  # of the tests without an engine
 EOS = [3, 7]
@@ -44,11 +42,7 @@ states = st.lists(st.tuples(tokens.filter(bool), tokens, penalties), min_size=1,
 
 
 def request(prompt: list[int], output: list[int], params: SamplingParams) -> Request:
-    made = Request(
-        "r", None, prompt, params, seed=params.seed or 0, max_model_len=100,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-        end_token_ids=np.array(sorted({*EOS, *params.stop_token_ids})),
-    )  # fmt: skip
+    made = request_with(params, prompt, end_token_ids=sorted({*EOS, *params.stop_token_ids}))
     made.token_ids += output
     return made
 
@@ -201,7 +195,7 @@ def test_penalties_on_every_engine(
             if arrival == step:
                 engine.add_request(prompt, SamplingParams(**values), f"{i}")
         got.update({o.request_id: o.outputs[0].token_ids for o in engine.step()})
-    got.update({name: o[-1].outputs[0].token_ids for name, o in drain(engine).items()})
+    got.update({name: found.token_ids for name, found in completions(engine).items()})
     assert got == expected, f"I2: {mode}"
     engine.close()
     assert_idle(engine)

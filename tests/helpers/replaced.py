@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from common import LoadedModel
+
 
 def plant(patch: pytest.MonkeyPatch, target: str, mistake: Callable[..., Any]) -> None:
     """Replace a function, method or property by a mistake.
@@ -33,6 +35,23 @@ def watch(owner: Any, name: str, see: Callable[..., object]) -> None:
         return method(*args, **kwargs)
 
     setattr(owner, name, watched)
+
+
+def fail_forward(
+    patch: pytest.MonkeyPatch, loaded: LoadedModel, nth: int, error: type[BaseException]
+) -> None:
+    """Make the n-th forward from now fail in layer 1, when layer 0 has stored keys and values."""
+    calls = iter(range(1, 10**6))
+
+    layer: Any = loaded.model.model.layers[1]
+    forward = layer.forward
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == nth:
+            raise error
+        return forward(*args, **kwargs)
+
+    patch.setattr(layer, "forward", failing)
 
 
 def put_on_gpu(engine: Any, stream_module: Any, *names: str) -> None:

@@ -23,7 +23,7 @@ from tests.helpers.fake_grammars import (
     with_fakes,
 )
 from tests.helpers.fake_overlap import expected_output, hash_engine
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.oracle import completions, drain, greedy
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
 from tests.helpers.replaced import watch
 
@@ -147,9 +147,9 @@ def test_only_steps_with_grammars_are_sampled_later(module_of: ModuleOf) -> None
         engine.step()
     assert delayed == []
     engine.add_request([1, 2], params_of(3, 4), "grammar")
-    outputs = drain(engine)
+    finals = completions(engine)
     assert delayed == [2] * 6, "four tokens, the end, and the step in flight with it"
-    assert outputs["plain"][-1].outputs[0].token_ids == expected_output(PROMPT, 20)
+    assert finals["plain"].token_ids == expected_output(PROMPT, 20)
 
 
 def test_no_mask_before_the_end_of_the_prompt(module_of: ModuleOf) -> None:
@@ -158,10 +158,9 @@ def test_no_mask_before_the_end_of_the_prompt(module_of: ModuleOf) -> None:
     with_fakes(engine)
     events, prompt = record(engine), [token % 50 for token in range(100)]
     engine.add_request(prompt, params_of(1, 3, 20))
-    outputs = drain(engine)
+    [final] = completions(engine).values()
     assert events[:5] == ["launch", "launch", "launch", "launch", "sample"]
-    [[*_, last]] = outputs.values()
-    assert last.outputs[0].token_ids == expected_under(prompt, 20, 1, 3)
+    assert final.token_ids == expected_under(prompt, 20, 1, 3)
 
 
 def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf) -> None:
@@ -175,7 +174,7 @@ def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf)
         engine.core.undo_steps_in_flight()
         engine.core.scheduler.retract(engine.core.scheduler.running[0])
         assert len(accepted(compiler)) == count and engine.core.scheduler.waiting
-        final = drain(engine)[name][-1].outputs[0]
+        final = completions(engine)[name]
         assert final.token_ids == accepted(compiler) == expected_under(PROMPT, 30, 2, 9)
         assert engine.stats().num_retractions == 1
 
@@ -191,7 +190,7 @@ def test_cut_output_is_told_so(module_of: ModuleOf, max_tokens: int) -> None:
     engine = engine_of(module_of)
     with_fakes(engine)
     engine.add_request(PROMPT, params_of(1, 4, max_tokens), "a")
-    final = drain(engine)["a"][-1].outputs[0]
+    final = completions(engine)["a"]
     assert final.finish_reason == ("stop" if max_tokens == 5 else "length")
     assert final.token_ids == expected_under(PROMPT, max_tokens, 1, 4)
 
@@ -202,12 +201,11 @@ def test_an_illegal_token_ends_only_its_request(module_of: ModuleOf) -> None:
     names = [engine.add_request([i, 9], params_of(i, 10), f"r{i}") for i in range(3)]
     for _ in range(4):
         engine.step()
-    grammar = next(
-        g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1"
-    )
+    grammars = engine.core.scheduler.grammars.grammars
+    (grammar,) = [g for request, g in grammars.items() if request.request_id == "r1"]
     grammar.length = len(grammar.accepted) + 1  # only the end is allowed behind the token in flight
     grammar.fill = StepGrammar(1, 10).fill  # ... but the mask does not say so
-    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    finals = completions(engine)
     assert finals["r1"].finish_reason == "error"
     assert "does not allow the sampled token" in (finals["r1"].error or "")
     for i in (0, 2):
@@ -232,7 +230,7 @@ def test_other_requests_do_not_wait_for_a_grammar(module_of: ModuleOf) -> None:
     assert engine.stats().num_waiting == 10
     while compiler.pending:
         compiler.finish()
-    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    finals = completions(engine)
     assert finals["slow3"].token_ids == expected_under(PROMPT, 30, 3, 3)
 
 
@@ -246,9 +244,8 @@ def test_an_idle_engine_waits_for_a_compiler_and_does_not_spin(module_of: Module
     assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]
     assert len(waits) == 2, "an output that is ready is not held back"
     compiler.finish()
-    assert engine.step() == [] and not engine.core.scheduler.waiting, (
-        "the late result changes nothing"
-    )
+    assert engine.step() == [], "the late result changes nothing"
+    assert not engine.core.scheduler.waiting
     assert not engine.has_unfinished_requests()
 
 
@@ -258,7 +255,7 @@ def test_a_grammar_that_takes_too_long(module_of: ModuleOf) -> None:
     engine.core.scheduler.grammars.timeout = 0.0
     engine.add_request(PROMPT, params_of(1, 2), "late")
     engine.add_request([4], greedy(2, ignore_eos=True), "plain")
-    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    finals = completions(engine)
     assert finals["late"].finish_reason == "error" and "0 s" in (finals["late"].error or "")
     assert finals["plain"].finish_reason == "length"
 
@@ -273,10 +270,8 @@ def test_requests_share_a_compilation_and_no_state(module_of: ModuleOf) -> None:
         return StepGrammar(0, 3)
 
     compiler = manager.GrammarCompiler(slow)
-    regex, choice = (
-        StructuredOutputsParams(regex="[0-9]+"),
-        StructuredOutputsParams(choice=["[0-9]+"]),
-    )
+    regex = StructuredOutputsParams(regex="[0-9]+")
+    choice = StructuredOutputsParams(choice=["[0-9]+"])
     futures = [compiler.submit(wanted) for wanted in [regex, choice] * 10]
     assert len({id(future.result()) for future in futures}) == 2 and len(made) == 2
     one, other = futures[0].result().fork(), futures[0].result().fork()
@@ -315,15 +310,10 @@ class HeldCompile:
 def test_what_no_request_waits_for_is_not_compiled(module_of: ModuleOf, ends_by: str) -> None:
     """Sixteen requests end while their grammars are queued. The next one does not wait for them."""
     engine = engine_of(module_of)
-    manager, held = (
-        engine.core.scheduler.grammars,
-        HeldCompile(module_of("grammar_manager").NUM_THREADS),
-    )
-    (
-        engine.core.scheduler.grammars.compiler.compile,
-        engine.input_processor.no_structured_outputs,
-    ) = held, None
-    blocking = [engine.core.scheduler.grammars.compiler.submit(wanted) for wanted in held.blockers]
+    engine.input_processor.no_structured_outputs = None
+    manager = engine.core.scheduler.grammars
+    held = manager.compiler.compile = HeldCompile(module_of("grammar_manager").NUM_THREADS)
+    blocking = [manager.compiler.submit(wanted) for wanted in held.blockers]
     held.wait_for_blockers()
     engine.add_request(PROMPT, params_of(3, 3), "kept")
     manager.timeout = 0.0 if ends_by == "timeout" else PATIENCE

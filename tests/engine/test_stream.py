@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,14 @@ pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams]
 THREADS = Path("/proc/self/task")
 
 
-def test_work_runs_in_order_on_another_thread(module_of: ModuleOf) -> None:
-    stream = module_of("stream").ThreadStream()
+@pytest.fixture
+def stream(module_of: ModuleOf) -> Iterator[Any]:
+    opened = module_of("stream").ThreadStream()
+    yield opened
+    opened.close()
+
+
+def test_work_runs_in_order_on_another_thread(stream: Any) -> None:
     seen: list[Any] = []
     gate = threading.Event()
     stream.launch(gate.wait)  # launching does not wait for it
@@ -42,11 +49,9 @@ def test_work_runs_in_order_on_another_thread(module_of: ModuleOf) -> None:
     stream.synchronize()
     assert [i for i, _ in seen] == list(range(9))
     assert {thread for _, thread in seen} != {threading.get_ident()}
-    stream.close()
 
 
-def test_what_follows_a_failure_fails_unrun(module_of: ModuleOf) -> None:
-    stream = module_of("stream").ThreadStream()
+def test_what_follows_a_failure_fails_unrun(stream: Any) -> None:
     seen: list[int] = []
 
     def fail() -> None:
@@ -61,14 +66,12 @@ def test_what_follows_a_failure_fails_unrun(module_of: ModuleOf) -> None:
     stream.synchronize()  # the failure has been reported, so later work runs again
     stream.launch(lambda: seen.append(2)).wait()
     assert seen == [1, 2]
-    stream.close()
 
 
 def test_a_thread_that_has_started_is_not_started_again(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+    stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt may come after the thread has started and before `launch` knows of it."""
-    stream = module_of("stream").ThreadStream()
     start = stream.thread.start
 
     def interrupted() -> None:
@@ -82,7 +85,6 @@ def test_a_thread_that_has_started_is_not_started_again(
     seen: list[int] = []
     stream.launch(lambda: seen.append(1)).wait()
     assert seen == [1]
-    stream.close()
 
 
 def test_the_thread_ends_with_its_stream(module_of: ModuleOf) -> None:

@@ -134,9 +134,7 @@ def test_a_failed_forward_changes_nothing(
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(10), f"{i}")
     fail_forward(monkeypatch, shared_model("tiny-llama"), nth, Broken)
-    finals = {}
-    while engine.has_unfinished_requests():
-        finals.update({output.request_id: output for output in engine.step()})
+    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
     (record,) = [r for r in caplog.records if "forward failed" in r.message]
     assert record.exc_info is not None and record.exc_info[0] is Broken
     assert len(finals) == len(PROMPTS)

@@ -35,6 +35,22 @@ TOLD_PARAMS: list[tuple[str, dict[str, Any]]] = [  # with the limit that the mes
     ("stop_token_ids must be between 0 and", {"stop_token_ids": [2**63]}),
     ("ignore_eos must be one of True, False, got array", {"ignore_eos": np.array([True, False])}),
     ("top_k must be an integer, .* got tensor", {"top_k": torch.tensor([1, 2])}),
+    ("presence_penalty must be in .-2.0, 2.0., got 2.5", {"presence_penalty": 2.5}),
+    ("presence_penalty must be a finite number", {"presence_penalty": float("nan")}),
+    ("frequency_penalty must be in .-2.0, 2.0., got -3", {"frequency_penalty": -3}),
+    ("repetition_penalty must be in .0.01, 100.0., got 0", {"repetition_penalty": 0}),
+    ("repetition_penalty", {"repetition_penalty": float("inf")}),
+    ("min_tokens must be between 0", {"min_tokens": -1}),
+    ("min_tokens must be at most max_tokens=4, got 5", {"min_tokens": 5, "max_tokens": 4}),
+    ("n must be between 1 and 1000, got 0", {"n": 0}),
+    ("n must be between 1 and 1000, got 1001", {"n": 1001}),
+    ("n must be an integer", {"n": 2.0}),
+    ("logit_bias must be a dict .* got .1, 2.", {"logit_bias": [1, 2]}),
+    ("logit_bias: a token id must be an integer.* got '5'", {"logit_bias": {"5": 1.0}}),
+    ("logit_bias: a token id must be between 0", {"logit_bias": {-1: 1.0}}),
+    ("logit_bias: a value must be in .-100.0, 100.0., got 101", {"logit_bias": {1: 101}}),
+    ("logit_bias: a value must be a finite number", {"logit_bias": {1: float("nan")}}),
+    ("logit_bias must have at most 10000 tokens", {"logit_bias": dict.fromkeys(range(10001), 1)}),
 ]
 BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("device must be 'auto', 'cpu', .* got 'cpu:x'", {"device": "cpu:x"}),
@@ -101,7 +117,7 @@ BAD_REQUESTS: list[tuple[str, str, Refused]] = [
 @pytest.mark.parametrize(
     ("field", "values"),
     [*((field, {field: v}) for field, bad in BAD_PARAMS.items() for v in bad), *TOLD_PARAMS],
-    ids=str,
+    ids=lambda part: str(part)[:60],
 )
 def test_bad_parameters(field: str, values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=field):

@@ -70,8 +70,8 @@ def fuzz(
     def add() -> tuple[str, list[int]]:
         adapter = chance.choice(names)
 
-        def answer(*arguments: Any) -> list[int]:
-            return expected_output(*arguments, number_of(engine, adapter))
+        def answer(tokens: list[int], most: int, stops: list[int], stop: str) -> list[int]:
+            return expected_output(tokens, most, stops, stop, number_of(engine, adapter))
 
         prompt = random_prompt(chance, longest)
         return add_random(engine, chance, prompt, answer, lora_request=wanted(adapter))

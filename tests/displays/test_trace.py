@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common import EngineConfig, LLMEngine, RequestOutput
+from common import EngineConfig, LLMEngine
 from common.displays.demo import parser, recorded
 from common.tracing.data import Span, TraceData
 from common.tracing.forwards import StreamForwards
 from common.tracing.trace import Trace
 from milestones.chain import load
 from tests.conftest import EngineFactory, shared_model
-from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.helpers.oracle import assert_one_answer, completions, drain, greedy
+from tests.helpers.replaced import fail_forward
 
 COMMON = list(range(50, 66))  # all prompts begin with these tokens
 PROMPTS = [COMMON + [i] * (2 + 3 * i) for i in range(6)]
@@ -108,17 +109,8 @@ def test_a_failed_step_is_recorded(
     make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine: Any = make_engine(**CONFIG)
-    layer = shared_model("tiny-llama").model.model.layers[1]
-    forward, calls = layer.forward, iter(range(1, 10**6))
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 4:
-            raise Broken
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(layer, "forward", failing)
+    fail_forward(monkeypatch, shared_model("tiny-llama"), 4, Broken)
     names = set(vars(engine))
-    finals: dict[str, RequestOutput] = {}
     with Trace(engine) as trace:
         add_all(engine)
         while "Broken" not in [frame.error for frame in trace.data.frames]:
@@ -126,12 +118,11 @@ def test_a_failed_step_is_recorded(
     assert [frame.error for frame in trace.data.frames if frame.error] == ["Broken"]
     assert set(vars(engine)) == names
     with Trace(engine) as trace:  # this trace begins with requests in flight and earlier forwards
-        finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
+        finals = completions(engine)
     assert {info.request_id for info in trace.data.requests} == set(finals)
     assert all(info.end is not None for info in trace.data.requests)
     assert_nested(trace.data.forwards)
-    for output in finals.values():
-        assert output.outputs[0].finish_reason == "length"
+    assert {found.finish_reason for found in finals.values()} == {"length"}
 
 
 def test_a_model_may_be_shared(milestone: str) -> None:

@@ -27,19 +27,20 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, schedules
+from tests.exercises.by_hand import scheduled
 from tests.helpers.fake_overlap import (
     HashResult,
     HashRunner,
-    expected_output,
     expected_states,
     hash_engine,
 )
 from tests.helpers.oracle import drain, greedy
+from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
+from tests.helpers.replaced import plant, put_on_gpu, watch
 
 pytestmark = [pytest.mark.since("embedding"), pytest.mark.streams]
 
 SCHEDULES = schedules(150)  # on each stream, and without overlap
-STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
 KINDS: tuple[Any, ...] = ("LAST", "MEAN")
 LENGTHS = (1, 15, 16, 17, 100)
 
@@ -123,8 +124,7 @@ def retract_vectors(scheduler: Any, every: int | None) -> None:
 def fuzz(module: Any, seed: int, stream: type[LateStream], **config: Any) -> Any:
     """Run one random schedule of texts and vectors on few pages; audit each step."""
     chance = random.Random(seed)
-    page_size, longest = chance.choice([1, 2, 3, 4]), chance.choice([6, 20, 40])
-    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    page_size, longest, num_pages = random_sizes(chance)
     engine = hash_engine(
         module, stream(), num_pages, FailingRunner, page_size=page_size,
         max_num_seqs=chance.randint(1, 6), max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
@@ -134,47 +134,15 @@ def fuzz(module: Any, seed: int, stream: type[LateStream], **config: Any) -> Any
     force_retractions(engine.core.scheduler, chance.choice([None, None, 2, 7]))
     engine.core.runner.is_searching = lambda: engine.search.is_active
     retract_vectors(engine.core.scheduler, chance.choice([None, 2, 3, 5]))
-    expected: dict[str, Any] = {}
-    finals: dict[str, Any] = {}
-    aborted: set[str] = set()
-    to_come, steps = chance.randint(4, 12), 0
-    while to_come or engine.has_unfinished_requests():
-        steps += 1
-        assert steps < 20_000, "I5: the schedule does not end"
-        while to_come and chance.random() < 0.35:
-            to_come -= 1
-            tail = [chance.randrange(50) for _ in range(longest)]
-            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
-            if chance.random() < 0.5:
-                kind = chance.choice(KINDS)
-                name = engine.add_request(prompt, raw(kind))
-                expected[name] = vector_of(expected_states(prompt), kind)
-                continue
-            max_tokens, stops = chance.choice([1, 2, 5, 12]), chance.sample(range(50), 3)
-            params = greedy(max_tokens, stop_token_ids=stops, ignore_eos=True)
-            name = engine.add_request(prompt, params)
-            capacity = min(max_tokens, num_pages * page_size + 1 - len(prompt))
-            expected[name] = expected_output(prompt, capacity, stops, "")
-        live = sorted(expected.keys() - finals.keys())
-        if live and chance.random() < 0.06 and engine.abort_request(victim := chance.choice(live)):
-            aborted.add(victim)
-        for output in engine.step():
-            assert output.request_id not in finals, "a request has an output after its final one"
-            if output.finished:
-                finals[output.request_id] = output.outputs
-    for name, found in finals.items():
-        if isinstance(expected[name], torch.Tensor):
-            right = (
-                found.data is None if name in aborted else torch.equal(found.data, expected[name])
-            )
-            assert right, f"I1, I2: schedule {seed}, {name}: {found}, not {expected[name]}"
-            assert found.finish_reason == ("abort" if name in aborted else "stop")
-        else:
-            tokens = found[0].token_ids
-            wanted = expected[name][: len(tokens)] if name in aborted else expected[name]
-            assert tokens == wanted, f"I1, I2: schedule {seed}, {name}"
-    assert finals.keys() == expected.keys(), "I5: a request has no final output"
-    assert_idle(engine)
+
+    def add() -> tuple[str, Any]:
+        prompt = random_prompt(chance, longest)
+        if chance.random() < 0.7:
+            kind = chance.choice(KINDS)
+            return engine.add_request(prompt, raw(kind)), vector_of(expected_states(prompt), kind)
+        return add_random(engine, chance, prompt)
+
+    run_schedule(engine, chance, add, chance.randint(4, 12), aborts=0.06)
     return engine
 
 
@@ -191,52 +159,44 @@ def test_random_schedules_of_texts_and_vectors(
     assert sum(e.core.runner.failures for e in engines) > len(engines) // 3, "no forward failed"
 
 
-def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant one of the mistakes that are easy to make with pooling requests."""
-    batch_class = load("embedding", "schedule_batch").ScheduleBatch
-    cache_class = load("embedding", "kv_cache").KVCacheManager
-    engine_module, m5 = load("embedding", "engine"), load("m5_overlap", "kv_cache")
-    add, sum_up = batch_class.add, engine_module.accumulate
+def chunks_are_left_out(add: Any, self: Any, request: Any, num_tokens: int) -> None:
+    add(self, request, num_tokens)
+    if request.num_computed_tokens + num_tokens < request.num_tokens:
+        self.pooled_indices = [i for i in self.pooled_indices if self.requests[i] != request]
 
-    def chunks_are_left_out(self: Any, request: Any, num_tokens: int) -> None:
-        add(self, request, num_tokens)
-        if request.num_computed_tokens + num_tokens < request.num_tokens:
-            self.pooled_indices = [i for i in self.pooled_indices if self.requests[i] != request]
 
-    def sums_never_restart(request: Any, row: torch.Tensor, start: int) -> None:
-        sum_up(request, row, start + (request.partial_sum is not None))
+def sums_never_restart(sum_up: Any, request: Any, row: torch.Tensor, start: int) -> None:
+    sum_up(request, row, start + (request.partial_sum is not None))
 
-    def only_the_last_chunk(request: Any, row: torch.Tensor, start: int) -> None:
-        sum_up(request, row, 0)
 
-    def in_the_order_of_arrival(self: Any) -> list[Any]:
-        found = [r for i in self.pooled_indices if (r := self.requests[i])]
-        return sorted(found, key=lambda request: request.request_id)
+def only_the_last_chunk(sum_up: Any, request: Any, row: torch.Tensor, start: int) -> None:
+    sum_up(request, row, 0)
 
-    target, attribute, bug = {
-        "chunks are left out": (batch_class, "add", chunks_are_left_out),
-        "sums never restart": (engine_module, "accumulate", sums_never_restart),
-        "only the last chunk": (engine_module, "accumulate", only_the_last_chunk),
-        "another order": (batch_class, "pooled_requests", property(in_the_order_of_arrival)),
-        "a cached prefix": (
-            cache_class, "_cacheable_tokens", m5.KVCacheManager._cacheable_tokens,
-        ),
-    }[name]  # fmt: skip
-    monkeypatch.setattr(target, attribute, bug)
+
+def in_the_order_of_arrival(_: Any, self: Any) -> list[Any]:
+    found = [r for i in self.pooled_indices if (r := self.requests[i])]
+    return sorted(found, key=lambda request: request.request_id)
+
+
+def a_cached_prefix(_: Any, self: Any, request: Any) -> Any:
+    return super(type(self), self)._cacheable_tokens(request)
 
 
 @pytest.mark.parametrize(
-    "bug",
+    ("place", "mistake"),
     [
-        "chunks are left out", "sums never restart", "only the last chunk", "another order",
-        "a cached prefix",
+        ("schedule_batch.ScheduleBatch.add", chunks_are_left_out),
+        ("engine.accumulate", sums_never_restart),
+        ("engine.accumulate", only_the_last_chunk),
+        ("schedule_batch.ScheduleBatch.pooled_requests", in_the_order_of_arrival),
+        ("kv_cache.KVCacheManager._cacheable_tokens", a_cached_prefix),
     ],
-)  # fmt: skip
+)
 def test_planted_mistakes_are_caught(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, place: str, mistake: Any
 ) -> None:
     """The schedules can fail: they find each of these mistakes within 100."""
-    plant(bug, monkeypatch)
+    plant(monkeypatch, f"milestones.electives.embedding.{place}", mistake)
     with pytest.raises((AssertionError, ValueError, IndexError, TypeError)):
         for seed in range(100):
             fuzz(module_of("engine"), seed, LateStream)
@@ -509,14 +469,9 @@ def test_on_a_gpu_a_step_with_vectors_runs_without_a_graph(
     """A prompt of one token beside decodes looks like a decode batch. A graph has no states."""
     device = FakeCuda()
     with device.installed():
-        engine: Any = make_engine(
-            load_model(EngineConfig(model="tiny-qwen3", device="cpu", model_passes="none")),
-            attention_backend="triton",
-            max_num_seqs=3,
-            num_pages=9,
-        )
-        engine.core.runner.stream.close()
-        engine.core.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
+        loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu", model_passes="none"))
+        engine: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3, num_pages=9)
+        put_on_gpu(engine, module_of("stream"))
         graphs = module_of("cuda_graph").DecodeGraphs
         engine.core.runner.graphs = graphs(engine.core.runner.forward, [1, 2], capture=True)
         text = engine.add_request([5, 6, 7], greedy(4, ignore_eos=True))
@@ -569,15 +524,13 @@ def picture(module_of: ModuleOf) -> list[str]:
         enable_overlap=False,
     )  # fmt: skip
     prompt, rows, cells = [*range(14)], ("text", "MEAN", "LAST"), dict[tuple[str, int], str]()
-    launch, column = engine.core.runner.launch, 0
+    column = 0
 
-    def noted(batch: Any, table: Any) -> Any:
-        for i, request in enumerate(batch.requests):
-            mark = "*" if i in batch.pooled_indices else ""
-            cells[request.request_id, column] = f"{batch.num_scheduled_tokens[i]}{mark}"
-        return launch(batch, table)
+    def note(batch: Any, _table: Any) -> None:
+        for i, (name, count) in enumerate(scheduled(batch)):
+            cells[name, column] = f"{count}*" if i in batch.pooled_indices else f"{count}"
 
-    engine.core.runner.launch = noted
+    watch(engine.core.runner, "launch", note)
     engine.add_request([40, 41, 42], greedy(6, ignore_eos=True), "text")
     while engine.has_unfinished_requests():
         column += 1

@@ -16,14 +16,21 @@ from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.hf.support import LayerKV
 from common.hf.tiny import byte_tokenizer
 from milestones.chain import ROOT, course_place, load
-from milestones.lab.instruments.audit import assert_idle
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.exercises.requests import request_of
 from tests.helpers.fake_hybrid import Groups, expected_output, groups_of, hybrid_engine
-from tests.helpers.fake_overlap import hash_engine, text_of
+from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.oracle import Reference, assert_same_tokens, drain, generate, greedy
+from tests.helpers.random_schedule import (
+    STEMS,
+    add_random,
+    random_prompt,
+    random_sizes,
+    run_schedule,
+)
+from tests.helpers.replaced import plant
 from tests.helpers.sweep_models import PAGE, subject
 from tests.helpers.tiny_configs import tiny_config
 
@@ -31,7 +38,7 @@ pytestmark = [pytest.mark.since("hybrid_memory"), pytest.mark.streams]
 
 SCHEDULES = schedules(300)
 STREAMS = (LateStream, EarlyStream)
-STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
+PACKAGE = "milestones.electives.hybrid_memory"
 
 
 def random_groups(chance: random.Random) -> Groups:
@@ -46,9 +53,8 @@ def random_groups(chance: random.Random) -> Groups:
 def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
     """Run one random schedule with windows, on few pages; audit each step."""
     chance = random.Random(seed)
-    groups, page_size = random_groups(chance), chance.choice([1, 2, 3, 4, 7])
-    longest = chance.choice([6, 20, 40])
-    blocks = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    groups = random_groups(chance)
+    page_size, longest, blocks = random_sizes(chance, (1, 2, 3, 4, 7))
     engine = hybrid_engine(
         module, stream(), blocks * len(groups), groups, page_size=page_size,
         max_num_seqs=chance.randint(1, 6), enable_overlap=chance.random() < 0.9,
@@ -60,39 +66,16 @@ def fuzz(module: Any, seed: int, stream: type[LateStream]) -> Any:
         distances = (chance.randint(5, 25) for _ in range(500))
         engine.core.runner.failing = {*itertools.accumulate(distances)}
         engine.core.runner.is_searching = lambda: engine.search.is_active
-    expected: dict[str, list[int]] = {}
-    finals: dict[str, Any] = {}
-    aborted: set[str] = set()
-    to_come, steps = chance.randint(4, 14), 0
-    while to_come or engine.has_unfinished_requests():
-        steps += 1
-        assert steps < 20_000, "I5: the schedule does not end"
-        while to_come and chance.random() < 0.35:
-            to_come -= 1
-            tail = [chance.randrange(50) for _ in range(longest)]
-            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
-            max_tokens = chance.choice([1, 2, 5, 12, 30])
-            stops = chance.sample(range(50), chance.choice([0, 0, 3, 10]))
-            stop = text_of([chance.randrange(50)]) if chance.random() < 0.2 else ""
-            params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
-            name = engine.add_request(prompt, params)
-            capacity = min(max_tokens, engine.core.scheduler.kv_cache.max_tokens + 1 - len(prompt))
-            expected[name] = expected_output(groups, prompt, capacity, stops, stop)
-        live = sorted(expected.keys() - finals.keys())
-        if live and chance.random() < 0.08 and engine.abort_request(victim := chance.choice(live)):
-            aborted.add(victim)
+
+    def add() -> tuple[str, list[int]]:
+        answer = functools.partial(expected_output, groups)
+        return add_random(engine, chance, random_prompt(chance, longest), answer)
+
+    def reset() -> None:
         if chance.random() < 0.01:
             engine.reset_prefix_cache()
-        for output in engine.step():
-            assert output.request_id not in finals, "a request has an output after its final one"
-            if output.finished:
-                finals[output.request_id] = output.outputs[0]
-    for name, completion in finals.items():
-        tokens = completion.token_ids
-        wanted = expected[name][: len(tokens)] if name in aborted else expected[name]
-        assert tokens == wanted, f"I1, I2: schedule {seed}, {name}"
-    assert finals.keys() == expected.keys(), "I5: a request has no final output"
-    assert_idle(engine)
+
+    run_schedule(engine, chance, add, chance.randint(4, 14), before_step=reset)
     engine.reset_prefix_cache()
     assert engine.stats().kv_pages_free == engine.stats().kv_pages_total, "I3: a page is lost"
     return engine
@@ -108,46 +91,39 @@ def test_random_schedules_with_windows(module_of: ModuleOf, stream: type[LateStr
     assert sum(s.cached_prompt_tokens for s in stats) > 6 * len(engines)
 
 
-def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant one of the mistakes that are easy to make with windows."""
-    groups, cache = load("hybrid_memory", "kv_groups"), load("hybrid_memory", "hybrid_radix_cache")
-    manager = load("hybrid_memory", "hybrid_kv_cache")
-    first_block, replace = groups.WindowPages.first_block, manager.PageTable.replace
-    allocate_slots = manager.HybridKVCacheManager.allocate_slots
+def one_too_short(first_block: Any, self: Any, num_tokens: int) -> int:
+    return int(first_block(self, num_tokens + 1))
 
-    def one_too_short(self: Any, num_tokens: int) -> int:
-        return int(first_block(self, num_tokens + 1))
 
-    def for_the_last_query(self: Any, request: Any, num_tokens: int) -> None:
-        """Give back what the last query of the coming chunk does not see."""
-        allocate_slots(self, request, num_tokens)
-        num_cached = self.last_nodes[request.row].num_prefix_pages
-        self.table.slide(request.row, num_tokens - 1, num_cached)
+def for_the_last_query(allocate_slots: Any, self: Any, request: Any, num_tokens: int) -> None:
+    """Give back what the last query of the coming chunk does not see."""
+    allocate_slots(self, request, num_tokens)
+    num_cached = self.last_nodes[request.row].num_prefix_pages
+    self.table.slide(request.row, num_tokens - 1, num_cached)
 
-    def own_pages_stay(self: Any, row: int, pages: list[int]) -> list[int]:
-        replaced: list[int] = replace(self, row, pages)
-        return replaced
 
-    def all_of_it(self: Any, blocks: Any) -> int:
-        return len(blocks)
+def own_pages_stay(_: Any, self: Any, row: int, pages: list[int]) -> Any:
+    return super(type(self), self).replace(row, pages)
 
-    target, attribute, bug = {
-        "one too short": (groups.WindowPages, "first_block", one_too_short),
-        "the last query": (manager.HybridKVCacheManager, "allocate_slots", for_the_last_query),
-        "own pages stay": (manager.HybridPageTable, "replace", own_pages_stay),
-        "gaps are found": (cache.HybridRadixCache, "resumable", all_of_it),
-    }[name]
-    monkeypatch.setattr(target, attribute, bug)
+
+def gaps_are_found(_: Any, self: Any, blocks: Any) -> int:
+    return len(blocks)
 
 
 @pytest.mark.parametrize(
-    "bug", ["one too short", "the last query", "own pages stay", "gaps are found"]
+    ("place", "mistake"),
+    [
+        ("kv_groups.WindowPages.first_block", one_too_short),
+        ("hybrid_kv_cache.HybridKVCacheManager.allocate_slots", for_the_last_query),
+        ("hybrid_kv_cache.HybridPageTable.replace", own_pages_stay),
+        ("hybrid_radix_cache.HybridRadixCache.resumable", gaps_are_found),
+    ],
 )
 def test_planted_mistakes_are_caught(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, place: str, mistake: Any
 ) -> None:
     """The schedules can fail: they find each of these mistakes within 40."""
-    plant(bug, monkeypatch)
+    plant(monkeypatch, f"{PACKAGE}.{place}", mistake)
     with pytest.raises((AssertionError, KeyError, IndexError)):
         for seed in range(40):
             fuzz(module_of("engine"), seed, STREAMS[seed % 2])

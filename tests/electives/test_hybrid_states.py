@@ -16,9 +16,10 @@ from milestones.lab.instruments.audit import assert_idle
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf
-from tests.electives.test_hybrid_memory import fuzz
+from tests.electives.test_hybrid_memory import PACKAGE, fuzz
 from tests.helpers.fake_hybrid import expected_output, groups_of, hybrid_engine
 from tests.helpers.oracle import Reference, assert_same_tokens, drain, generate, greedy
+from tests.helpers.replaced import plant
 from tests.helpers.tiny_configs import tiny_config
 
 pytestmark = pytest.mark.since("hybrid_memory")
@@ -274,37 +275,34 @@ def test_a_request_that_waits_copies_nothing(
     assert run(engine, [*stem, 3]).metrics.num_cached_tokens == 12
 
 
-def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant one of the mistakes that are easy to make with states."""
-    slots = load("hybrid_memory", "state_slots").StateSlots
-    take, replace = slots.take_copies, slots.replace
+def a_prefix_begins_with_zeros(take_copies: Any, self: Any) -> Any:
+    loads, saves = take_copies(self)
+    return [(row, None) for row, _snapshot in loads], saves
 
-    def from_no_token(self: Any) -> Any:
-        loads, saves = take(self)
-        return [(row, None) for row, _snapshot in loads], saves
 
-    def a_slot_twice(self: Any, blocks: Any, new: Any) -> None:
-        kept = dict(self.pages)
-        replace(self, blocks, new)
-        self.pages.update(kept)
+def a_slot_has_two_blocks(replace: Any, self: Any, blocks: Any, new: Any) -> None:
+    kept = dict(self.pages)
+    replace(self, blocks, new)
+    self.pages.update(kept)
 
-    target, attribute, bug = {
-        "a prefix begins with zeros": (slots, "take_copies", from_no_token),
-        "a slot has two blocks": (slots, "replace", a_slot_twice),
-        "any block is a snapshot": (slots, "first_block", lambda _, n: n // 4),
-    }[name]
-    monkeypatch.setattr(target, attribute, bug)
+
+def any_block_is_a_snapshot(_: Any, self: Any, num_tokens: int) -> int:
+    return num_tokens // 4
 
 
 @pytest.mark.parametrize(
-    "bug",
-    ["a prefix begins with zeros", "a slot has two blocks", "any block is a snapshot"],
-)  # fmt: skip
+    ("method", "mistake"),
+    [
+        ("take_copies", a_prefix_begins_with_zeros),
+        ("replace", a_slot_has_two_blocks),
+        ("first_block", any_block_is_a_snapshot),
+    ],
+)
 def test_planted_mistakes_are_caught(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, method: str, mistake: Any
 ) -> None:
     """The random schedules of `test_hybrid_memory` find each of these mistakes within 60."""
-    plant(bug, monkeypatch)
+    plant(monkeypatch, f"{PACKAGE}.state_slots.StateSlots.{method}", mistake)
     with pytest.raises((AssertionError, KeyError, IndexError)):
         for seed in range(60):
             fuzz(module_of("engine"), seed, LateStream)

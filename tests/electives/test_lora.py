@@ -7,6 +7,7 @@ import logging
 import random
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,26 +18,16 @@ from milestones.lab.instruments.audit import assert_idle
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ModuleOf, schedules
-from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
+from tests.helpers.fake_overlap import expected_output, hash_engine
 from tests.helpers.oracle import drain, greedy
+from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
+from tests.helpers.replaced import plant
 
 pytestmark = [pytest.mark.since("lora"), pytest.mark.streams]
 
 SCHEDULES = schedules(400)
 STREAMS = (LateStream, EarlyStream)
-STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9)
-
-
-class ShakyRunner(HashRunner):
-    """A runner with forwards that fail now and then."""
-
-    chance: random.Random | None = None
-    rate = 0.0
-
-    def _compute(self, parts: Any, result: Any) -> None:
-        if self.chance is not None and self.chance.random() < self.rate:
-            raise RuntimeError("a forward fails")
-        super()._compute(parts, result)
+PACKAGE = "milestones.electives.lora"
 
 
 @pytest.fixture(autouse=True)
@@ -50,58 +41,49 @@ def wanted(name: str | None) -> LoRARequest | None:
     return None if name is None else LoRARequest(name, f"adapters/{name}")
 
 
-def fuzz(module: Any, seed: int, stream: type[LateStream], counts: Counter[str]) -> None:
+def number_of(engine: Any, name: str | None) -> int | None:
+    """Return the number of the load that a request with this adapter gets now."""
+    return engine.adapters.adapters[name].number if name else None
+
+
+def fuzz(
+    module: Any,
+    seed: int,
+    stream: type[LateStream],
+    counts: Counter[str],
+    failure_rates: Sequence[float] = (0.0, 0.0, 0.1, 0.2),
+) -> None:
     """Run one random schedule with adapters, loads, removals, aborts and failures."""
     chance = random.Random(seed)
-    page_size, longest = chance.choice([1, 2, 3, 4]), chance.choice([6, 20, 40])
-    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    page_size, longest, num_pages = random_sizes(chance)
     engine = hash_engine(
-        module, stream(), num_pages, ShakyRunner, page_size=page_size,
+        module, stream(), num_pages, page_size=page_size,
         max_num_seqs=chance.randint(1, 6), max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
         schedule_policy=chance.choice(["fcfs", "fcfs", "lpm", "random"]), seed=seed,
         max_loras=chance.choice([1, 1, 2, 3]), enable_overlap=chance.random() < 0.9,
     )  # fmt: skip
-    engine.core.runner.chance, engine.core.runner.rate = chance, chance.choice([0.0, 0.0, 0.1, 0.2])
+    rate = chance.choice(failure_rates)
+    engine.core.runner.fails = lambda: chance.random() < rate
     force_retractions(engine.core.scheduler, chance.choice([None, None, None, 2, 7]))
     names = [None, *"ABCDE"[: chance.randint(1, 5)]]
-    expected: dict[str, list[int]] = {}
-    finals: dict[str, Any] = {}
-    aborted: set[str] = set()
-    to_come, steps = chance.randint(4, 14), 0
-    while to_come or engine.has_unfinished_requests():
-        steps += 1
-        assert steps < 20_000, "I5: the schedule does not end"
-        while to_come and chance.random() < 0.35:
-            to_come -= 1
-            tail = [chance.randrange(50) for _ in range(longest)]
-            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
-            max_tokens = chance.choice([1, 2, 5, 12, 30])
-            stops = chance.sample(range(50), chance.choice([0, 0, 3, 10]))
-            stop = text_of([chance.randrange(50)]) if chance.random() < 0.2 else ""
-            params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
-            adapter = chance.choice(names)
-            name = engine.add_request(prompt, params, lora_request=wanted(adapter))
-            number = engine.adapters.adapters[adapter].number if adapter else None
-            capacity = min(max_tokens, num_pages * page_size + 1 - len(prompt))
-            expected[name] = expected_output(prompt, capacity, stops, stop, number)
-        live = sorted(expected.keys() - finals.keys())
-        if live and chance.random() < 0.08 and engine.abort_request(victim := chance.choice(live)):
-            aborted.add(victim)
+
+    def add() -> tuple[str, list[int]]:
+        adapter = chance.choice(names)
+
+        def answer(tokens: list[int], most: int, stops: list[int], stop: str) -> list[int]:
+            return expected_output(tokens, most, stops, stop, number_of(engine, adapter))
+
+        prompt = random_prompt(chance, longest)
+        return add_random(engine, chance, prompt, answer, lora_request=wanted(adapter))
+
+    def load_and_remove() -> None:
         if chance.random() < 0.06 and (adapter := chance.choice(names)):
             engine.add_lora(wanted(adapter))
         if chance.random() < 0.03 and (adapter := chance.choice(names)):
             engine.remove_lora(adapter)
-        for output in engine.step():
-            assert output.request_id not in finals, "a request has an output after its final one"
-            if output.finished:
-                finals[output.request_id] = output.outputs[0]
-    for name, completion in finals.items():
-        tokens, ended = completion.token_ids, completion.finish_reason in ("abort", "error")
-        assert ended <= (name in aborted or engine.core.runner.rate > 0), completion
-        full = expected[name][: len(tokens)] if ended else expected[name]
-        assert tokens == full, f"I1, I2: schedule {seed}, {name}"
-    assert finals.keys() == expected.keys(), "I5: a request has no final output"
-    assert_idle(engine)
+
+    count = chance.randint(4, 14)
+    run_schedule(engine, chance, add, count, before_step=load_and_remove, may_fail=rate > 0)
     counts["loads"] += engine.core.scheduler.slots.num_loads
     counts["cached"] += engine.stats().cached_prompt_tokens
     counts["retractions"] += engine.stats().num_retractions
@@ -119,51 +101,46 @@ def test_random_schedules_with_adapters(module_of: ModuleOf, stream: type[LateSt
     assert counts["cached"] > 1.25 * SCHEDULES and counts["retractions"] > SCHEDULES // 8, counts
 
 
-def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant one of the mistakes that are easy to make with slots and versions."""
-    slots = load("lora", "adapter_slots").AdapterSlots
-    manager = load("lora", "kv_cache").KVCacheManager
-    launch = HashRunner.launch
+def keys_without_adapters(_: Any, self: Any, request: Any, num_tokens: int) -> list[int]:
+    return list(request.token_ids[:num_tokens])
 
-    def tokens_only(self: Any, request: Any, num_tokens: int) -> list[int]:
-        return list(request.token_ids[:num_tokens])
 
-    def by_name(self: Any, request: Any, num_tokens: int) -> list[int]:
-        keys = tokens_only(self, request, num_tokens)
-        if keys and request.adapter is not None:
-            keys[0] += ord(request.adapter.name) * 2**32
-        return keys
+def keys_by_name(_: Any, self: Any, request: Any, num_tokens: int) -> list[int]:
+    keys = list(request.token_ids[:num_tokens])
+    if keys and request.adapter is not None:
+        keys[0] += ord(request.adapter.name) * 2**32
+    return keys
 
-    def written_at_once(self: Any, batch: Any, table: Any) -> Any:
-        self.adapters |= {load.slot: load.adapter.number for load in batch.loads}
-        batch.loads = []
-        return launch(self, batch, table)
 
-    def newest(self: Any) -> int:
-        return int(self.free_slots.pop() if self.free_slots else self.resident.popitem()[1])
+def written_at_once(launch: Any, self: Any, batch: Any, table: Any) -> Any:
+    self.adapters |= {load.slot: load.adapter.number for load in batch.loads}
+    batch.loads = []
+    return launch(self, batch, table)
 
-    target, attribute, bug = {
-        "keys without adapters": (manager, "cache_key", tokens_only),
-        "keys by name": (manager, "cache_key", by_name),
-        "written at once": (HashRunner, "launch", written_at_once),
-        "loads are not undone": (slots, "undo", lambda self, loads: None),
-        "the newest leaves its slot": (slots, "take_slot", newest),
-    }[name]
-    monkeypatch.setattr(target, attribute, bug)
+
+def loads_are_not_undone(_: Any, self: Any, loads: Any) -> None:
+    """Do nothing."""
+
+
+def the_newest_leaves_its_slot(_: Any, self: Any) -> int:
+    return int(self.free_slots.pop() if self.free_slots else self.resident.popitem()[1])
 
 
 @pytest.mark.parametrize(
-    "bug",
+    ("target", "mistake"),
     [
-        "keys without adapters", "keys by name", "written at once", "loads are not undone",
-        "the newest leaves its slot",
+        (f"{PACKAGE}.kv_cache.KVCacheManager.cache_key", keys_without_adapters),
+        (f"{PACKAGE}.kv_cache.KVCacheManager.cache_key", keys_by_name),
+        ("tests.helpers.fake_overlap.HashRunner.launch", written_at_once),
+        (f"{PACKAGE}.adapter_slots.AdapterSlots.undo", loads_are_not_undone),
+        (f"{PACKAGE}.adapter_slots.AdapterSlots.take_slot", the_newest_leaves_its_slot),
     ],
-)  # fmt: skip
+)
 def test_planted_mistakes_are_caught(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, target: str, mistake: Any
 ) -> None:
     """The schedules can fail: they find each of these mistakes within 200."""
-    plant(bug, monkeypatch)
+    plant(monkeypatch, target, mistake)
     with pytest.raises(AssertionError):
         for seed in range(200):
             fuzz(module_of("engine"), seed, LateStream, Counter())
@@ -173,37 +150,32 @@ def test_each_step_uses_the_slots_of_its_running_requests(
     module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without failures, the least recently used adapter is idle, as the answer of lora.1 says."""
-    slots, taken = load("lora", "adapter_slots").AdapterSlots, Counter[str]()
-    take_slot = slots.take_slot
+    taken = Counter[str]()
 
-    def observed(self: Any) -> int:
+    def observed(take_slot: Any, self: Any) -> int:
         if not self.free_slots:
             oldest = next(iter(self.resident))
             taken["in use" if oldest in self.in_use() else "idle"] += 1
         return int(take_slot(self))
 
-    monkeypatch.setattr(slots, "take_slot", observed)
-    monkeypatch.setattr(ShakyRunner, "_compute", HashRunner._compute)  # no forward fails
+    plant(monkeypatch, f"{PACKAGE}.adapter_slots.AdapterSlots.take_slot", observed)
     for seed in range(40):
-        fuzz(module_of("engine"), seed, LateStream, Counter())
+        fuzz(module_of("engine"), seed, LateStream, Counter(), failure_rates=(0.0,))
     assert taken["idle"] > 20 and not taken["in use"], taken
 
 
 def made(module_of: ModuleOf, **config: Any) -> Any:
     """Return an engine on hashes with pages of two tokens. Forwards run late."""
-    return hash_engine(
-        module_of("engine"), LateStream(), config.pop("num_pages", 60), ShakyRunner, page_size=2,
-        **config,
-    )  # fmt: skip
+    return hash_engine(module_of("engine"), LateStream(), 60, page_size=2, **config)
 
 
 def answer(engine: Any, prompt: list[int], adapter: str | None, max_tokens: int = 3) -> int:
     """Serve a request alone, check its tokens, and return how many of them were cached."""
     params = greedy(max_tokens, ignore_eos=True)
     name = engine.add_request(prompt, params, lora_request=wanted(adapter))
-    number = engine.adapters.adapters[adapter].number if adapter else None
+    expected = expected_output(prompt, max_tokens, number=number_of(engine, adapter))
     output = drain(engine)[name][-1]
-    assert output.outputs[0].token_ids == expected_output(prompt, max_tokens, [], "", number)
+    assert output.outputs[0].token_ids == expected
     return int(output.metrics.num_cached_tokens)
 
 
@@ -295,12 +267,12 @@ def test_a_request_that_ends_lets_its_adapter_go(module_of: ModuleOf, end: str) 
     held = weakref.ref(engine.adapters.adapters["A"])
     engine.step()
     assert engine.remove_lora("A")
-    engine.core.runner.chance, engine.core.runner.rate = random.Random(0), float(end == "error")
+    engine.core.runner.fails = lambda: end == "error"
     final = drain(engine)["a"][-1]
     assert {output.finish_reason for output in final.outputs} == {end}
     assert_idle(engine)
     del final
-    engine.core.runner.rate = 0.0
+    engine.core.runner.fails = bool
     answer(engine, [1, 2], "B")  # takes the slot
     gc.collect()
     assert held() is None, "I3: an adapter without requests is held"
@@ -313,7 +285,7 @@ def test_a_live_request_keeps_its_version(module_of: ModuleOf) -> None:
         if name != "first":
             engine.add_lora(wanted("A"))
         engine.add_request([4, 5], greedy(6, ignore_eos=True), name, lora_request=wanted("A"))
-        outputs[name] = expected_output([4, 5], 6, [], "", engine.adapters.num_loads)
+        outputs[name] = expected_output([4, 5], 6, number=engine.adapters.num_loads)
     engine.step()
     engine.remove_lora("A")
     for name, found in drain(engine).items():
@@ -327,12 +299,12 @@ def test_a_failed_forward_writes_its_adapters_again(module_of: ModuleOf) -> None
     engine.add_request([1, 2], greedy(8, ignore_eos=True), "a", lora_request=wanted("A"))
     engine.step()
     engine.add_request([3, 4], greedy(8, ignore_eos=True), "b", lora_request=wanted("B"))
-    engine.core.runner.chance, engine.core.runner.rate = random.Random(0), 1.0
+    engine.core.runner.fails = lambda: True
     engine.step()
-    engine.core.runner.rate = 0.0
+    engine.core.runner.fails = bool
     for name, found in drain(engine).items():
         prompt, number = ([1, 2], 1) if name == "a" else ([3, 4], 2)
-        assert found[-1].outputs[0].token_ids == expected_output(prompt, 8, [], "", number)
+        assert found[-1].outputs[0].token_ids == expected_output(prompt, 8, number=number)
     assert_idle(engine)
 
 

@@ -19,7 +19,8 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.random_adapter import merged_model, shapes_of, write_adapter
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, shared_model
-from tests.helpers.oracle import assert_same_tokens, drain, generate, greedy
+from tests.helpers.oracle import assert_same_tokens, completions, generate, greedy
+from tests.helpers.replaced import put_on_gpu
 
 pytestmark = pytest.mark.since("lora")
 
@@ -52,19 +53,30 @@ def serve(
         engine.add_request(prompt, params, lora_request=adapters[name] if name else None)
         for prompt, name in zip(prompts, names, strict=True)
     ]
-    finals = drain(engine)
-    return [finals[name][-1].outputs[0] for name in ids]
+    finals = completions(engine)
+    return [finals[name] for name in ids]
 
 
 def assert_merged(
-    found: list[Any], adapters: Mapping[str, LoRARequest], model: str = MODEL
+    found: list[Any],
+    adapters: Mapping[str, LoRARequest],
+    model: str = MODEL,
+    prompts: Sequence[list[int]] = PROMPTS,
+    names: Sequence[str | None] = NAMES,
 ) -> None:
     """I1: the tokens of each request are those of its merged model."""
     plain = plain_model(model)
-    for completion, prompt, name in zip(found, PROMPTS, NAMES, strict=True):
+    for completion, prompt, name in zip(found, prompts, names, strict=True):
         loaded = merged(plain, adapters[name]) if name else plain
         length = len(completion.token_ids)
         assert_same_tokens(generate(loaded, tuple(prompt), length), completion.token_ids)
+
+
+def assert_merged_logits(found: Any, adapter: LoRARequest, tolerance: float) -> None:
+    """I1: the log probabilities of a first token are those of the merged model."""
+    expected = generate(merged(plain_model(MODEL), adapter), tuple(PROMPTS[0]), 1)
+    for token, logprob in found.logprobs[0].items():
+        assert logprob == pytest.approx(float(expected.logprobs[0, token]), abs=tolerance)
 
 
 @pytest.mark.parametrize("passes", ["all", "none", "merge,norm,rotary,gate,layer,last"])
@@ -139,12 +151,10 @@ def test_a_slot_is_written_behind_the_step_that_reads_it(
     adapters = {name: written(tmp_path, name) for name in "AB"}
     engine: Any = make_engine(page_size=4, max_loras=1)
     engine.core.runner.stream = LateStream()
-    names = ("A", "B", "A")
-    found = serve(engine, [PROMPTS[0]] * 3, names, adapters, 4)
+    prompts, names = [PROMPTS[0]] * 3, ("A", "B", "A")
+    found = serve(engine, prompts, names, adapters, 4)
     assert engine.core.scheduler.slots.num_loads >= 2
-    for completion, name in zip(found, names, strict=True):
-        reference = generate(merged(plain_model(MODEL), adapters[name]), tuple(PROMPTS[0]), 4)
-        assert_same_tokens(reference, completion.token_ids)
+    assert_merged(found, adapters, MODEL, prompts, names)
 
 
 @pytest.mark.parametrize("config", [{"lora_alpha": 16, "r": 8}, {"r": 9, "use_rslora": True}, {}])
@@ -159,9 +169,7 @@ def test_the_scale(make_engine: EngineFactory, tmp_path: Path, config: dict[str,
         }  # fmt: skip
     adapter = written(tmp_path, "A", **config, **patterns)
     (ours,) = serve(make_engine(), [PROMPTS[0]], ["A"], {"A": adapter}, 1)
-    expected = generate(merged(plain_model(MODEL), adapter), tuple(PROMPTS[0]), 1)
-    for token, logprob in ours.logprobs[0].items():
-        assert logprob == pytest.approx(float(expected.logprobs[0, token]), abs=FLOAT32)
+    assert_merged_logits(ours, adapter, FLOAT32)
 
 
 def test_a_shared_model_does_not_change(make_engine: EngineFactory, tmp_path: Path) -> None:
@@ -207,8 +215,7 @@ def test_graphs_with_adapters_and_without(
     with device.installed():
         gpu: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3, max_loras=1)
         gpu.core.runner.lora.kernels = None  # a GPU has the products of torch
-        gpu.core.runner.stream.close()
-        gpu.core.runner.stream = module_of("stream").CudaStream(torch.device("cuda", 0))
+        put_on_gpu(gpu, module_of("stream"))
         graphs = module_of("cuda_graph").DecodeGraphs(gpu.core.runner.forward, [4], capture=True)
         gpu.core.runner.graphs = graphs
         for names, theirs in zip(turns, expected, strict=True):
@@ -225,9 +232,7 @@ def test_bfloat16_adapters_agree_with_the_merged_model(
     adapter = written(tmp_path, "A", size=0.1)
     loaded = load_model(EngineConfig(model=MODEL, device="cpu", dtype="bfloat16"))
     (ours,) = serve(make_engine(loaded), [PROMPTS[0]], ["A"], {"A": adapter}, 1)
-    expected = generate(merged(plain_model(MODEL), adapter), tuple(PROMPTS[0]), 1)
-    for token, logprob in ours.logprobs[0].items():
-        assert logprob == pytest.approx(float(expected.logprobs[0, token]), abs=0.25)
+    assert_merged_logits(ours, adapter, 0.25)
 
 
 def test_an_adapter_is_ready_to_be_copied_when_it_is_loaded(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("multi_step"), pytest.mark.streams]
 
@@ -33,13 +34,8 @@ def stop_at(number: int) -> tuple[int, int]:
 
 def launches_of(engine: Any) -> list[int]:
     """Return a list to which each launch of the engine appends its number of requests."""
-    sizes, launch = list[int](), engine.core.runner.launch
-
-    def counted(batch: Any, table: Any) -> Any:
-        sizes.append(len(batch.requests))
-        return launch(batch, table)
-
-    engine.core.runner.launch = counted
+    sizes: list[int] = []
+    watch(engine.core.runner, "launch", lambda batch, _: sizes.append(len(batch.requests)))
     return sizes
 
 

@@ -17,9 +17,12 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
+from tests.exercises.by_hand import scheduled
 from tests.exercises.requests import request_of
-from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine, text_of
+from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine
 from tests.helpers.oracle import assert_same_tokens, drain, greedy, reference
+from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
+from tests.helpers.replaced import plant, put_on_gpu, watch
 from tests.helpers.serving import Serve, serve_fixture
 
 __all__ = ["serve_fixture"]
@@ -28,7 +31,7 @@ pytestmark = [pytest.mark.since("priority"), pytest.mark.streams]
 
 SCHEDULES = schedules(1000)
 STREAMS = (LateStream, EarlyStream)
-STEMS: tuple[list[int], ...] = ([], [1] * 12, [1] * 5 + [2] * 9, [3] * 24)
+PACKAGE = "milestones.electives.priority"
 
 
 def cache_of(engine: Any) -> Any:
@@ -61,8 +64,7 @@ def fuzz(
 ) -> Any:
     """Run one random schedule with priorities, on few pages of either pool; audit each step."""
     chance = random.Random(seed)
-    page_size, longest = chance.choice([1, 2, 3, 4]), chance.choice([6, 20, 40])
-    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    page_size, longest, num_pages = random_sizes(chance)
     engine = hash_engine(
         module, forwards(), num_pages, runner_class,
         page_size=page_size, max_num_seqs=chance.randint(1, 6),
@@ -72,40 +74,18 @@ def fuzz(
     engine.core.runner.copy_stream = copies()
     cache_of(engine).resize_host(chance.choice([0, 2, num_pages // 2, 2 * num_pages, 200]))
     force_retractions(engine.core.scheduler, chance.choice([None, None, None, 2, 7]))
-    expected: dict[str, list[int]] = {}
-    finals: dict[str, Any] = {}
-    aborted: set[str] = set()
-    to_come, steps = chance.randint(4, 14), 0
-    while to_come or engine.has_unfinished_requests():
-        steps += 1
-        assert steps < 20_000, "I5: the schedule does not end"
-        while to_come and chance.random() < 0.35:
-            to_come -= 1
-            tail = [chance.randrange(50) for _ in range(longest)]
-            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
-            max_tokens = chance.choice([1, 2, 5, 12, 30])
-            stops = chance.sample(range(50), chance.choice([0, 0, 3, 10]))
-            stop = text_of([chance.randrange(50)]) if chance.random() < 0.2 else ""
-            params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
-            name = engine.add_request(prompt, params, priority=chance.choice([0, 0, 1, -3, 7]))
-            capacity = min(max_tokens, num_pages * page_size + 1 - len(prompt))
-            expected[name] = expected_output(prompt, capacity, stops, stop)
-        live = sorted(expected.keys() - finals.keys())
-        if live and chance.random() < 0.08 and engine.abort_request(victim := chance.choice(live)):
-            aborted.add(victim)
+
+    def add() -> tuple[str, list[int]]:
+        prompt = random_prompt(chance, longest)
+        return add_random(engine, chance, prompt, priority=chance.choice([0, 0, 1, -3, 7]))
+
+    def check_and_reset() -> None:
+        check_copies(engine)
         if chance.random() < 0.01:
             engine.reset_prefix_cache()
-        for output in engine.step():
-            assert output.request_id not in finals, "a request has an output after its final one"
-            if output.finished:
-                finals[output.request_id] = output.outputs[0]
-        check_copies(engine)
-    for name, completion in finals.items():
-        tokens = completion.token_ids
-        wanted = expected[name][: len(tokens)] if name in aborted else expected[name]
-        assert tokens == wanted, f"I1, I2: schedule {seed}, {name}"
-    assert finals.keys() == expected.keys(), "I5: a request has no final output"
-    assert_idle(engine)
+
+    run_schedule(engine, chance, add, chance.randint(4, 14), before_step=check_and_reset)
+    check_copies(engine)
     return engine
 
 
@@ -124,62 +104,56 @@ def test_random_schedules_with_priorities(
     assert sum(e.stats().num_retractions for e in engines) > len(engines) // 3
 
 
-def plant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant one of the mistakes that are easy to make with copies and preemption."""
-    module, cache = load("priority", "hi_radix_cache"), load("priority", "hi_radix_cache")
-    copy_pages, page_keys = HashRunner.copy_pages, module.page_keys
+def steps_do_not_wait(copy_pages: Any, self: Any, transfers: list[Any]) -> None:
+    copy_pages(self, transfers)
+    self.copied = None
 
-    def steps_do_not_wait(self: Any, transfers: list[Any]) -> None:
-        copy_pages(self, transfers)
-        self.copied = None
 
-    def loads_do_not_wait(self: Any, transfers: list[Any]) -> None:
-        self.computed = None
-        copy_pages(self, transfers)
+def loads_do_not_wait(copy_pages: Any, self: Any, transfers: list[Any]) -> None:
+    self.computed = None
+    copy_pages(self, transfers)
 
-    def sources_stay(self: Any, token_ids: list[int], start: int, most: int) -> Any:
-        keys = page_keys(token_ids, self.page_size)[start:][:most]
-        found = next((i for i, key in enumerate(keys) if key not in self.copies), len(keys))
-        return {key: self.copies[key] for key in keys[:found]}
 
-    def keys_of_single_pages(token_ids: list[int], page_size: int) -> list[bytes]:
-        starts = range(0, len(token_ids) - page_size + 1, page_size)
-        return [page_keys(token_ids[s : s + page_size], page_size)[0] for s in starts]
+def sources_stay(_: Any, self: Any, token_ids: list[int], start: int, most: int) -> Any:
+    keys = load("priority", "hi_radix_cache").page_keys(token_ids, self.page_size)[start:][:most]
+    found = next((i for i, key in enumerate(keys) if key not in self.copies), len(keys))
+    return {key: self.copies[key] for key in keys[:found]}
 
-    def in_flight_too(self: Any, request: Any, running: Any, batch: Any, **_: bool) -> Any:
-        return make_way(self, request, running, batch, may_preempt=True)
 
-    preemption = load("priority", "preemption").Preemption
-    make_way = preemption.make_way
-    target, attribute, bug = {
-        "steps do not wait": (HashRunner, "copy_pages", steps_do_not_wait),
-        "loads do not wait": (HashRunner, "copy_pages", loads_do_not_wait),
-        "sources stay": (cache.HiRadixCache, "take_copies", sources_stay),
-        "keys of single pages": (module, "page_keys", keys_of_single_pages),
-        "in flight too": (preemption, "make_way", in_flight_too),
-    }[name]
-    monkeypatch.setattr(target, attribute, bug)
+def keys_of_single_pages(page_keys: Any, token_ids: list[int], page_size: int) -> list[bytes]:
+    starts = range(0, len(token_ids) - page_size + 1, page_size)
+    return [page_keys(token_ids[s : s + page_size], page_size)[0] for s in starts]
+
+
+def in_flight_too(
+    make_way: Any, self: Any, request: Any, running: Any, batch: Any, **_: Any
+) -> Any:
+    return make_way(self, request, running, batch, may_preempt=True)
+
+
+COPY_PAGES, CACHE = "tests.helpers.fake_overlap.HashRunner.copy_pages", f"{PACKAGE}.hi_radix_cache"
 
 
 @pytest.mark.parametrize(
-    ("bug", "forwards", "copies"),
+    ("target", "mistake", "forwards", "copies"),
     [
-        ("steps do not wait", LateStream, LateStream),
-        ("loads do not wait", LateStream, EarlyStream),
-        ("sources stay", LateStream, LateStream),
-        ("keys of single pages", EarlyStream, EarlyStream),
-        ("in flight too", LateStream, LateStream),
+        (COPY_PAGES, steps_do_not_wait, LateStream, LateStream),
+        (COPY_PAGES, loads_do_not_wait, LateStream, EarlyStream),
+        (f"{CACHE}.HiRadixCache.take_copies", sources_stay, LateStream, LateStream),
+        (f"{CACHE}.page_keys", keys_of_single_pages, EarlyStream, EarlyStream),
+        (f"{PACKAGE}.preemption.Preemption.make_way", in_flight_too, LateStream, LateStream),
     ],
 )
 def test_planted_mistakes_are_caught(
     module_of: ModuleOf,
     monkeypatch: pytest.MonkeyPatch,
-    bug: str,
+    target: str,
+    mistake: Any,
     forwards: type[LateStream],
     copies: type[LateStream],
 ) -> None:
     """The schedules can fail: they find each of these mistakes within 150."""
-    plant(bug, monkeypatch)
+    plant(monkeypatch, target, mistake)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError, RuntimeError)):
         for seed in range(150):
             fuzz(module_of("engine"), seed, forwards, copies)
@@ -193,7 +167,7 @@ def one_page_engine(module_of: ModuleOf, num_pages: int, **config: Any) -> Any:
 def answer(engine: Any, prompt: list[int], max_tokens: int = 2, **more: Any) -> Any:
     name = engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), **more)
     output = drain(engine)[name][-1]
-    assert output.outputs[0].token_ids == expected_output(prompt, max_tokens, [], "")
+    assert output.outputs[0].token_ids == expected_output(prompt, max_tokens)
     return output
 
 
@@ -215,7 +189,7 @@ def test_requests_with_copies_of_most_of_the_pool_all_finish(module_of: ModuleOf
     names = [engine.add_request(p, greedy(6, ignore_eos=True)) for p in prompts]
     finals = drain(engine)
     for name, prompt in zip(names, prompts, strict=True):
-        assert finals[name][-1].outputs[0].token_ids == expected_output(prompt, 6, [], "")
+        assert finals[name][-1].outputs[0].token_ids == expected_output(prompt, 6)
     assert_idle(engine)
 
 
@@ -344,13 +318,6 @@ def test_the_audit_fills_a_page_after_the_copies_that_read_it(
     assert runner.kv_pool.keys[0][:, 5].isnan().all()
 
 
-def put_on_gpu(engine: Any, module_of: ModuleOf) -> None:
-    """Give an engine on a CPU the streams that it would have on a GPU."""
-    for name in ("stream", "copy_stream"):
-        getattr(engine.core.runner, name).close()
-        setattr(engine.core.runner, name, module_of("stream").CudaStream(torch.device("cuda", 0)))
-
-
 def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:
@@ -358,7 +325,7 @@ def test_on_a_gpu_streams_wait_for_events_and_the_host_does_not(
     with device.installed():
         engine: Any = make_engine(page_size=4, num_pages=12, max_num_seqs=1, cuda_graph=False)
         engine.core.costs.observe = lambda *_: None  # the clock of the fake device stands still
-        put_on_gpu(engine, module_of)
+        put_on_gpu(engine, module_of("stream"), "copy_stream")
         copies = engine.core.runner.copy_stream.stream
         copies.name = "copies"
         for token in (1, 2, 1):
@@ -386,8 +353,8 @@ def test_the_predicted_costs_decide(module_of: ModuleOf, is_cheap: bool) -> None
     urgent = engine.add_request([2] * 18, greedy(3, ignore_eos=True), priority=0)
     finals = drain(engine)
     assert engine.core.scheduler.preemption.num_preemptions == 1
-    assert finals[low][-1].outputs[0].token_ids == expected_output([1] * 12, 8, [], "")
-    assert finals[urgent][-1].outputs[0].token_ids == expected_output([2] * 18, 3, [], "")
+    assert finals[low][-1].outputs[0].token_ids == expected_output([1] * 12, 8)
+    assert finals[urgent][-1].outputs[0].token_ids == expected_output([2] * 18, 3)
     assert (cache_of(engine).num_loaded > 0) == is_cheap
     assert engine.stats().num_retractions == 0
 
@@ -442,15 +409,10 @@ def test_a_failed_copy_costs_time_and_no_request(
         engine: Any = make_engine(page_size=4, num_pages=20, max_num_seqs=1, cuda_graph=False)
         engine.core.costs.observe = lambda *_: None
         if on_cuda:
-            put_on_gpu(engine, module_of)
+            put_on_gpu(engine, module_of("stream"), "copy_stream")
         copy, calls = engine.core.runner.host_pool.copy, iter(range(100))
-        failed, suspects = engine.search.failed, list[Any]()
-
-        def noted(requests: list[Any]) -> Any:
-            suspects.extend(requests)
-            return failed(requests)
-
-        engine.search.failed = noted
+        suspects: list[Any] = []
+        watch(engine.search, "failed", suspects.extend)
 
         def failing(transfers: list[Any], before_loading: Any) -> None:
             copy(transfers, before_loading)
@@ -541,18 +503,17 @@ def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> No
 def picture(module_of: ModuleOf) -> list[str]:
     """Return the lines of the picture on the elective's page: a run with 12 pages of two tokens."""
     engine = one_page_engine(module_of, num_pages=12, max_num_seqs=4, enable_overlap=False)
-    launch, cells = engine.core.runner.launch, dict[tuple[str, int], str]()
+    cells: dict[tuple[str, int], str] = {}
     rows = ("low", "urgent", "to host", "from host")
     prompts = {"low": [1] * 12, "urgent": [2] * 18}
     engine.add_request(prompts["low"], greedy(8, ignore_eos=True), "low", priority=1)
     counted, column = (0, 0), 0
 
-    def noted(batch: Any, table: Any) -> Any:
-        for request, count in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
-            cells[request.request_id, column] = f"{count}"
-        return launch(batch, table)
+    def note(batch: Any, _table: Any) -> None:
+        for name, count in scheduled(batch):
+            cells[name, column] = f"{count}"
 
-    engine.core.runner.launch = noted
+    watch(engine.core.runner, "launch", note)
     while engine.has_unfinished_requests():
         column += 1
         if column == 3:

@@ -24,22 +24,20 @@ from tests.helpers.schemas import schema
 pytestmark = [pytest.mark.since("structured_output"), pytest.mark.extra("grammar")]
 
 PROMPT = [5, 6, 7]
-COLORS = StructuredOutputsParams(
-    json={
-        "type": "object",
-        "properties": {"color": {"enum": ["red", "green"]}, "dark": {"type": "boolean"}},
-        "required": ["color", "dark"],
-        "additionalProperties": False,
-    }
-)
-BOOLEANS = StructuredOutputsParams(
-    json={
-        "type": "object",
-        "properties": {"a": {"type": "boolean"}, "b": {"type": "boolean"}},
-        "required": ["a", "b"],
-        "additionalProperties": False,
-    }
-)
+
+
+def object_of(**properties: Any) -> StructuredOutputsParams:
+    """Return the grammar of an object with these properties, and no others."""
+    return StructuredOutputsParams(
+        json={
+            "type": "object", "properties": properties, "required": [*properties],
+            "additionalProperties": False,
+        }
+    )  # fmt: skip
+
+
+COLORS = object_of(color={"enum": ["red", "green"]}, dark={"type": "boolean"})
+BOOLEANS = object_of(a={"type": "boolean"}, b={"type": "boolean"})
 
 
 def regex(pattern: str, max_tokens: int = 60, **more: Any) -> SamplingParams:

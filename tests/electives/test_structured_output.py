@@ -22,8 +22,10 @@ from tests.helpers.fake_grammars import (
     structured,
     with_fakes,
 )
-from tests.helpers.fake_overlap import expected_output, hash_engine, text_of
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.fake_overlap import expected_output, hash_engine
+from tests.helpers.oracle import completions, drain, greedy
+from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
+from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("structured_output"), pytest.mark.streams]
 
@@ -45,59 +47,35 @@ class Schedule:
     """One random schedule: arrivals, grammars that come late or never, stops, aborts, failures."""
 
     def __init__(self, module: Any, seed: int) -> None:
-        self.seed = seed
         self.chance = chance = random.Random(seed)
-        self.page_size, self.longest = chance.choice([1, 2, 3, 4, 16]), chance.choice([6, 20])
-        self.num_pages = -(-self.longest // self.page_size) + chance.choice([0, 1, 2, 10, 40])
+        page_size, self.longest, num_pages = random_sizes(chance, (1, 2, 3, 4, 16), (6, 20))
         self.engine = hash_engine(
-            module, chance.choice([LateStream, EarlyStream])(), self.num_pages, MaskRunner,
-            page_size=self.page_size, max_num_seqs=chance.randint(1, 10),
+            module, chance.choice([LateStream, EarlyStream])(), num_pages, MaskRunner,
+            page_size=page_size, max_num_seqs=chance.randint(1, 10),
             max_num_batched_tokens=chance.choice([1, 2, 5, 16, 64]),
             enable_overlap=chance.random() < 0.8,
         )  # fmt: skip
         if chance.random() < 0.5:
             self.engine.core.scheduler.admission.new_token_ratio = 0.0  # requests join too early
         self.compiler = with_fakes(self.engine, at_once=False)
-        self.expected: dict[str, list[int]] = {}
-        self.finals: dict[str, Any] = {}
-        self.aborted: set[str] = set()
+        self.engine.core.scheduler.grammars.wait = lambda seconds: None
         self.bad: set[str] = set()  # requests of which the grammar was refused
-
-    def run(self) -> Any:
-        to_come, chance, engine = self.chance.randint(1, 12), self.chance, self.engine
-        engine.core.scheduler.grammars.wait = lambda seconds: None
-        while to_come or engine.has_unfinished_requests():
-            while to_come and chance.random() < 0.4:
-                to_come -= 1
-                self.add()
-            live = sorted(self.expected.keys() - self.finals.keys())
-            if live and chance.random() < 0.06:
-                victim = chance.choice(live)
-                if engine.abort_request(victim):
-                    self.aborted.add(victim)
-            self.compile()
-            for output in engine.step():
-                assert output.request_id not in self.finals, "an output after the final one"
-                if output.finished:
-                    self.finals[output.request_id] = output.outputs[0]
+        self.finals = run_schedule(
+            self.engine, chance, self.add, chance.randint(1, 12), arrivals=0.4, aborts=0.06,
+            before_step=self.compile, may_fail=True,
+        )  # fmt: skip
         self.check()
-        return engine
 
-    def add(self) -> None:
-        chance = self.chance
-        prompt = [chance.randrange(50) for _ in range(chance.randint(1, self.longest))]
+    def add(self) -> tuple[str, list[int]]:
+        chance, engine = self.chance, self.engine
+        prompt = random_prompt(chance, self.longest, [[]])
+        if chance.random() < 0.4:
+            return add_random(engine, chance, prompt)
+        salt, length = chance.randrange(10**6), chance.choice([1, 2, 4, 10, 60])
         max_tokens = chance.choice([1, 2, 5, 12, 30])
-        most = min(max_tokens, self.num_pages * self.page_size + 1 - len(prompt))
-        if chance.random() < 0.6:
-            salt, length = chance.randrange(10**6), chance.choice([1, 2, 4, 10, 60])
-            name = self.engine.add_request(prompt, params_of(salt, length, max_tokens))
-            self.expected[name] = expected_under(prompt, most, salt, length)
-            return
-        stops = chance.sample(range(50), chance.choice([0, 3]))
-        stop = text_of([chance.randrange(50)]) if chance.random() < 0.3 else ""
-        params = greedy(max_tokens, stop_token_ids=stops, stop=stop or (), ignore_eos=True)
-        name = self.engine.add_request(prompt, params)
-        self.expected[name] = expected_output(prompt, most, stops, stop)
+        most = min(max_tokens, engine.core.scheduler.kv_cache.max_tokens + 1 - len(prompt))
+        name = engine.add_request(prompt, params_of(salt, length, max_tokens))
+        return name, expected_under(prompt, most, salt, length)
 
     def compile(self) -> None:
         """Let some compilations end, in any order; a few fail."""
@@ -110,17 +88,14 @@ class Schedule:
             self.compiler.finish(number, ValueError("a bad grammar") if fails else None)
             self.bad |= names if fails else set()
 
+    def ended_by(self, reason: str) -> set[str]:
+        return {name for name, found in self.finals.items() if found.finish_reason == reason}
+
     def check(self) -> None:
-        for name, completion in self.finals.items():
-            tokens, about = completion.token_ids, f"I1, I2: schedule {self.seed}, {name}"
-            if name in self.aborted:
-                assert tokens == self.expected[name][: len(tokens)], about
-            elif name in self.bad:
-                assert (tokens, completion.finish_reason) == ([], "error"), about
-                assert completion.error == "a bad grammar"
-            else:
-                assert tokens == self.expected[name], about
-        assert self.finals.keys() == self.expected.keys(), "I5: a request has no final output"
+        failed = self.ended_by("error")
+        assert failed == self.bad - self.ended_by("abort")
+        for name in failed:
+            assert (self.finals[name].token_ids, self.finals[name].error) == ([], "a bad grammar")
         outputs = [c.token_ids for c in self.finals.values()]
         for state in self.compiler.states():
             assert state.accepted in outputs or not state.accepted, "a token is not taken once"
@@ -131,13 +106,11 @@ class Schedule:
 def test_random_schedules_with_grammars(module_of: ModuleOf) -> None:
     """Each step is audited. Tokens depend on every mask, and on every token before it."""
     runs = [Schedule(module_of("engine"), seed) for seed in range(schedules(1000))]
-    stats = [run.run().stats() for run in runs]
-    assert sum(s.num_retractions for s in stats) > len(runs) // 200
+    accepted = [state.accepted for run in runs for state in run.compiler.states()]
+    assert sum(run.engine.stats().num_retractions for run in runs) > len(runs) // 200
     assert sum(len(run.bad) for run in runs) > len(runs) // 10
-    assert sum(len(run.aborted) for run in runs) > len(runs) // 20
-    assert sum(len(state.accepted) for run in runs for state in run.compiler.states()) > 9 * len(
-        runs
-    )
+    assert sum(len(run.ended_by("abort")) for run in runs) > len(runs) // 20
+    assert sum(map(len, accepted)) > 9 * len(runs)
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -147,10 +120,7 @@ def test_the_forward_is_launched_before_the_tokens_and_sampled_after(
     """Delayed sampling: launch 2, accept 1, sample 2. Without overlap, accept 1 comes first."""
     for overlap in (True, False):
         engine = engine_of(module_of, late=late, enable_overlap=overlap)
-        compiler, events = with_fakes(engine), list[str]()
-        record(engine.core.runner, "launch", "launch", events)
-        record(engine.core.runner, "sample", "sample", events)
-        record(engine.core.scheduler.grammars, "accept", "accept", events)
+        compiler, events = with_fakes(engine), record(engine)
         engine.add_request(PROMPT, params_of(1, 3))
         drain(engine)
         ahead = ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"]
@@ -158,49 +128,39 @@ def test_the_forward_is_launched_before_the_tokens_and_sampled_after(
         assert compiler.states()[0].accepted == expected_under(PROMPT, 30, 1, 3)
 
 
-def record(owner: Any, name: str, event: str, events: list[str]) -> None:
-    method = getattr(owner, name)
-
-    def recorded(*args: Any) -> Any:
-        events.append(event)
-        return method(*args)
-
-    vars(owner)[name] = recorded
+def record(engine: Any) -> list[str]:
+    """Return a list to which each launch, sampling and acceptance appends its name."""
+    events: list[str] = []
+    watch(engine.core.runner, "launch", lambda *_: events.append("launch"))
+    watch(engine.core.runner, "sample", lambda *_: events.append("sample"))
+    watch(engine.core.scheduler.grammars, "accept", lambda *_: events.append("accept"))
+    return events
 
 
 def test_only_steps_with_grammars_are_sampled_later(module_of: ModuleOf) -> None:
     """A plain request pays for the steps that it shares with a grammar, and for no others."""
     engine, delayed = engine_of(module_of), list[int]()
     with_fakes(engine)
-    sample = engine.core.runner.sample
-
-    def counted(result: Any, rows: Any, bits: Any) -> None:
-        delayed.append(len(result.places))
-        sample(result, rows, bits)
-
-    engine.core.runner.sample = counted
+    watch(engine.core.runner, "sample", lambda result, *_: delayed.append(len(result.places)))
     engine.add_request(PROMPT, greedy(20, ignore_eos=True), "plain")
     for _ in range(4):
         engine.step()
     assert delayed == []
     engine.add_request([1, 2], params_of(3, 4), "grammar")
-    outputs = drain(engine)
+    finals = completions(engine)
     assert delayed == [2] * 6, "four tokens, the end, and the step in flight with it"
-    assert outputs["plain"][-1].outputs[0].token_ids == expected_output(PROMPT, 20, [], "")
+    assert finals["plain"].token_ids == expected_output(PROMPT, 20)
 
 
 def test_no_mask_before_the_end_of_the_prompt(module_of: ModuleOf) -> None:
     """A prompt of 100 tokens in chunks of 32: nothing is masked before the fourth chunk."""
-    engine, events = engine_of(module_of, max_num_batched_tokens=32), list[str]()
+    engine = engine_of(module_of, max_num_batched_tokens=32)
     with_fakes(engine)
-    prompt = [token % 50 for token in range(100)]
-    record(engine.core.runner, "launch", "launch", events)
-    record(engine.core.runner, "sample", "sample", events)
+    events, prompt = record(engine), [token % 50 for token in range(100)]
     engine.add_request(prompt, params_of(1, 3, 20))
-    outputs = drain(engine)
+    [final] = completions(engine).values()
     assert events[:5] == ["launch", "launch", "launch", "launch", "sample"]
-    [[*_, last]] = outputs.values()
-    assert last.outputs[0].token_ids == expected_under(prompt, 20, 1, 3)
+    assert final.token_ids == expected_under(prompt, 20, 1, 3)
 
 
 def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf) -> None:
@@ -214,7 +174,7 @@ def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf)
         engine.core.undo_steps_in_flight()
         engine.core.scheduler.retract(engine.core.scheduler.running[0])
         assert len(accepted(compiler)) == count and engine.core.scheduler.waiting
-        final = drain(engine)[name][-1].outputs[0]
+        final = completions(engine)[name]
         assert final.token_ids == accepted(compiler) == expected_under(PROMPT, 30, 2, 9)
         assert engine.stats().num_retractions == 1
 
@@ -230,7 +190,7 @@ def test_cut_output_is_told_so(module_of: ModuleOf, max_tokens: int) -> None:
     engine = engine_of(module_of)
     with_fakes(engine)
     engine.add_request(PROMPT, params_of(1, 4, max_tokens), "a")
-    final = drain(engine)["a"][-1].outputs[0]
+    final = completions(engine)["a"]
     assert final.finish_reason == ("stop" if max_tokens == 5 else "length")
     assert final.token_ids == expected_under(PROMPT, max_tokens, 1, 4)
 
@@ -241,12 +201,11 @@ def test_an_illegal_token_ends_only_its_request(module_of: ModuleOf) -> None:
     names = [engine.add_request([i, 9], params_of(i, 10), f"r{i}") for i in range(3)]
     for _ in range(4):
         engine.step()
-    grammar = next(
-        g for r, g in engine.core.scheduler.grammars.grammars.items() if r.request_id == "r1"
-    )
+    grammars = engine.core.scheduler.grammars.grammars
+    (grammar,) = [g for request, g in grammars.items() if request.request_id == "r1"]
     grammar.length = len(grammar.accepted) + 1  # only the end is allowed behind the token in flight
     grammar.fill = StepGrammar(1, 10).fill  # ... but the mask does not say so
-    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    finals = completions(engine)
     assert finals["r1"].finish_reason == "error"
     assert "does not allow the sampled token" in (finals["r1"].error or "")
     for i in (0, 2):
@@ -271,7 +230,7 @@ def test_other_requests_do_not_wait_for_a_grammar(module_of: ModuleOf) -> None:
     assert engine.stats().num_waiting == 10
     while compiler.pending:
         compiler.finish()
-    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    finals = completions(engine)
     assert finals["slow3"].token_ids == expected_under(PROMPT, 30, 3, 3)
 
 
@@ -285,9 +244,8 @@ def test_an_idle_engine_waits_for_a_compiler_and_does_not_spin(module_of: Module
     assert [output.outputs[0].finish_reason for output in engine.step()] == ["abort"]
     assert len(waits) == 2, "an output that is ready is not held back"
     compiler.finish()
-    assert engine.step() == [] and not engine.core.scheduler.waiting, (
-        "the late result changes nothing"
-    )
+    assert engine.step() == [], "the late result changes nothing"
+    assert not engine.core.scheduler.waiting
     assert not engine.has_unfinished_requests()
 
 
@@ -297,7 +255,7 @@ def test_a_grammar_that_takes_too_long(module_of: ModuleOf) -> None:
     engine.core.scheduler.grammars.timeout = 0.0
     engine.add_request(PROMPT, params_of(1, 2), "late")
     engine.add_request([4], greedy(2, ignore_eos=True), "plain")
-    finals = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
+    finals = completions(engine)
     assert finals["late"].finish_reason == "error" and "0 s" in (finals["late"].error or "")
     assert finals["plain"].finish_reason == "length"
 
@@ -312,10 +270,8 @@ def test_requests_share_a_compilation_and_no_state(module_of: ModuleOf) -> None:
         return StepGrammar(0, 3)
 
     compiler = manager.GrammarCompiler(slow)
-    regex, choice = (
-        StructuredOutputsParams(regex="[0-9]+"),
-        StructuredOutputsParams(choice=["[0-9]+"]),
-    )
+    regex = StructuredOutputsParams(regex="[0-9]+")
+    choice = StructuredOutputsParams(choice=["[0-9]+"])
     futures = [compiler.submit(wanted) for wanted in [regex, choice] * 10]
     assert len({id(future.result()) for future in futures}) == 2 and len(made) == 2
     one, other = futures[0].result().fork(), futures[0].result().fork()
@@ -354,15 +310,10 @@ class HeldCompile:
 def test_what_no_request_waits_for_is_not_compiled(module_of: ModuleOf, ends_by: str) -> None:
     """Sixteen requests end while their grammars are queued. The next one does not wait for them."""
     engine = engine_of(module_of)
-    manager, held = (
-        engine.core.scheduler.grammars,
-        HeldCompile(module_of("grammar_manager").NUM_THREADS),
-    )
-    (
-        engine.core.scheduler.grammars.compiler.compile,
-        engine.input_processor.no_structured_outputs,
-    ) = held, None
-    blocking = [engine.core.scheduler.grammars.compiler.submit(wanted) for wanted in held.blockers]
+    engine.input_processor.no_structured_outputs = None
+    manager = engine.core.scheduler.grammars
+    held = manager.compiler.compile = HeldCompile(module_of("grammar_manager").NUM_THREADS)
+    blocking = [manager.compiler.submit(wanted) for wanted in held.blockers]
     held.wait_for_blockers()
     engine.add_request(PROMPT, params_of(3, 3), "kept")
     manager.timeout = 0.0 if ends_by == "timeout" else PATIENCE

@@ -19,10 +19,10 @@ from common.engine_core import EngineCoreOutput
 from common.failure_search import FailureSearch
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
-from milestones.lab.instruments.hash_model import HashModel, expected_tokens, hash_model
+from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from tests.conftest import EngineFactory, assert_idle, build_engine
 from tests.exercises.by_hand import make_request
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.oracle import completions, drain, greedy
 
 pytestmark = pytest.mark.streams
 
@@ -30,19 +30,39 @@ POISON = 251  # a token in the prompt of the request that fails
 Answer = dict[str, RequestOutput]
 
 
+def model_with(before_forward: Callable[..., None]) -> LoadedModel:
+    """Return the hash model. It calls `before_forward` with the arguments of each forward."""
+    loaded = hash_model()
+
+    def hook(_model: Any, args: Any, inputs: dict[str, Any]) -> None:
+        before_forward(*args, **inputs)
+
+    loaded.model.register_forward_pre_hook(hook, with_kwargs=True)
+    return loaded
+
+
 def poisoned_model(fail: Callable[[Any, torch.Tensor], None]) -> LoadedModel:
     """Return the hash model. If `POISON` is in its input, it calls `fail(logits, input_ids)`."""
     loaded = hash_model()
 
-    class Poisoned(HashModel):
-        def forward(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            output = super().forward(input_ids, *args, **kwargs)
-            if bool((input_ids == POISON).any()):
-                fail(output.logits, input_ids)
-            return output
+    def hook(_model: Any, args: Any, inputs: dict[str, Any], output: Any) -> None:
+        input_ids = args[0] if args else inputs["input_ids"]
+        if bool((input_ids == POISON).any()):
+            fail(output.logits, input_ids)
 
-    model: Any = Poisoned().eval()
-    return LoadedModel("hash-model", model, loaded.tokenizer)
+    loaded.model.register_forward_hook(hook, with_kwargs=True)
+    return loaded
+
+
+def failing_after(num_forwards: list[int]) -> LoadedModel:
+    """Return the hash model. It computes as many forwards as the list says, and then one fails."""
+
+    def count(*_: Any, **__: Any) -> None:
+        num_forwards[0] -= 1
+        if num_forwards[0] == -1:
+            raise Broken
+
+    return model_with(count)
 
 
 class Broken(Exception):
@@ -107,9 +127,9 @@ def test_a_request_that_comes_during_the_search_is_served(milestone: str) -> Non
         engine.add_request([i + 1, POISON if i == 3 else 3], greedy(6, ignore_eos=True), f"{i}")
     engine.step()
     engine.add_request([60, 61], greedy(6, ignore_eos=True), "late")
-    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
-    assert finals["late"].outputs[0].token_ids == expected_tokens([60, 61], 6)
-    assert finals["3"].outputs[0].finish_reason == "error"
+    finals = completions(engine)
+    assert finals["late"].token_ids == expected_tokens([60, 61], 6)
+    assert finals["3"].finish_reason == "error"
     assert_idle(engine)
 
 
@@ -127,19 +147,9 @@ def test_a_request_aborted_during_the_search_holds_nothing(milestone: str) -> No
 
 def test_an_abort_during_the_search_disturbs_no_other_request(milestone: str) -> None:
     """In m2 the last row moves into the row of the aborted request, also during the search."""
-    left: list[int] = []  # the number of forwards before the one that fails
-
-    class FailsOnce(HashModel):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if left and left.pop() == 0:
-                raise Broken
-            return super().forward(*args, **kwargs)
-
-    model: Any = FailsOnce().eval()
-    engine: Any = build_engine(
-        milestone, LoadedModel("hash-model", model, hash_model().tokenizer), max_num_seqs=5
-    )
-    left += range(4)  # not before: the engine tries the model when it is loaded
+    left = [99]
+    engine: Any = build_engine(milestone, failing_after(left), max_num_seqs=5)
+    left[0] = 3  # not before: the engine tries the model when it is loaded
     for name in "abcde":
         engine.add_request([ord(name), 5], greedy(9, ignore_eos=True), name)
     outputs = {}
@@ -157,20 +167,17 @@ def test_a_failure_of_a_request_that_has_ended_since(milestone: str) -> None:
     """With overlap, the token that ends a request is already an input of the step that fails."""
     prompt, last = [60, 61], expected_tokens([60, 61], 3)[-1]
 
-    class Failing(HashModel):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if (positions := kwargs.get("position_ids")) is not None:
-                fed = (kwargs["input_ids"] == last) & (positions == len(prompt) + 2)
-                if bool(fed.any()):
-                    raise Broken
-            return super().forward(*args, **kwargs)
+    def fail(input_ids: Any, position_ids: Any = None, **_: Any) -> None:
+        if position_ids is not None:
+            fed = (input_ids == last) & (position_ids == len(prompt) + 2)
+            if bool(fed.any()):
+                raise Broken
 
-    model: Any = Failing().eval()
-    engine = build_engine(milestone, LoadedModel("hash-model", model, hash_model().tokenizer))
+    engine = build_engine(milestone, model_with(fail))
     engine.add_request(prompt, greedy(9, stop_token_ids=[last], ignore_eos=True), "ends")
     for name in "ab":
         engine.add_request([ord(name), 5], greedy(9, ignore_eos=True), name)
-    finals = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
+    finals = completions(engine)
     assert finals["ends"].token_ids == expected_tokens(prompt, 3)
     assert finals["ends"].finish_reason == "stop"
     for name in "ab":
@@ -276,7 +283,7 @@ def test_a_row_without_a_distribution_ends_its_request(
     params = SamplingParams(max_tokens=1, temperature=temperature, seed=1)
     for name, prompt in PROMPTS.items():
         engine.add_request(prompt, params, name)
-    finals = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
+    finals = completions(engine)
     assert {n: c.finish_reason for n, c in finals.items()} == {
         name: "error" if POISON in prompt else "length" for name, prompt in PROMPTS.items()
     }
@@ -319,7 +326,7 @@ def test_text_that_cannot_be_processed_ends_its_request(
     engine.add_request([5, 6], greedy(6, ignore_eos=True), "good")
     engine.add_request([7, 8], greedy(6, ignore_eos=True, stop="never"), "bad")
     engine.add_request([9], greedy(6, ignore_eos=True), "other")
-    finals = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
+    finals = completions(engine)
     assert finals["bad"].finish_reason == "error" and "no text" in (finals["bad"].error or "")
     assert finals["good"].token_ids == expected_tokens([5, 6], 6)
     assert finals["other"].token_ids == expected_tokens([9], 6)
@@ -379,24 +386,14 @@ def test_broken_code_is_no_fault_of_a_request(milestone: str, error: type[Except
 @pytest.mark.since("m5_overlap")
 def test_an_undone_step_leaves_no_more_than_the_limit(milestone: str) -> None:
     """`a` would have ended in the step that fails. `c`, with a cached prefix, would replace it."""
-    to_come = [0]  # forwards until one fails
-
-    class FailsOnce(HashModel):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            to_come[0] -= 1
-            if to_come[0] == 0:
-                raise Broken
-            return super().forward(*args, **kwargs)
-
-    model: Any = FailsOnce().eval()
-    loaded = LoadedModel("hash-model", model, hash_model().tokenizer)
-    engine = build_engine(milestone, loaded, max_num_seqs=2, page_size=1)
+    left = [99]
+    engine = build_engine(milestone, failing_after(left), max_num_seqs=2, page_size=1)
     engine.generate([[7, 7, 7, 7]], greedy(1, ignore_eos=True))
-    to_come[0] = 2  # the first one is the prefill of `a` and `b`
+    left[0] = 1  # after the prefill of `a` and `b`
     prompts = {"a": [1, 2], "b": [3, 4, 3], "c": [7, 7, 7, 8]}
     for (name, prompt), max_tokens in zip(prompts.items(), (2, 9, 3), strict=True):
         engine.add_request(prompt, greedy(max_tokens, ignore_eos=True), name)
-    finals = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
+    finals = completions(engine)
     assert finals["a"].token_ids == expected_tokens(prompts["a"], 2)
     assert finals["b"].token_ids == expected_tokens(prompts["b"], 9)
     assert finals["c"].token_ids == expected_tokens(prompts["c"], 3)

@@ -11,20 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import Request, SamplingParams
-from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.filters import Filters, apply_filters, weights
 from common.sampling.sampler import SamplingMetadata, map_tensors, sample
-from common.text.output_text import OutputText
-
-TOKENIZER = byte_tokenizer()
+from tests.helpers.made_requests import request_with
 
 
 def request(params: SamplingParams) -> Request:
-    return Request(
-        "r", None, [1, 2, 1], params, seed=params.seed or 0, max_model_len=100,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0, end_token_ids=np.array([3]),
-    )  # fmt: skip
+    return request_with(params, end_token_ids=[3])
 
 
 def kept_by_filters(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from common import EngineDeadError, guard, llm_engine
+from common import EngineDeadError, LoadedModel, guard, llm_engine
 from common.guard import interrupts_held
-from milestones.lab.instruments.hash_model import HashModel, expected_tokens, hash_model
+from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from milestones.lab.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine
-from tests.helpers.oracle import drain, greedy
+from tests.engine.test_failures import model_with
+from tests.helpers.oracle import completions, drain, greedy
 
 # An interrupt may hit a callback of the garbage collector. Python then only reports its exception.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -62,9 +63,9 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
     signal.signal(signal.SIGUSR1, previous)
 
 
-def engine_in_one_thread(milestone: str, **config: Any) -> Any:
+def engine_in_one_thread(milestone: str, model: LoadedModel | None = None, **config: Any) -> Any:
     """Return an engine on the hash model. Its forwards run in the main thread."""
-    engine: Any = build_engine(milestone, hash_model(), **config)
+    engine: Any = build_engine(milestone, model or hash_model(), **config)
     if hasattr(engine.core.runner, "stream"):
         engine.core.runner.stream.close()
         engine.core.runner.stream = EarlyStream()
@@ -209,24 +210,16 @@ def test_a_second_ctrl_c_ends_the_engine(milestone: str) -> None:
     """A second Ctrl-C stops a forward that does not return. The engine then refuses to go on."""
     presses: list[int] = []
 
-    class Pressed(HashModel):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if len(presses) < 2 and armed:
-                presses.append(1)
-                signal.raise_signal(signal.SIGINT)
-                presses.append(1)
-                signal.raise_signal(signal.SIGINT)
-                pytest.fail("the second Ctrl-C was held back")
-            return super().forward(*args, **kwargs)
+    def press(*_: Any, **__: Any) -> None:
+        if len(presses) < 2 and armed:
+            presses.append(1)
+            signal.raise_signal(signal.SIGINT)
+            presses.append(1)
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("the second Ctrl-C was held back")
 
     armed = False
-    model: Any = Pressed().eval()
-    loaded = hash_model()
-    engine: Any = build_engine(milestone, type(loaded)("hash-model", model, loaded.tokenizer))
-    if hasattr(engine.core.runner, "stream"):
-        engine.core.runner.stream = (
-            EarlyStream()
-        )  # forwards run in this thread, where signals arrive
+    engine = engine_in_one_thread(milestone, model_with(press))
     engine.add_request([1, 2], greedy(3))
     armed = True
     with pytest.raises(KeyboardInterrupt):
@@ -300,7 +293,7 @@ def test_calls_of_another_thread_are_refused(make_engine: EngineFactory) -> None
     thread.join()
     assert len(messages) == len(calls)
     assert all("One thread makes all calls" in message for message in messages)
-    finals = {name: outputs[-1].outputs[0].token_ids for name, outputs in drain(engine).items()}
+    finals = {name: found.token_ids for name, found in completions(engine).items()}
     assert finals == {f"{i}": expected_tokens(p, 5) for i, p in enumerate(PROMPTS)}
 
 
@@ -356,14 +349,11 @@ def test_a_stream_may_be_dropped_at_any_moment(milestone: str, where: str) -> No
     """The garbage collector may drop it during a step, which must not lose its requests."""
     dropped: list[Any] = []
 
-    class Collecting(HashModel):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            if where == "in a step":
-                dropped.clear()  # the last reference to the stream
-            return super().forward(*args, **kwargs)
+    def collect(*_: Any, **__: Any) -> None:
+        if where == "in a step":
+            dropped.clear()  # the last reference to the stream
 
-    loaded, model = hash_model(), Collecting().eval()
-    engine: Any = build_engine(milestone, type(loaded)("hash-model", model, loaded.tokenizer))  # type: ignore[arg-type]
+    engine: Any = build_engine(milestone, model_with(collect))
     engine.add_request([4, 5, 6], greedy(9, ignore_eos=True), "kept")
     stream = engine.stream([1, 2, 3], greedy(9, ignore_eos=True))
     next(stream)

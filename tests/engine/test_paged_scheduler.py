@@ -11,9 +11,10 @@ import pytest
 from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
+from tests.helpers.random_schedule import random_prompt, random_sizes
+from tests.helpers.replaced import plant
 
 SCHEDULES = schedules(1200)
-STEMS: tuple[list[int], ...] = ([], [], [1] * 12, [1] * 5 + [2] * 9)  # some prompts begin alike
 
 pytestmark = pytest.mark.since("m3_paged")
 
@@ -21,13 +22,11 @@ pytestmark = pytest.mark.since("m3_paged")
 def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
     """Run one random schedule of sizes, arrivals, aborts and forced retractions."""
     chance = random.Random(seed)
-    page_size = chance.choice([1, 2, 3, 4, 16])
-    rows, budget = chance.randint(1, 6), chance.choice([1, 2, 3, 5, 16, 17, 64])
-    longest = chance.choice([6, 20, 40])
-    num_pages = -(-longest // page_size) + chance.choice([0, 1, 2, 10, 40])
+    page_size, longest, num_pages = random_sizes(chance, (1, 2, 3, 4, 16))
     engine = FakePagedEngine(
-        scheduler, num_pages, page_size=page_size, max_num_seqs=rows, max_num_batched_tokens=budget
-    )
+        scheduler, num_pages, page_size=page_size, max_num_seqs=chance.randint(1, 6),
+        max_num_batched_tokens=chance.choice([1, 2, 3, 5, 16, 17, 64]),
+    )  # fmt: skip
     force_retractions(engine.scheduler, chance.choice([None, None, 1, 2, 7]))
     expected: dict[str, list[int]] = {}
     to_come, steps = chance.randint(1, 10), 0
@@ -36,9 +35,7 @@ def fuzz(scheduler: ModuleType, seed: int) -> FakePagedEngine:
         assert steps < 20_000, "I5: the schedule does not end"
         while to_come and chance.random() < 0.4:
             to_come -= 1
-            tail = [chance.randrange(50) for _ in range(longest)]
-            prompt = [*chance.choice(STEMS), *tail][: chance.randint(1, longest)]
-            max_tokens = chance.choice([1, 2, 5, 12, 30])
+            prompt, max_tokens = random_prompt(chance, longest), chance.choice([1, 2, 5, 12, 30])
             name = f"{to_come}"
             engine.add(name, prompt, max_tokens)
             capacity = num_pages * page_size + 1 - len(prompt)
@@ -63,54 +60,47 @@ def test_random_schedules(module_of: ModuleOf) -> None:
     assert retractions > SCHEDULES, "too few retractions"
 
 
-def plant(module_of: ModuleOf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a bug that real engines have had, in the scheduler or the cache manager."""
-    scheduler, manager = module_of("scheduler").Scheduler, module_of("kv_cache").KVCacheManager
+def a_resumed_request_keeps_its_position(send_back: Any, self: Any, request: Any) -> None:
+    computed = request.num_computed_tokens
+    send_back(self, request)
+    request.num_computed_tokens = min(computed, 1)
 
-    def resumed_request_keeps_its_position(self: Any, request: Any) -> None:
-        computed = request.num_computed_tokens
-        send_back(self, request)
-        request.num_computed_tokens = min(computed, 1)
 
-    def page_is_freed_twice(self: Any, request: Any) -> None:
-        pages = list(self.pages_of(request))
-        free(self, request)
-        self.allocator.free(pages[:1])
+def a_page_is_freed_twice(free: Any, self: Any, request: Any) -> None:
+    pages = list(self.pages_of(request))
+    free(self, request)
+    self.allocator.free(pages[:1])
 
-    def pages_of_a_longer_request(self: Any, request: Any, num_tokens: int) -> None:
-        allocate_slots(self, request, max(0, num_tokens - 1) or 1)
 
-    def sample_before_the_last_chunk(self: Any, batch: Any, request: Any, n: int) -> None:
-        add(self, batch, request, n)
-        if batch.requests and len(batch.requests) - 1 not in batch.sampled_indices:
-            batch.sampled_indices.append(len(batch.requests) - 1)
+def a_page_too_few(allocate_slots: Any, self: Any, request: Any, num_tokens: int) -> None:
+    allocate_slots(self, request, max(0, num_tokens - 1) or 1)
 
-    def table_is_not_updated(self: Any) -> list[Any]:
-        return take_updates(self)[:-1]
 
-    send_back, free = scheduler.send_back, manager.free
-    allocate_slots, add = manager.allocate_slots, scheduler._add
-    table = type(manager(1, 1, 1).table)
-    take_updates = table.take_updates
-    target, attribute, bug = {
-        "resumed position": (scheduler, "send_back", resumed_request_keeps_its_position),
-        "double free": (manager, "free", page_is_freed_twice),
-        "a page too few": (manager, "allocate_slots", pages_of_a_longer_request),
-        "sampled too early": (scheduler, "_add", sample_before_the_last_chunk),
-        "stale page table": (table, "take_updates", table_is_not_updated),
-    }[name]
-    monkeypatch.setattr(target, attribute, bug)
+def sampled_before_the_last_chunk(add: Any, self: Any, batch: Any, request: Any, n: int) -> None:
+    add(self, batch, request, n)
+    if batch.requests and len(batch.requests) - 1 not in batch.sampled_indices:
+        batch.sampled_indices.append(len(batch.requests) - 1)
+
+
+def a_stale_page_table(take_updates: Any, self: Any) -> Any:
+    return take_updates(self)[:-1]
 
 
 @pytest.mark.parametrize(
-    "bug",
-    ["resumed position", "double free", "a page too few", "sampled too early", "stale page table"],
+    ("module", "method", "bug"),
+    [
+        ("scheduler", "Scheduler.send_back", a_resumed_request_keeps_its_position),
+        ("kv_cache", "KVCacheManager.free", a_page_is_freed_twice),
+        ("kv_cache", "KVCacheManager.allocate_slots", a_page_too_few),
+        ("scheduler", "Scheduler._add", sampled_before_the_last_chunk),
+        ("kv_cache", "PageTable.take_updates", a_stale_page_table),
+    ],
 )
 def test_planted_bugs_are_caught(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, module: str, method: str, bug: Any
 ) -> None:
     """The fuzz can fail: it finds each of these bugs within 50 schedules."""
-    plant(module_of, bug, monkeypatch)
+    plant(monkeypatch, f"{module_of(module).__name__}.{method}", bug)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(50):
             fuzz(module_of("scheduler"), seed)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import EngineConfig, LLMEngine, Request, SamplingParams
-from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
@@ -19,12 +17,12 @@ from milestones.lab.instruments.audit import MODES, assert_idle, audited_engine_
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.hash_model import hash_model
 from tests.conftest import EngineFactory, build_engine
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.made_requests import TOKENIZER, request_with
+from tests.helpers.oracle import greedy, serve_arrivals
 from tests.helpers.sampling_reference import adjusted, hash_answer
 
 pytestmark = pytest.mark.streams(electives=False)
 
-TOKENIZER = byte_tokenizer()
 HASH = hash_model()
 VOCAB = 40  # of the tests without an engine
 EOS = [3, 7]
@@ -44,11 +42,7 @@ states = st.lists(st.tuples(tokens.filter(bool), tokens, penalties), min_size=1,
 
 
 def request(prompt: list[int], output: list[int], params: SamplingParams) -> Request:
-    made = Request(
-        "r", None, prompt, params, seed=params.seed or 0, max_model_len=100,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-        end_token_ids=np.array(sorted({*EOS, *params.stop_token_ids})),
-    )  # fmt: skip
+    made = request_with(params, prompt, end_token_ids=sorted({*EOS, *params.stop_token_ids}))
     made.token_ids += output
     return made
 
@@ -189,19 +183,15 @@ def test_penalties_on_every_engine(
     """I2: chunks, retractions, neighbours and overlap change no count. The reference has none."""
     is_paged = milestone not in ("m1_single", "m2_continuous")
     config = {"max_num_batched_tokens": budget, "page_size": 4} if is_paged else {}
+    made = [(step, prompt, SamplingParams(**values)) for step, prompt, values in arrivals]
     expected = {
-        f"{i}": hash_answer(prompt, SamplingParams(**values), HASH.eos_token_ids)
-        for i, (_, prompt, values) in enumerate(arrivals)
+        f"{i}": hash_answer(prompt, params, HASH.eos_token_ids)
+        for i, (_, prompt, params) in enumerate(made)
     }
     engine = hash_engine(milestone, mode, max_num_seqs=rows, **config)
     force_retractions(engine.core.scheduler, every if is_paged else None)
-    got: dict[str, list[int]] = {}
-    for step in range(9):
-        for i, (arrival, prompt, values) in enumerate(arrivals):
-            if arrival == step:
-                engine.add_request(prompt, SamplingParams(**values), f"{i}")
-        got.update({o.request_id: o.outputs[0].token_ids for o in engine.step()})
-    got.update({name: o[-1].outputs[0].token_ids for name, o in drain(engine).items()})
+    finals = serve_arrivals(engine, made)
+    got = {name: output.outputs[0].token_ids for name, output in finals.items()}
     assert got == expected, f"I2: {mode}"
     engine.close()
     assert_idle(engine)
@@ -258,32 +248,6 @@ def test_stop_strings_before_min_tokens_do_not_end_the_text(
         assert output.visible == text[: ended - longest]
     elif min_tokens <= len(text):
         assert not output.finish() and output.visible == text
-
-
-BAD: list[tuple[str, dict[str, Any]]] = [
-    ("presence_penalty must be in .-2.0, 2.0., got 2.5", {"presence_penalty": 2.5}),
-    ("presence_penalty must be a finite number", {"presence_penalty": float("nan")}),
-    ("frequency_penalty must be in .-2.0, 2.0., got -3", {"frequency_penalty": -3}),
-    ("repetition_penalty must be in .0.01, 100.0., got 0", {"repetition_penalty": 0}),
-    ("repetition_penalty", {"repetition_penalty": float("inf")}),
-    ("min_tokens must be between 0", {"min_tokens": -1}),
-    ("min_tokens must be at most max_tokens=4, got 5", {"min_tokens": 5, "max_tokens": 4}),
-    ("n must be between 1 and 1000, got 0", {"n": 0}),
-    ("n must be between 1 and 1000, got 1001", {"n": 1001}),
-    ("n must be an integer", {"n": 2.0}),
-    ("logit_bias must be a dict .* got .1, 2.", {"logit_bias": [1, 2]}),
-    ("logit_bias: a token id must be an integer.* got '5'", {"logit_bias": {"5": 1.0}}),
-    ("logit_bias: a token id must be between 0", {"logit_bias": {-1: 1.0}}),
-    ("logit_bias: a value must be in .-100.0, 100.0., got 101", {"logit_bias": {1: 101}}),
-    ("logit_bias: a value must be a finite number", {"logit_bias": {1: float("nan")}}),
-    ("logit_bias must have at most 10000 tokens", {"logit_bias": dict.fromkeys(range(10001), 1)}),
-]
-
-
-@pytest.mark.parametrize(("message", "values"), BAD, ids=[case[0][:40] for case in BAD])
-def test_bad_parameters(message: str, values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=message):
-        SamplingParams(**values)
 
 
 def test_a_bias_of_the_caller_may_change_later() -> None:

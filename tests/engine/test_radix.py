@@ -22,6 +22,7 @@ from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.engine.test_paged_scheduler import fuzz
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.helpers.replaced import plant
 
 pytestmark = [pytest.mark.since("m4_radix"), pytest.mark.streams(electives=False), pytest.mark.cpu]
 
@@ -210,63 +211,51 @@ def test_a_refused_admission_leaves_no_trace(module_of: ModuleOf) -> None:
     assert engine.finished["late"] == expected_tokens([1, 2, 9, 9, 9, 9], 6)
 
 
-def plant(module_of: ModuleOf, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a bug that real engines have had, in the tree, the page table or the manager."""
-    manager, tree = module_of("kv_cache").KVCacheManager, module_of("radix_cache").RadixCache
-    table = module_of("kv_cache").PageTable
-    replace, split, lock = table.replace, tree._split, tree.lock
+def the_last_token_is_matched_too(_: Any, self: Any, request: Any) -> list[int]:
+    whole = request.num_tokens // self.page_size * self.page_size
+    return list(request.token_ids[:whole])
 
-    def the_whole_prompt(self: Any, request: Any) -> list[int]:
-        whole = request.num_tokens // self.page_size * self.page_size
-        return list(request.token_ids[:whole])
 
-    def insert_what_is_not_written(self: Any, request: Any) -> None:
-        computed = request.num_computed_tokens
-        pages = len(self.pages_of(request)) * self.page_size
-        request.num_computed_tokens = min(request.num_tokens, pages)
-        insert(self, request)
-        request.num_computed_tokens = computed
+def inserted_before_it_is_written(insert: Any, self: Any, request: Any) -> None:
+    computed = request.num_computed_tokens
+    pages = len(self.pages_of(request)) * self.page_size
+    request.num_computed_tokens = min(request.num_tokens, pages)
+    insert(self, request)
+    request.num_computed_tokens = computed
 
-    def adopt_without_the_table(self: Any, row: int, pages: Any) -> Any:
-        seen = len(self.updates)
-        replaced = replace(self, row, pages)
-        del self.updates[seen:]
-        return replaced
 
-    def split_without_its_locks(self: Any, node: Any, length: int) -> Any:
-        upper = split(self, node, length)
-        upper.lock_count = 0
-        return upper
+def the_table_is_not_told(replace: Any, self: Any, row: int, pages: Any) -> Any:
+    seen = len(self.updates)
+    replaced = replace(self, row, pages)
+    del self.updates[seen:]
+    return replaced
 
-    def lock_the_parents_only(self: Any, node: Any) -> None:
-        lock(self, node.parent or node)
 
-    insert = manager.insert
-    target, attribute, bug = {
-        "the last token is matched too": (manager, "_cacheable_tokens", the_whole_prompt),
-        "inserted before it is written": (manager, "insert", insert_what_is_not_written),
-        "adopted, the table not told": (table, "replace", adopt_without_the_table),
-        "a split loses its locks": (tree, "_split", split_without_its_locks),
-        "only the parents are locked": (tree, "lock", lock_the_parents_only),
-    }[name]
-    monkeypatch.setattr(target, attribute, bug)
+def a_split_loses_its_locks(split: Any, self: Any, node: Any, length: int) -> Any:
+    upper = split(self, node, length)
+    upper.lock_count = 0
+    return upper
+
+
+def only_the_parents_are_locked(lock: Any, self: Any, node: Any) -> None:
+    lock(self, node.parent or node)
 
 
 @pytest.mark.parametrize(
-    "bug",
+    ("module", "method", "bug"),
     [
-        "the last token is matched too",
-        "inserted before it is written",
-        "adopted, the table not told",
-        "a split loses its locks",
-        "only the parents are locked",
+        ("kv_cache", "KVCacheManager._cacheable_tokens", the_last_token_is_matched_too),
+        ("kv_cache", "KVCacheManager.insert", inserted_before_it_is_written),
+        ("kv_cache", "PageTable.replace", the_table_is_not_told),
+        ("radix_cache", "RadixCache._split", a_split_loses_its_locks),
+        ("radix_cache", "RadixCache.lock", only_the_parents_are_locked),
     ],
 )
 def test_planted_bugs_are_caught(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, bug: str
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch, module: str, method: str, bug: Any
 ) -> None:
     """The fuzz can fail: it finds each of these bugs within 300 schedules."""
-    plant(module_of, bug, monkeypatch)
+    plant(monkeypatch, f"{module_of(module).__name__}.{method}", bug)
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
         for seed in range(300):
             fuzz(module_of("scheduler"), seed)

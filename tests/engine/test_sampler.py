@@ -18,8 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from common import Request, SamplingParams
-from common.hf.tiny import byte_tokenizer
+from common import SamplingParams
 from common.sampling import sampler
 from common.sampling.sampler import (
     BLOCK,
@@ -30,24 +29,15 @@ from common.sampling.sampler import (
     scale_and_filter,
     uniform,
 )
-from common.text.output_text import OutputText
-
-TOKENIZER = byte_tokenizer()
-
-
-def request(params: SamplingParams, num_tokens: int = 5) -> Request:
-    return Request(
-        "r", None, [1] * num_tokens, params, seed=params.seed or 0, max_model_len=100,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-    )  # fmt: skip
+from tests.helpers.made_requests import request_with
 
 
 def metadata(*params: SamplingParams) -> SamplingMetadata:
-    return SamplingMetadata.from_requests([request(p) for p in params], "cpu")
+    return SamplingMetadata.from_requests(list(map(request_with, params)), "cpu")
 
 
 def draws(*params: SamplingParams) -> DrawParams:
-    return DrawParams.from_requests([request(p) for p in params], "cpu")
+    return DrawParams.from_requests(list(map(request_with, params)), "cpu")
 
 
 def splitmix64(x: int) -> int:

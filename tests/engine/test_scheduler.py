@@ -9,22 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import EngineConfig, Request
-from common.hf.tiny import byte_tokenizer
-from common.text.output_text import OutputText
 from tests.conftest import ModuleOf
+from tests.helpers.made_requests import request_with
 from tests.helpers.oracle import greedy
-
-TOKENIZER = byte_tokenizer()
 
 pytestmark = [pytest.mark.since("m2_continuous"), pytest.mark.before("m3_paged")]
 
 
 def make_request(num_tokens: int, name: str = "r") -> Request:
-    params = greedy(50)
-    return Request(
-        name, None, [1] * num_tokens, params, seed=0, max_model_len=100,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-    )  # fmt: skip
+    return request_with(greedy(50), [1] * num_tokens, name)
 
 
 def make_scheduler(module_of: ModuleOf, *lengths: int, **config: Any) -> Any:

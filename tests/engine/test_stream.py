@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,23 @@ from milestones.chain import package
 from milestones.lab.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
-from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.exercises.by_hand import scheduled
+from tests.helpers.oracle import assert_one_answer, completions, drain, greedy
+from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams]
 
 THREADS = Path("/proc/self/task")
 
 
-def test_work_runs_in_order_on_another_thread(module_of: ModuleOf) -> None:
-    stream = module_of("stream").ThreadStream()
+@pytest.fixture
+def stream(module_of: ModuleOf) -> Iterator[Any]:
+    opened = module_of("stream").ThreadStream()
+    yield opened
+    opened.close()
+
+
+def test_work_runs_in_order_on_another_thread(stream: Any) -> None:
     seen: list[Any] = []
     gate = threading.Event()
     stream.launch(gate.wait)  # launching does not wait for it
@@ -40,11 +49,9 @@ def test_work_runs_in_order_on_another_thread(module_of: ModuleOf) -> None:
     stream.synchronize()
     assert [i for i, _ in seen] == list(range(9))
     assert {thread for _, thread in seen} != {threading.get_ident()}
-    stream.close()
 
 
-def test_what_follows_a_failure_fails_unrun(module_of: ModuleOf) -> None:
-    stream = module_of("stream").ThreadStream()
+def test_what_follows_a_failure_fails_unrun(stream: Any) -> None:
     seen: list[int] = []
 
     def fail() -> None:
@@ -59,14 +66,12 @@ def test_what_follows_a_failure_fails_unrun(module_of: ModuleOf) -> None:
     stream.synchronize()  # the failure has been reported, so later work runs again
     stream.launch(lambda: seen.append(2)).wait()
     assert seen == [1, 2]
-    stream.close()
 
 
 def test_a_thread_that_has_started_is_not_started_again(
-    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+    stream: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt may come after the thread has started and before `launch` knows of it."""
-    stream = module_of("stream").ThreadStream()
     start = stream.thread.start
 
     def interrupted() -> None:
@@ -80,7 +85,6 @@ def test_a_thread_that_has_started_is_not_started_again(
     seen: list[int] = []
     stream.launch(lambda: seen.append(1)).wait()
     assert seen == [1]
-    stream.close()
 
 
 def test_the_thread_ends_with_its_stream(module_of: ModuleOf) -> None:
@@ -165,23 +169,16 @@ def test_a_step_returns_while_the_next_one_runs(
     """Each step waits once, for the step before. Requests known to end get no further step."""
     engine: Any = make_engine(num_pages=64, enable_overlap=True)
     stream = engine.core.runner.stream = LateStream()
-    launches = 0
-    launch = engine.core.runner.launch
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal launches
-        launches += 1
-        return launch(*arguments)
-
-    engine.core.runner.launch = counted
+    launches: list[Any] = []
+    watch(engine.core.runner, "launch", lambda *arguments: launches.append(arguments))
     for i in range(3):
         engine.add_request([i, 1, 2], greedy(8, ignore_eos=True))
     for step in range(1, 8):
         assert len(engine.step()) == 3
         assert stream.num_waits == step, "the host must wait exactly once per step"
-        assert launches == step + 1 and len(engine.core.result_queue) == 1
+        assert len(launches) == step + 1 and len(engine.core.result_queue) == 1
     engine.step()
-    assert launches == 8 == engine.stats().num_steps, "a step was launched after a known end"
+    assert len(launches) == 8 == engine.stats().num_steps, "a step was launched after a known end"
     assert engine.stats().padding_tokens == 0
 
 
@@ -250,19 +247,11 @@ def test_overlapping_changes_no_step(make_engine: EngineFactory) -> None:
     for overlap in (False, True):
         engine: Any = make_engine(max_num_seqs=3, enable_overlap=overlap, seed=3)
         seen: list[Any] = []
-        launch = engine.core.runner.launch
-
-        def watched(batch: Any, table: Any, seen: Any = seen, launch: Any = launch) -> Any:
-            parts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
-            seen.append([(request.request_id, n) for request, n in parts])
-            return launch(batch, table)
-
-        engine.core.runner.launch = watched
+        watch(engine.core.runner, "launch", lambda batch, _, to=seen: to.append(scheduled(batch)))
         for i in range(9):
             params = SamplingParams(max_tokens=1 + 3 * (i % 4), temperature=1, ignore_eos=True)
             engine.add_request([i + 1] * (1 + 5 * (i % 3)), params, f"{i}")
-        texts = {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
-        shapes.append((seen, texts))
+        shapes.append((seen, completions(engine)))
     assert shapes[0] == shapes[1]
 
 

@@ -26,6 +26,7 @@ from tests.exercises import test_structured_output_1 as structured_output_1
 from tests.exercises import test_structured_output_2 as structured_output_2
 from tests.exercises.requests import request_of
 from tests.helpers.fake_grammars import END
+from tests.helpers.replaced import watch
 
 
 def a_plan_of_two_requests(_: pytest.MonkeyPatch) -> None:
@@ -87,21 +88,11 @@ def grammars_in_another_order(_: pytest.MonkeyPatch) -> None:
     assert requests[0] not in manager.grammars
 
 
-def calls_under_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+def calls_under_a_grammar(_: pytest.MonkeyPatch) -> None:
     engine = structured_output_2.made()
     undone, accepted = list[Any](), list[int | None]()
-    undo, accept = engine.core.scheduler.undo, engine.core.scheduler.grammars.accept
-
-    def watched(request: Any, token_id: int | None) -> Any:
-        accepted.append(token_id)
-        return accept(request, token_id)
-
-    def counted(batch: Any) -> None:
-        undone.append(batch)
-        undo(batch)
-
-    monkeypatch.setattr(engine.core.scheduler, "undo", counted)
-    monkeypatch.setattr(engine.core.scheduler.grammars, "accept", watched)
+    watch(engine.core.scheduler, "undo", undone.append)
+    watch(engine.core.scheduler.grammars, "accept", lambda _, token_id: accepted.append(token_id))
     structured_output_2.add(engine, "a", salt=1, length=3)
     structured_output_2.tokens_of(engine)
     calls = ["launch sample", *["launch accept sample"] * 3, "launch accept"]

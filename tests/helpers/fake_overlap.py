@@ -7,6 +7,7 @@ after the next step has been planned.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -47,7 +48,11 @@ def with_adapter(token: int, number: int | None) -> Any:
 
 
 def expected_output(
-    prompt: list[int], max_tokens: int, stops: list[int], stop: str, number: int | None = None
+    prompt: list[int],
+    max_tokens: int,
+    stops: Sequence[int] = (),
+    stop: str = "",
+    number: int | None = None,
 ) -> list[int]:
     """Return the expected answer up to its first stop, computed from the token list alone."""
     output: list[int] = []
@@ -121,6 +126,7 @@ class HashRunner:
         self.free_pages: list[int] = []  # the list of the allocator itself, not a copy
         self.num_launches = 0
         self.adapters: dict[int, int] = {}  # by slot: the number of the load
+        self.fails: Callable[[], bool] = bool  # asked by each forward, before it is computed
 
     def launch(self, batch: Any, table: Any) -> HashResult:
         self.num_launches += 1
@@ -150,6 +156,8 @@ class HashRunner:
 
         def work() -> None:
             self.adapters |= {load.slot: load.adapter.number for load in loads}
+            if self.fails():
+                raise RuntimeError("a forward fails")
             self._compute(parts, result)
 
         result.event = self.computed = self.launch_after_copies(work)

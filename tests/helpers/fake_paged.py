@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from common import EngineConfig, Request
-from common.hf.tiny import byte_tokenizer
-from common.text.output_text import OutputText
+from tests.helpers.made_requests import TOKENIZER, request_with
 from tests.helpers.oracle import greedy
 
+__all__ = ["TOKENIZER"]
+
 VOCAB_SIZE = 50
-TOKENIZER = byte_tokenizer()
 
 
 def kv_of(past: tuple[int, ...], token: Any, position: int) -> int:
@@ -55,11 +55,7 @@ class FakePagedEngine:
         self.largest_batch = 0
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        params = greedy(max_tokens)
-        request = Request(
-            name, None, prompt, params, seed=0, max_model_len=200,
-            text=OutputText(TOKENIZER, params), arrival_time=0.0,
-        )  # fmt: skip
+        request = request_with(greedy(max_tokens), prompt, name, max_model_len=200)
         self.scheduler.add_request(request)
         self.live[name] = request
 

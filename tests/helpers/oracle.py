@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from common import LLMEngine, LoadedModel, RequestOutput, SamplingParams
+from common import CompletionOutput, LLMEngine, LoadedModel, RequestOutput, SamplingParams
 from tests.conftest import plain_model
 
 TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
@@ -42,13 +43,15 @@ def generate(loaded: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> R
         eos_token_id=sorted(loaded.eos_token_ids),
         pad_token_id=0,
     )
-    logits = torch.stack([step[0] for step in out.logits]).float()  # [n, V]
-    top2 = logits.topk(2, dim=-1).values
-    return Reference(
-        token_ids=out.sequences[0, len(prompt) :].tolist(),
-        logprobs=logits.log_softmax(dim=-1),
-        gaps=(top2[:, 0] - top2[:, 1]).tolist(),
-    )
+    logits = torch.stack([step[0] for step in out.logits])
+    return reference_of(out.sequences[0, len(prompt) :].tolist(), logits)
+
+
+def reference_of(token_ids: list[int], logits: torch.Tensor) -> Reference:
+    """Return tokens with what they were chosen from: the logits, [n, V]."""
+    top2 = logits.float().topk(2, dim=-1).values
+    gaps = (top2[:, 0] - top2[:, 1]).tolist()
+    return Reference(token_ids, logits.float().log_softmax(dim=-1), gaps)
 
 
 def assert_same_tokens(expected: Reference, got: list[int]) -> None:
@@ -77,6 +80,28 @@ def drain(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
         for output in engine.step():
             outputs.setdefault(output.request_id, []).append(output)
     return outputs
+
+
+def completions(engine: LLMEngine) -> dict[str, CompletionOutput]:
+    """Step until no request is left. Return what each request got in the end."""
+    return {name: outputs[-1].outputs[0] for name, outputs in drain(engine).items()}
+
+
+def serve_arrivals(
+    engine: LLMEngine, arrivals: Sequence[tuple[int, list[int], SamplingParams]]
+) -> dict[str, RequestOutput]:
+    """Add requests before the step in which each arrives. Return their final outputs.
+
+    Their names are their places in the list.
+    """
+    got: dict[str, RequestOutput] = {}
+    for step in range(1 + max(arrival for arrival, *_ in arrivals)):
+        for i, (arrival, prompt, params) in enumerate(arrivals):
+            if arrival == step:
+                engine.add_request(prompt, params, f"{i}")
+        got.update({output.request_id: output for output in engine.step()})
+    got.update({name: outputs[-1] for name, outputs in drain(engine).items()})
+    return got
 
 
 def greedy(max_tokens: int, **params: object) -> SamplingParams:

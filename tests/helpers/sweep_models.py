@@ -30,7 +30,13 @@ from common.fast.passes import apply_passes
 from common.hf.tiny import byte_tokenizer
 from milestones.lab.instruments.audit import audited_engine_class
 from tests.conftest import MILESTONES, MODE, ROOT
-from tests.helpers.oracle import TIE, drain, greedy
+from tests.helpers.oracle import (
+    Reference,
+    assert_same_tokens,
+    completions,
+    greedy,
+    reference_of,
+)
 from tests.helpers.tiny_configs import NOT_BUILT, tiny_config
 
 PAGE = ROOT / "milestones" / "docs" / "MODELS.md"
@@ -43,19 +49,11 @@ SERVED = "served"
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """The greedy tokens of a full recompute, and the gap between the two best logits of each."""
-
-    token_ids: list[int]
-    gaps: list[float]
-
-
-@dataclasses.dataclass(frozen=True)
 class Subject:
     """A model to serve, and what it must answer to each of `PROMPTS`."""
 
     loaded: LoadedModel
-    answers: list[Answer]
+    answers: list[Reference]
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,15 +69,13 @@ def subject(model_type: str, small_windows: bool = False) -> Subject:
 
 
 @torch.inference_mode()
-def recompute(model: PreTrainedModel, prompt: Sequence[int]) -> Answer:
+def recompute(model: PreTrainedModel, prompt: Sequence[int]) -> Reference:
     """Return the greedy answer. Each token is computed from all tokens, without any cache."""
-    tokens, gaps = list(prompt), []
+    tokens, logits = list(prompt), []
     for _ in range(NEW_TOKENS):
-        logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
-        best = logits.topk(2)
-        gaps.append(float(best.values[0] - best.values[1]))
-        tokens.append(int(best.indices[0]))
-    return Answer(tokens[len(prompt) :], gaps)
+        logits.append(model(torch.tensor([tokens]), use_cache=False).logits[0, -1])
+        tokens.append(int(logits[-1].argmax()))
+    return reference_of(tokens[len(prompt) :], torch.stack(logits))
 
 
 def verdict(milestone: str, model_type: str, small_windows: bool = False) -> str:
@@ -100,26 +96,16 @@ def verdict(milestone: str, model_type: str, small_windows: bool = False) -> str
     with engine:
         for prompt, answer in zip(PROMPTS, tried.answers, strict=True):
             (output,) = engine.generate([list(prompt)], params)
-            require_same(answer, output.outputs[0].token_ids, "alone")
+            assert_same_tokens(answer, output.outputs[0].token_ids)
         for order in ((0, 1, 2), (1, 2, 0)):
             names = {}
             for index in order:  # each request joins while the earlier ones decode
                 names[engine.add_request(list(PROMPTS[index]), params)] = index
                 for output in engine.step():
                     assert not output.finished
-            for name, outputs in drain(engine).items():
-                got = outputs[-1].outputs[0].token_ids
-                require_same(tried.answers[names[name]], got, f"in a batch, prompt {names[name]}")
+            for name, found in completions(engine).items():
+                assert_same_tokens(tried.answers[names[name]], found.token_ids)
     return SERVED
-
-
-def require_same(answer: Answer, got: list[int], where: str) -> None:
-    """Require the same tokens, up to a place where two logits of the reference tie."""
-    for index, (ours, theirs) in enumerate(zip(got, answer.token_ids, strict=True)):
-        if ours != theirs:
-            gap = answer.gaps[index]
-            assert gap < TIE, f"{where}: token {index} is {ours}, not {theirs} (gap {gap:.4f})"
-            return
 
 
 def has_windows(model_type: str) -> bool:

@@ -26,6 +26,7 @@ from tests.exercises.radix_states import give_row, hang, offer_leaves, picture
 from tests.exercises.requests import request_of
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import greedy
+from tests.helpers.replaced import watch
 
 
 def a_split(_: pytest.MonkeyPatch) -> None:
@@ -208,17 +209,8 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
     """Return the launches and waits of a run, and the steps in flight after its final output."""
     engine = m5_6.engine_of(LateStream(), enable_overlap=overlap)
     calls: list[str] = []
-    launch, wait = engine.core.runner.launch, engine.core.wait
-
-    def launched(*args: Any) -> Any:
-        calls.append("launch")
-        return launch(*args)
-
-    def waited(*args: Any) -> Any:
-        calls.append("wait")
-        return wait(*args)
-
-    engine.core.runner.launch, engine.core.wait = launched, waited
+    watch(engine.core.runner, "launch", lambda *_: calls.append("launch"))
+    watch(engine.core, "wait", lambda *_: calls.append("wait"))
     engine.add_request([1, 2], greedy(4, ignore_eos=True, stop_token_ids=stops), "A")
     while not any(output.finished for output in engine.step()):
         pass

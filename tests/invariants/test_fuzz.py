@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milestones.lab.instruments.audit import assert_idle
 from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from tests.conftest import build_engine, schedules
 from tests.helpers.oracle import greedy
+from tests.helpers.random_schedule import run_schedule
+from tests.helpers.replaced import plant
 
 pytestmark = pytest.mark.streams
 
@@ -36,46 +38,29 @@ def test_random_schedules(milestone: str, seed: int, rows: int, budget: int) -> 
         page_size=chance.choice([1, 4, 16]), num_pages=chance.choice([None, 60]),
         attention_backend=chance.choice(["auto", "torch"]),
     )  # fmt: skip
-    expected: dict[str, list[int]] = {}
-    finals: dict[str, list[int]] = {}
-    aborted: set[str] = set()
-    to_come = chance.randint(1, 14)
-    while to_come or engine.has_unfinished_requests():
-        while to_come and chance.random() < 0.5:
-            to_come -= 1
-            length = chance.choice([1, 2, 5, 16, 17, 24])
-            tail = [chance.randrange(250) for _ in range(24)]
-            prompt = [*chance.choice(STEMS), *tail][:length]
-            max_tokens = chance.choice([1, 2, 3, 8, 20])
-            name = engine.add_request(prompt, greedy(max_tokens, ignore_eos=True))
-            expected[name] = expected_tokens(prompt, max_tokens)
-        if chance.random() < 0.1 and (live := sorted(expected.keys() - finals.keys())):
-            victim = chance.choice(live)
-            if engine.abort_request(victim):
-                aborted.add(victim)
-        for output in engine.step():
-            assert output.request_id not in finals, "a request has an output after its final one"
-            if output.finished:
-                finals[output.request_id] = output.outputs[0].token_ids
-    assert finals.keys() == expected.keys()
-    for name, tokens in finals.items():
-        if name in aborted:
-            assert tokens == expected[name][: len(tokens)], f"I1: {name}, before it was aborted"
-        else:
-            assert tokens == expected[name], f"I1: {name}"
-    assert_idle(engine)
+
+    def add() -> tuple[str, list[int]]:
+        length = chance.choice([1, 2, 5, 16, 17, 24])
+        tail = [chance.randrange(250) for _ in range(24)]
+        prompt, max_tokens = (
+            [*chance.choice(STEMS), *tail][:length],
+            chance.choice([1, 2, 3, 8, 20]),
+        )
+        name = engine.add_request(prompt, greedy(max_tokens, ignore_eos=True))
+        return name, expected_tokens(prompt, max_tokens)
+
+    run_schedule(engine, chance, add, chance.randint(1, 14), arrivals=0.5, aborts=0.1)
 
 
 @pytest.mark.since("m2_continuous")
 @pytest.mark.before("m3_paged")
 def test_the_hash_model_sees_a_wrong_move(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hash model can fail: it notices when a row is moved with one token too few."""
-    from m2_continuous.kv_pool import KVPool
 
-    move = KVPool.move
-    monkeypatch.setattr(
-        KVPool, "move", lambda self, m: move(self, m._replace(num_tokens=m.num_tokens - 1))
-    )
+    def one_token_too_few(move: Any, self: Any, row_move: Any) -> None:
+        move(self, row_move._replace(num_tokens=row_move.num_tokens - 1))
+
+    plant(monkeypatch, "m2_continuous.kv_pool.KVPool.move", one_token_too_few)
     engine = build_engine("m2_continuous", FAKE)
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     outputs = engine.generate(prompts, [greedy(n, ignore_eos=True) for n in (2, 9, 9)])

@@ -12,10 +12,10 @@ from tests.conftest import EngineFactory, build_engine, plain_model, shared_mode
 from tests.helpers.oracle import (
     assert_one_answer,
     assert_same_tokens,
-    drain,
     generate,
     greedy,
     reference,
+    serve_arrivals,
 )
 
 pytestmark = [pytest.mark.streams, pytest.mark.cpu]
@@ -147,18 +147,10 @@ def test_grouped_query_attention_with_one_kv_head_per_three(make_engine: EngineF
 
 def test_requests_that_join_late_equal_generate(make_engine: EngineFactory) -> None:
     engine = make_engine(max_num_seqs=3)
-    outputs = {}
-    arrivals = dict(zip([0, 1, 2, 5, 6, 11], zip(PROMPTS, LENGTHS, strict=True), strict=False))
-    for step in range(20):
-        if step in arrivals:
-            prompt, length = arrivals[step]
-            engine.add_request(prompt, greedy(length), f"at-{step}")
-        for output in engine.step():
-            outputs[output.request_id] = output
-    for request_id, history in drain(engine).items():
-        outputs[request_id] = history[-1]
-    for step, (_prompt, length) in arrivals.items():
-        assert_one_answer("tiny-llama", outputs[f"at-{step}"], length)
+    params = map(greedy, LENGTHS)
+    outputs = serve_arrivals(engine, [*zip([0, 1, 2, 5, 6, 11], PROMPTS, params, strict=True)])
+    for i, length in enumerate(LENGTHS):
+        assert_one_answer("tiny-llama", outputs[f"{i}"], length)
 
 
 @pytest.mark.before("m2_continuous")

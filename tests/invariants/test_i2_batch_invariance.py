@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common import SamplingParams
 from milestones.chain import chain
 from tests.conftest import EngineFactory, build_engine, schedules
-from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.helpers.oracle import assert_one_answer, greedy, serve_arrivals
 
 pytestmark = [pytest.mark.streams, pytest.mark.cpu]
 
@@ -42,13 +42,7 @@ def test_company_changes_nothing(
         f"{i}": alone.generate(prompt, params)[0].outputs[0]
         for i, (_step, prompt, params) in enumerate(arrivals)
     }
-    got = {}
-    for step in range(13):
-        for i, (arrival, prompt, params) in enumerate(arrivals):
-            if arrival == step:
-                together.add_request(prompt, params, f"{i}")
-        got.update({output.request_id: output for output in together.step()})
-    got.update({name: history[-1] for name, history in drain(together).items()})
+    got = serve_arrivals(together, arrivals)
     for name, completion in expected.items():
         assert got[name].outputs[0].token_ids == completion.token_ids, f"I2: request {name}"
         assert got[name].outputs[0].text == completion.text

@@ -16,6 +16,7 @@ from common.sampling.sampler import SamplerOutput
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory, build_engine, schedules, shared_model
 from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.helpers.replaced import fail_forward
 
 pytestmark = pytest.mark.streams
 
@@ -24,24 +25,6 @@ PROMPTS = [[7], [1, 2, 3], list(range(20)), [9, 8], list(range(60, 90))]
 
 class Broken(Exception):
     pass
-
-
-@pytest.fixture
-def break_forward(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`break_forward(n)` makes the n-th forward from now fail in the middle of the layers."""
-
-    def arm(nth: int, error: type[BaseException] = Broken) -> None:
-        layer = shared_model("tiny-llama").model.model.layers[1]
-        forward, calls = layer.forward, iter(range(1, 10**6))
-
-        def failing(*args: Any, **kwargs: Any) -> Any:
-            if next(calls) == nth:
-                raise error
-            return forward(*args, **kwargs)
-
-        monkeypatch.setattr(layer, "forward", failing)
-
-    return arm
 
 
 @functools.cache
@@ -141,16 +124,17 @@ def test_what_is_cached_can_be_forgotten(make_engine: EngineFactory) -> None:
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 7])
 def test_a_failed_forward_changes_nothing(
-    make_engine: EngineFactory, break_forward: Any, caplog: pytest.LogCaptureFixture, nth: int
+    make_engine: EngineFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    nth: int,
 ) -> None:
     """The error is logged, and the requests go on with the next step as if nothing had failed."""
     engine = make_engine(max_num_seqs=3)
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, greedy(10), f"{i}")
-    break_forward(nth)
-    finals = {}
-    while engine.has_unfinished_requests():
-        finals.update({output.request_id: output for output in engine.step()})
+    fail_forward(monkeypatch, shared_model("tiny-llama"), nth, Broken)
+    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
     (record,) = [r for r in caplog.records if "forward failed" in r.message]
     assert record.exc_info is not None and record.exc_info[0] is Broken
     assert len(finals) == len(PROMPTS)
@@ -187,11 +171,13 @@ def test_a_failure_while_waiting_for_tokens(
         assert_one_answer("tiny-llama", output, 10)
 
 
-def test_a_failed_generate_leaves_nothing(make_engine: EngineFactory, break_forward: Any) -> None:
+def test_a_failed_generate_leaves_nothing(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine(max_num_seqs=2)
     engine.add_request([4, 5, 6], greedy(12), "bystander")
     engine.step()
-    break_forward(3, KeyboardInterrupt)
+    fail_forward(monkeypatch, shared_model("tiny-llama"), 3, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, greedy(10))
     engine.check_invariants()

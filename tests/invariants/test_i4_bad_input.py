@@ -14,35 +14,20 @@ from common import EngineConfig, LLMEngine, SamplingParams
 from tests.conftest import EngineFactory
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
-BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
-    ("max_tokens", {"max_tokens": 0}),
-    ("max_tokens", {"max_tokens": -3}),
-    ("max_tokens", {"max_tokens": 2.5}),
-    ("max_tokens", {"max_tokens": True}),
-    ("temperature", {"temperature": -0.1}),
-    ("temperature", {"temperature": math.nan}),
-    ("temperature", {"temperature": math.inf}),
-    ("temperature", {"temperature": "hot"}),
-    ("top_k", {"top_k": -1}),
-    ("top_k", {"top_k": 1.5}),
-    ("top_k", {"top_k": 2**63}),
-    ("temperature", {"temperature": 10**400}),
-    ("stop", {"stop": 5}),
-    ("stop_token_ids", {"stop_token_ids": 1.5}),
-    ("top_p", {"top_p": 0.0}),
-    ("top_p", {"top_p": 1.01}),
-    ("top_p", {"top_p": math.nan}),
-    ("min_p", {"min_p": -0.01}),
-    ("min_p", {"min_p": 1.5}),
-    ("seed", {"seed": 2**63}),
-    ("seed", {"seed": "lucky"}),
-    ("stop", {"stop": ""}),
-    ("stop", {"stop": ["fine", ""]}),
-    ("stop", {"stop": [7]}),
-    ("stop_token_ids", {"stop_token_ids": [-1]}),
-    ("stop_token_ids", {"stop_token_ids": ["a"]}),
-    ("stop_token_ids", {"stop_token_ids": 5}),
-    ("logprobs", {"logprobs": -1}),
+BAD_PARAMS: dict[str, list[Any]] = {
+    "max_tokens": [0, -3, 2.5, True],
+    "temperature": [-0.1, math.nan, math.inf, "hot", 10**400],
+    "top_k": [-1, 1.5, 2**63],
+    "top_p": [0.0, 1.01, math.nan],
+    "min_p": [-0.01, 1.5],
+    "seed": [2**63, "lucky"],
+    "stop": [5, "", ["fine", ""], [7]],
+    "stop_token_ids": [1.5, [-1], ["a"], 5],
+    "logprobs": [-1],
+    "ignore_eos": [1],
+    "skip_special_tokens": [None],
+}
+TOLD_PARAMS: list[tuple[str, dict[str, Any]]] = [  # with the limit that the message must have
     ("logprobs must be between 0 and 1000, got 1001", {"logprobs": 1001}),
     ("max_tokens must be between 1 and 9223372036854775807, got 9223", {"max_tokens": 2**63}),
     ("stop must be valid Unicode text, got '.ud800'", {"stop": "a\ud800"}),
@@ -50,29 +35,36 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids must be between 0 and", {"stop_token_ids": [2**63]}),
     ("ignore_eos must be one of True, False, got array", {"ignore_eos": np.array([True, False])}),
     ("top_k must be an integer, .* got tensor", {"top_k": torch.tensor([1, 2])}),
-    ("ignore_eos", {"ignore_eos": 1}),
-    ("skip_special_tokens", {"skip_special_tokens": None}),
+    ("presence_penalty must be in .-2.0, 2.0., got 2.5", {"presence_penalty": 2.5}),
+    ("presence_penalty must be a finite number", {"presence_penalty": float("nan")}),
+    ("frequency_penalty must be in .-2.0, 2.0., got -3", {"frequency_penalty": -3}),
+    ("repetition_penalty must be in .0.01, 100.0., got 0", {"repetition_penalty": 0}),
+    ("repetition_penalty", {"repetition_penalty": float("inf")}),
+    ("min_tokens must be between 0", {"min_tokens": -1}),
+    ("min_tokens must be at most max_tokens=4, got 5", {"min_tokens": 5, "max_tokens": 4}),
+    ("n must be between 1 and 1000, got 0", {"n": 0}),
+    ("n must be between 1 and 1000, got 1001", {"n": 1001}),
+    ("n must be an integer", {"n": 2.0}),
+    ("logit_bias must be a dict .* got .1, 2.", {"logit_bias": [1, 2]}),
+    ("logit_bias: a token id must be an integer.* got '5'", {"logit_bias": {"5": 1.0}}),
+    ("logit_bias: a token id must be between 0", {"logit_bias": {-1: 1.0}}),
+    ("logit_bias: a value must be in .-100.0, 100.0., got 101", {"logit_bias": {1: 101}}),
+    ("logit_bias: a value must be a finite number", {"logit_bias": {1: float("nan")}}),
+    ("logit_bias must have at most 10000 tokens", {"logit_bias": dict.fromkeys(range(10001), 1)}),
 ]
 BAD_CONFIGS: list[tuple[str, dict[str, Any]]] = [
-    ("model", {"model": ""}),
-    ("dtype", {"dtype": "int8"}),
-    ("device", {"device": ""}),
     ("device must be 'auto', 'cpu', .* got 'cpu:x'", {"device": "cpu:x"}),
     ("model must be valid Unicode text", {"model": "\ud800"}),
     ("model must not contain a null character", {"model": "a\0"}),
     ("max_num_seqs must be between 1 and 65536", {"max_num_seqs": 2**63}),
     ("num_pages must be between 1 and 2147483647", {"num_pages": 2**31}),
     ("emulated_forward_ms must be in .*60000", {"emulated_forward_ms": 1e300}),
-    ("max_num_seqs", {"max_num_seqs": 0}),
-    ("max_model_len", {"max_model_len": 1}),
-    ("max_num_batched_tokens", {"max_num_batched_tokens": 0}),
-    ("page_size", {"page_size": 0}),
-    ("num_pages", {"num_pages": 0}),
-    ("attention_backend", {"attention_backend": "cuda"}),
-    ("schedule_policy", {"schedule_policy": "best"}),
-    ("enable_overlap", {"enable_overlap": "yes"}),
-    ("seed", {"seed": 1.5}),
-]
+    *((field, {field: value}) for field, value in {
+        "model": "", "dtype": "int8", "device": "", "max_num_seqs": 0, "max_model_len": 1,
+        "max_num_batched_tokens": 0, "page_size": 0, "num_pages": 0, "attention_backend": "cuda",
+        "schedule_policy": "best", "enable_overlap": "yes", "seed": 1.5,
+    }.items()),
+]  # fmt: skip
 HELLO = {"role": "user", "content": "hello"}
 Refused = Callable[[LLMEngine], object]
 BAD_REQUESTS: list[tuple[str, str, Refused]] = [
@@ -122,7 +114,11 @@ BAD_REQUESTS: list[tuple[str, str, Refused]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "values"), BAD_PARAMS, ids=str)
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [*((field, {field: v}) for field, bad in BAD_PARAMS.items() for v in bad), *TOLD_PARAMS],
+    ids=lambda part: str(part)[:60],
+)
 def test_bad_parameters(field: str, values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=field):
         SamplingParams(**values)

@@ -1,0 +1,62 @@
+"""What tests replace: functions, to plant a mistake or to see the calls; and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+import torch
+
+from common import LoadedModel
+
+
+def plant(patch: pytest.MonkeyPatch, target: str, mistake: Callable[..., Any]) -> None:
+    """Replace a function, method or property by a mistake.
+
+    target: its full name, with the module and the class.
+    mistake: called with the original, and then with the arguments of the call.
+    """
+    original = resolve_name(target)
+
+    def mistaken(*args: Any, **kwargs: Any) -> Any:
+        return mistake(original, *args, **kwargs)
+
+    patch.setattr(target, property(mistaken) if isinstance(original, property) else mistaken)
+
+
+def watch(owner: Any, name: str, see: Callable[..., object]) -> None:
+    """Call `see` with the arguments of each call of a method of an object, before the call."""
+    method = getattr(owner, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        see(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    setattr(owner, name, watched)
+
+
+def fail_forward(
+    patch: pytest.MonkeyPatch, loaded: LoadedModel, nth: int, error: type[BaseException]
+) -> None:
+    """Make the n-th forward from now fail in layer 1, when layer 0 has stored keys and values."""
+    calls = iter(range(1, 10**6))
+
+    layer: Any = loaded.model.model.layers[1]
+    forward = layer.forward
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == nth:
+            raise error
+        return forward(*args, **kwargs)
+
+    patch.setattr(layer, "forward", failing)
+
+
+def put_on_gpu(engine: Any, stream_module: Any, *names: str) -> None:
+    """Give an engine on a CPU the streams that it would have on a GPU. See `FakeCuda`."""
+    runner = engine.core.runner
+    for name in ("stream", *names):
+        getattr(runner, name).close()
+        setattr(runner, name, stream_module.CudaStream(torch.device("cuda", 0)))

@@ -6,7 +6,7 @@ from common import Request
 from m5_overlap.in_flight import StepsInFlight
 from m5_overlap.kv_cache import KVCacheManager
 from m5_overlap.schedule_batch import ScheduleBatch
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 NUM_PAGES = 16
 PAGE_SIZE = 2
@@ -19,7 +19,7 @@ def steps_in_flight() -> StepsInFlight:
 
 def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -> Request:
     """Return a running request with the first `computed` of its tokens computed."""
-    request = request_of(name, tokens, max_tokens=20)
+    request = make_request(name, tokens, max_tokens=20)
     steps.kv_cache.allocate(request)
     steps.kv_cache.allocate_slots(request, computed)
     request.num_computed_tokens = computed

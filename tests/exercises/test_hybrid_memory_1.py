@@ -37,7 +37,7 @@ def held(table: HybridPageTable, row: int = 0, number: int = 0) -> list[bool]:
 def test_the_first_block_that_a_query_sees() -> None:
     window = WindowPages(WINDOW, PAGE_SIZE)
     first = [window.first_block(num_tokens) for num_tokens in (0, 7, 10, 11, 14, 15, 19)]
-    assert first == [0, 0, 0, 1, 1, 2, 3], f"the query at position 11 sees 4 to 11: {first}"
+    assert first == [0, 0, 0, 1, 1, 2, 3], "the query at position 11 sees 4 to 11"
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 3), (2, 2), (5, 2), (6, 1), (100, 0)])

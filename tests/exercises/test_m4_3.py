@@ -48,7 +48,7 @@ def test_a_leaf_is_shortened_from_its_end() -> None:
 def test_what_is_left_of_a_leaf_can_be_evicted_too() -> None:
     tree, _nodes = three_leaves()
     taken = [tree.evict(1), tree.evict(1), tree.evict(1)]
-    assert taken == [[4], [3], [7]], f"page by page, first all of the oldest leaf: {taken}"
+    assert taken == [[4], [3], [7]], "page by page, first all of the oldest leaf"
     audit(tree, [], "after evict(1) three times")
 
 
@@ -121,8 +121,7 @@ def test_a_leaf_that_has_got_children_is_none() -> None:
     offer_leaves(tree)
     hang(tree, first, [2], [2], used=2)
     offer_leaves(tree)
-    taken = tree.evict(1)
-    assert taken == [2], f"the only leaf has page 2; page 1 is in the middle of a prefix: {taken}"
+    assert tree.evict(1) == [2], "the only leaf has page 2; page 1 is in the middle of a prefix"
     audit(tree, [], "after evict(1) of a chain that grew")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from m4_radix.kv_cache import KVCacheManager, PageTable
+from tests.exercises.by_hand import make_request
 from tests.exercises.radix_states import (
     audit_pages,
     cache_by_hand,
     give_row,
     picture,
 )
-from tests.exercises.requests import request_of
 
 
 def manager(num_pages: int = 8, page_size: int = 4) -> KVCacheManager:
@@ -22,7 +22,7 @@ def test_a_row_begins_with_other_pages() -> None:
     table.take_updates()
     replaced = table.replace(1, [5, 9])
     assert table.rows == [[], [5, 9, 7]], "the first two pages are replaced, the third stays"
-    assert replaced == [6], f"page 6 has left the row, and 5 is still in it: got {replaced}"
+    assert replaced == [6], "page 6 has left the row, and 5 is still in it"
     assert table.take_updates() == [(1, 1, 9)], (
         "I1: `updates` must have what changed, or the forward reads the old page"
     )
@@ -37,7 +37,7 @@ def test_a_row_that_begins_so_already_is_left_alone() -> None:
 
 
 def test_whole_pages_enter_the_tree() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
     pages = give_row(kv_cache, request, 10)
     kv_cache.insert(request)
     assert picture(kv_cache.radix_cache) == {
@@ -50,7 +50,7 @@ def test_whole_pages_enter_the_tree() -> None:
 
 def test_only_what_was_computed_enters() -> None:
     """Between two chunks of a prompt, the pages of the later chunks are not written yet."""
-    kv_cache, request = manager(), request_of("a", list(range(1, 17)))
+    kv_cache, request = manager(), make_request("a", list(range(1, 17)))
     pages = give_row(kv_cache, request, 6)
     kv_cache.insert(request)
     assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {pages[0]}, locks 1"}, (
@@ -60,16 +60,15 @@ def test_only_what_was_computed_enters() -> None:
 
 
 def test_the_next_chunk_moves_the_lock_on() -> None:
-    kv_cache, request = manager(), request_of("a", list(range(1, 17)))
+    kv_cache, request = manager(), make_request("a", list(range(1, 17)))
     pages = give_row(kv_cache, request, 4)
     kv_cache.insert(request)
     pages += kv_cache.allocator.allocate(1)
     kv_cache.table.append(request.row or 0, pages[1:])
     request.num_computed_tokens = 8
     kv_cache.insert(request)
-    locks = {n.lock_count for n in kv_cache.radix_cache.nodes()}
-    assert locks == {1}, (
-        f"I3: one request reads these pages, so each node has one lock: "
+    assert {n.lock_count for n in kv_cache.radix_cache.nodes()} == {1}, (
+        "I3: one request reads these pages, so each node has one lock: "
         f"{picture(kv_cache.radix_cache)}. insert locks the longer prefix, unlocks the shorter"
     )
     assert kv_cache.num_inserted_tokens(request) == 8
@@ -77,7 +76,7 @@ def test_the_next_chunk_moves_the_lock_on() -> None:
 
 
 def test_inserting_twice_changes_nothing() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4, 5])
     give_row(kv_cache, request, 5)
     kv_cache.insert(request)
     before = picture(kv_cache.radix_cache), list(kv_cache.allocator.free_pages)
@@ -89,7 +88,7 @@ def test_inserting_twice_changes_nothing() -> None:
 def test_a_copy_is_given_up_for_the_trees_pages() -> None:
     """Two requests have computed the same tokens side by side. One copy is enough."""
     kv_cache = manager()
-    first, second = (request_of(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
+    first, second = (make_request(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
     pages, copies = give_row(kv_cache, first, 9), give_row(kv_cache, second, 9)
     kv_cache.insert(first)
     kv_cache.insert(second)
@@ -99,7 +98,7 @@ def test_a_copy_is_given_up_for_the_trees_pages() -> None:
     )
     assert set(copies[:2]) <= set(kv_cache.allocator.free_pages), "I3: its copies are free"
     told = {(column, page) for row, column, page in kv_cache.table.updates if row == second.row}
-    assert told == set(enumerate(pages[:2])), f"updates must have the new pages: {told}"
+    assert told == set(enumerate(pages[:2])), "updates must have the new pages"
     audit_pages(kv_cache, [first, second], "after two requests inserted the same tokens")
 
 
@@ -107,7 +106,7 @@ def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
     """Two requests share the first page, and each has computed the second one for itself."""
     kv_cache = manager(10)
     stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    first, second = (request_of(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
+    first, second = (make_request(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
     pages, copies = (give_row(kv_cache, request, 9, stem) for request in (first, second))
     kv_cache.insert(first)
     kv_cache.insert(second)
@@ -121,7 +120,7 @@ def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
 
 def test_what_a_request_computed_outlives_it() -> None:
     """The next turn of a chat begins with the prompt and the answer of this one."""
-    kv_cache, request = manager(), request_of("a", [1, 2, 3])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3])
     request.token_ids += [10, 11, 12, 13, 14, 15]
     pages = give_row(kv_cache, request, 8)  # the last token was sampled, and never computed
     kv_cache.free(request)
@@ -134,7 +133,7 @@ def test_what_a_request_computed_outlives_it() -> None:
 
 
 def test_the_half_page_is_free() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5, 6])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4, 5, 6])
     pages = give_row(kv_cache, request, 6)
     kv_cache.free(request)
     assert pages[1] in kv_cache.allocator.free_pages, "a part of a page is not cached"
@@ -144,7 +143,7 @@ def test_the_half_page_is_free() -> None:
 
 def test_pages_for_tokens_that_were_never_computed_are_free() -> None:
     """A request is freed while a step is planned: its row has pages that are not written."""
-    kv_cache, request = manager(), request_of("a", list(range(1, 17)))
+    kv_cache, request = manager(), make_request("a", list(range(1, 17)))
     pages = give_row(kv_cache, request, 16)
     request.num_computed_tokens = 4
     kv_cache.free(request)
@@ -156,7 +155,7 @@ def test_pages_for_tokens_that_were_never_computed_are_free() -> None:
 
 
 def test_a_request_that_computed_nothing_leaves_nothing() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4])
     give_row(kv_cache, request, 4)
     request.num_computed_tokens = 0
     kv_cache.free(request)
@@ -168,7 +167,7 @@ def test_a_request_that_computed_nothing_leaves_nothing() -> None:
 def test_a_request_leaves_a_shared_prefix_to_the_other_one() -> None:
     kv_cache = manager()
     stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    leaving, staying = (request_of(name, [1, 2, 3, 4, ord(name)]) for name in "ab")
+    leaving, staying = (make_request(name, [1, 2, 3, 4, ord(name)]) for name in "ab")
     give_row(kv_cache, leaving, 5, stem)
     give_row(kv_cache, staying, 5, stem)
     kv_cache.free(leaving)
@@ -184,7 +183,7 @@ def test_two_that_end_alike_leave_one_copy() -> None:
     """The pages of the second are copies of cached pages: each of them is freed once."""
     kv_cache = manager()
     for name in "ab":
-        request = request_of(name, [1, 2, 3, 4, 5, 6, 7, 8])
+        request = make_request(name, [1, 2, 3, 4, 5, 6, 7, 8])
         give_row(kv_cache, request, 8)
         kv_cache.free(request)
         audit_pages(kv_cache, [], f"after {name} ended")

@@ -13,8 +13,8 @@ from m4_radix import scheduler as scheduler_module
 from m4_radix.policy import MAX_OVERTAKING, WINDOW
 from m4_radix.scheduler import Scheduler
 from tests.conftest import build_engine
+from tests.exercises.by_hand import make_request
 from tests.exercises.radix_states import cache_by_hand, give_row
-from tests.exercises.requests import request_of
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, greedy
 
@@ -39,14 +39,14 @@ def ordered(scheduler: Scheduler) -> list[str]:
 def overtake(scheduler: Scheduler, times: int) -> None:
     """Admit `times` other requests before the waiting ones: the policy counts admissions."""
     for _ in range(times):
-        passing = request_of("passing", [8])
+        passing = make_request("passing", [8])
         scheduler.policy.on_arrival(passing, 0)
         scheduler.policy.on_admission(passing)
 
 
 def test_first_come_first_served() -> None:
     scheduler = scheduler_of("fcfs")
-    queue(scheduler, *(request_of(name, [1, 2]) for name in "abc"))
+    queue(scheduler, *(make_request(name, [1, 2]) for name in "abc"))
     assert ordered(scheduler) == ["a", "b", "c"]
 
 
@@ -54,10 +54,10 @@ def test_the_longest_cached_prefix_goes_first() -> None:
     scheduler = scheduler_of("lpm")
     queue(
         scheduler,
-        request_of("cold", [9, 9, 9, 9]),
-        request_of("two pages", [1, 2, 9, 9]),
-        request_of("cold too", [8, 8, 8, 8]),
-        request_of("three pages", [1, 2, 3, 9]),
+        make_request("cold", [9, 9, 9, 9]),
+        make_request("two pages", [1, 2, 9, 9]),
+        make_request("cold too", [8, 8, 8, 8]),
+        make_request("three pages", [1, 2, 3, 9]),
     )
     assert ordered(scheduler) == ["cold", "two pages", "cold too", "three pages"], (
         "nothing is cached: all prefixes are equally long, and then age decides"
@@ -68,7 +68,7 @@ def test_the_longest_cached_prefix_goes_first() -> None:
 
 def test_to_order_is_not_to_admit() -> None:
     scheduler = scheduler_of("lpm")
-    queue(scheduler, *(request_of(name, [1, 2]) for name in "abc"))
+    queue(scheduler, *(make_request(name, [1, 2]) for name in "abc"))
     assert ordered(scheduler) == ordered(scheduler) == ["a", "b", "c"]
     assert len(scheduler.waiting) == 3, "order must not change the queue"
 
@@ -78,10 +78,14 @@ def test_a_request_that_is_due_goes_first(policy: str) -> None:
     """I5: after a fixed number of admissions, a request that a policy puts last goes first."""
     scheduler = scheduler_of(policy)
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, request_of("cold", [9], 1), request_of("cold too", [8], 1))
+    queue(
+        scheduler,
+        make_request("cold", [9], max_tokens=1),
+        make_request("cold too", [8], max_tokens=1),
+    )
     assert len(ordered(scheduler)) == 2
     overtake(scheduler, MAX_OVERTAKING + 1)
-    better = [request_of(f"better {i}", [1, 2, 3, i], 9) for i in range(4)]
+    better = [make_request(f"better {i}", [1, 2, 3, i], max_tokens=9) for i in range(4)]
     queue(scheduler, *better)
     order = ordered(scheduler)
     assert order[:2] == ["cold", "cold too"], (
@@ -94,16 +98,16 @@ def test_a_request_that_is_due_goes_first(policy: str) -> None:
 def test_a_request_that_is_not_due_yet_waits_its_turn() -> None:
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, request_of("cold", [9]))
+    queue(scheduler, make_request("cold", [9]))
     overtake(scheduler, MAX_OVERTAKING - 1)
-    queue(scheduler, request_of("better", [1, 2, 3, 4]))
+    queue(scheduler, make_request("better", [1, 2, 3, 4]))
     assert ordered(scheduler) == ["better", "cold"], "no request is due yet: the policy decides"
 
 
 def test_a_retracted_request_is_due_at_once() -> None:
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    retracted, better = request_of("retracted", [9, 9]), request_of("better", [1, 2, 3, 4])
+    retracted, better = make_request("retracted", [9, 9]), make_request("better", [1, 2, 3, 4])
     queue(scheduler, retracted, better)
     scheduler.policy.on_retraction(retracted)
     assert ordered(scheduler) == ["retracted", "better"], (
@@ -115,8 +119,8 @@ def test_only_the_oldest_are_compared() -> None:
     """The cost of a step is bounded, however long the queue is."""
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, *(request_of(f"{i}", [9]) for i in range(WINDOW)))
-    queue(scheduler, request_of("beyond", [1, 2, 3, 4]))
+    queue(scheduler, *(make_request(f"{i}", [9]) for i in range(WINDOW)))
+    queue(scheduler, make_request("beyond", [1, 2, 3, 4]))
     order = ordered(scheduler)
     assert len(order) == WINDOW and "beyond" not in order, (
         f"the queue holds {WINDOW + 1}, the {WINDOW} oldest are ordered; got {len(order)}"
@@ -133,7 +137,7 @@ def branches(scheduler: Scheduler, sizes: Sequence[int]) -> None:
     for turn in range(max(sizes)):
         for stem, size in enumerate(sizes, start=1):
             if turn < size:
-                queue(scheduler, request_of(f"{stem}{'abcdef'[turn]}", [stem] * 3 + [50 + turn]))
+                queue(scheduler, make_request(f"{stem}{'abcdef'[turn]}", [stem] * 3 + [50 + turn]))
 
 
 def test_a_branch_is_served_before_the_next() -> None:
@@ -150,9 +154,9 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
     cache_by_hand(scheduler.kv_cache, [2], stem)
     cache_by_hand(scheduler.kv_cache, [3], stem)
     cache_by_hand(scheduler.kv_cache, [7])
-    queue(scheduler, request_of("other a", [7, 50]), request_of("other b", [7, 51]))
-    queue(scheduler, request_of("light", [1, 3, 50]))
-    queue(scheduler, request_of("heavy a", [1, 2, 50]), request_of("heavy b", [1, 2, 51]))
+    queue(scheduler, make_request("other a", [7, 50]), make_request("other b", [7, 51]))
+    queue(scheduler, make_request("light", [1, 3, 50]))
+    queue(scheduler, make_request("heavy a", [1, 2, 50]), make_request("heavy b", [1, 2, 51]))
     assert ordered(scheduler) == ["heavy a", "heavy b", "light", "other a", "other b"], (
         "three requests wait below 1 and two for 7: 1 goes first, its heavier branch first"
     )
@@ -161,7 +165,7 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
 def test_no_request_is_lost_in_the_branches() -> None:
     scheduler = scheduler_of("dfs-weight")
     branches(scheduler, [2, 2])
-    queue(scheduler, request_of("cold", [9, 9]), request_of("stem only", [1, 50]))
+    queue(scheduler, make_request("cold", [9, 9]), make_request("stem only", [1, 50]))
     order = ordered(scheduler)
     expected = sorted(["1a", "1b", "2a", "2b", "cold", "stem only"])
     assert sorted(order) == expected, f"each waiting request must be in the order once: {order}"
@@ -169,10 +173,10 @@ def test_no_request_is_lost_in_the_branches() -> None:
 
 def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
     scheduler = scheduler_of(page_size=2)
-    waiting = request_of("waits", [1, 2, 3, 4, 9, 9])
+    waiting = make_request("waits", [1, 2, 3, 4, 9, 9])
     queue(scheduler, waiting)
     assert not scheduler.admission.waits_for_prefix(waiting, scheduler.running), "no request runs"
-    computing = request_of("computes", [1, 2, 3, 4, 5, 6])
+    computing = make_request("computes", [1, 2, 3, 4, 5, 6])
     give_row(scheduler.kv_cache, computing, 0)
     scheduler.running.append(computing)
     assert scheduler.admission.waits_for_prefix(waiting, scheduler.running), (
@@ -192,7 +196,7 @@ def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
 )
 def test_no_request_waits_in_vain(name: str, computing: list[int], waiting: list[int]) -> None:
     scheduler = scheduler_of(page_size=2)
-    runs, waits = request_of("runs", computing), request_of("waits", waiting)
+    runs, waits = make_request("runs", computing), make_request("waits", waiting)
     queue(scheduler, waits)
     assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
     give_row(scheduler.kv_cache, runs, 0)
@@ -205,7 +209,7 @@ def test_no_request_waits_in_vain(name: str, computing: list[int], waiting: list
 def test_no_request_waits_for_pages_that_are_there() -> None:
     """The running request has inserted this page already, so it can be shared at once."""
     scheduler = scheduler_of(page_size=2)
-    waits, runs = request_of("waits", [1, 2, 9, 9, 9]), request_of("runs", [1, 2, 3, 4, 5])
+    waits, runs = make_request("waits", [1, 2, 9, 9, 9]), make_request("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
     assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
     stem = cache_by_hand(scheduler.kv_cache, [1, 2])
@@ -219,7 +223,7 @@ def test_no_request_waits_for_pages_that_are_there() -> None:
 def test_a_request_that_is_due_waits_for_no_other() -> None:
     """I5: there may always be another prefix to wait for; the bound holds in that case too."""
     scheduler = scheduler_of(page_size=2)
-    waits, runs = request_of("waits", [1, 2, 3, 4, 9]), request_of("runs", [1, 2, 3, 4, 5])
+    waits, runs = make_request("waits", [1, 2, 3, 4, 9]), make_request("runs", [1, 2, 3, 4, 5])
     queue(scheduler, waits)
     assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
     give_row(scheduler.kv_cache, runs, 0)

@@ -87,7 +87,7 @@ def test_what_comes_after_a_failure_fails_unrun() -> None:
         lambda: seen.append("before"), lambda: 1 / 0, lambda: seen.append("after")
     )
     run(worker)
-    assert seen == ["before"], f"the work behind the failed work must not run: {seen}"
+    assert seen == ["before"], "the work behind the failed work must not run"
     before.wait()
     for event in (failed, after):
         with pytest.raises(ZeroDivisionError):
@@ -166,7 +166,7 @@ def test_each_forward_has_its_span() -> None:
     worker, _events = worker_of(lambda: None, lambda: 1 / 0, lambda: None, least_seconds=0.005)
     run(worker)
     spans = list(worker.spans)
-    assert len(spans) == 3, f"each piece of work has a span, failed or not: got {len(spans)}"
+    assert len(spans) == 3, "each piece of work has a span, failed or not"
     assert all(end - start >= 0.005 for start, end in spans), (
         "emulated forwards take at least 5 ms each, asleep"
     )

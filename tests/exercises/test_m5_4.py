@@ -44,7 +44,7 @@ def test_no_step_waits_for_more_than_the_step_before_last() -> None:
         mine.in_use = stream.launch(lambda: None)
     assert waits == [0, 0, 1, 2], (
         "the first two steps find unused buffers; the third waits for the first step, the fourth "
-        f"for the second, once each: waits so far before each step: {waits}"
+        "for the second, once each: waits so far before each step"
     )
 
 

@@ -17,7 +17,7 @@ from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.engine.test_overlap import fuzz
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -33,7 +33,7 @@ def scheduler_of(num_pages: int, **config: Any) -> Scheduler:
 def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 20) -> ScheduleBatch:
     """Plan a step of these prompts and advance their requests, as `step` does before a launch."""
     for i, prompt in enumerate(prompts):
-        scheduler.add_request(request_of(f"{i}", prompt, max_tokens))
+        scheduler.add_request(make_request(f"{i}", prompt, max_tokens=max_tokens))
     batch = scheduler.schedule()
     scheduler.in_flight.advance(batch)
     return batch
@@ -110,7 +110,7 @@ def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     scheduler = scheduler_of(num_pages=20)
     in_flight(scheduler, [1, 2, 3, 4, 5])
     assert not scheduler.needs_result()
-    scheduler.add_request(request_of("alike", [1, 2, 3, 4, 9]))
+    scheduler.add_request(make_request("alike", [1, 2, 3, 4, 9]))
     assert scheduler.needs_result(), (
         "step N computes 1 2 3 4, which the waiting request needs: if step N+1 is planned before "
         "N has ended, it cannot admit that request"
@@ -193,7 +193,7 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
             f"after step() number {step}, step {step + 1} should be in flight: "
             f"{engine.core.runner.num_launches} were launched"
         )
-        assert stream.num_waits == step, f"the host must wait once a step: {stream.num_waits}"
+        assert stream.num_waits == step, "the host must wait once a step"
     engine.step()
     assert engine.core.runner.num_launches == 8 == engine.stats().num_steps
     assert_idle(engine)
@@ -219,7 +219,7 @@ def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
     while engine.has_unfinished_requests():
         engine.step()
     assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"], (
-        f"first two launches, then in turns a wait for the older step and a launch: {events}"
+        "first two launches, then in turns a wait for the older step and a launch"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from common import EngineConfig, Request
 from milestones.electives.priority.schedule_batch import ScheduleBatch
 from milestones.electives.priority.scheduler import Scheduler
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 PAGE_SIZE = 2
 
@@ -25,7 +25,7 @@ def make_scheduler(num_pages: int = 32, **config: Any) -> Scheduler:
 
 def add(scheduler: Scheduler, name: str, tokens: Sequence[int], priority: int) -> Request:
     """Add a request with at most 8 output tokens."""
-    request = request_of(name, tokens)
+    request = make_request(name, tokens, max_tokens=8)
     request.priority = priority
     scheduler.add_request(request)
     return request
@@ -104,7 +104,7 @@ def test_pages_that_others_share_do_not_become_free() -> None:
     assert scheduler.kv_cache.num_free_pages == 0
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
-    assert victims == ["d", "c"], f"for two pages, both must go: {victims}"
+    assert victims == ["d", "c"], "for two pages, both must go"
 
 
 def test_a_request_that_frees_too_little_is_spared() -> None:
@@ -116,7 +116,7 @@ def test_a_request_that_frees_too_little_is_spared() -> None:
     complete(scheduler, batch)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
-    assert victims == ["b"], f"c is not needed: {victims}"
+    assert victims == ["b"], "c is not needed"
 
 
 def test_nothing_is_preempted_in_vain() -> None:
@@ -138,8 +138,7 @@ def test_a_prompt_that_takes_all_tokens_of_the_step_makes_way() -> None:
     step(scheduler)
     add(scheduler, "urgent", [9, 8, 7], 0)
     assert step(scheduler) == ["urgent"], "the chunk of `long` leaves the step"
-    found = step(scheduler)
-    assert found == ["urgent", "long"], f"then `long` goes on with what is left: {found}"
+    assert step(scheduler) == ["urgent", "long"], "then `long` goes on with what is left"
     long = scheduler.running[1]
     assert long.num_computed_tokens == 7, "I3: its first chunk was still cached"
 
@@ -183,7 +182,7 @@ def test_a_request_with_room_joins_without_victims() -> None:
     found = scheduler.preemption.make_way(
         urgent, scheduler.running, ScheduleBatch(), may_preempt=True
     )
-    assert found == [], f"a row is free: {found}"
+    assert found == [], "a row is free"
 
 
 def test_an_aged_request_is_not_preempted() -> None:

@@ -5,36 +5,32 @@ from __future__ import annotations
 import pytest
 
 from milestones.electives.speculative.drafter import NGramDrafter
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 
 def propose(tokens: list[int], count: int, sizes: tuple[int, ...] = (3, 2)) -> list[int]:
-    return NGramDrafter(sizes).propose(request_of("a", tokens), count)
+    return NGramDrafter(sizes).propose(make_request("a", tokens), count)
 
 
 def test_what_followed_before_is_proposed() -> None:
-    drafts = propose([1, 2, 3, 9, 8, 7, 1, 2, 3], 2)
-    assert drafts == [9, 8], f"1, 2, 3 were followed by 9, 8; the guess is {drafts}"
+    assert propose([1, 2, 3, 9, 8, 7, 1, 2, 3], 2) == [9, 8], "1, 2, 3 were followed by 9, 8"
 
 
 def test_at_most_count_tokens() -> None:
-    drafts = propose([1, 2, 3, 9, 8, 7, 1, 2, 3], 5)
-    assert drafts == [9, 8, 7, 1, 2], f"five tokens followed: {drafts}"
+    assert propose([1, 2, 3, 9, 8, 7, 1, 2, 3], 5) == [9, 8, 7, 1, 2], "five tokens followed"
 
 
 def test_the_text_may_end_before_count() -> None:
-    drafts = propose([1, 2, 9, 1, 2], 9)
-    assert drafts == [9, 1, 2], f"only three tokens are known to follow: {drafts}"
+    assert propose([1, 2, 9, 1, 2], 9) == [9, 1, 2], "only three tokens are known to follow"
 
 
 def test_longer_matches_come_first() -> None:
     drafts = propose([5, 1, 2, 7, 9, 1, 2, 8, 5, 1, 2], 1)
-    assert drafts == [7], f"5, 1, 2 is a longer match than the later 1, 2: {drafts}"
+    assert drafts == [7], "5, 1, 2 is a longer match than the later 1, 2"
 
 
 def test_of_equal_matches_the_latest_counts() -> None:
-    drafts = propose([1, 2, 8, 1, 2, 9, 1, 2], 1)
-    assert drafts == [9], f"1, 2 was followed by 8, and later by 9: {drafts}"
+    assert propose([1, 2, 8, 1, 2, 9, 1, 2], 1) == [9], "1, 2 was followed by 8, and later by 9"
 
 
 def test_the_newest_tokens_do_not_match_themselves() -> None:
@@ -42,8 +38,7 @@ def test_the_newest_tokens_do_not_match_themselves() -> None:
 
 
 def test_a_match_may_overlap_the_newest_tokens() -> None:
-    drafts = propose([4, 4, 4], 3)
-    assert drafts == [4], f"4, 4 occurred at 0, and was followed by one 4: {drafts}"
+    assert propose([4, 4, 4], 3) == [4], "4, 4 occurred at 0, and was followed by one 4"
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 1]])

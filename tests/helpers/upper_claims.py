@@ -21,9 +21,9 @@ from tests.exercises import test_m4_5 as m4_5
 from tests.exercises import test_m5_4 as m5_4
 from tests.exercises import test_m5_5 as m5_5
 from tests.exercises import test_m5_6 as m5_6
+from tests.exercises.by_hand import make_request
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.radix_states import give_row, hang, offer_leaves, picture
-from tests.exercises.requests import request_of
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import greedy
 
@@ -89,7 +89,7 @@ def the_same_prompt(_: pytest.MonkeyPatch) -> None:
 
 def adoption(_: pytest.MonkeyPatch) -> None:
     kv_cache = m4_5.manager()
-    a, b = (request_of(name, list(range(1, 11))) for name in "ab")
+    a, b = (make_request(name, list(range(1, 11))) for name in "ab")
     assert give_row(kv_cache, a, 9) == [1, 2, 3] and give_row(kv_cache, b, 9) == [4, 5, 6]
     kv_cache.insert(a)
     kv_cache.insert(b)

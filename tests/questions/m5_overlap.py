@@ -22,8 +22,8 @@ from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import shared_model
 from tests.engine.test_overlap import fuzz
+from tests.exercises.by_hand import make_request
 from tests.exercises.overlap_states import plan, running, steps_in_flight
-from tests.exercises.requests import request_of
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
 from tests.exercises.test_m5_5 import PlainBuffers, batch_of
@@ -172,7 +172,7 @@ def static_steps(chance: Random) -> Asked:
         for row in chance.sample(range(8), count):
             computed = chance.randint(0, 11)
             tokens = [chance.randrange(90) for _ in range(computed + 1)]
-            request = request_of(f"row {row}", tokens)
+            request = make_request(f"row {row}", tokens)
             request.row, request.num_computed_tokens = row, computed
             pages = torch.tensor(chance.sample(range(1, 20), 3), dtype=torch.int32)
             runner.inputs.page_table[row + 1, :3] = pages

@@ -219,9 +219,7 @@ def joining(chance: Random) -> Asked:
     cache_by_hand(scheduler.kv_cache, stem)
     for i in range(6):
         cut = chance.randint(0, 8)
-        queue(
-            scheduler, make_request(f"{i}", [*stem[:cut], 9, 9], max_tokens=chance.randint(1, 30))
-        )
+        queue(scheduler, {f"{i}": [*stem[:cut], 9, 9]}, max_tokens=chance.randint(1, 30))
         overtake(scheduler, chance.choice([0, 5, 20]))
     yield f"{policy} with {stem} cached", ordered(scheduler)
     running = make_request("running", [chance.randrange(3) for _ in range(chance.randint(3, 9))])

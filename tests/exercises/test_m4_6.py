@@ -60,7 +60,7 @@ def test_to_order_is_not_to_admit(policy: str) -> None:
 def test_the_longest_cached_prefix_goes_first() -> None:
     scheduler = scheduler_of("lpm")
     prompts = {
-        "cold": [9] * 4, "two pages": [1, 2, 9, 9], "cold too": [8] * 4, "three pages": [1, 2, 3, 9],
+        "cold": [9], "two pages": [1, 2, 9, 9], "cold too": [8], "three pages": [1, 2, 3, 9],
     }  # fmt: skip
     queue(scheduler, prompts)
     assert ordered(scheduler) == [*prompts], "nothing is cached: then age decides"

@@ -27,7 +27,7 @@ from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
 from tests.exercises.test_m5_5 import PlainBuffers, batch_of
-from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
+from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of, watch_launches
 from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
@@ -210,13 +210,7 @@ def loop(chance: Random) -> Asked:
 
     stream.run_until = noted
     engine = engine_of(stream, num_pages=200, max_num_seqs=3, page_size=chance.choice([1, 2, 4]))
-    launch = engine.core.runner.launch
-
-    def launched_now(*arguments: Any) -> Any:
-        events.append("launch")
-        return launch(*arguments)
-
-    engine.core.runner.launch = launched_now
+    watch_launches(engine, lambda _: events.append("launch"))
     for i in range(chance.randint(1, 5)):
         prompt = [chance.randrange(50) for _ in range(chance.randint(1, 12))]
         params = greedy(chance.randint(1, 7), ignore_eos=True)

@@ -18,25 +18,31 @@ JUNK = 1e6
 
 @pytest.fixture
 def pool() -> KVPool:
-    """A pool of two layers. Each number in it is different, as if other requests had used it."""
-    layer = LayerKV(HEADS, KEY_DIM, VALUE_DIM)
-    config = EngineConfig(max_num_seqs=ROWS, max_model_len=TOKENS)
-    pool = KVPool([layer, layer], config, torch.float32, torch.device("cpu"))
+    """A pool in which each number is different, as if other requests had used it."""
+    pool = make_pool()
     for memory in (*pool.keys, *pool.values):
         memory.copy_(JUNK + torch.arange(memory.numel()).view_as(memory))
     return pool
 
 
+def make_pool() -> KVPool:
+    """Return a pool of two layers, with four rows of ten tokens."""
+    layer = LayerKV(HEADS, KEY_DIM, VALUE_DIM)
+    config = EngineConfig(max_num_seqs=ROWS, max_model_len=TOKENS)
+    return KVPool([layer, layer], config, torch.float32, torch.device("cpu"))
+
+
 def step(
-    pool: KVPool, rows: list[int], positions: list[list[int]], context: int, layer: int = 0
-) -> list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    pool: KVPool, rows: list[int], positions: list[list[int]], context: int, layer: int = 0,
+    numbers: torch.Generator | None = None,
+) -> list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]]:  # fmt: skip
     """Call `update` of a layer with random keys and values.
 
     Return for keys and for values: the name, what was given, what was returned, the memory.
     """
     pool.begin_step(torch.tensor(rows), torch.tensor(positions), context)
     shape = (len(rows), HEADS, len(positions[0]))
-    new = torch.randn(*shape, KEY_DIM), torch.randn(*shape, VALUE_DIM)
+    new = [torch.randn(*shape, dim, generator=numbers) for dim in (KEY_DIM, VALUE_DIM)]
     returned = pool.update(new[0].clone(), new[1].clone(), layer)
     memory = pool.keys[layer], pool.values[layer]
     return list(zip(("keys", "values"), new, returned, memory, strict=True))

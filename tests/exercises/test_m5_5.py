@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -37,18 +38,24 @@ class PlainBuffers:
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def runner() -> ModelRunner:
+    """A runner whose memory is full of numbers."""
+    runner = make_runner()
+    for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
+        memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
+    return runner
+
+
+def make_runner() -> ModelRunner:
     """Return a runner of a tiny model: static steps of 1, 2 and 4 requests, pages of 4 tokens."""
-    monkeypatch.setattr(model_runner, "StepBuffers", PlainBuffers)
     config = EngineConfig(
         model="tiny-llama", device="cpu", page_size=PAGE_SIZE, num_pages=20, max_num_seqs=8,
         max_model_len=MAX_MODEL_LEN,
     )  # fmt: skip
-    made = ModelRunner(shared_model("tiny-llama").model, config)
-    made.graphs.sizes = [1, 2, 4]
-    for memory in (*made.kv_pool.keys, *made.kv_pool.values):
-        memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
-    return made
+    with patch.object(model_runner, "StepBuffers", PlainBuffers):
+        runner = ModelRunner(shared_model("tiny-llama").model, config)
+    runner.graphs.sizes = [1, 2, 4]
+    return runner
 
 
 def request_in(

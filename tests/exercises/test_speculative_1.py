@@ -12,16 +12,23 @@ def propose(tokens: list[int], count: int, sizes: tuple[int, ...] = (3, 2)) -> l
     return NGramDrafter(sizes).propose(make_request("a", tokens), count)
 
 
-def test_what_followed_before_is_proposed() -> None:
-    assert propose([1, 2, 3, 9, 8, 7, 1, 2, 3], 2) == [9, 8], "1, 2, 3 were followed by 9, 8"
+# Why: the tokens, the most drafts, and the drafts.
+CASES: dict[str, tuple[list[int], int, list[int]]] = {
+    "1 2 3 was followed by 9 8": ([1, 2, 3, 9, 8, 7, 1, 2, 3], 2, [9, 8]),
+    "five tokens followed 1 2 3": ([1, 2, 3, 9, 8, 7, 1, 2, 3], 5, [9, 8, 7, 1, 2]),
+    "only three tokens are known to follow": ([1, 2, 9, 1, 2], 9, [9, 1, 2]),
+    "4 4 occurred at 0, and was followed by one 4": ([4, 4, 4], 3, [4]),
+    "the newest tokens do not match themselves": ([1, 2, 3, 4], 4, []),
+    "a match needs at least two tokens before the newest ones": ([1, 1], 4, []),
+    "two tokens": ([1, 2], 4, []),
+    "one token": ([1], 4, []),
+}
 
 
-def test_at_most_count_tokens() -> None:
-    assert propose([1, 2, 3, 9, 8, 7, 1, 2, 3], 5) == [9, 8, 7, 1, 2], "five tokens followed"
-
-
-def test_the_text_may_end_before_count() -> None:
-    assert propose([1, 2, 9, 1, 2], 9) == [9, 1, 2], "only three tokens are known to follow"
+@pytest.mark.parametrize("why", CASES)
+def test_what_followed_before_is_proposed(why: str) -> None:
+    tokens, count, expected = CASES[why]
+    assert propose(tokens, count) == expected, why
 
 
 def test_longer_matches_come_first() -> None:
@@ -31,16 +38,3 @@ def test_longer_matches_come_first() -> None:
 
 def test_of_equal_matches_the_latest_counts() -> None:
     assert propose([1, 2, 8, 1, 2, 9, 1, 2], 1) == [9], "1, 2 was followed by 8, and later by 9"
-
-
-def test_the_newest_tokens_do_not_match_themselves() -> None:
-    assert propose([1, 2, 3, 4], 4) == [], "nothing was there before"
-
-
-def test_a_match_may_overlap_the_newest_tokens() -> None:
-    assert propose([4, 4, 4], 3) == [4], "4, 4 occurred at 0, and was followed by one 4"
-
-
-@pytest.mark.parametrize("tokens", [[1], [1, 2], [1, 1]])
-def test_a_short_text_has_no_match(tokens: list[int]) -> None:
-    assert propose(tokens, 4) == [], "a match needs at least two tokens before the newest ones"

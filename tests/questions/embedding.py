@@ -16,7 +16,7 @@ from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.lab.instruments.streams import LateStream
 from tests.exercises.by_hand import make_request
-from tests.exercises.pooling_requests import pooling_request
+from tests.exercises.test_embedding_1 import pooling_request
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.oracle import greedy
 

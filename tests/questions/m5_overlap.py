@@ -7,26 +7,21 @@ from dataclasses import asdict
 from functools import partial
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from common import EngineConfig
 from m5_overlap import engine as engine_module
-from m5_overlap import model_runner
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.cuda_graph import DecodeGraphs
 from m5_overlap.future_map import FutureMap
-from m5_overlap.model_runner import ModelRunner
 from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from milestones.lab.instruments.streams import EarlyStream, LateStream
-from tests.conftest import shared_model
 from tests.engine.test_overlap import fuzz
 from tests.exercises.by_hand import make_request
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
-from tests.exercises.test_m5_5 import PlainBuffers, batch_of
+from tests.exercises.test_m5_5 import batch_of, make_runner
 from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of, watch_launches
 from tests.helpers.oracle import greedy
 
@@ -156,12 +151,7 @@ def buffers(chance: Random) -> Asked:
 
 
 def static_steps(chance: Random) -> Asked:
-    config = EngineConfig(
-        model="tiny-llama", device="cpu", page_size=4, num_pages=20, max_num_seqs=8,
-        max_model_len=30,
-    )  # fmt: skip
-    with patch.object(model_runner, "StepBuffers", PlainBuffers):
-        runner = ModelRunner(shared_model("tiny-llama").model, config)
+    runner = make_runner()
     sizes = sorted(chance.sample(range(1, 40), 5))
     graphs = DecodeGraphs(torch.Tensor, sizes, capture=False)
     numbers = [chance.randint(1, 45) for _ in range(4)]

@@ -31,6 +31,13 @@ def add(scheduler: Scheduler, name: str, tokens: Sequence[int], priority: int) -
     return request
 
 
+def run(scheduler: Scheduler, **priorities: int) -> None:
+    """Add requests of three tokens with these priorities, and compute their prompts."""
+    for name, priority in priorities.items():
+        add(scheduler, name, [ord(name), 2, 3], priority)
+    step(scheduler)
+
+
 def step(scheduler: Scheduler) -> list[str]:
     """Run a step without overlap. Return the names of its requests."""
     batch = scheduler.schedule()
@@ -57,9 +64,7 @@ def state(scheduler: Scheduler) -> tuple[list[str], list[str]]:
 def test_the_least_urgent_request_makes_way_for_a_row() -> None:
     """Of equal ones, it is the newest."""
     scheduler = make_scheduler(max_num_seqs=3)
-    for name, priority in (("a", 0), ("b", 5), ("c", 5)):
-        add(scheduler, name, [ord(name), 2, 3], priority)
-    step(scheduler)
+    run(scheduler, a=0, b=5, c=5)
     add(scheduler, "urgent", [9, 8, 7], -1)
     found = step(scheduler)
     assert sorted(found) == ["a", "b", "urgent"], f"c makes way: {found}"
@@ -69,9 +74,7 @@ def test_the_least_urgent_request_makes_way_for_a_row() -> None:
 @pytest.mark.parametrize("priority", [5, 6])
 def test_equal_and_less_urgent_requests_wait(priority: int) -> None:
     scheduler = make_scheduler(max_num_seqs=2)
-    for name in "ab":
-        add(scheduler, name, [ord(name), 2, 3], 5)
-    step(scheduler)
+    run(scheduler, a=5, b=5)
     add(scheduler, "late", [9, 8, 7], priority)
     found = [step(scheduler) for _ in range(3)]
     assert found == [["a", "b"]] * 3, f"nothing is preempted for priority {priority}: {found}"
@@ -112,8 +115,7 @@ def test_a_request_that_frees_too_little_is_spared() -> None:
     scheduler = make_scheduler(num_pages=11, max_num_seqs=8)
     for name, size in (("a", 9), ("b", 9), ("c", 1)):
         add(scheduler, name, [ord(name)] * size, 5)
-    batch = scheduler.schedule()
-    complete(scheduler, batch)
+    step(scheduler)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
     assert victims == ["b"], "c is not needed"
@@ -146,9 +148,7 @@ def test_a_prompt_that_takes_all_tokens_of_the_step_makes_way() -> None:
 def test_a_victim_leaves_the_step() -> None:
     """Its token was in the batch already: the batch, and its samples, are those of the others."""
     scheduler = make_scheduler(max_num_seqs=2)
-    for name, priority in (("a", 0), ("b", 5)):
-        add(scheduler, name, [ord(name), 2, 3], priority)
-    step(scheduler)
+    run(scheduler, a=0, b=5)
     add(scheduler, "urgent", [9, 8, 7], -1)
     batch = scheduler.schedule()
     assert names(batch.requests) == ["a", "urgent"], names(batch.requests)
@@ -176,8 +176,7 @@ def test_a_request_in_flight_is_not_preempted() -> None:
 def test_a_request_with_room_joins_without_victims() -> None:
     """An empty list, and not None: None means that it must wait."""
     scheduler = make_scheduler(max_num_seqs=2)
-    add(scheduler, "a", [1, 2, 3], 5)
-    step(scheduler)
+    run(scheduler, a=5)
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     found = scheduler.preemption.make_way(
         urgent, scheduler.running, ScheduleBatch(), may_preempt=True

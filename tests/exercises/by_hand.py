@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -49,6 +49,17 @@ def scheduled(batch: Any) -> list[tuple[str, int]]:
     """Return the requests of a batch and their numbers of tokens: [("A", 5), ("B", 1)]."""
     counts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
     return [(request.request_id, count) for request, count in counts]
+
+
+def watch(owner: Any, name: str, note: Callable[..., object]) -> None:
+    """Call `note` with the arguments of each call of a method, before the method runs."""
+    method = getattr(owner, name)
+
+    def watched(*arguments: Any) -> Any:
+        note(*arguments)
+        return method(*arguments)
+
+    setattr(owner, name, watched)
 
 
 class Broken(Exception):

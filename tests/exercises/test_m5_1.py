@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from m5_overlap.stream import ThreadEvent, ThreadStream, Worker
+from tests.exercises.by_hand import watch
 
 PATIENCE = 20  # seconds until a thread that should have ended counts as stuck
 
@@ -139,13 +140,7 @@ def test_what_a_step_held_is_let_go_before_the_host_wakes() -> None:
     worker, (event,) = worker_of(partial(repr, held))
     del held
     seen: list[bool] = []
-    announce = event.done.set
-
-    def watched() -> None:
-        seen.append(alive() is not None)
-        announce()
-
-    event.done.set = watched
+    watch(event.done, "set", lambda: seen.append(alive() is not None))
     run(worker)
     assert seen == [False], (
         "I3: when the event is set, the thread still holds the work (and its tensors and requests)"

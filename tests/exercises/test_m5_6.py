@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +18,7 @@ from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.engine.test_overlap import fuzz
-from tests.exercises.by_hand import make_request, scheduled
+from tests.exercises.by_hand import make_request, scheduled, watch
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -84,17 +84,6 @@ def assert_answers(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -
     expected = [expected_tokens(prompt, max_tokens) for prompt in prompts]
     assert run(engine, prompts, max_tokens) == expected, "I1, I2"
     assert_idle(engine)
-
-
-def watch_launches(engine: Any, note: Callable[[ScheduleBatch], None]) -> None:
-    """Call `note` with each batch that is launched, before its launch."""
-    launch = engine.core.runner.launch
-
-    def noted(batch: ScheduleBatch, table: Any) -> Any:
-        note(batch)
-        return launch(batch, table)
-
-    engine.core.runner.launch = noted
 
 
 # Why: the pages of the pool, the prompts in step N, their max_tokens, and whether to wait for N.
@@ -211,14 +200,10 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
 
 def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
     events: list[str] = []
-
-    class Watched(LateStream):
-        def run_until(self, event: Any) -> None:
-            events.append("wait")
-            super().run_until(event)
-
-    engine = engine_of(Watched())
-    watch_launches(engine, lambda _: events.append("launch"))
+    stream = LateStream()
+    engine = engine_of(stream)
+    watch(engine.core.runner, "launch", lambda *_: events.append("launch"))
+    watch(stream, "run_until", lambda _: events.append("wait"))
     run(engine, [[1, 2]], 4)
     assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"], (
         "first two launches, then in turns a wait for the older step and a launch"
@@ -257,7 +242,7 @@ def test_overlapping_changes_no_step() -> None:
         engine = engine_of(
             LateStream(), max_num_seqs=3, max_num_batched_tokens=7, enable_overlap=enable_overlap
         )
-        watch_launches(engine, lambda batch: steps.append(scheduled(batch)))
+        watch(engine.core.runner, "launch", lambda batch, _: steps.append(scheduled(batch)))
         for i in range(7):
             params = greedy(1 + 3 * (i % 3), ignore_eos=True)
             engine.add_request([i + 1] * (1 + 5 * (i % 3)), params, f"{i}")

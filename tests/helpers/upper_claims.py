@@ -20,7 +20,7 @@ from tests.exercises import test_m4_5 as m4_5
 from tests.exercises import test_m5_4 as m5_4
 from tests.exercises import test_m5_5 as m5_5
 from tests.exercises import test_m5_6 as m5_6
-from tests.exercises.by_hand import make_request
+from tests.exercises.by_hand import make_request, watch
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.radix_states import give_row, hang, offer_leaves, picture
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
@@ -201,17 +201,8 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
     """Return the launches and waits of a run, and the steps in flight after its final output."""
     engine = m5_6.engine_of(LateStream(), enable_overlap=overlap)
     calls: list[str] = []
-    launch, wait = engine.core.runner.launch, engine.core.wait
-
-    def launched(*args: Any) -> Any:
-        calls.append("launch")
-        return launch(*args)
-
-    def waited(*args: Any) -> Any:
-        calls.append("wait")
-        return wait(*args)
-
-    engine.core.runner.launch, engine.core.wait = launched, waited
+    watch(engine.core.runner, "launch", lambda *_: calls.append("launch"))
+    watch(engine.core, "wait", lambda *_: calls.append("wait"))
     engine.add_request([1, 2], greedy(4, ignore_eos=True, stop_token_ids=stops), "A")
     while not any(output.finished for output in engine.step()):
         pass

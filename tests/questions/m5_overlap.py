@@ -17,12 +17,12 @@ from m5_overlap.future_map import FutureMap
 from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.engine.test_overlap import fuzz
-from tests.exercises.by_hand import make_request
+from tests.exercises.by_hand import make_request, watch
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
 from tests.exercises.test_m5_5 import batch_of, make_runner
-from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of, watch_launches
+from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
 from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
@@ -192,15 +192,9 @@ def static_steps(chance: Random) -> Asked:
 def loop(chance: Random) -> Asked:
     stream: Any = chance.choice([LateStream, EarlyStream])()
     events: list[str] = []
-    until = stream.run_until
-
-    def noted(event: Any) -> None:
-        events.append("wait")
-        until(event)
-
-    stream.run_until = noted
     engine = engine_of(stream, num_pages=200, max_num_seqs=3, page_size=chance.choice([1, 2, 4]))
-    watch_launches(engine, lambda _: events.append("launch"))
+    watch(engine.core.runner, "launch", lambda *_: events.append("launch"))
+    watch(stream, "run_until", lambda _: events.append("wait"))
     for i in range(chance.randint(1, 5)):
         prompt = [chance.randrange(50) for _ in range(chance.randint(1, 12))]
         params = greedy(chance.randint(1, 7), ignore_eos=True)

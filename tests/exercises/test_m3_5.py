@@ -71,8 +71,8 @@ def test_what_a_step_computes(why: str) -> None:
     pages, budget, running, expected = CASES[why]
     scheduler = make_scheduler(pages, max_num_batched_tokens=budget)
     scheduler.admission.new_token_ratio = 1.0
-    for name, request in running.items():
-        run(scheduler, name, **request)
+    for name, state in running.items():
+        run(scheduler, name, **state)
     wait(scheduler, "X", 16)
     batch = scheduler.schedule()
     assert scheduled(batch) == expected, f"{why}; {show(scheduler)}"

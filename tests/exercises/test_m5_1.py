@@ -163,7 +163,11 @@ def test_launching_does_not_wait() -> None:
     stream = ThreadStream()
     gate = threading.Event()
     seen: list[int] = []
-    stream.launch(lambda: gate.wait(PATIENCE))
+
+    def blocked() -> None:
+        gate.wait(PATIENCE)
+
+    stream.launch(blocked)
     events = [stream.launch(partial(seen.append, i)) for i in range(4)]
     assert seen == [], "work behind the blocked piece of work must not run"
     gate.set()

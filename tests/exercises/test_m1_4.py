@@ -92,25 +92,15 @@ def test_after_a_failed_forward_a_request_waits_again(
     request = engine.output_processor.requests["A"]
     tokens = list(request.token_ids)
     break_next_forward(engine, monkeypatch, error)
-    with pytest.raises((ForwardError, error)):
+    with pytest.raises((ForwardError, error)) as caught:
         engine.core.step()
+    assert isinstance(caught.value, ForwardError), "the shell must get a ForwardError"
+    got = names(caught.value.requests), type(caught.value.error)
+    assert got == ("A", error), "the shell searches these requests for the one that fails"
     scheduler = engine.core.scheduler
     queues = names(scheduler.running), names(scheduler.waiting)
     assert queues == ("none", "A B"), "I5: A came before B, and waits before B"
     assert request.token_ids == tokens, "A keeps its tokens"
-    engine.close()
-
-
-def test_the_error_says_which_requests_were_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell searches among these requests for the one that makes forwards fail."""
-    engine = make_engine()
-    for name in "AB":
-        engine.add_request([1, 2, 3], greedy(7), name)
-    break_next_forward(engine, monkeypatch)
-    with pytest.raises(ForwardError) as caught:
-        engine.core.step()
-    got = names(caught.value.requests), type(caught.value.error)
-    assert got == ("A", Broken), "the forward computed A, and it raised Broken"
     engine.close()
 
 

@@ -39,7 +39,7 @@ class PlainBuffers:
 
 @pytest.fixture
 def runner() -> ModelRunner:
-    """A runner whose memory is full of numbers."""
+    """A runner with a memory full of numbers."""
     runner = make_runner()
     for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
         memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))

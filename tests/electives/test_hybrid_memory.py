@@ -19,7 +19,7 @@ from milestones.chain import ROOT, course_place, load
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, schedules
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers.fake_hybrid import Groups, expected_output, groups_of, hybrid_engine
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.oracle import Reference, assert_same_tokens, drain, generate, greedy
@@ -325,7 +325,7 @@ def test_a_request_holds_what_the_table_says(module_of: ModuleOf, chunk: int, bl
         max_model_len=400, page_size=4, max_num_batched_tokens=chunk, max_num_seqs=1
     )
     scheduler = module_of("scheduler").Scheduler(config, 200, groups)
-    request = request_of("a", [1] * 150, 3)
+    request = make_request("a", [1] * 150, max_tokens=3)
     scheduler.add_request(request)
     most = 0
     while not request.is_finished:

@@ -17,8 +17,7 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
-from tests.exercises.by_hand import scheduled
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request, scheduled
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine
 from tests.helpers.oracle import assert_same_tokens, drain, greedy, reference
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
@@ -493,8 +492,8 @@ def test_urgent_requests_are_seen_behind_a_long_queue(module_of: ModuleOf) -> No
     engine = one_page_engine(module_of, num_pages=8)
     policy, scheduler = module_of("policy"), engine.core.scheduler
     for number in range(policy.WINDOW + 5):
-        scheduler.add_request(request_of(f"r{number}", [1, 2]))
-    urgent = request_of("urgent", [3, 4])
+        scheduler.add_request(make_request(f"r{number}", [1, 2]))
+    urgent = make_request("urgent", [3, 4])
     urgent.priority = -1
     scheduler.add_request(urgent)
     assert scheduler.policy.order(scheduler.waiting)[0] is urgent

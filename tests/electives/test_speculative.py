@@ -16,7 +16,7 @@ from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.sampling.sampler import uniform
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, shared_model
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -211,7 +211,7 @@ def test_many_requests_overlap_and_do_not_draft(make_engine: EngineFactory) -> N
 )
 def test_prompt_lookup(module_of: ModuleOf, tokens: list[int], drafts: list[int]) -> None:
     drafter = module_of("drafter").NGramDrafter()
-    assert drafter.propose(request_of("a", tokens), 4) == drafts
+    assert drafter.propose(make_request("a", tokens), 4) == drafts
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(

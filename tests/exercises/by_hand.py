@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ TOKENIZER = byte_tokenizer()
 
 def make_request(
     name: str,
-    prompt: int | list[int],
+    prompt: int | Sequence[int],
     *,
     output: int = 0,
     computed: int = 0,
@@ -29,7 +29,7 @@ def make_request(
 
     prompt: the tokens of the prompt, or their number; then all of them are different.
     """
-    tokens = prompt if isinstance(prompt, list) else [1 + i for i in range(prompt)]
+    tokens = [1 + i for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
     params = greedy(max_tokens, ignore_eos=True)
     request = Request(
         name, None, tokens, params, seed=0, max_model_len=max_model_len,
@@ -49,6 +49,17 @@ def scheduled(batch: Any) -> list[tuple[str, int]]:
     """Return the requests of a batch and their numbers of tokens: [("A", 5), ("B", 1)]."""
     counts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
     return [(request.request_id, count) for request, count in counts]
+
+
+def watch(owner: Any, name: str, note: Callable[..., object]) -> None:
+    """Call `note` with the arguments of each call of a method, before the method runs."""
+    method = getattr(owner, name)
+
+    def watched(*arguments: Any) -> Any:
+        note(*arguments)
+        return method(*arguments)
+
+    setattr(owner, name, watched)
 
 
 class Broken(Exception):

@@ -6,7 +6,7 @@ from common import Request
 from m5_overlap.in_flight import StepsInFlight
 from m5_overlap.kv_cache import KVCacheManager
 from m5_overlap.schedule_batch import ScheduleBatch
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 NUM_PAGES = 16
 PAGE_SIZE = 2
@@ -19,21 +19,38 @@ def steps_in_flight() -> StepsInFlight:
 
 def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -> Request:
     """Return a running request with the first `computed` of its tokens computed."""
-    request = request_of(name, tokens, max_tokens=20)
+    request = make_request(name, tokens, max_tokens=20)
     steps.kv_cache.allocate(request)
     steps.kv_cache.allocate_slots(request, computed)
     request.num_computed_tokens = computed
     return request
 
 
-def plan(steps: StepsInFlight, *parts: tuple[Request, int]) -> ScheduleBatch:
-    """Plan a step of these numbers of tokens, as `schedule` does: it is the newest in flight."""
+def decoding(names: str) -> tuple[StepsInFlight, list[Request]]:
+    """Return a state, and running requests of three tokens: the next step computes the third."""
+    steps = steps_in_flight()
+    return steps, [running(steps, name, [1, 2, 3], computed=2) for name in names]
+
+
+def plan(steps: StepsInFlight, *parts: Request | tuple[Request, int]) -> ScheduleBatch:
+    """Plan a step, as `schedule` does: it is the newest in flight.
+
+    A part is a request that decodes one token, or a request and a number of tokens.
+    """
     batch = ScheduleBatch()
-    for request, num_tokens in parts:
+    for part in parts:
+        request, num_tokens = part if isinstance(part, tuple) else (part, 1)
         steps.kv_cache.allocate_slots(request, request.num_computed_tokens + num_tokens)
         batch.add(request, num_tokens)
     steps.batches.append(batch)
     return batch
+
+
+def end(steps: StepsInFlight, *requests: Request) -> None:
+    """End requests, as `finish_request` does."""
+    for request in requests:
+        request.finish_reason = "stop"
+        steps.free(request)
 
 
 def audit(steps: StepsInFlight, live: list[Request], when: str) -> None:

@@ -42,14 +42,14 @@ def offer_leaves(tree: RadixCache) -> RadixCache:
 
 
 def picture(tree: RadixCache) -> dict[str, str]:
-    """Return the whole tree in a form that a person can read: `{"1 2 / 3 4": "pages 9, locks 0"}`.
+    """Return the tree in a form that a person can read: `{"1 2": "pages 9", "1 2 / 3": "pages 4"}`.
 
-    A key is a path, with `/` between its nodes. The value describes the last node of the path.
+    A key is a path, with `/` between its nodes. The value describes the last node of the path, with
+    its locks if it has any.
     """
     return {
-        " / ".join(_words(n.tokens) for n in node.path()): (
-            f"pages {_words(node.pages)}, locks {node.lock_count}"
-        )
+        " / ".join(_words(part.tokens) for part in node.path()): f"pages {_words(node.pages)}"
+        + (f", locks {node.lock_count}" if node.lock_count else "")
         for node in tree.nodes()
     }
 
@@ -60,6 +60,11 @@ def audit(tree: RadixCache, holders: Sequence[TreeNode], when: str) -> None:
         tree.check_invariants(holders)
     except AssertionError as broken:
         raise AssertionError(f"{when}: {broken}; the tree is {picture(tree)}") from None
+
+
+def manager(num_pages: int = 8, page_size: int = 4) -> KVCacheManager:
+    """Return a memory of three rows, without requests and with an empty tree."""
+    return KVCacheManager(num_rows=3, num_pages=num_pages, page_size=page_size)
 
 
 def give_row(

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from common import PoolingParams, SamplingParams
+from common.text.output_text import OutputText
 from milestones.electives.embedding import pooling
-from tests.exercises.pooling_requests import pooling_request
+from milestones.electives.embedding.pooling_request import PoolingRequest
+from tests.exercises.by_hand import TOKENIZER
 
-STATES = torch.arange(24, dtype=torch.float32).view(
-    8, 3
-)  # of eight tokens: row i is 3i, 3i+1, 3i+2
+STATES = torch.arange(24.0).view(8, 3)  # of eight tokens: row i is 3i, 3i+1, 3i+2
+
+
+def pooling_request(name: str, tokens: Sequence[int], kind: Any, **params: Any) -> PoolingRequest:
+    """Return a request for a vector, which is not normalized unless `params` say so."""
+    return PoolingRequest(
+        name, None, list(tokens), PoolingParams(kind, **{"normalize": False, **params}),
+        text=OutputText(TOKENIZER, SamplingParams()), arrival_time=0.0,
+    )  # fmt: skip
 
 
 def vector(kind: Any, rows: list[tuple[list[float], int]], length: int, **params: Any) -> Any:
@@ -35,11 +45,6 @@ def test_sums_are_made_in_float32() -> None:
     assert (found.dtype, found.tolist()) == (torch.float32, [[100250.0, 100250.0]])
 
 
-def test_the_last_token_alone() -> None:
-    found = vector("LAST", [([3.0, 4.0], 8)], 9)
-    assert found == [3.0, 4.0], "no chunk before the last one gives anything"
-
-
 def test_a_mean_adds_its_chunks_up() -> None:
     found = vector("MEAN", [([3.0, 4.0], 0), ([5.0, 6.0], 4), ([1.0, 2.0], 8)], 9)
     assert found == [1.0, round(12 / 9, 4)], "the sum of all chunks, by the tokens of the prompt"
@@ -60,16 +65,21 @@ def test_a_row_that_was_given_is_not_changed() -> None:
     assert (first.tolist(), second.tolist()) == ([1.0, 2.0], [3.0, 4.0])
 
 
-def test_a_vector_has_unit_length() -> None:
-    found = vector("LAST", [([3.0, 4.0], 0)], 1, normalize=True)
-    assert found == [0.6, 0.8]
-
-
-def test_a_vector_is_cut_and_then_normalized() -> None:
-    found = vector("LAST", [([3.0, 4.0, 12.0], 0)], 1, normalize=True, dimensions=2)
-    assert found == [0.6, 0.8], "unit length after the cut"
-    found = vector("LAST", [([3.0, 4.0, 12.0], 0)], 1, dimensions=2)
-    assert found == [3.0, 4.0]
+@pytest.mark.parametrize(
+    ("row", "params", "expected"),
+    [
+        ([3.0, 4.0], {}, [3.0, 4.0]),
+        ([3.0, 4.0], {"normalize": True}, [0.6, 0.8]),
+        ([3.0, 4.0, 12.0], {"dimensions": 2}, [3.0, 4.0]),
+        ([3.0, 4.0, 12.0], {"normalize": True, "dimensions": 2}, [0.6, 0.8]),
+    ],
+    ids=["as it is", "unit length", "cut", "unit length after the cut"],
+)
+def test_a_vector_is_cut_and_then_normalized(
+    row: list[float], params: dict[str, Any], expected: list[float]
+) -> None:
+    """The vector of the last token: no chunk before the last one gives anything."""
+    assert vector("LAST", [(row, 8)], 9, **params) == expected
 
 
 @pytest.mark.parametrize("kind", ["LAST", "MEAN"])

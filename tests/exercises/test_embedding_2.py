@@ -13,8 +13,8 @@ from milestones.electives.embedding.in_flight import continuing
 from milestones.electives.embedding.kv_cache import KVCacheManager
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.lab.instruments.streams import LateStream
-from tests.exercises.pooling_requests import pooling_request
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
+from tests.exercises.test_embedding_1 import pooling_request
 from tests.helpers.fake_overlap import expected_states, hash_engine
 from tests.helpers.oracle import drain, greedy
 
@@ -26,9 +26,9 @@ def planned(kind: Any, computed: int, count: int) -> tuple[list[int], list[int]]
     batch = ScheduleBatch()
     request = pooling_request("p", PROMPT, kind)
     request.num_computed_tokens = computed
-    batch.add(request_of("a", [1]), 1)
+    batch.add(make_request("a", [1]), 1)
     batch.add(request, count)
-    batch.add(request_of("b", [1, 2, 3]), 3)
+    batch.add(make_request("b", [1, 2, 3]), 3)
     return batch.pooled_indices, batch.sampled_indices
 
 
@@ -45,7 +45,7 @@ def test_the_last_token_is_in_the_last_chunk() -> None:
 def test_a_step_that_pools_is_no_decode() -> None:
     """I1: one token of each request, but not each of them gets a next token."""
     batch = ScheduleBatch()
-    batch.add(request_of("a", [1]), 1)
+    batch.add(make_request("a", [1]), 1)
     assert batch.is_decode
     batch.add(pooling_request("p", [7], "LAST"), 1)
     assert not batch.is_decode, "a graph has no hidden states"
@@ -53,12 +53,12 @@ def test_a_step_that_pools_is_no_decode() -> None:
 
 @pytest.mark.parametrize("kind", ["LAST", "MEAN"])
 def test_it_goes_on_until_its_prompt_is_computed(kind: Any) -> None:
-    text, between, done = (request_of("text", [1, 2]), *(
+    text, between, done = (make_request("text", [1, 2]), *(
         pooling_request(name, PROMPT, kind) for name in ("between", "done")
     ))  # fmt: skip
     between.num_computed_tokens, done.num_computed_tokens = 7, 8
     found = [request.request_id for request in continuing([text, between, done])]
-    assert found == ["text", "between"], f"no token follows: {found}"
+    assert found == ["text", "between"], "no token follows"
 
 
 def test_a_mean_uses_no_cached_page() -> None:

@@ -34,16 +34,18 @@ def held(table: HybridPageTable, row: int = 0, number: int = 0) -> list[bool]:
     return [page != 0 for page in table.pages[number][row]]
 
 
-def test_the_first_block_that_a_query_sees() -> None:
-    window = WindowPages(WINDOW, PAGE_SIZE)
-    first = [window.first_block(num_tokens) for num_tokens in (0, 7, 10, 11, 14, 15, 19)]
-    assert first == [0, 0, 0, 1, 1, 2, 3], f"the query at position 11 sees 4 to 11: {first}"
-
-
-@pytest.mark.parametrize(("size", "expected"), [(1, 3), (2, 2), (5, 2), (6, 1), (100, 0)])
-def test_windows_of_other_sizes(size: int, expected: int) -> None:
-    first = WindowPages(size, PAGE_SIZE).first_block(12)
-    assert first == expected, f"the query at position 12 sees {size} tokens"
+@pytest.mark.parametrize(
+    ("size", "num_tokens", "first"),
+    [
+        *((WINDOW, n, b) for n, b in ((0, 0), (7, 0), (10, 0), (11, 1), (14, 1), (15, 2), (19, 3))),
+        *((size, 12, b) for size, b in ((1, 3), (2, 2), (5, 2), (6, 1), (100, 0))),
+    ],
+)
+def test_the_first_block_that_a_query_sees(size: int, num_tokens: int, first: int) -> None:
+    window = WindowPages(size, PAGE_SIZE)
+    assert window.first_block(num_tokens) == first, (
+        f"the query at position {num_tokens} sees the last {size} tokens, its own one included"
+    )
 
 
 def test_a_page_is_free_when_no_query_sees_it() -> None:
@@ -59,18 +61,12 @@ def test_a_page_is_free_when_no_query_sees_it() -> None:
 
 def test_a_page_is_freed_once() -> None:
     table = make_table()
-    add_blocks(table, 4)
+    blocks = add_blocks(table, 4)
     before = len(table.allocator.free_pages)
     for num_tokens in (11, 12, 15, 15, 16):
         table.slide(0, num_tokens, 0)
     assert len(table.allocator.free_pages) == before + 2, "I3: two blocks are behind the window"
     assert held(table) == [False, False, True, True], "the blocks of the window stay"
-
-
-def test_full_attention_keeps_its_pages() -> None:
-    table = make_table()
-    blocks = add_blocks(table, 4)
-    table.slide(0, 15, 0)
     assert table.rows[0] == blocks, "the row of full attention does not change"
     assert not set(blocks) & set(table.allocator.free_pages), "its pages are not free"
 

@@ -6,7 +6,7 @@ import pytest
 
 from common import Request
 from milestones.electives.hybrid_memory.state_slots import StateSlots
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 PAGE_SIZE, ROW = 4, 1
 
@@ -15,7 +15,7 @@ def make_slots(
     num_tokens: int, num_known: int = 0, num_snapshots: int = 3
 ) -> tuple[StateSlots, Request]:
     """Return the slots and a request in a row. The tree knows `num_known` blocks of its prompt."""
-    slots, request = StateSlots(num_snapshots, PAGE_SIZE), request_of("a", range(num_tokens))
+    slots, request = StateSlots(num_snapshots, PAGE_SIZE), make_request("a", range(num_tokens))
     request.row = ROW
     slots.start(request, [], num_known)
     slots.take_copies()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milestones.electives.lora.adapter_slots import AdapterSlots
 from milestones.electives.lora.adapters import BASE, Adapter
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 NAMES = "ABCDE"
 
@@ -17,7 +17,7 @@ def make_slots(num_slots: int) -> tuple[AdapterSlots, dict[str, Adapter]]:
 
 def run(slots: AdapterSlots, adapter: Adapter | None, tokens_left: int = 5) -> None:
     """Let a request with this adapter run. It may generate so many more tokens."""
-    request = request_of(f"r{len(slots.running)}", [1, 2], max(1, tokens_left))
+    request = make_request(f"r{len(slots.running)}", [1, 2], max_tokens=max(1, tokens_left))
     request.adapter = adapter
     if tokens_left == 0:
         request.token_ids.append(-1)  # a placeholder: its last token is being computed
@@ -44,8 +44,7 @@ def test_the_base_needs_no_slot() -> None:
 
 def test_an_adapter_is_loaded_once() -> None:
     slots, adapters = make_slots(2)
-    used = [slots.use(adapters["A"]) for _ in range(3)]
-    assert used == [1, 1, 1], "the slot stays the same"
+    assert [slots.use(adapters["A"]) for _ in range(3)] == [1, 1, 1], "the slot stays the same"
     assert loaded(slots) == [(1, "A")], "one load for three uses"
     assert slots.num_loads == 1, "num_loads counts it"
 

@@ -46,41 +46,43 @@ def step(runner: ModelRunner, request: Request) -> tuple[int, dict[int, float] |
     return token_id, logprobs
 
 
-def generate(runner: ModelRunner, request: Request, num_tokens: int) -> list[int]:
-    return [step(runner, request)[0] for _ in range(num_tokens)]
+def generate(runner: ModelRunner, request: Request, num_tokens: int) -> None:
+    for _ in range(num_tokens):
+        step(runner, request)
+
+
+def assert_answer(request: Request) -> None:
+    """I1: require the tokens of Hugging Face."""
+    output = request.output_token_ids
+    prompt = tuple(request.token_ids[: request.num_prompt_tokens])
+    assert_same_tokens(reference("tiny-llama", prompt, len(output)), output)
 
 
 def test_a_step_without_requests_computes_nothing(fed: list[int]) -> None:
     result = list(make_runner().run(ScheduleBatch([], [])).rows())
-    assert (result, fed) == ([], []), (
-        f"without a request there is no forward and no token: {result}, fed {fed}"
-    )
+    assert (result, fed) == ([], []), "without a request there is no forward and no token"
 
 
 @pytest.mark.parametrize("use_cache", [True, False], ids=["cached", "recomputed"])
 def test_one_answer(use_cache: bool) -> None:
     """With the cache and without it, the tokens are those of Hugging Face."""
-    got = generate(make_runner(use_cache), make_request("A", PROMPT), 12)
-    assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 12), got)
+    runner, request = make_runner(use_cache), make_request("A", PROMPT)
+    generate(runner, request, 12)
+    assert_answer(request)
 
 
 def test_with_the_cache_a_token_is_fed_once(fed: list[int]) -> None:
     """The lesson, counted: 5 prompt tokens in the first step, then one token per step."""
-    generate(make_runner(), make_request("A", PROMPT), 6)
-    assert fed == [5, 1, 1, 1, 1, 1], (
-        f"the prompt is fed once, then one new token per step: fed {fed}"
-    )
+    runner, request = make_runner(), make_request("A", PROMPT)
+    generate(runner, request, 6)
+    assert fed == [5, 1, 1, 1, 1, 1], "the prompt is fed once, then one new token per step"
 
 
 def test_without_the_cache_everything_is_fed_again(fed: list[int]) -> None:
-    generate(make_runner(use_cache=False), make_request("A", PROMPT), 6)
-    assert fed == [5, 6, 7, 8, 9, 10], f"all tokens are fed in each step: fed {fed}"
-
-
-def test_without_the_cache_nothing_is_kept() -> None:
-    runner = make_runner(use_cache=False)
-    generate(runner, make_request("A", PROMPT), 2)
-    assert not runner.past_key_values, f"I3: caches are kept: {list(runner.past_key_values)}"
+    runner, request = make_runner(use_cache=False), make_request("A", PROMPT)
+    generate(runner, request, 6)
+    assert fed == [5, 6, 7, 8, 9, 10], "all tokens are fed in each step"
+    assert not runner.past_key_values, "I3: without the cache, no keys and values are kept"
 
 
 def test_the_cache_holds_what_is_computed() -> None:
@@ -88,38 +90,34 @@ def test_the_cache_holds_what_is_computed() -> None:
     runner, request = make_runner(), make_request("A", PROMPT)
     for expected in (5, 6, 7):
         step(runner, request)
-        got = runner.past_key_values[request].get_seq_length()
-        assert got == expected == request.num_computed_tokens, (
-            f"I1: {request} has keys and values of {got} tokens, {expected} are computed"
+        length = runner.past_key_values[request].get_seq_length()
+        assert length == expected == request.num_computed_tokens, (
+            f"I1: the cache has keys and values of {length} tokens, {expected} are computed"
         )
 
 
 def test_a_prompt_of_one_token() -> None:
-    got = generate(make_runner(), make_request("A", [7]), 6)
-    assert_same_tokens(reference("tiny-llama", (7,), 6), got)
+    runner, request = make_runner(), make_request("A", [7])
+    generate(runner, request, 6)
+    assert_answer(request)
 
 
 def test_requests_do_not_share_a_cache() -> None:
     """Two requests run in turns: each continues where it was."""
-    runner = make_runner()
-    a, b = make_request("A", PROMPT), make_request("B", [90, 91])
-    got: dict[str, list[int]] = {"A": [], "B": []}
+    runner, requests = make_runner(), [make_request("A", PROMPT), make_request("B", [90, 91])]
     for _ in range(6):
-        for request in (a, b):
-            got[request.request_id].append(step(runner, request)[0])
-    for request in (a, b):
-        prompt = tuple(request.token_ids[: request.num_prompt_tokens])
-        assert_same_tokens(reference("tiny-llama", prompt, 6), got[request.request_id])
+        for request in requests:
+            step(runner, request)
+    for request in requests:
+        assert_answer(request)
 
 
 def test_a_request_that_has_lost_its_cache_computes_it_again(fed: list[int]) -> None:
     """The state after a failed forward: no token is computed, and all tokens are fed again."""
     runner, request = make_runner(), make_request("A", PROMPT)
-    first = generate(runner, request, 3)
+    generate(runner, request, 3)
     runner.past_key_values.clear()
     request.num_computed_tokens = 0
-    got = first + generate(runner, request, 3)
-    assert_same_tokens(reference("tiny-llama", tuple(PROMPT), 6), got)
-    assert fed == [5, 1, 1, 8, 1, 1], (
-        f"step 4 feeds 5 + 3 tokens at once, then one per step: fed {fed}"
-    )
+    generate(runner, request, 3)
+    assert_answer(request)
+    assert fed == [5, 1, 1, 8, 1, 1], "step 4 feeds 5 + 3 tokens at once, then one per step"

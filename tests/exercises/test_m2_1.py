@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from common import Request
 from m2_continuous.kv_cache import KVCacheManager
 from tests.exercises.by_hand import make_request, names
@@ -20,26 +22,25 @@ def filled(lengths: dict[str, int], num_rows: int = 4) -> tuple[KVCacheManager, 
     return manager, requests
 
 
-def layout(manager: KVCacheManager) -> str:
-    return f"rows: {names(manager.rows)}"
-
-
 def test_requests_get_the_first_free_rows_in_order() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6})
-    assert names(manager.rows) == "A B C", f"I3: A, B and C get rows 0, 1 and 2; {layout(manager)}"
+    assert names(manager.rows) == "A B C", "I3: A, B and C get rows 0, 1 and 2"
     rows = {name: request.row for name, request in requests.items()}
-    assert rows == {"A": 0, "B": 1, "C": 2}, f"I3: each request has its row; `row` is {rows}"
+    assert rows == {"A": 0, "B": 1, "C": 2}, "I3: each request has its row"
 
 
-def test_the_last_row_moves_into_the_hole() -> None:
+@pytest.mark.parametrize(
+    ("leaves", "rows", "moves"),
+    [("B", "A D C", [(3, 1, 7)]), ("A", "D B C", [(3, 0, 7)]), ("D", "A B C", [])],
+)
+def test_the_last_row_moves_into_the_hole(leaves: str, rows: str, moves: list[object]) -> None:
+    """D has 8 tokens. Between two steps the newest of them is not in the cache: 7 are moved."""
     manager, requests = filled({"A": 4, "B": 5, "C": 6, "D": 7})
-    manager.free(requests["B"])
-    assert names(manager.rows) == "A D C", (
-        f"I3: rows were A B C D, and B ended: D, the last one, fills the hole; {layout(manager)}"
-    )
-    assert [tuple(move)[:2] for move in manager.moves] == [(3, 1)], (
-        f"D's keys and values are in row 3: `moves` must tell the runner to copy them to row 1, "
-        f"and it is {manager.moves}"
+    requests["D"].token_ids.append(99)
+    manager.free(requests[leaves])
+    assert names(manager.rows) == rows, f"I3: {leaves} ended: the last row, D's, fills a hole"
+    assert [tuple(move) for move in manager.moves] == moves, (
+        "`moves` tells the runner to copy D's keys and values: source, target, number of tokens"
     )
 
 
@@ -47,36 +48,15 @@ def test_a_moved_request_knows_its_new_row() -> None:
     manager, requests = filled({"A": 4, "B": 5, "C": 6, "D": 7})
     manager.free(requests["B"])
     rows = {name: requests[name].row for name in "ACD"}
-    assert rows == {"A": 0, "D": 1, "C": 2}, f"I3: D was moved to row 1; `row` is {rows}"
+    assert rows == {"A": 0, "D": 1, "C": 2}, "I3: D was moved to row 1"
 
 
 def test_a_request_that_leaves_has_no_row() -> None:
     manager, requests = filled({"A": 4, "B": 5})
     for name in "AB":
         manager.free(requests[name])
-        assert requests[name].row is None, (
-            f"I3: {name} gave its row back, and its `row` is still {requests[name].row}"
-        )
-    assert manager.rows == [] and manager.num_reserved_tokens == 0, f"I3: {layout(manager)}"
-
-
-def test_a_move_carries_the_tokens_that_are_computed() -> None:
-    """Between two steps the newest token of a request is not yet in the cache."""
-    manager, requests = filled({"A": 4, "B": 5, "C": 6})
-    requests["C"].token_ids.append(99)
-    manager.free(requests["A"])
-    (move,) = manager.moves
-    assert move.num_tokens == 6, (
-        f"C has 7 tokens, and 6 of them are computed: the move must copy the 6 in the cache, not "
-        f"{move.num_tokens}"
-    )
-
-
-def test_the_last_row_leaves_no_hole() -> None:
-    manager, requests = filled({"A": 4, "B": 5, "C": 6})
-    manager.free(requests["C"])
-    assert not manager.moves, f"C was in the last row: nothing moves, not {manager.moves}"
-    assert names(manager.rows) == "A B", f"I3: {layout(manager)}"
+        assert requests[name].row is None, f"I3: {name} gave its row back"
+    assert manager.rows == [] and manager.num_reserved_tokens == 0, "I3: all rows are free"
 
 
 def test_a_freed_row_is_given_out_again() -> None:
@@ -86,9 +66,7 @@ def test_a_freed_row_is_given_out_again() -> None:
     assert manager.has_free_row, "A has left: a row must be free"
     newcomer = make_request("N", 3)
     manager.allocate(newcomer)
-    assert (names(manager.rows), newcomer.row) == ("B N", 1), (
-        f"I3: B moved to row 0, so N gets row 1, not {newcomer.row}; {layout(manager)}"
-    )
+    assert (names(manager.rows), newcomer.row) == ("B N", 1), "I3: B moved to row 0; N gets row 1"
 
 
 def test_keys_and_values_follow_their_owner() -> None:

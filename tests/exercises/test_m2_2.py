@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from common import Request
+from common import EngineConfig, Request
 from m2_continuous.scheduler import Scheduler
 from tests.exercises.by_hand import make_request, names, scheduled
 
 
 def make_scheduler(*lengths: int, running: str = "", **config: Any) -> Scheduler:
     """Let prompts of these lengths wait, named 0, 1, …; put the `running` requests into rows."""
-    from common import EngineConfig
-
     scheduler = Scheduler(EngineConfig(max_model_len=100, **config))
     for i, length in enumerate(lengths):
         scheduler.add_request(make_request(f"{i}", length))
@@ -29,36 +27,38 @@ def run(scheduler: Scheduler, request: Request) -> None:
     scheduler.running.append(request)
 
 
-def test_prompts_that_fit_join_in_one_step() -> None:
-    scheduler = make_scheduler(5, 3, 8)
-    got = scheduled(scheduler.schedule())
-    assert got == [("0", 5), ("1", 3), ("2", 8)], (
-        f"three prompts wait and all fit into the step: each is computed whole; scheduled {got}"
-    )
+# Why: the prompts that wait, the requests that run, the configuration, and what a step computes.
+CASES: dict[str, tuple[list[int], str, dict[str, int], list[tuple[str, int]]]] = {
+    "all prompts fit, and each is computed whole": (
+        [5, 3, 8], "", {}, [("0", 5), ("1", 3), ("2", 8)],
+    ),
+    "a prompt can join: the step is only its prefill": ([4], "A B", {}, [("0", 4)]),
+    "one token of each running request": ([], "A B C", {}, [("A", 1), ("B", 1), ("C", 1)]),
+    "two of four rows are free": ([2] * 3, "A B", {"max_num_seqs": 4}, [("0", 2), ("1", 2)]),
+    "I5: no row is free, so the others decode": (
+        [2], "A B", {"max_num_seqs": 2}, [("A", 1), ("B", 1)],
+    ),
+    "I5: a prompt may take the whole budget": (
+        [20], "", {"max_num_batched_tokens": 20}, [("0", 20)],
+    ),
+    "I5: 1 does not fit, and 2 must not overtake it": (
+        [10, 20, 1], "", {"max_num_batched_tokens": 20}, [("0", 10)],
+    ),
+    "no request waits or runs": ([], "", {}, []),
+}  # fmt: skip
 
 
-def test_a_request_that_joins_runs_and_owns_a_row() -> None:
-    scheduler = make_scheduler(5, 3)
-    scheduler.schedule()
-    assert (names(scheduler.running), names(scheduler.waiting)) == ("0 1", "none"), (
-        f"I3: a live request waits or runs: {names(scheduler.running)} run, "
-        f"{names(scheduler.waiting)} wait"
-    )
+@pytest.mark.parametrize("why", CASES)
+def test_which_requests_a_step_computes(why: str) -> None:
+    """Prompts of these lengths wait, named 0, 1, …; A, B and C run."""
+    lengths, running, config, expected = CASES[why]
+    scheduler = make_scheduler(*lengths, running=running, **config)
+    waiting = list(scheduler.waiting)
+    assert scheduled(scheduler.schedule()) == expected, why
+    refused = [request for request in waiting if request not in scheduler.running]
+    assert list(scheduler.waiting) == refused, "I3: a live request waits or runs"
+    assert all(request.row is None for request in refused), "I3: a waiting request has no row"
     scheduler.check_invariants()
-
-
-def test_a_prompt_goes_before_decode() -> None:
-    scheduler = make_scheduler(4, running="A B")
-    got = scheduled(scheduler.schedule())
-    assert got == [("0", 4)], (
-        f"A and B decode, and a prompt can join: the step is only its prefill; scheduled {got}"
-    )
-
-
-def test_all_running_requests_decode_when_none_waits() -> None:
-    scheduler = make_scheduler(running="A B C")
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 1), ("B", 1), ("C", 1)], f"one token of each running request, not {got}"
 
 
 def test_decode_follows_the_rows() -> None:
@@ -67,62 +67,14 @@ def test_decode_follows_the_rows() -> None:
     a, b, c = scheduler.kv_cache.rows
     scheduler.kv_cache.rows[:] = [a, c, b]  # as after a row was freed and the last one moved
     b.row, c.row = 2, 1
-    got = names(scheduler.schedule().requests)
-    assert got == "A C B", f"I2: rows 0, 1, 2 belong to A, C, B, but the batch is {got}"
-
-
-def test_free_rows_bound_how_many_requests_join() -> None:
-    scheduler = make_scheduler(2, 2, 2, running="A B", max_num_seqs=4)
-    got = names(scheduler.schedule().requests)
-    assert got == "0 1", f"two of four rows are free: requests 0 and 1 join, not {got}"
-    assert names(scheduler.waiting) == "2", f"request 2 still waits, not {names(scheduler.waiting)}"
-
-
-def test_without_a_free_row_the_step_decodes() -> None:
-    scheduler = make_scheduler(2, running="A B", max_num_seqs=2)
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 1), ("B", 1)], (
-        f"I5: no row is free, so the running requests must advance; scheduled {got}"
-    )
+    assert names(scheduler.schedule().requests) == "A C B", "I2: rows 0, 1, 2 belong to A, C, B"
 
 
 @pytest.mark.parametrize("lengths", [(10, 2, 2), (2, 2, 10), (2, 10, 2)], ids=str)
-def test_the_token_budget_counts_padding(lengths: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(("budget", "count"), [(29, 2), (30, 3)])
+def test_the_token_budget_counts_padding(lengths: tuple[int, ...], budget: int, count: int) -> None:
     """Prompts of 10, 2 and 2 tokens are computed as three rows of 10 positions, in any order."""
-    for budget, count in ((29, 2), (30, 3)):
-        scheduler = make_scheduler(*lengths, max_num_batched_tokens=budget)
-        got = len(scheduler.schedule().requests)
-        assert got == count, (
-            f"prompts of {lengths} tokens padded to 10 are 30 positions; within "
-            f"max_num_batched_tokens={budget}, {count} join, not {got}"
-        )
-
-
-def test_no_request_overtakes_another() -> None:
-    scheduler = make_scheduler(10, 20, 1, max_num_batched_tokens=20)
-    got = names(scheduler.schedule().requests)
-    assert got == "0", (
-        f"I5: 1 does not fit beside 0; 2 would fit, but came later: only 0 joins, not {got}"
+    scheduler = make_scheduler(*lengths, max_num_batched_tokens=budget)
+    assert len(scheduler.schedule().requests) == count, (
+        f"three prompts padded to 10 are 30 positions; max_num_batched_tokens={budget}"
     )
-    assert names(scheduler.waiting) == "1 2", (
-        f"I5: the queue must be 1 2, not {names(scheduler.waiting)}"
-    )
-
-
-def test_a_request_that_does_not_join_is_untouched() -> None:
-    scheduler = make_scheduler(10, 20, max_num_batched_tokens=20)
-    scheduler.schedule()
-    refused = scheduler.waiting[0]
-    assert refused.row is None, f"I3: request 1 still waits, but was given row {refused.row}"
-    scheduler.check_invariants()
-
-
-def test_one_prompt_may_take_the_whole_budget() -> None:
-    scheduler = make_scheduler(20, max_num_batched_tokens=20)
-    got = scheduled(scheduler.schedule())
-    assert got == [("0", 20)], f"I5: 20 tokens fit into a budget of 20; scheduled {got}"
-
-
-def test_an_idle_scheduler_schedules_no_request() -> None:
-    got = scheduled(make_scheduler().schedule())
-    assert got == [], f"no request waits or runs; scheduled {got}"

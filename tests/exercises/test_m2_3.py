@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from common import EngineConfig, Request
+import pytest
+
+from common import EngineConfig, FinishReason, Request
 from m2_continuous.schedule_batch import ScheduleBatch
 from m2_continuous.scheduler import Scheduler
 from tests.exercises.by_hand import make_request, names
+from tests.exercises.test_m2_2 import run
 
 
 def state(running: str = "", waiting: str = "", joined: str = "") -> Scheduler:
@@ -15,18 +18,12 @@ def state(running: str = "", waiting: str = "", joined: str = "") -> Scheduler:
     """
     scheduler = Scheduler(EngineConfig(max_model_len=100, max_num_seqs=8))
     for name in running.split():
-        give_row(scheduler, make_request(name, 5, output=1, computed=5))
+        run(scheduler, make_request(name, 5, output=1, computed=5))
     for name in joined.split():
-        give_row(scheduler, make_request(name, 3))
+        run(scheduler, make_request(name, 3))
     for name in waiting.split():
         scheduler.add_request(make_request(name, 4))
     return scheduler
-
-
-def give_row(scheduler: Scheduler, request: Request) -> None:
-    request.row = len(scheduler.kv_cache.rows)
-    scheduler.kv_cache.rows.append(request)
-    scheduler.running.append(request)
 
 
 def show(scheduler: Scheduler) -> tuple[str, str, str]:
@@ -38,45 +35,26 @@ def of(scheduler: Scheduler, name: str) -> Request:
     return next(request for request in live if request.request_id == name)
 
 
-def test_a_waiting_request_leaves_the_queue_and_nothing_else() -> None:
-    scheduler = state(running="A B", waiting="X Y Z")
-    scheduler.finish_request(of(scheduler, "Y"), "abort")
-    assert show(scheduler) == ("A B", "X Z", "A B"), (
-        f"Y waited: running, waiting and rows are A B, X Z, A B now; got {show(scheduler)}"
-    )
-    moves = scheduler.kv_cache.moves
-    assert not moves, f"Y had no row, so nothing moves; `moves` is {moves}"
+# Why: what runs, waits and ends; running, waiting and rows after that, and the moves.
+ENDS = {
+    "Y waited and had no row": ("A B", "X Y Z", "Y", ("A B", "X Z", "A B"), []),
+    "I3: C had the last row": ("A B C", "X", "C", ("A B", "X", "A B"), []),
+    "I3: C moves to A's row, and B is still older": (
+        "A B C", "", "A", ("B C", "none", "C B"), [(2, 0, 5)],
+    ),
+}  # fmt: skip
 
 
-def test_a_running_request_gives_its_row_back() -> None:
-    scheduler = state(running="A B C", waiting="X")
-    scheduler.finish_request(of(scheduler, "C"), "abort")
-    assert show(scheduler) == ("A B", "X", "A B"), (
-        f"I3: C has ended: running, waiting and rows are A B, X, A B now; got {show(scheduler)}"
-    )
-
-
-def test_the_runner_is_told_which_row_moves() -> None:
-    scheduler = state(running="A B C")
-    scheduler.finish_request(of(scheduler, "A"), "abort")
-    moves = [tuple(move) for move in scheduler.kv_cache.moves]
-    assert moves == [(2, 0, 5)], (
-        f"A left row 0, and C's 5 tokens move there from row 2: Move(2, 0, 5), not {moves}"
-    )
-    assert show(scheduler) == ("B C", "none", "C B"), (
-        f"I3: running is B C, in order of arrival, and the rows are C B; got {show(scheduler)}"
-    )
-
-
-def test_a_request_that_has_ended_says_why() -> None:
-    scheduler = state(running="A", waiting="X")
-    a, x = of(scheduler, "A"), of(scheduler, "X")
-    scheduler.finish_request(a, "length")
-    scheduler.finish_request(x, "abort")
-    got = a.finish_reason, x.finish_reason
-    assert got == ("length", "abort"), (
-        f"A ended by length, and X was aborted: `finish_reason` must say so, not {got}"
-    )
+@pytest.mark.parametrize("why", ENDS)
+@pytest.mark.parametrize("reason", ["length", "abort"])
+def test_a_request_that_has_ended_leaves(why: str, reason: FinishReason) -> None:
+    running, waiting, name, expected, moves = ENDS[why]
+    scheduler = state(running, waiting)
+    request = of(scheduler, name)
+    scheduler.finish_request(request, reason)
+    assert show(scheduler) == expected, f"{why}: running, waiting, and rows"
+    assert [tuple(move) for move in scheduler.kv_cache.moves] == moves, "source, target, tokens"
+    assert request.finish_reason == reason, "a request that has ended says why"
 
 
 def test_a_request_that_is_sent_back_waits_before_all_others() -> None:
@@ -85,47 +63,39 @@ def test_a_request_that_is_sent_back_waits_before_all_others() -> None:
     tokens = list(b.token_ids)
     scheduler.send_back(b)
     assert show(scheduler) == ("A C", "B X", "A C"), (
-        f"I5: B came before X, and waits before X, without a row; got {show(scheduler)}"
+        "I5: B came before X, and waits before X, without a row"
     )
     assert (b.row, b.num_computed_tokens, b.token_ids) == (None, 0, tokens), (
         f"I3: B has no row, and none of its tokens counts as computed; it keeps its tokens: {b}"
     )
     moves = [tuple(move) for move in scheduler.kv_cache.moves]
-    assert moves == [(2, 1, 5)], f"C's 5 tokens move from row 2 to B's row 1, not {moves}"
+    assert moves == [(2, 1, 5)], "C's 5 tokens move from row 2 to B's row 1"
     scheduler.check_invariants()
 
 
 def test_a_failed_prefill_waits_again_at_the_head() -> None:
     """The requests wait in order of arrival, before the requests that came later."""
     scheduler = state(joined="0 1 2", waiting="X Y")
-    scheduler.undo(ScheduleBatch(list(scheduler.running), [3, 3, 3]))
-    assert show(scheduler) == ("none", "0 1 2 X Y", "none"), (
-        f"I5: 0 1 2 came before X Y, and wait before them, without rows; got {show(scheduler)}"
-    )
-
-
-def test_a_failed_prefill_leaves_nothing_behind() -> None:
-    scheduler = state(joined="0 1")
     joined = list(scheduler.running)
-    scheduler.undo(ScheduleBatch(joined, [3, 3]))
-    rows = [request.row for request in joined]
-    assert rows == [None, None], f"I3: a waiting request has no row; `row` is {rows}"
+    scheduler.undo(ScheduleBatch(joined, [3, 3, 3]))
+    assert show(scheduler) == ("none", "0 1 2 X Y", "none"), (
+        "I5: 0 1 2 came before X Y, and wait before them, without rows"
+    )
+    assert [request.row for request in joined] == [None] * 3, "I3: a waiting request has no row"
     scheduler.check_invariants()
 
 
 def test_a_failed_prefill_does_not_touch_running_requests() -> None:
     scheduler = state(running="A B", joined="0 1", waiting="X")
     scheduler.undo(ScheduleBatch(scheduler.running[2:], [3, 3]))
-    assert show(scheduler) == ("A B", "0 1 X", "A B"), (
-        f"A and B were not part of the failed step; got {show(scheduler)}"
-    )
+    assert show(scheduler) == ("A B", "0 1 X", "A B"), "A and B were not part of the failed step"
     computed = [request.num_computed_tokens for request in scheduler.running]
-    assert computed == [5, 5], f"A and B keep their 5 computed tokens each: {computed}"
+    assert computed == [5, 5], "A and B keep their 5 computed tokens each"
 
 
 def test_a_failed_decode_is_simply_repeated() -> None:
     scheduler = state(running="A B", waiting="X")
     scheduler.undo(ScheduleBatch(list(scheduler.running), [1, 1]))
     assert show(scheduler) == ("A B", "X", "A B"), (
-        f"the keys and values of A and B are good: both still run; got {show(scheduler)}"
+        "the keys and values of A and B are good: both still run"
     )

@@ -55,65 +55,55 @@ PROMPTS = ([11, 12, 13], [21], [31, 32, 33, 34, 35])
 
 
 def test_prompts_are_padded_on_the_right() -> None:
-    ids = prefill(*PROMPTS).input_ids
-    assert tuple(ids.shape) == (3, 5), (
-        f"3 prompts, the longest has 5 tokens: (3, 5), not {tuple(ids.shape)}"
-    )
-    got = [ids[i, : len(prompt)].tolist() for i, prompt in enumerate(PROMPTS)]
-    assert got == list(PROMPTS), f"row i must begin with prompt i: {got}"
-    assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), (
-        f"padding is fed too, so it must be valid tokens: {ids}"
-    )
-
-
-def test_a_position_is_the_number_of_tokens_before_it() -> None:
-    positions = prefill(*PROMPTS).position_ids
+    inputs = prefill(*PROMPTS)
+    ids, positions = inputs.input_ids, inputs.position_ids.expand(3, -1)
+    assert tuple(ids.shape) == (3, 5), "3 prompts, the longest has 5 tokens"
     for i, prompt in enumerate(PROMPTS):
-        got = positions.expand(3, -1)[i, : len(prompt)].tolist()
-        assert got == list(range(len(prompt))), (
-            f"I1: prompt {i} has {len(prompt)} tokens; positions are {got}"
+        assert ids[i, : len(prompt)].tolist() == prompt, f"row {i} must begin with prompt {i}"
+        assert positions[i, : len(prompt)].tolist() == list(range(len(prompt))), (
+            f"I1: the position of a token in prompt {i} is the number of tokens before it"
         )
+    assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), "padding is fed too: it must be valid tokens"
 
 
 def test_a_decode_feeds_the_newest_token_at_its_position() -> None:
     inputs = decode(3, 7, 1)
-    assert inputs.input_ids.tolist() == [[100]] * 3, (
-        f"the newest token of each request is 100: {inputs.input_ids}"
-    )
-    got = inputs.position_ids.flatten().tolist()
-    assert got == [3, 7, 1], f"I1: 3, 7 and 1 tokens come before the fed ones; positions are {got}"
+    assert inputs.input_ids.tolist() == [[100]] * 3, "the newest token of each request is 100"
+    positions = inputs.position_ids.flatten().tolist()
+    assert positions == [3, 7, 1], "I1: 3, 7 and 1 tokens come before the fed ones"
 
 
 def test_each_request_is_sampled_at_its_own_last_token() -> None:
     """The last column is padding for all prompts but the longest."""
-    got = prefill(*PROMPTS).last_token.tolist()
-    assert got == [2, 0, 4], f"prompts of 3, 1 and 5 tokens end at index 2, 0 and 4; got {got}"
+    last = prefill(*PROMPTS).last_token.tolist()
+    assert last == [2, 0, 4], "prompts of 3, 1 and 5 tokens end at index 2, 0 and 4"
     assert decode(3, 7).last_token.tolist() == [0, 0], "in a decode each request has one token"
 
 
 def test_rows_are_the_owners_rows() -> None:
     """A joining request is first in its batch, but its row lies behind the rows in use."""
-    got = prefill(*PROMPTS, rows=[4, 5, 2]).rows.tolist()
-    assert got == [4, 5, 2], f"the requests of the batch own rows 4, 5, 2; got {got}"
+    rows = prefill(*PROMPTS, rows=[4, 5, 2]).rows.tolist()
+    assert rows == [4, 5, 2], "these are the rows that the requests own, in the order of the batch"
 
 
 def test_the_context_reaches_to_the_longest_request() -> None:
-    for inputs, expected in ((prefill(*PROMPTS), 5), (decode(3, 7, 1), 8), (decode(1), 2)):
-        got, width = inputs.longest_context, inputs.attention_mask.shape[-1]
-        assert (got, width) == (expected, expected), (
-            f"the longest request has {expected} tokens after this step: longest_context is "
-            f"{got}, and the mask is {width} wide"
+    for inputs, longest in ((prefill(*PROMPTS), 5), (decode(3, 7, 1), 8), (decode(1), 2)):
+        widths = inputs.longest_context, inputs.attention_mask.shape[-1]
+        assert widths == (longest, longest), (
+            f"after this step the longest request has {longest} tokens: the longest context, and "
+            "the width of the mask"
         )
 
 
 def test_a_prompt_token_sees_itself_and_what_is_before_it() -> None:
-    inputs = prefill(*PROMPTS)
-    for i, prompt in enumerate(PROMPTS):
-        for token in range(len(prompt)):
-            got = sees(inputs, i, token)
-            assert got == list(range(token + 1)), (
-                f"I2: token {token} of prompt {i} sees slots 0 to {token}; its mask shows {got}"
-            )
+    """Prompts of one token, too: they look like a decode, but have no past."""
+    for prompts in (PROMPTS, ([11], [21])):
+        inputs = prefill(*prompts)
+        for i, prompt in enumerate(prompts):
+            for token in range(len(prompt)):
+                assert sees(inputs, i, token) == list(range(token + 1)), (
+                    f"I2: token {token} of prompt {i} sees slots 0 to {token}"
+                )
 
 
 @pytest.mark.parametrize("computed", [(3, 7, 1), (5, 5), (1,), (1, 30)], ids=str)
@@ -121,17 +111,6 @@ def test_a_decode_sees_its_own_past_only(computed: tuple[int, ...]) -> None:
     """The slots behind a short context contain tokens of an earlier owner of the row."""
     inputs = decode(*computed)
     for i, n in enumerate(computed):
-        got = sees(inputs, i, 0)
-        assert got == list(range(n + 1)), (
-            f"I2: request {i} of {computed} cached tokens sees slots 0 to {n}; its mask shows {got}"
+        assert sees(inputs, i, 0) == list(range(n + 1)), (
+            f"I2: request {i} of {computed} cached tokens sees slots 0 to {n}"
         )
-
-
-def test_prompts_of_one_token() -> None:
-    """A prefill that looks like a decode: each request has one token, and no past."""
-    inputs = prefill([11], [21])
-    assert inputs.position_ids.expand(2, -1).tolist() == [[0], [0]], (
-        f"I1: a first token is at position 0: {inputs.position_ids.tolist()}"
-    )
-    got = [sees(inputs, i, 0) for i in range(2)]
-    assert got == [[0], [0]], f"I2: each token sees only itself: {got}"

@@ -10,84 +10,84 @@ from common.hf.support import LayerKV
 from m2_continuous.kv_cache import Move
 from m2_continuous.kv_pool import KVPool
 
+PREFILL = ([2, 0], [[0, 1, 2]] * 2, 3)  # rows, positions, longest context
+DECODE = ([0, 1, 2], [[4], [1], [7]], 8)  # contexts of 5, 2 and 8 tokens
 ROWS, TOKENS, HEADS, KEY_DIM, VALUE_DIM = 4, 10, 3, 4, 2
 JUNK = 1e6
 
 
 @pytest.fixture
 def pool() -> KVPool:
-    """A pool of two layers. Each number in it is different, as if other requests had used it."""
-    layer = LayerKV(HEADS, KEY_DIM, VALUE_DIM)
-    config = EngineConfig(max_num_seqs=ROWS, max_model_len=TOKENS)
-    pool = KVPool([layer, layer], config, torch.float32, torch.device("cpu"))
+    """A pool in which each number is different, as if other requests had used it."""
+    pool = make_pool()
     for memory in (*pool.keys, *pool.values):
         memory.copy_(JUNK + torch.arange(memory.numel()).view_as(memory))
     return pool
 
 
+def make_pool() -> KVPool:
+    """Return a pool of two layers, with four rows of ten tokens."""
+    layer = LayerKV(HEADS, KEY_DIM, VALUE_DIM)
+    config = EngineConfig(max_num_seqs=ROWS, max_model_len=TOKENS)
+    return KVPool([layer, layer], config, torch.float32, torch.device("cpu"))
+
+
 def step(
-    pool: KVPool, rows: list[int], positions: list[list[int]], context: int, layer: int = 0
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Call `update` of a layer with random keys and values; return the arguments and the result."""
+    pool: KVPool, rows: list[int], positions: list[list[int]], context: int, layer: int = 0,
+    numbers: torch.Generator | None = None,
+) -> list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]]:  # fmt: skip
+    """Call `update` of a layer with random keys and values.
+
+    Return for keys and for values: the name, what was given, what was returned, the memory.
+    """
     pool.begin_step(torch.tensor(rows), torch.tensor(positions), context)
     shape = (len(rows), HEADS, len(positions[0]))
-    key, value = torch.randn(*shape, KEY_DIM), torch.randn(*shape, VALUE_DIM)
-    return (key, value), pool.update(key.clone(), value.clone(), layer)
-
-
-def both(pool: KVPool, layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    return pool.keys[layer], pool.values[layer]
+    new = [torch.randn(*shape, dim, generator=numbers) for dim in (KEY_DIM, VALUE_DIM)]
+    returned = pool.update(new[0].clone(), new[1].clone(), layer)
+    memory = pool.keys[layer], pool.values[layer]
+    return list(zip(("keys", "values"), new, returned, memory, strict=True))
 
 
 def test_a_prefill_attends_to_itself(pool: KVPool) -> None:
     """The joining requests have no tokens in the cache; old tokens lie in their rows."""
-    new, returned = step(pool, [2, 0], [[0, 1, 2]] * 2, context=3)
-    for name, a, b in zip(("keys", "values"), new, returned, strict=True):
-        assert b.shape == a.shape and torch.equal(a, b), (
-            f"I2: a prefill of 2 x 3 tokens gets exactly its own {name} back, not {tuple(b.shape)}"
+    for name, new, returned, memory in step(pool, *PREFILL):
+        assert returned.shape == new.shape and torch.equal(new, returned), (
+            f"I2: a prefill of 2 x 3 tokens gets exactly its own {name} back"
         )
-
-
-def test_a_prefill_is_stored_in_its_owners_rows(pool: KVPool) -> None:
-    new, _ = step(pool, [2, 0], [[0, 1, 2]] * 2, context=3)
-    for name, memory, tokens in zip(("keys", "values"), both(pool), new, strict=True):
         for i, row in enumerate((2, 0)):
-            assert torch.equal(memory[row, :, :3], tokens[i]), (
+            assert torch.equal(memory[row, :, :3], new[i]), (
                 f"I1: {name} of request {i}, which owns row {row}, go to slots 0 to 2 of that row"
             )
 
 
 def test_a_decode_is_stored_at_its_own_position(pool: KVPool) -> None:
     """The contexts are different: 5, 2 and 8 tokens."""
-    new, _ = step(pool, [0, 1, 2], [[4], [1], [7]], context=8)
-    for name, memory, tokens in zip(("keys", "values"), both(pool), new, strict=True):
+    for name, new, _, memory in step(pool, *DECODE):
         for row, position in enumerate((4, 1, 7)):
-            assert torch.equal(memory[row, :, position], tokens[row, :, 0]), (
+            assert torch.equal(memory[row, :, position], new[row, :, 0]), (
                 f"I1: {name} of the new token of row {row} go to slot {position}, its position"
             )
 
 
 def test_a_decode_attends_to_all_rows_up_to_the_longest_context(pool: KVPool) -> None:
-    _, returned = step(pool, [0, 1, 2], [[4], [1], [7]], context=8)
-    for name, memory, got in zip(("keys", "values"), both(pool), returned, strict=True):
-        assert torch.equal(got, memory[:3, :, :8]), (
+    for name, _, returned, memory in step(pool, *DECODE):
+        assert torch.equal(returned, memory[:3, :, :8]), (
             f"I1: `update` returns the {name} in slots 0 to 7 of rows 0 to 2, new tokens included: "
-            f"[3, {HEADS}, 8, dim], got {list(got.shape)}"
+            f"[3, {HEADS}, 8, dim], got {list(returned.shape)}"
         )
 
 
 def test_a_decode_copies_nothing(pool: KVPool) -> None:
     """A copy of the cache in every layer of every step would cost more than the attention."""
-    _, returned = step(pool, [0, 1], [[4], [1]], context=5)
-    for name, memory, got in zip(("keys", "values"), both(pool), returned, strict=True):
-        assert got.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr(), (
+    for name, _, returned, memory in step(pool, *DECODE):
+        assert returned.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr(), (
             f"a decode attends to a view of the pool, but these {name} are a copy"
         )
 
 
 @pytest.mark.parametrize(
     ("rows", "positions", "context"),
-    [([2, 0], [[0, 1, 2]] * 2, 3), ([0, 1, 2], [[4], [1], [7]], 8), ([3], [[0]], 1)],
+    [PREFILL, DECODE, ([3], [[0]], 1)],
     ids=["prefill", "decode", "prompt of one token"],
 )
 def test_no_other_slot_is_touched(

@@ -21,10 +21,8 @@ PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(ran
 def make_engine(**config: Any) -> Any:
     """Return an engine on tiny-llama, which is audited after each step."""
     engine: Any = build_engine("m2_continuous", **config)
-    outputs = update(engine, [], [], [])
-    assert outputs == [] and engine.stats().num_steps == 0, (
-        "an empty batch gives no outputs and does not count as a step"
-    )
+    assert update(engine, [], [], []) == [], "an empty batch gives no outputs"
+    assert engine.stats().num_steps == 0, "an empty batch does not count as a step"
     return engine
 
 
@@ -60,9 +58,16 @@ def running(engine: Any, lengths: dict[str, int], max_tokens: int = 9) -> list[R
     return requests
 
 
-def do_moves(engine: Any) -> None:
-    """Let the runner move rows, as it does before the next forward."""
-    engine.core.runner.run(ScheduleBatch([], []), engine.core.scheduler.kv_cache.moves)
+def assert_moved(engine: Any, request: Request, origin: int) -> None:
+    """Require that a row has the numbers of the row `origin`, in every layer."""
+    pool, count = engine.core.runner.kv_pool, request.num_computed_tokens
+    expected = torch.tensor([origin + position / 100 for position in range(count)])
+    for memory in (*pool.keys, *pool.values):
+        got = memory[request.row, 0, :count, 0]
+        assert torch.allclose(got, expected), (
+            f"I2: the {count} computed tokens of {request.request_id} were {expected} in row "
+            f"{origin}; row {request.row} has {got}"
+        )
 
 
 def abort_all(engine: Any) -> None:
@@ -75,64 +80,42 @@ def test_each_request_gets_its_token() -> None:
     requests = running(engine, {"A": 4, "B": 6, "C": 5})
     outputs = update(engine, requests, [1, 1, 1], [21, 22, 23])
     got = {output.request.request_id: output.request.token_ids[-1] for output in outputs}
-    assert got == {"A": 21, "B": 22, "C": 23}, f"A, B and C get tokens 21, 22 and 23: {got}"
-    assert not any(output.finish_reason for output in outputs), (
-        "none of the requests has reached its end"
-    )
+    assert got == {"A": 21, "B": 22, "C": 23}, "A, B and C get tokens 21, 22 and 23"
+    assert not any(output.finish_reason for output in outputs), "none has reached its end"
     computed = [request.num_computed_tokens for request in requests]
-    assert computed == [4, 6, 5], f"each has one more computed token, 4, 6 and 5 now: {computed}"
+    assert computed == [4, 6, 5], "each has one more computed token"
     abort_all(engine)
 
 
 def test_the_counters_tell_prompts_from_decodes_and_padding() -> None:
+    """Prompts of 3 and 8 tokens are padded to 8. Then both requests decode."""
     engine = make_engine()
     requests = running(engine, {"A": 4, "B": 9})
-    for request in requests:  # a prefill: prompts of 3 and 8 tokens, nothing computed
+    for request in requests:
         request.token_ids.pop()
         request.num_computed_tokens = 0
     update(engine, requests, [3, 8], [21, 22])
     update(engine, requests, [1, 1], [23, 24])
     s = engine.stats()
-    got = (s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens)
-    assert got == (2, 11, 2, 5), (
-        "prompts of 3 and 8 tokens padded to 8, then a decode of two requests: 2 steps, 11 prompt "
-        f"tokens, 2 decode tokens, 5 padding tokens; counted {got}"
-    )
+    counted = (s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens)
+    assert counted == (2, 11, 2, 5), "2 steps; 11 prompt tokens, 2 decode tokens, 5 padding tokens"
     abort_all(engine)
-
-
-def test_a_request_that_ends_leaves_and_its_row_is_filled() -> None:
-    engine = make_engine()
-    a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
-    a.max_num_tokens = 5
-    outputs = update(engine, requests, [1, 1, 1], [21, 22, 23])
-    finals = [output.request.request_id for output in outputs if output.finish_reason]
-    assert finals == ["A"], f"A has reached its limit of 5 tokens; finished requests: {finals}"
-    scheduler = engine.core.scheduler
-    assert scheduler.kv_cache.rows == [c, b] and scheduler.running == [b, c], (
-        "I3: A left row 0, and C must have moved there"
-    )
-    scheduler.check_invariants()
-    engine.close()
 
 
 def test_a_moved_row_brings_the_token_of_this_step_along() -> None:
     """A ends in the step that stores C's fifth token: C moves with five tokens, not with four."""
     engine = make_engine()
-    a, _, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
+    a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     a.max_num_tokens = 5
-    update(engine, requests, [1, 1, 1], [21, 22, 23])
-    do_moves(engine)
-    expected = [round(2 + p / 100, 2) for p in range(5)]
-    for name, memories in (
-        ("keys", engine.core.runner.kv_pool.keys),
-        ("values", engine.core.runner.kv_pool.values),
-    ):
-        for layer, memory in enumerate(memories):
-            got = [round(x, 2) for x in memory[0, 0, : c.num_computed_tokens, 0].tolist()]
-            assert got == expected, (
-                f"I2: C's 5 {name} of layer {layer} were {expected} in row 2; row 0 has {got}"
-            )
+    outputs = update(engine, requests, [1, 1, 1], [21, 22, 23])
+    finals = [output.request.request_id for output in outputs if output.finish_reason]
+    assert finals == ["A"], "A has reached its limit of 5 tokens"
+    scheduler = engine.core.scheduler
+    assert scheduler.kv_cache.rows == [c, b], "I3: A left row 0, and C must have moved there"
+    assert scheduler.running == [b, c], "I3: A has ended"
+    scheduler.check_invariants()
+    engine.core.runner.run(ScheduleBatch([], []), scheduler.kv_cache.moves)
+    assert_moved(engine, c, origin=2)
     abort_all(engine)
 
 
@@ -141,18 +124,11 @@ def test_several_may_end_in_one_step() -> None:
     a, b, c, d = requests = running(engine, {"A": 4, "B": 6, "C": 5, "D": 7})
     a.max_num_tokens, d.max_num_tokens = 5, 8
     update(engine, requests, [1] * 4, [21, 22, 23, 24])
-    assert set(engine.core.scheduler.kv_cache.rows) == {b, c}, (
-        "I3: A and D have ended, and only B and C own rows"
-    )
-    do_moves(engine)
+    kv_cache = engine.core.scheduler.kv_cache
+    assert set(kv_cache.rows) == {b, c}, "I3: A and D have ended, and only B and C own rows"
+    engine.core.runner.run(ScheduleBatch([], []), kv_cache.moves)
     for request, origin in ((b, 1), (c, 2)):
-        keys = engine.core.runner.kv_pool.keys[1]
-        memory = keys[request.row, 0, : request.num_computed_tokens, 0]
-        got = [round(x, 2) for x in memory.tolist()]
-        expected = [round(origin + p / 100, 2) for p in range(request.num_computed_tokens)]
-        assert got == expected, (
-            f"I2: row {request.row} of {request.request_id} has {got}, not {expected}"
-        )
+        assert_moved(engine, request, origin)
     abort_all(engine)
 
 
@@ -171,27 +147,23 @@ def test_a_failed_step_is_undone(
         engine.core.step()
     scheduler = engine.core.scheduler
     got = names(scheduler.running), names(scheduler.waiting), names(scheduler.kv_cache.rows)
-    assert got == ("A", "X Y", "A"), (
-        f"I3: the prefill of X and Y failed: they wait again, without rows; running, waiting and "
-        f"rows are {got}"
-    )
+    assert got == ("A", "X Y", "A"), "I3: the prefill failed: X and Y wait again, without rows"
     assert isinstance(caught.value, ForwardError), (
         f"the shell must get a ForwardError with the requests, not {caught.value!r}"
     )
-    assert names(caught.value.requests) == "X Y", f"X and Y: {names(caught.value.requests)}"
+    assert names(caught.value.requests) == "X Y", "the error names the requests of the step"
     engine.close()
 
 
 def test_after_a_failed_forward_all_requests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
-    for i, prompt in enumerate(PROMPTS[:3]):
-        engine.add_request(prompt, greedy(6), f"{i}")
+    for prompt in PROMPTS[:3]:
+        engine.add_request(prompt, greedy(6))
     engine.step()
     break_next_forward(engine, monkeypatch)
     assert engine.step() == [], "the forward failed: no request got a token"
-    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
-    for i in range(3):
-        assert_one_answer("tiny-llama", finals[f"{i}"], 6)
+    for outputs in drain(engine).values():
+        assert_one_answer("tiny-llama", outputs[-1], 6)
     assert_idle(engine)
 
 
@@ -201,30 +173,25 @@ def test_after_a_failed_forward_all_requests_go_on(monkeypatch: pytest.MonkeyPat
 def test_one_answer_in_any_company(config: dict[str, int]) -> None:
     """Rows are freed in the middle and prompts differ in length: the tokens are Hugging Face's."""
     engine = make_engine(**config)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(prompt, greedy(3 + 2 * i), f"{i}")
-    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
-    for i in range(len(PROMPTS)):
-        assert_one_answer("tiny-llama", finals[f"{i}"], 3 + 2 * i)
+    params = [greedy(3 + 2 * i) for i in range(len(PROMPTS))]
+    for output, one in zip(engine.generate(PROMPTS, params), params, strict=True):
+        assert_one_answer("tiny-llama", output, one.max_tokens)
     assert_idle(engine)
 
 
 def test_a_sampled_answer_does_not_depend_on_its_neighbours() -> None:
     params = [SamplingParams(max_tokens=6, temperature=0.9, seed=i) for i in range(4)]
     together = make_engine().generate(PROMPTS[:4], params)
-    alone = [
-        make_engine().generate(prompt, p)[0] for prompt, p in zip(PROMPTS, params, strict=False)
-    ]
-    got, expected = ([o.outputs[0].token_ids for o in outputs] for outputs in (together, alone))
-    assert got == expected, f"I2: batched {got}, one by one {expected}"
+    for prompt, one, output in zip(PROMPTS, params, together, strict=False):
+        (alone,) = make_engine().generate(prompt, one)
+        assert output.outputs[0].token_ids == alone.outputs[0].token_ids, "I2: batched, and alone"
 
 
 def test_sixteen_requests_take_the_steps_of_one() -> None:
     """The lesson, counted: 16 answers of 8 tokens take 8 forwards. One by one they take 128."""
     engine = make_engine(max_num_seqs=16)
     engine.generate([[i + 1, 2, 3] for i in range(16)], greedy(8, ignore_eos=True))
-    got = engine.stats().num_steps
-    assert got == 8, f"one prefill and seven decodes for all requests, not {got} forwards"
+    assert engine.stats().num_steps == 8, "one prefill and seven decodes for all requests"
 
 
 def test_a_request_joins_while_others_run() -> None:
@@ -235,4 +202,4 @@ def test_a_request_joins_while_others_run() -> None:
     ends = []
     while engine.has_unfinished_requests():
         ends += [output.request_id for output in engine.step() if output.finished]
-    assert ends == ["second", "first"], f"the second request is shorter and must end first: {ends}"
+    assert ends == ["second", "first"], "the second request is shorter and must end first"

@@ -22,9 +22,11 @@ def manager_with(
     return manager, requests
 
 
-def owned_and_free(manager: KVCacheManager) -> list[int]:
+def assert_each_page_once(manager: KVCacheManager) -> None:
     owned = [page for row in manager.table.rows for page in row]
-    return sorted([*owned, *manager.allocator.free_pages])
+    assert sorted([*owned, *manager.allocator.free_pages]) == list(range(1, 21)), (
+        "I3: each of the 20 pages is owned or free, once"
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 16])
@@ -43,30 +45,14 @@ def test_pages_that_are_held_stay_where_they_are() -> None:
     """The pages contain tokens: a request that grows only appends pages at the end of its row."""
     manager, (a, b) = manager_with("A", "B")
     before: list[int] = []
-    for tokens in range(1, 14):
+    for tokens in sorted([*range(1, 14)] * 2):  # each of them twice: it holds its pages already
         manager.allocate_slots(a, tokens)
         manager.allocate_slots(b, tokens)
         pages = list(manager.pages_of(a))
-        assert pages[: len(before)] == before, (
-            f"I1: A held the pages {before}; with {tokens} tokens its pages are {pages}"
-        )
-        needed = -(-tokens // 4)
-        assert len(pages) == needed, (
-            f"I3: the first {tokens} tokens of A take {needed} of the pages of 4; after "
-            f"allocate_slots(A, {tokens}), A holds {pages}"
-        )
+        assert pages[: len(before)] == before, f"I1: A held the pages {before}"
+        assert len(pages) == -(-tokens // 4), f"I3: pages of 4 for the first {tokens} tokens of A"
+        assert_each_page_once(manager)
         before = pages
-
-
-def test_holding_what_is_held_changes_nothing() -> None:
-    manager, (a,) = manager_with("A")
-    manager.allocate_slots(a, 5)
-    pages, free = list(manager.pages_of(a)), manager.num_free_pages
-    for tokens in (5, 6, 8):
-        manager.allocate_slots(a, tokens)
-        assert (manager.pages_of(a), manager.num_free_pages) == (pages, free), (
-            f"{tokens} tokens fit into A's 2 pages {pages}; now it holds {manager.pages_of(a)}"
-        )
 
 
 @pytest.mark.parametrize(("tokens", "left"), [(8, 2), (7, 2), (4, 1), (1, 1), (0, 0)])
@@ -76,13 +62,8 @@ def test_a_request_that_needs_less_gives_its_last_pages_back(tokens: int, left: 
     manager.allocate_slots(a, 13)
     pages = list(manager.pages_of(a))
     manager.free_slots(a, tokens)
-    assert manager.pages_of(a) == pages[:left], (
-        f"I3: A held {pages}; for {tokens} tokens it must keep {pages[:left]}, not "
-        f"{manager.pages_of(a)}"
-    )
-    assert owned_and_free(manager) == list(range(1, 21)), (
-        f"I3: each of the 20 pages is owned or free, once: {owned_and_free(manager)}"
-    )
+    assert manager.pages_of(a) == pages[:left], f"I3: A held {pages}, and needs {left} of them"
+    assert_each_page_once(manager)
 
 
 def test_the_runner_learns_of_every_new_page() -> None:
@@ -96,9 +77,7 @@ def test_the_runner_learns_of_every_new_page() -> None:
         pages = manager.pages_of(request)
         assert request.row is not None
         seen = [mirror.get((request.row, column)) for column in range(len(pages))]
-        assert seen == pages, (
-            f"I1: {request.request_id} holds {pages} for {tokens} tokens; the updates give {seen}"
-        )
+        assert seen == pages, f"I1: the updates of {request.request_id}, which has {tokens} tokens"
 
 
 def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
@@ -106,10 +85,9 @@ def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
     for computed, expected in ((0, 20), (1, 19), (3, 17), (4, 16), (5, 15), (20, 0)):
         manager.allocate_slots(a, computed)
         a.num_computed_tokens = computed
-        got = manager.room(a)
-        assert got == expected, (
+        assert manager.room(a) == expected, (
             f"the pool has 5 pages of 4; A has computed {computed} tokens and holds "
-            f"{len(manager.pages_of(a))} pages: room for {expected} more tokens, not {got}"
+            f"{len(manager.pages_of(a))} pages: room for {expected} more tokens"
         )
 
 
@@ -119,7 +97,7 @@ def test_room_does_not_count_pages_of_others() -> None:
     manager.allocate_slots(b, 12)
     a.num_computed_tokens, b.num_computed_tokens = 5, 12
     got = (manager.room(a), manager.room(b))
-    assert got == (3, 0), f"no page is free; A has 3 unused slots in its last page, B none: {got}"
+    assert got == (3, 0), "no page is free; A has 3 unused slots in its last page, B none"
 
 
 def test_free_gives_back_pages_and_row() -> None:
@@ -127,13 +105,9 @@ def test_free_gives_back_pages_and_row() -> None:
     manager.allocate_slots(a, 9)
     manager.allocate_slots(b, 2)
     manager.free(a)
-    assert a.row is None, f"I3: a freed request has no row, but A's row is {a.row}"
-    assert manager.num_free_pages == 19, (
-        f"I3: B holds 1 of 20 pages, but {manager.num_free_pages} are free"
-    )
-    assert owned_and_free(manager) == list(range(1, 21)), (
-        f"I3: each of the 20 pages is owned or free, once: {owned_and_free(manager)}"
-    )
+    assert a.row is None, "I3: a freed request has no row"
+    assert manager.num_free_pages == 19, "I3: B holds 1 of 20 pages"
+    assert_each_page_once(manager)
     b.num_computed_tokens = 2
     manager.check_invariants([b])
 
@@ -144,13 +118,9 @@ def test_a_row_that_is_given_out_again_begins_empty() -> None:
     manager.free(a)
     newcomer = make_request("N", 5)
     manager.allocate(newcomer)
-    assert manager.pages_of(newcomer) == [], (
-        f"N is new, but holds the pages {manager.pages_of(newcomer)}"
-    )
+    assert manager.pages_of(newcomer) == [], "N is new, and holds no page"
     manager.allocate_slots(newcomer, 1)
-    assert len(manager.pages_of(newcomer)) == 1, (
-        f"I3: one token takes one page, not {manager.pages_of(newcomer)}"
-    )
+    assert len(manager.pages_of(newcomer)) == 1, "I3: one token takes one page"
 
 
 def test_no_page_is_lost_in_a_thousand_steps() -> None:

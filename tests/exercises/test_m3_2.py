@@ -45,14 +45,15 @@ def prepare(*spans: tuple[int, int], prompt: int = 20, page_size: int = 4) -> Mo
 
 
 def test_tokens_lie_one_after_the_other() -> None:
+    """Three requests compute 1, 3 and 2 tokens, and write through rows 0, 1 and 2."""
     inputs = prepare((19, 20), (3, 6), (0, 2))
-    ids, positions = inputs.input_ids.tolist(), inputs.position_ids.tolist()
-    assert ids == [[20, 24, 25, 26, 41, 42]], (
-        f"the 1 + 3 + 2 tokens lie in one list without padding, not {ids}"
-    )
-    assert positions == [[19, 3, 4, 5, 0, 1]], (
-        f"I1: each token has its own position, not {positions}"
-    )
+    meta = inputs.metadata
+    assert inputs.input_ids.tolist() == [[20, 24, 25, 26, 41, 42]], "one list without padding"
+    assert inputs.position_ids.tolist() == [[19, 3, 4, 5, 0, 1]], "I1: each token has its position"
+    assert meta.query_start_loc.tolist() == [0, 1, 4, 6], "each begin, and the end of the last one"
+    assert meta.query_lens_cpu == [1, 3, 2], "the token counts, as a list"
+    slots = [12 * 4 + 3, 5 * 4 + 3, 11 * 4, 11 * 4 + 1, 6 * 4, 6 * 4 + 1]
+    assert meta.slot_mapping.tolist() == slots, f"I2: rows 0, 1 and 2 have the pages {PAGES}"
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])
@@ -63,18 +64,7 @@ def test_a_position_is_in_the_slot_the_table_says(page_size: int) -> None:
     for start, end in sorted((a, b) for a, b in spans if a < b <= last):
         got = prepare((start, end), prompt=80, page_size=page_size).metadata.slot_mapping.tolist()
         expected = [PAGES[0][p // page_size] * page_size + p % page_size for p in range(start, end)]
-        assert got == expected, (
-            f"I1: positions {start} to {end - 1} in pages {PAGES[0]} of size {page_size} are slots "
-            f"{expected}, not {got}"
-        )
-
-
-def test_each_request_writes_through_its_own_row() -> None:
-    got = prepare((19, 20), (3, 6), (0, 2)).metadata.slot_mapping.tolist()
-    expected = [12 * 4 + 3, 5 * 4 + 3, 11 * 4, 11 * 4 + 1, 6 * 4, 6 * 4 + 1]
-    assert got == expected, (
-        f"I2: rows 0, 1 and 2 have pages {PAGES}: the slots are {expected}, not {got}"
-    )
+        assert got == expected, f"I1: positions {start} to {end - 1} in the pages {PAGES[0]}"
 
 
 def test_slots_do_not_overflow_32_bits() -> None:
@@ -84,7 +74,7 @@ def test_slots_do_not_overflow_32_bits() -> None:
     request.row = 1
     runner.inputs.page_table[1, 1] = 200_000_000
     got = runner.inputs.prepare(ScheduleBatch([request], [1], [0])).metadata.slot_mapping.tolist()
-    assert got == [3_200_000_003], f"position 19 is slot 200 000 000 * 16 + 3, not {got}"
+    assert got == [3_200_000_003], "position 19 is slot 200 000 000 * 16 + 3"
 
 
 def test_the_page_table_names_the_rows_of_the_batch() -> None:
@@ -97,41 +87,24 @@ def test_the_page_table_names_the_rows_of_the_batch() -> None:
         runner.inputs.page_table[row, :5] = torch.tensor(PAGES[row])
         requests.append(request)
     table = runner.inputs.prepare(ScheduleBatch(requests, [1, 1], [])).metadata.page_table
-    assert table[0, :3].tolist() == PAGES[2][:3] and table[1, :5].tolist() == PAGES[0], (
-        f"I1: the table must have rows 2 and 0, for 10 and 17 tokens: {table.tolist()}"
-    )
-    assert table.shape == (2, 5), (
-        f"2 requests, and 17 tokens in pages of 4: the table is [2, 5], not {list(table.shape)}"
-    )
+    assert table.shape == (2, 5), "2 requests, and 17 tokens in pages of 4"
+    rows = table[0, :3].tolist(), table[1].tolist()
+    assert rows == (PAGES[2][:3], PAGES[0]), "I1: rows 2 and 0 of the table, for 10 and 17 tokens"
 
 
 def test_the_kernels_get_the_types_that_they_read() -> None:
     """A kernel reads the memory of a tensor as numbers of one size. torch does not convert them."""
     meta = prepare((19, 20), (3, 6)).metadata
-    for name, dtype in (
-        ("slot_mapping", torch.int64),
-        ("query_start_loc", torch.int32),
-        ("seq_lens", torch.int32),
-        ("page_table", torch.int32),
-    ):
-        got = getattr(meta, name).dtype
-        assert got == dtype, f"I1: {name} must be {dtype}, not {got}"
+    assert meta.slot_mapping.dtype == torch.int64, "I1: slots may be too large for int32"
+    for name in ("query_start_loc", "seq_lens", "page_table"):
+        assert getattr(meta, name).dtype == torch.int32, f"I1: the type of {name}"
 
 
 def test_a_chunk_ends_where_it_ends() -> None:
     """A chunk of tokens 8 to 11 sees 12 tokens of its prompt of 20; the rest is not computed."""
     meta = prepare((8, 12), (19, 20)).metadata
-    assert (meta.seq_lens.tolist(), meta.seq_lens_cpu) == ([12, 20], [12, 20]), (
-        f"I1: the contexts are 12 and 20: seq_lens {meta.seq_lens.tolist()}, {meta.seq_lens_cpu}"
-    )
-
-
-def test_query_starts_bound_each_requests_tokens() -> None:
-    meta = prepare((19, 20), (3, 6), (0, 2)).metadata
-    assert meta.query_start_loc.tolist() == [0, 1, 4, 6], (
-        f"1 + 3 + 2 tokens begin at 0, 1, 4, the last end at 6: {meta.query_start_loc.tolist()}"
-    )
-    assert meta.query_lens_cpu == [1, 3, 2], f"the token counts, as a list: {meta.query_lens_cpu}"
+    assert meta.seq_lens.tolist() == [12, 20], "I1: the contexts are 12 and 20"
+    assert meta.seq_lens_cpu == [12, 20], "I1: the contexts on the host are the same"
 
 
 @pytest.mark.parametrize(
@@ -147,10 +120,8 @@ def test_query_starts_bound_each_requests_tokens() -> None:
 def test_logits_are_asked_for_where_a_prompt_ends(
     spans: list[tuple[int, int]], expected: list[int]
 ) -> None:
-    got = prepare(*spans).logits_indices.tolist()
-    assert got == expected, (
-        f"I1: the step computes {spans} of prompts of 20: it samples at {expected} of the flat "
-        f"list, not at {got}"
+    assert prepare(*spans).logits_indices.tolist() == expected, (
+        f"I1: the step computes {spans} of prompts of 20: it samples at {expected} of the flat list"
     )
 
 
@@ -186,11 +157,8 @@ def test_any_chunks_give_the_same_next_token(chunks: list[int]) -> None:
     request.row = 2
     for chunk in chunks:
         last = request.num_computed_tokens + chunk == len(prompt)
-        result = list(
-            runner.run(ScheduleBatch([request], [chunk], [0] if last else []), table).rows()
-        )
+        batch = ScheduleBatch([request], [chunk], [0] if last else [])
+        result = list(runner.run(batch, table).rows())
         request.num_computed_tokens += chunk
-    assert [token for token, _ in result] == expected_tokens(prompt, 1), (
-        f"I2: after 13 tokens in chunks of {chunks}, the next token is "
-        f"{expected_tokens(prompt, 1)}, not {result}"
-    )
+    tokens = [token for token, _ in result]
+    assert tokens == expected_tokens(prompt, 1), f"I2: after 13 tokens in chunks of {chunks}"

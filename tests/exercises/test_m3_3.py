@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
@@ -49,64 +50,42 @@ def test_the_step_has_a_token_left(scheduled: int, expected: bool) -> None:
     scheduler = make_scheduler(100, max_num_batched_tokens=16)
     run(scheduler, "A", 5)
     wait(scheduler, "X", 30)
-    assert can_admit(scheduler, scheduled) == expected, (
-        f"{scheduled} tokens are scheduled, max_num_batched_tokens=16: X "
-        f"{'can' if expected else 'cannot'} join this step"
-    )
+    assert can_admit(scheduler, scheduled) == expected, f"{scheduled} of 16 tokens are scheduled"
 
 
-@pytest.mark.parametrize(("pages", "expected"), [(7, False), (8, True), (9, True)])
-def test_memory_is_there_for_what_is_expected(pages: int, expected: bool) -> None:
-    """With a ratio of 0.5, A is expected to need 4 pages (8 + 6 tokens), of which it holds 2.
+# With a ratio of 0.5, A is expected to need 4 pages (8 + 6 tokens), of which it holds 2, and X is
+# expected to need 4 pages (12 + 4 tokens).
+A = {"prompt": 7, "output": 1, "computed": 7, "max_tokens": 13}
+X = {"prompt": 12, "max_tokens": 8}
+SHORT = {"prompt": 4, "output": 1}
+# Why: the pages of the pool, the ratio, the requests that run, X, and whether X can be admitted.
+MEMORY: dict[str, tuple[int, float, list[dict[str, int]], dict[str, int], bool]] = {
+    "A is expected to need 2 more pages and X 4, and 5 are free": (7, 0.5, [A], X, False),
+    "A is expected to need 2 more pages and X 4, and 6 are free": (8, 0.5, [A], X, True),
+    "A is expected to need 2 more pages and X 4, and 7 are free": (9, 0.5, [A], X, True),
+    "no more tokens are expected: X needs 3 pages, and 6 are free": (8, 0.0, [A], X, True),
+    "all tokens are expected: A needs 3 more pages and X 5": (8, 1.0, [A], X, False),
+    "10 pages are free; half a prompt of 40 tokens needs 8 of them, and X needs 3": (
+        12, 0.0, [{"prompt": 40, "output": 0, "computed": 8}], {"prompt": 12}, False,
+    ),
+    "three requests need a page each for one token, and 2 are free": (
+        4, 0.0, [SHORT, SHORT], {"prompt": 1}, False,
+    ),
+    "three requests need a page each for one token, and 3 are free": (
+        5, 0.0, [SHORT, SHORT], {"prompt": 1}, True,
+    ),
+}  # fmt: skip
 
-    X is expected to need 4 pages (12 + 4 tokens).
-    """
+
+@pytest.mark.parametrize("why", MEMORY)
+def test_memory_is_there_for_what_is_expected(why: str) -> None:
+    pages, ratio, running, waiting, expected = MEMORY[why]
     scheduler = make_scheduler(pages)
-    scheduler.admission.new_token_ratio = 0.5
-    run(scheduler, "A", 7, output=1, computed=7, max_tokens=13)
-    wait(scheduler, "X", 12, max_tokens=8)
-    assert can_admit(scheduler) == expected, (
-        f"A is expected to need 2 more pages and X 4, and {pages - 2} are free: X "
-        f"{'can' if expected else 'cannot'} be admitted; {show(scheduler)}"
-    )
-
-
-@pytest.mark.parametrize(("ratio", "expected"), [(0.0, True), (0.5, True), (1.0, False)])
-def test_the_ratio_decides_how_hopeful_admission_is(ratio: float, expected: bool) -> None:
-    """8 pages suffice if half of the possible tokens come, not if all come (A: 5 pages, X: 5)."""
-    scheduler = make_scheduler(8)
     scheduler.admission.new_token_ratio = ratio
-    run(scheduler, "A", 7, output=1, computed=7, max_tokens=13)
-    wait(scheduler, "X", 12, max_tokens=8)
-    assert can_admit(scheduler) == expected, (
-        f"with new_token_ratio={ratio}, X {'can' if expected else 'cannot'} be admitted; "
-        f"{show(scheduler)}"
-    )
-
-
-def test_a_prompt_half_computed_is_promised_the_rest() -> None:
-    """B holds 2 pages, and its prompt of 40 tokens will certainly need 10."""
-    scheduler = make_scheduler(12)
-    scheduler.admission.new_token_ratio = 0.0
-    run(scheduler, "B", 40, output=0, computed=8)
-    wait(scheduler, "X", 12)
-    assert not can_admit(scheduler), (
-        f"10 pages are free; B's prompt needs 8 of them and X's needs 3; {show(scheduler)}"
-    )
-
-
-def test_requests_do_not_share_a_page() -> None:
-    """A, B and X each need one more page for one more token: three pages, not one."""
-    for pages, expected in ((4, False), (5, True)):
-        scheduler = make_scheduler(pages)
-        scheduler.admission.new_token_ratio = 0.0
-        run(scheduler, "A", 4, output=1)
-        run(scheduler, "B", 4, output=1)
-        wait(scheduler, "X", 1)
-        assert can_admit(scheduler) == expected, (
-            f"A, B and X need one page each, and {pages - 2} are free: X "
-            f"{'can' if expected else 'cannot'} be admitted; {show(scheduler)}"
-        )
+    for name, request in zip("AB", running, strict=False):
+        run(scheduler, name, **request)
+    wait(scheduler, "X", **waiting)
+    assert can_admit(scheduler) == expected, f"{why}; {show(scheduler)}"
 
 
 def test_alone_a_request_has_the_pool_to_itself() -> None:
@@ -114,42 +93,32 @@ def test_alone_a_request_has_the_pool_to_itself() -> None:
     scheduler = make_scheduler(5)
     scheduler.admission.new_token_ratio = 1.0
     wait(scheduler, "X", 18, max_tokens=30)
-    assert can_admit(scheduler), (
-        f"I5: no request runs, so X must be admitted, although it may outgrow the 5 pages; "
-        f"{show(scheduler)}"
-    )
+    assert can_admit(scheduler), "I5: no request runs, so X joins, although it may outgrow 5 pages"
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 9])
-def test_expected_pages_at_page_edges(tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "output", "pages"),
+    [(1, 0, 2), (3, 0, 2), (4, 0, 2), (5, 0, 3), (8, 0, 3), (9, 0, 4), (4, 12, 5)],
+)
+def test_expected_pages_at_page_edges(prompt: int, output: int, pages: int) -> None:
+    """8 more tokens may come, and half of them are expected. Those that came are counted once."""
     scheduler = make_scheduler(50)
     scheduler.admission.new_token_ratio = 0.5
-    got = scheduler.admission.expected_pages(make_request("X", tokens, max_tokens=8))
-    expected = (tokens + 4 + 3) // 4
-    assert got == expected, (
-        f"a prompt of {tokens} tokens and half of 8 more: {tokens + 4} tokens take {expected} "
-        f"pages of 4, not {got}"
+    request = make_request("X", prompt, output=output, max_tokens=output + 8)
+    assert scheduler.admission.expected_pages(request) == pages, (
+        f"{prompt + output} tokens and 4 expected ones, in pages of 4"
     )
-
-
-def test_what_is_generated_already_is_not_expected_again() -> None:
-    """12 of 20 output tokens are generated; half of the other 8 are expected."""
-    scheduler = make_scheduler(50)
-    scheduler.admission.new_token_ratio = 0.5
-    request = make_request("A", 4, output=12, max_tokens=20)
-    got = scheduler.admission.expected_pages(request)
-    assert got == 5, f"4 + 12 tokens and 4 expected ones take 5 pages of 4, not {got}"
 
 
 def test_asking_changes_nothing() -> None:
     scheduler = make_scheduler(8)
     run(scheduler, "A", 7)
     wait(scheduler, "X", 12)
-    before = (
-        copy.deepcopy(scheduler.kv_cache.table.rows),
-        show(scheduler),
-        scheduler.admission.new_token_ratio,
-    )
+
+    def state() -> Any:
+        rows, ratio = scheduler.kv_cache.table.rows, scheduler.admission.new_token_ratio
+        return copy.deepcopy(rows), show(scheduler), ratio
+
+    before = state()
     can_admit(scheduler)
-    after = scheduler.kv_cache.table.rows, show(scheduler), scheduler.admission.new_token_ratio
-    assert after == before, f"I3: asking must change nothing: before {before}, after {after}"
+    assert state() == before, "I3: asking must change nothing"

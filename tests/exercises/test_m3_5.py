@@ -15,9 +15,9 @@ from m3_paged.admission import RATIO_DECAY
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
 from tests.exercises.by_hand import names, scheduled
-from tests.exercises.paged_states import make_scheduler, run, show, wait
+from tests.exercises.paged_states import PAGE_SIZE, make_scheduler, run, show, wait
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
-from tests.helpers.oracle import assert_one_answer, drain, greedy
+from tests.helpers.oracle import assert_one_answer, greedy
 
 PROMPTS = [[7], list(range(15)), list(range(60, 76)), list(range(100, 117)), [5] * 33, [1, 2]]
 
@@ -29,8 +29,7 @@ def make_fake(num_pages: int = 100, **config: Any) -> FakePagedEngine:
 
 def make_engine(**config: Any) -> Any:
     """Return an engine on tiny-llama, audited after each step, with NaN in all free pages."""
-    idle = scheduled(make_scheduler(4).schedule())
-    assert idle == [], f"without requests nothing is scheduled, not {idle}"
+    assert scheduled(make_scheduler(4).schedule()) == [], "without requests nothing is scheduled"
     return build_engine("m3_paged", **config)
 
 
@@ -46,18 +45,42 @@ def finish(engine: FakePagedEngine, expected: dict[str, list[int]]) -> None:
         steps += 1
         assert steps < 5000, f"I5: the requests do not end; {show(engine.scheduler)}"
         engine.step()
-    assert engine.finished == expected, f"I1, I2: got {engine.finished}, expected {expected}"
+    assert engine.finished == expected, "I1, I2: the tokens of each request"
 
 
-def test_decodes_and_chunks_share_a_step() -> None:
-    scheduler = make_scheduler(100, max_num_batched_tokens=8)
-    run(scheduler, "A", 5)
-    run(scheduler, "B", 9)
-    wait(scheduler, "X", 20)
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 1), ("B", 1), ("X", 6)], (
-        f"A and B get 1 of the 8 tokens each, X gets a first chunk of 6; scheduled {got}"
-    )
+# Why: the pages of the pool, the tokens of a step, the requests that run, and what is scheduled.
+CASES: dict[str, tuple[int, int, dict[str, dict[str, int]], list[tuple[str, int]]]] = {
+    "A and B get 1 of 8 tokens each, and X a first chunk of 6": (
+        100, 8, {"A": {"prompt": 5}, "B": {"prompt": 9}}, [("A", 1), ("B", 1), ("X", 6)],
+    ),
+    "B has 2 slots in its third page, and 2 pages of 4 are free: a chunk of 10": (
+        5, 100, {"B": {"prompt": 40, "output": 0, "computed": 10}}, [("B", 10)],
+    ),
+    "I5: two half-computed prompts hold all pages: B, the newest, is retracted for A": (
+        8, 100, {name: {"prompt": 30, "output": 0, "computed": 16} for name in "AB"}, [("A", 14)],
+    ),
+    "A takes a page of B, which is retracted, and there is no memory for B in this step": (
+        4, 100, {"A": {"prompt": 8}, "B": {"prompt": 8}}, [("A", 1)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", CASES)
+def test_what_a_step_computes(why: str) -> None:
+    """A prompt X of 16 tokens waits. The requests that are not scheduled wait too."""
+    pages, budget, running, expected = CASES[why]
+    scheduler = make_scheduler(pages, max_num_batched_tokens=budget)
+    scheduler.admission.new_token_ratio = 1.0
+    for name, state in running.items():
+        run(scheduler, name, **state)
+    wait(scheduler, "X", 16)
+    batch = scheduler.schedule()
+    assert scheduled(batch) == expected, f"{why}; {show(scheduler)}"
+    left = " ".join({*running, "X"} - {name for name, _ in expected}) or "none"
+    assert sorted(names(scheduler.waiting)) == sorted(left), "I3: a live request waits or runs"
+    for request, count in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
+        needed = -(-(request.num_computed_tokens + count) // PAGE_SIZE)
+        assert len(scheduler.kv_cache.pages_of(request)) == needed, "I3: the pages of its tokens"
 
 
 def test_a_chunk_that_runs_goes_before_a_prompt_that_waits() -> None:
@@ -65,9 +88,8 @@ def test_a_chunk_that_runs_goes_before_a_prompt_that_waits() -> None:
     run(scheduler, "B", 20, output=0, computed=8)
     run(scheduler, "A", 5)
     wait(scheduler, "X", 20)
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 1), ("B", 12), ("X", 3)], (
-        f"I5: first decodes (A), then running chunks (B, 12 left), then X, which waits; got {got}"
+    assert scheduled(scheduler.schedule()) == [("A", 1), ("B", 12), ("X", 3)], (
+        "I5: first decodes (A), then running chunks (B, 12 left), then X, which waits"
     )
 
 
@@ -77,21 +99,8 @@ def test_only_requests_that_reach_their_end_are_sampled() -> None:
     run(scheduler, "B", 20, output=0, computed=8)
     wait(scheduler, "X", 20)
     batch = scheduler.schedule()
-    got = names(batch.requests[i] for i in batch.sampled_indices)
-    assert got == "A B", (
-        f"I1: {scheduled(batch)}: A decodes, B reaches the end of its prompt, X computes 3 of 20 "
-        f"tokens: A and B are sampled, not {got}"
-    )
-
-
-def test_a_scheduled_request_holds_the_pages_for_its_tokens() -> None:
-    scheduler = make_scheduler(100, max_num_batched_tokens=16)
-    a = run(scheduler, "A", 4)
-    x = wait(scheduler, "X", 20)
-    scheduler.schedule()
-    got = len(scheduler.kv_cache.pages_of(a)), len(scheduler.kv_cache.pages_of(x))
-    assert got == (2, 4), (
-        f"I3: A's 5 tokens need 2 pages, X's first 15 tokens need 4: they hold {got}"
+    assert names(batch.requests[i] for i in batch.sampled_indices) == "A B", (
+        "I1: A decodes, B reaches the end of its prompt, and X computes only 3 of 20 tokens"
     )
 
 
@@ -100,41 +109,8 @@ def test_the_page_of_a_decode_comes_before_a_chunk() -> None:
     scheduler = make_scheduler(4)
     run(scheduler, "B", 20, output=0, computed=8)
     run(scheduler, "A", 4)
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 1)] and scheduler.counters.num_retractions == 0, (
-        f"I5: A decodes and gets the free page; B's next chunk has no room. Scheduled {got}, "
-        f"{scheduler.counters.num_retractions} retractions"
-    )
-
-
-def test_a_chunk_is_as_long_as_there_is_room() -> None:
-    scheduler = make_scheduler(5)
-    run(scheduler, "B", 40, output=0, computed=10)
-    got = scheduled(scheduler.schedule())
-    assert got == [("B", 10)], (
-        f"B has 2 slots in its third page, and 2 pages of 4 are free: a chunk of 10, not {got}"
-    )
-
-
-def test_the_oldest_moves_when_chunks_have_filled_the_pool() -> None:
-    """No request decodes; two half-computed prompts hold all pages: one must be retracted."""
-    scheduler = make_scheduler(8)
-    run(scheduler, "A", 30, output=0, computed=16)
-    run(scheduler, "B", 30, output=0, computed=16)
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 14)] and names(scheduler.waiting) == "B", (
-        f"I5: B, the newest, is retracted for A; scheduled {got}; {show(scheduler)}"
-    )
-
-
-def test_a_retracted_request_is_not_in_the_step() -> None:
-    """A retracted request may join the same step if there is memory; here there is none."""
-    scheduler = make_scheduler(4)
-    scheduler.admission.new_token_ratio = 1.0
-    run(scheduler, "A", 8)
-    run(scheduler, "B", 8)
-    got = scheduled(scheduler.schedule())
-    assert got == [("A", 1)], f"A takes a page of B; B waits and computes nothing: {got}"
+    assert scheduled(scheduler.schedule()) == [("A", 1)], "I5: A decodes, and B has no room"
+    assert scheduler.counters.num_retractions == 0, "I5: A gets the free page"
 
 
 def test_the_ratio_decays_while_all_goes_well() -> None:
@@ -143,9 +119,7 @@ def test_the_ratio_decays_while_all_goes_well() -> None:
     before = scheduler.admission.new_token_ratio
     scheduler.schedule()
     after = scheduler.admission.new_token_ratio
-    assert after == pytest.approx(before - RATIO_DECAY), (
-        f"a step without retraction lowers {before} by {RATIO_DECAY}: {after}"
-    )
+    assert after == pytest.approx(before - RATIO_DECAY), "a step without retraction lowers it"
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 12, 13])
@@ -179,7 +153,7 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
     while "long" in engine.live:
         decoding = {name for name in "abc" if name in engine.live}
         got = {request.request_id for request in engine.step().requests}
-        assert decoding <= got, f"I5: {decoding} decode in each step beside the chunks; got {got}"
+        assert decoding <= got, f"I5: {decoding} decode in each step beside the chunks"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -206,11 +180,8 @@ def test_random_schedules(seed: int) -> None:
 def test_one_answer(config: dict[str, int]) -> None:
     """The whole engine on tiny-llama gives the tokens of Hugging Face."""
     engine = make_engine(**config)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(prompt, greedy(8), f"{i}")
-    finals = {name: outputs[-1] for name, outputs in drain(engine).items()}
-    for i in range(len(PROMPTS)):
-        assert_one_answer("tiny-llama", finals[f"{i}"], 8)
+    for output in engine.generate(PROMPTS, greedy(8)):
+        assert_one_answer("tiny-llama", output, 8)
     assert_idle(engine)
     assert engine.stats().padding_tokens == 0, "a flat batch has no padding"
     if "num_pages" in config:
@@ -226,4 +197,4 @@ def test_pages_hold_what_rows_could_not() -> None:
     while engine.has_unfinished_requests():
         engine.step()
         most = max(most, engine.stats().num_running)
-    assert most == 16, f"each request needs 12 of 256 slots: all 16 run at once, not {most}"
+    assert most == 16, "each request needs 12 of 256 slots: all 16 run at once"

@@ -58,12 +58,8 @@ class Decode:
         case = PagedCase(attention, [*contexts], [1] * len(contexts), heads, dim, page_size, dtype)
         attention.store_kv(case.keys, case.values, case.key, case.value, case.meta)
         self.contexts, self.tolerance = contexts, case.tolerance
-        self.query, self.keys, self.values, self.meta = (
-            case.query,
-            case.keys,
-            case.values,
-            case.meta,
-        )
+        self.query, self.keys, self.values = case.query, case.keys, case.values
+        self.meta = case.meta
         # Behind the pages of a row, the table names page 0, which is all NaN. A kernel that reads
         # too far gets NaN and does not crash. For the same reason, the table itself is part of a
         # larger one.

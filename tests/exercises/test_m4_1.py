@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
+
 from m4_radix.radix_cache import RadixCache, TreeNode
 from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves, picture
 
@@ -27,7 +29,7 @@ def family() -> tuple[RadixCache, TreeNode, TreeNode, TreeNode]:
 def test_nothing_is_found_in_an_empty_tree() -> None:
     tree = RadixCache(2)
     node = tree.match_prefix([1, 2, 3, 4])
-    assert node is tree.root, f"an empty tree holds the empty prefix only: the root, not {node}"
+    assert node is tree.root, "an empty tree holds the empty prefix only: the root"
     assert tree.find([1, 2]).num_pages == 0, "an empty tree has no pages to find"
 
 
@@ -35,9 +37,7 @@ def test_a_match_goes_down_through_parents_to_the_last_node() -> None:
     tree, stem, left, _right = family()
     node = tree.match_prefix([1, 2, 3, 9])
     assert node is left, f"1 2 3 ends at the left branch, not at the node with tokens {node.tokens}"
-    assert node.prefix_pages() == [11, 12, 13], (
-        "prefix_pages() has the pages of the whole path, in order"
-    )
+    assert node.prefix_pages() == [11, 12, 13], "the pages of the whole path, in order"
     assert tree.match_prefix([1, 2, 9]) is stem, "no branch begins with 9: the match ends above"
     audit(tree, [], "after two matches that end where a node ends")
 
@@ -45,10 +45,9 @@ def test_a_match_goes_down_through_parents_to_the_last_node() -> None:
 def test_a_match_that_ends_inside_a_node_splits_it() -> None:
     tree, _node = chain()
     found = tree.match_prefix([1, 2, 9, 9])
-    assert picture(tree) == {
-        "1 2": "pages 7, locks 0",
-        "1 2 / 3 4 5 6": "pages 8 9, locks 0",
-    }, "the tokens agree in the first page only: the node is split after it"
+    assert picture(tree) == {"1 2": "pages 7", "1 2 / 3 4 5 6": "pages 8 9"}, (
+        "the tokens agree in the first page only: the node is split after it"
+    )
     assert found.prefix_pages() == [7], "the upper half ends the prefix that was found"
     assert found.num_prefix_pages == 1, "the prefix has one page"
     audit(tree, [], "after match_prefix([1, 2, 9, 9]) on one node 1..6")
@@ -82,26 +81,19 @@ def test_a_handle_from_before_a_split_still_spells_its_prefix() -> None:
     tree, handle = chain()
     tree.match_prefix([1, 2, 9, 9])
     assert handle.prefix_pages() == [7, 8, 9], (
-        f"the node had the prefix pages 7 8 9 before the split, now {handle.prefix_pages()}: the "
-        "node that callers hold must become the lower half"
+        "the node had these pages before the split: the node that callers hold is the lower half"
     )
-    assert handle.num_prefix_pages == 3, (
-        f"its prefix has three pages, not {handle.num_prefix_pages}"
-    )
+    assert handle.num_prefix_pages == 3, "its prefix has three pages"
 
 
-def test_only_whole_pages_match() -> None:
+@pytest.mark.parametrize(("length", "pages"), [(3, 0), (4, 1), (7, 1), (8, 2)])
+@pytest.mark.parametrize("last", [[], [99]], ids=["all tokens", "then another token"])
+def test_only_whole_pages_match(length: int, pages: int, last: list[int]) -> None:
+    """The tree has the tokens 1 to 8 in pages of four."""
     tree = RadixCache(4)
-    hang(tree, tree.root, [1, 2, 3, 4, 5, 6, 7, 8], [1, 2])
-    for query, pages in (
-        ([1, 2, 3], 0),
-        ([1, 2, 3, 9], 0),
-        ([1, 2, 3, 4], 1),
-        ([1, 2, 3, 4, 5, 6, 7], 1),
-        ([1, 2, 3, 4, 5, 6, 7, 8, 9], 2),
-    ):
-        found = tree.find(query).num_pages
-        assert found == pages, f"{query} agrees with 1..8 in {pages} whole pages of 4, not {found}"
+    hang(tree, tree.root, range(1, 9), [1, 2])
+    found = tree.find([*range(1, 1 + length), *last])
+    assert found.num_pages == pages, f"{length} tokens agree: {pages} whole pages of 4"
 
 
 def test_a_walk_ends_where_the_tokens_part() -> None:
@@ -114,8 +106,7 @@ def test_a_walk_ends_where_the_tokens_part() -> None:
     assert tree.find([1, 2, 9, 2]).num_pages == 2
     found = tree.match_prefix([1, 2, 9, 2])
     assert found.prefix_pages() == [1, 2], (
-        f"1 2 9 2 agrees with 1 2 3 in two pages; the match returned {found.prefix_pages()}: "
-        "the nodes below 1 2 3 are not part of this prompt"
+        "1 2 9 2 agrees with 1 2 3 in two pages: the nodes below 1 2 3 are not part of this prompt"
     )
 
 
@@ -124,7 +115,7 @@ def test_a_look_leaves_no_trace() -> None:
     tree, node = chain()
     found = tree.find([1, 2, 3, 4, 9])
     assert (found.node, found.num_pages) == (node, 2), "find returns the node with the last part"
-    assert picture(tree) == {"1 2 3 4 5 6": "pages 7 8 9, locks 0"}, "find must not split"
+    assert picture(tree) == {"1 2 3 4 5 6": "pages 7 8 9"}, "find must not split"
     assert node.last_used == 5, "find must not change last_used"
 
 
@@ -132,19 +123,11 @@ def test_a_match_makes_its_path_the_newest() -> None:
     """The least recently used leaf is evicted first: a match renews the matched path only."""
     tree, stem, left, right = family()
     tree.match_prefix([1, 2, 4])
-    assert stem.last_used == right.last_used > left.last_used == 3, (
-        f"a match of 1 2 4 makes its path newer than the other branch: stem {stem.last_used}, "
-        f"matched branch {right.last_used}, other branch {left.last_used}"
-    )
-
-
-def test_a_split_renews_the_half_that_was_matched() -> None:
+    assert stem.last_used == right.last_used, "the nodes of the path are used at the same time"
+    assert right.last_used > left.last_used == 3, "the other branch was not used"
     tree, lower = chain()
     upper = tree.match_prefix([1, 2, 9, 9])
-    assert upper.last_used > lower.last_used == 5, (
-        "the matched half is used now, the other half was last used at time 5: "
-        f"{upper.last_used} and {lower.last_used}"
-    )
+    assert upper.last_used > lower.last_used == 5, "a split renews the half that was matched only"
 
 
 def test_every_prompt_finds_its_longest_prefix() -> None:

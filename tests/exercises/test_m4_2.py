@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from m4_radix.radix_cache import RadixCache, TreeNode
 from tests.exercises.radix_states import audit, hang, lock_by_hand, offer_leaves, picture
 
@@ -18,60 +20,52 @@ def stem_tree() -> tuple[RadixCache, TreeNode]:
 def test_a_prefix_enters_an_empty_tree() -> None:
     tree = RadixCache(2)
     node = tree.insert([1, 2, 3, 4], [7, 8])
-    assert picture(tree) == {"1 2 3 4": "pages 7 8, locks 0"}
+    assert picture(tree) == {"1 2 3 4": "pages 7 8"}, "one node has the whole prefix"
     assert node.prefix_pages() == [7, 8], "insert returns the node at the end of the prefix"
     assert tree.evictable_size == 2, "no request has locked the pages: both can be evicted"
     audit(tree, [], "after insert([1, 2, 3, 4], [7, 8]) into an empty tree")
 
 
-def test_what_the_tree_has_it_keeps() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "found", "expected"),
+    [
+        ([1, 2, 3, 4], [7, 8], {"1 2 3 4": "pages 7 8"}),
+        ([1, 2], [7], {"1 2": "pages 7", "1 2 / 3 4": "pages 8"}),
+        (
+            [1, 2, 9, 9],
+            [7, 21],
+            {"1 2": "pages 7", "1 2 / 3 4": "pages 8", "1 2 / 9 9": "pages 21"},
+        ),
+    ],
+    ids=["the same prefix", "its beginning", "a branch"],
+)
+def test_what_the_tree_has_it_keeps(
+    tokens: list[int], found: list[int], expected: dict[str, str]
+) -> None:
     """Two requests computed the same tokens. The pages of the second must not enter the tree."""
-    tree, node = stem_tree()
-    again = tree.insert([1, 2, 3, 4], [20, 21])
-    assert again is node, "the prefix was in the tree: insert returns its node"
-    assert picture(tree) == {"1 2 3 4": "pages 7 8, locks 0"}, (
-        "I3: the tree keeps its own pages; prefix_pages() tells the caller which pages to use"
-    )
-    audit(tree, [], "after inserting a prefix that the tree has already")
+    tree, _node = stem_tree()
+    node = tree.insert(tokens, [20, 21][: len(found)])
+    assert picture(tree) == expected, "I3: the tree keeps its own pages"
+    assert node.prefix_pages() == found, "prefix_pages() tells the caller which pages to use"
+    audit(tree, [], f"after inserting {tokens} beside 1 2 3 4")
 
 
 def test_of_a_longer_prefix_the_tree_takes_the_rest() -> None:
     tree, _node = stem_tree()
     leaf = tree.insert([1, 2, 3, 4, 5, 6, 7, 8], [20, 21, 22, 23])
-    assert picture(tree) == {
-        "1 2 3 4": "pages 7 8, locks 0",
-        "1 2 3 4 / 5 6 7 8": "pages 22 23, locks 0",
-    }, "the tree has the first two pages already, and takes the last two of the caller's four"
+    assert picture(tree) == {"1 2 3 4": "pages 7 8", "1 2 3 4 / 5 6 7 8": "pages 22 23"}, (
+        "the tree has the first two pages already, and takes the last two of the caller's four"
+    )
     assert leaf.prefix_pages() == [7, 8, 22, 23]
     assert tree.evictable_size == 4
     audit(tree, [], "after inserting a longer prefix")
-
-
-def test_a_prefix_that_parts_inside_a_node_makes_a_branch() -> None:
-    tree, _node = stem_tree()
-    tree.insert([1, 2, 9, 9], [20, 21])
-    assert picture(tree) == {
-        "1 2": "pages 7, locks 0",
-        "1 2 / 3 4": "pages 8, locks 0",
-        "1 2 / 9 9": "pages 21, locks 0",
-    }
-    audit(tree, [], "after inserting 1 2 9 9 beside 1 2 3 4")
-
-
-def test_a_shorter_prefix_adds_nothing() -> None:
-    tree, _node = stem_tree()
-    node = tree.insert([1, 2], [20])
-    assert node.prefix_pages() == [7], "the prefix 1 2 is in the tree's page 7"
-    assert tree.evictable_size == 2, "no page was added"
-    audit(tree, [], "after inserting the beginning of a cached prefix")
 
 
 def test_what_is_inserted_counts_as_used() -> None:
     tree, node = stem_tree()
     leaf = tree.insert([1, 2, 3, 4, 5, 6], [7, 8, 9])
     assert leaf.last_used == node.last_used > 4, (
-        f"insert uses both nodes now: stem {node.last_used}, new leaf {leaf.last_used}; a leaf "
-        "that seems old is evicted first"
+        "insert uses both nodes now; a leaf that seems old is evicted first"
     )
 
 
@@ -98,13 +92,6 @@ def test_a_lock_protects_the_whole_path() -> None:
     }, "I3: a request reads every page of its prefix, so every node of the path has its lock"
     assert (tree.protected_size, tree.evictable_size) == (3, 0)
     audit(tree, [leaf], "after lock of a leaf under a stem")
-
-
-def test_each_holder_counts_and_each_page_once() -> None:
-    tree, stem = stem_tree()
-    leaf = hang(tree, stem, [5, 6], [9])
-    offer_leaves(tree)
-    tree.lock(leaf)
     tree.lock(stem)
     assert (stem.lock_count, leaf.lock_count) == (2, 1), "two requests read the stem, one the leaf"
     assert tree.protected_size == 3, "a page that two requests read counts once"
@@ -146,10 +133,9 @@ def test_a_handle_from_before_a_split_unlocks_both_halves() -> None:
     tree.lock(handle)
     tree.match_prefix([1, 2, 9, 9])  # splits the node that the request holds
     tree.unlock(handle)
-    assert picture(tree) == {
-        "1 2": "pages 7, locks 0",
-        "1 2 / 3 4": "pages 8, locks 0",
-    }, "I3: one lock before the split and one unlock after it: no lock is left"
+    assert picture(tree) == {"1 2": "pages 7", "1 2 / 3 4": "pages 8"}, (
+        "I3: one lock before the split and one unlock after it: no lock is left"
+    )
     assert (tree.protected_size, tree.evictable_size) == (0, 2)
     audit(tree, [], "after lock, split, unlock")
 

@@ -21,45 +21,29 @@ def three_leaves() -> tuple[RadixCache, dict[str, TreeNode]]:
     return offer_leaves(tree), nodes
 
 
-def test_the_leaf_used_longest_ago_goes_first() -> None:
+@pytest.mark.parametrize(
+    ("bites", "taken", "left"),
+    [
+        ([0], [], {"1 2", "1 2 / 3 4", "1 2 / 5", "6 7"}),
+        ([1], [4], {"1 2", "1 2 / 3", "1 2 / 5", "6 7"}),
+        ([2], [3, 4], {"1 2", "1 2 / 5", "6 7"}),
+        ([3], [3, 4, 7], {"1 2", "1 2 / 5", "6"}),
+        ([1, 1, 1], [3, 4, 7], {"1 2", "1 2 / 5", "6"}),
+        ([7], [1, 2, 3, 4, 5, 6, 7], set()),  # a parent may go in the same call as its children
+    ],
+    ids=str,
+)
+def test_the_leaf_used_longest_ago_goes_first(
+    bites: list[int], taken: list[int], left: set[str]
+) -> None:
+    """A leaf is shortened from its end: the rest is a prefix that a later request may use."""
     tree, _nodes = three_leaves()
-    taken = tree.evict(2)
-    assert sorted(taken) == [3, 4], f"the leaf used at time 5 has pages 3 and 4, not {taken}"
-    assert picture(tree) == {
-        "1 2": "pages 1 2, locks 0",
-        "1 2 / 5": "pages 5, locks 0",
-        "6 7": "pages 6 7, locks 0",
-    }
-    audit(tree, [], "after evict(2)")
-
-
-def test_a_leaf_is_shortened_from_its_end() -> None:
-    """The rest of the leaf is still a prefix that a later request may use."""
-    tree, nodes = three_leaves()
-    assert tree.evict(1) == [4], "evict(1) takes the last page of the oldest leaf"
-    old = nodes["old"]
-    assert (old.tokens, old.pages, old.num_prefix_pages) == ([3], [3], 3), (
-        "tokens, pages and num_prefix_pages are all shortened: of 1 2 / 3 4, 1 2 / 3 is left"
+    assert sorted(page for count in bites for page in tree.evict(count)) == taken, (
+        "first the leaf 3 4, used at time 5, then 6 7, used at time 7"
     )
-    assert tree.evictable_size == 6
-    audit(tree, [], "after evict(1)")
-
-
-def test_what_is_left_of_a_leaf_can_be_evicted_too() -> None:
-    tree, _nodes = three_leaves()
-    taken = [tree.evict(1), tree.evict(1), tree.evict(1)]
-    assert taken == [[4], [3], [7]], f"page by page, first all of the oldest leaf: {taken}"
-    audit(tree, [], "after evict(1) three times")
-
-
-def test_one_call_takes_from_as_many_leaves_as_it_needs() -> None:
-    tree, _nodes = three_leaves()
-    taken = tree.evict(3)
-    assert sorted(taken) == [3, 4, 7], (
-        f"evict(3) takes all of the oldest leaf (3 4) and the end of the next (6 7), not {taken}"
-    )
-    assert tree.evictable_size == 4, "seven pages were cached, three are taken"
-    audit(tree, [], "after evict(3)")
+    assert set(picture(tree)) == left, "these prefixes are still cached"
+    assert tree.evictable_size == 7 - len(taken), "seven pages were cached"
+    audit(tree, [], f"after evict({bites})")
 
 
 def test_a_parent_goes_when_it_has_become_a_leaf() -> None:
@@ -72,21 +56,11 @@ def test_a_parent_goes_when_it_has_become_a_leaf() -> None:
     audit(tree, [], "after everything was evicted")
 
 
-def test_a_parent_may_go_in_the_same_call() -> None:
-    tree, _nodes = three_leaves()
-    taken = tree.evict(7)
-    assert sorted(taken) == [1, 2, 3, 4, 5, 6, 7], f"all seven cached pages can be evicted: {taken}"
-    assert not tree.root.children, "a node without pages leaves the tree"
-    audit(tree, [], "after evict(7), which took all pages")
-
-
 def test_a_locked_leaf_stays_however_old_it_is() -> None:
     tree, nodes = three_leaves()
     lock_by_hand(tree, nodes["old"])
     taken = tree.evict(3)
-    assert set(taken) == {5, 6, 7}, (
-        f"I3: a request reads pages 3 4, and 1 2 above them; evict(3) took {taken}"
-    )
+    assert set(taken) == {5, 6, 7}, "I3: a request reads pages 3 4, and 1 2 above them"
     audit(tree, [nodes["old"]], "after evict(3) with the oldest leaf locked")
 
 
@@ -106,10 +80,7 @@ def test_a_leaf_that_was_used_since_it_was_offered_is_not_old() -> None:
     tree, nodes = three_leaves()
     nodes["old"].last_used = 20
     taken = tree.evict(2)
-    assert set(taken) == {6, 7}, (
-        f"the leaf 3 4 was offered at time 5 and used again at 20; the oldest leaf is now 6 7, "
-        f"used at 7, and evict(2) took {taken}"
-    )
+    assert set(taken) == {6, 7}, "3 4 was used again at time 20; the oldest leaf is now 6 7"
     assert set(tree.evict(3)) == {5, 3, 4}, "then 5, used at 9, then 3 4, used at 20"
     audit(tree, [], "after evictions with a leaf used since it was offered")
 
@@ -121,8 +92,7 @@ def test_a_leaf_that_has_got_children_is_none() -> None:
     offer_leaves(tree)
     hang(tree, first, [2], [2], used=2)
     offer_leaves(tree)
-    taken = tree.evict(1)
-    assert taken == [2], f"the only leaf has page 2; page 1 is in the middle of a prefix: {taken}"
+    assert tree.evict(1) == [2], "the only leaf has page 2; page 1 is in the middle of a prefix"
     audit(tree, [], "after evict(1) of a chain that grew")
 
 
@@ -138,13 +108,6 @@ def test_what_was_unlocked_after_a_refusal_can_be_had() -> None:
     tree._offer(nodes["old"])  # as `unlock` does
     audit(tree, [], "after a locked leaf was passed over, and then unlocked")
     assert set(tree.evict(6)) == {1, 2, 3, 4, 5, 6}, "all pages that are left can be evicted"
-
-
-def test_nothing_is_taken_when_nothing_is_asked_for() -> None:
-    tree, _nodes = three_leaves()
-    before = picture(tree)
-    assert tree.evict(0) == []
-    assert picture(tree) == before and tree.evictable_size == 7
 
 
 def test_each_page_is_taken_once() -> None:

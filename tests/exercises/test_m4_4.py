@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from m4_radix.kv_cache import KVCacheManager
-from tests.exercises.radix_states import (
-    audit_pages,
-    cache_by_hand,
-    give_row,
-    picture,
-)
-from tests.exercises.requests import request_of
-
-PAGE_SIZE = 4
-
-
-def manager(num_pages: int = 8, page_size: int = PAGE_SIZE) -> KVCacheManager:
-    return KVCacheManager(num_rows=3, num_pages=num_pages, page_size=page_size)
+from tests.exercises.by_hand import make_request
+from tests.exercises.radix_states import audit_pages, cache_by_hand, give_row, manager, picture
 
 
 def test_the_prefix_is_locked_the_moment_it_is_found() -> None:
     kv_cache = manager()
     cached = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    first, second = (request_of(name, [1, 2, 3, 4, 9]) for name in "ab")
+    first, second = (make_request(name, [1, 2, 3, 4, 9]) for name in "ab")
     kv_cache.allocate(first)
     kv_cache.allocate(second)
     assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {cached.pages[0]}, locks 2"}
@@ -34,7 +22,7 @@ def test_the_prefix_is_locked_the_moment_it_is_found() -> None:
 
 
 def test_a_cold_request_begins_with_an_empty_row() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4, 5])
     kv_cache.allocate(request)
     assert request.row is not None and kv_cache.pages_of(request) == []
     assert request.num_computed_tokens == 0, "nothing is cached: it computes from the start"
@@ -43,25 +31,18 @@ def test_a_cold_request_begins_with_an_empty_row() -> None:
 
 def test_a_row_begins_with_the_pages_that_are_cached() -> None:
     kv_cache = manager()
-    cached = cache_by_hand(kv_cache, [1, 2, 3, 4, 5, 6, 7, 8])
-    request = request_of("a", [1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
+    cached = cache_by_hand(kv_cache, range(1, 9))
+    request = make_request("a", [*range(1, 9), 9, 9])
     kv_cache.allocate(request)
     assert kv_cache.pages_of(request) == cached.pages, "the row names the tree's pages"
     assert request.num_computed_tokens == 8, "the request starts to compute after the cached tokens"
-    audit_pages(kv_cache, [request], "after allocate with eight tokens cached")
-
-
-def test_the_runner_is_told_of_the_shared_pages() -> None:
-    """The table on the device is changed through `updates` only."""
-    kv_cache = manager()
-    cached = cache_by_hand(kv_cache, [1, 2, 3, 4, 5, 6, 7, 8])
-    request = request_of("a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    kv_cache.allocate(request)
     told = {(column, page) for row, column, page in kv_cache.table.updates if row == request.row}
     assert told == set(enumerate(cached.pages)), (
-        f"I1: the forward reads the table on the device; `updates` has {told} of the pages "
-        f"{cached.pages}"
+        "I1: the forward reads the table on the device, which is changed through `updates` only"
     )
+    audit_pages(kv_cache, [request], "after allocate with eight tokens cached")
+    kv_cache.table.rows[request.row or 0].append(99)
+    assert len(cached.pages) == 2, "I3: the row grew, and a node of the tree grew too"
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
@@ -69,14 +50,14 @@ def test_the_last_token_is_always_computed(page_size: int) -> None:
     """If the whole prompt is cached, its last token must be computed, or no token is sampled."""
     for length in (1, page_size, page_size + 1, 2 * page_size, 2 * page_size + 1, 8):
         prompt = list(range(50, 50 + length))
-        kv_cache, request = manager(16, page_size), request_of("a", prompt)
+        kv_cache, request = manager(16, page_size), make_request("a", prompt)
         reusable = (length - 1) // page_size * page_size
         assert kv_cache.find_prefix(request).num_pages == 0, "nothing is cached yet"
         cache_by_hand(kv_cache, prompt + [7] * (-length % page_size))
         found = kv_cache.find_prefix(request).num_pages * page_size
         assert found == reusable, (
-            f"I1: a prompt of {length} tokens is cached in pages of {page_size}; {reusable} tokens "
-            f"may be reused, not {found}: computing the last token yields the next one"
+            f"I1: a prompt of {length} tokens is cached in pages of {page_size}: all but the last "
+            "token may be reused, because computing that one yields the next one"
         )
         kv_cache.allocate(request)
         assert request.num_computed_tokens == reusable
@@ -86,21 +67,20 @@ def test_the_last_token_is_always_computed(page_size: int) -> None:
 def test_what_was_generated_before_a_retraction_is_found_again() -> None:
     """A retracted request starts again with its prompt and its output: both may be cached."""
     kv_cache = manager()
-    request = request_of("a", [1, 2, 3])
+    request = make_request("a", [1, 2, 3])
     request.token_ids += [10, 11, 12, 13, 14, 15]
     assert kv_cache.find_prefix(request).num_pages == 0
     cache_by_hand(kv_cache, [1, 2, 3, 10, 11, 12, 13, 14])
     kv_cache.allocate(request)
     assert request.num_computed_tokens == 8, (
-        f"of its nine tokens (three of the prompt, six of the output) eight are cached; found "
-        f"{request.num_computed_tokens}"
+        "of its nine tokens (three of the prompt, six of the output) eight are cached"
     )
 
 
 def test_a_request_that_shares_a_part_locks_that_part() -> None:
     kv_cache = manager()
     cache_by_hand(kv_cache, [1, 2, 3, 4, 5, 6, 7, 8])
-    request = request_of("a", [1, 2, 3, 4, 9, 9, 9, 9, 9])
+    request = make_request("a", [1, 2, 3, 4, 9, 9, 9, 9, 9])
     kv_cache.allocate(request)
     assert kv_cache.radix_cache.evictable_size == 1, "no request reads the second page"
     assert request.num_computed_tokens == 4
@@ -109,71 +89,49 @@ def test_a_request_that_shares_a_part_locks_that_part() -> None:
     )
 
 
-def test_the_tree_does_not_share_its_list_with_the_row() -> None:
-    kv_cache = manager()
-    cached = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    request = request_of("a", [1, 2, 3, 4, 5])
-    kv_cache.allocate(request)
-    kv_cache.table.rows[request.row or 0].append(99)
-    assert len(cached.pages) == 1, "I3: the row grew, and a node of the tree grew too"
-
-
 def test_pages_held_are_those_the_tokens_need() -> None:
-    kv_cache, request = manager(), request_of("a", [1] * 30)
+    kv_cache, request = manager(), make_request("a", [1] * 30)
     give_row(kv_cache, request, 0)
     for num_tokens, pages in ((1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (32, 8)):
         kv_cache.allocate_slots(request, num_tokens)
         held = kv_cache.pages_of(request)
-        assert len(held) == pages, f"{num_tokens} tokens need {pages} pages of 4, the row is {held}"
+        assert len(held) == pages, f"{num_tokens} tokens need {pages} pages of 4"
         request.num_computed_tokens = num_tokens
         audit_pages(kv_cache, [request], f"after allocate_slots(request, {num_tokens})")
 
 
 def test_pages_that_a_row_has_already_stay_in_it() -> None:
     """A row may have more pages than a step needs. `allocate_slots` only adds pages."""
-    kv_cache, request = manager(), request_of("a", [1] * 20)
+    kv_cache, request = manager(), make_request("a", [1] * 20)
     pages = give_row(kv_cache, request, 12)
     for num_tokens in (5, 12):
         kv_cache.allocate_slots(request, num_tokens)
-        assert kv_cache.pages_of(request) == pages, (
-            f"the row {pages} has enough pages for {num_tokens} tokens, and is now "
-            f"{kv_cache.pages_of(request)}"
-        )
+        assert kv_cache.pages_of(request) == pages, f"it has pages for {num_tokens} tokens already"
     audit_pages(kv_cache, [request], "after allocate_slots for tokens that have their pages")
 
 
-def test_free_pages_come_before_cached_ones() -> None:
-    kv_cache, request = manager(num_pages=5), request_of("a", [1] * 20)
+@pytest.mark.parametrize(("cached", "needed", "left"), [(3, 2, 3), (4, 3, 2)])
+def test_as_much_is_evicted_as_is_missing(cached: int, needed: int, left: int) -> None:
+    """The pool has five pages. A free page comes before a cached one."""
+    kv_cache, request = manager(num_pages=5), make_request("a", [1] * 20)
     give_row(kv_cache, request, 0)
-    cache_by_hand(kv_cache, [9] * 12)
-    kv_cache.allocate_slots(request, 8)
-    assert kv_cache.radix_cache.evictable_size == 3, (
-        "two pages were free and two were needed: no cached page may be evicted"
+    cache_by_hand(kv_cache, [9] * 4 * cached)
+    kv_cache.allocate_slots(request, 4 * needed)
+    assert len(kv_cache.pages_of(request)) == needed
+    assert kv_cache.radix_cache.evictable_size == left, (
+        f"{needed} pages are needed, {5 - cached} are free, {cached} are cached"
     )
-    request.num_computed_tokens = 8
-    audit_pages(kv_cache, [request], "after allocate_slots of two pages with two free")
-
-
-def test_as_much_is_evicted_as_is_missing() -> None:
-    kv_cache, request = manager(num_pages=5), request_of("a", [1] * 20)
-    give_row(kv_cache, request, 0)
-    cache_by_hand(kv_cache, [9] * 16)
-    kv_cache.allocate_slots(request, 12)
-    assert len(kv_cache.pages_of(request)) == 3
-    assert kv_cache.radix_cache.evictable_size == 2, (
-        "three pages needed, one free: two of the four cached pages are evicted, two stay"
-    )
-    request.num_computed_tokens = 12
-    audit_pages(kv_cache, [request], "after allocate_slots: three pages, one free, four cached")
+    request.num_computed_tokens = 4 * needed
+    audit_pages(kv_cache, [request], f"after allocate_slots of {needed} pages")
 
 
 def test_a_step_takes_no_page_that_a_neighbour_reads() -> None:
     kv_cache = manager(num_pages=4)
-    request = request_of("a", [1] * 20)
+    request = make_request("a", [1] * 20)
     give_row(kv_cache, request, 0)
     read = cache_by_hand(kv_cache, [5, 5, 5, 5], used=1)
     unread = cache_by_hand(kv_cache, [6, 6, 6, 6], used=2).pages[0]
-    neighbour = request_of("b", [5, 5, 5, 5, 5])
+    neighbour = make_request("b", [5, 5, 5, 5, 5])
     give_row(kv_cache, neighbour, 4, read)
     kv_cache.allocate_slots(request, 12)
     assert unread in kv_cache.pages_of(request), "no request reads this page: it must be evicted"

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from m4_radix.kv_cache import KVCacheManager, PageTable
-from tests.exercises.radix_states import (
-    audit_pages,
-    cache_by_hand,
-    give_row,
-    picture,
-)
-from tests.exercises.requests import request_of
+import pytest
 
-
-def manager(num_pages: int = 8, page_size: int = 4) -> KVCacheManager:
-    return KVCacheManager(num_rows=3, num_pages=num_pages, page_size=page_size)
+from m4_radix.kv_cache import PageTable
+from tests.exercises.by_hand import make_request
+from tests.exercises.radix_states import audit_pages, cache_by_hand, give_row, manager, picture
 
 
 def test_a_row_begins_with_other_pages() -> None:
@@ -22,62 +15,47 @@ def test_a_row_begins_with_other_pages() -> None:
     table.take_updates()
     replaced = table.replace(1, [5, 9])
     assert table.rows == [[], [5, 9, 7]], "the first two pages are replaced, the third stays"
-    assert replaced == [6], f"page 6 has left the row, and 5 is still in it: got {replaced}"
+    assert replaced == [6], "page 6 has left the row, and 5 is still in it"
     assert table.take_updates() == [(1, 1, 9)], (
         "I1: `updates` must have what changed, or the forward reads the old page"
     )
+    assert table.replace(1, [5, 9]) == [], "no page was replaced: none may be freed"
+    assert table.take_updates() == [], "nothing has changed"
 
 
-def test_a_row_that_begins_so_already_is_left_alone() -> None:
-    table = PageTable(1)
-    table.append(0, [5, 6])
-    table.take_updates()
-    assert table.replace(0, [5, 6]) == [], "no page was replaced: none may be freed"
-    assert (table.rows, table.take_updates()) == ([[5, 6]], [])
-
-
-def test_whole_pages_enter_the_tree() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5, 6, 7, 8, 9, 9])
-    pages = give_row(kv_cache, request, 10)
-    kv_cache.insert(request)
-    assert picture(kv_cache.radix_cache) == {
-        "1 2 3 4 5 6 7 8": f"pages {pages[0]} {pages[1]}, locks 1"
-    }, "ten computed tokens fill two pages of 4; the request still reads them, so it locks them"
-    assert kv_cache.num_inserted_tokens(request) == 8
-    assert kv_cache.pages_of(request) == pages, "its row reads the same pages as before"
-    audit_pages(kv_cache, [request], "after insert of ten computed tokens")
-
-
-def test_only_what_was_computed_enters() -> None:
+@pytest.mark.parametrize(("num_tokens", "computed", "whole"), [(10, 10, 8), (16, 6, 4)])
+def test_whole_pages_enter_the_tree(num_tokens: int, computed: int, whole: int) -> None:
     """Between two chunks of a prompt, the pages of the later chunks are not written yet."""
-    kv_cache, request = manager(), request_of("a", list(range(1, 17)))
-    pages = give_row(kv_cache, request, 6)
+    kv_cache, request = manager(), make_request("a", num_tokens)
+    pages = give_row(kv_cache, request, computed)
     kv_cache.insert(request)
-    assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {pages[0]}, locks 1"}, (
-        "I1: six of sixteen tokens are computed, one whole page; the other pages hold garbage"
+    tokens = " ".join(map(str, range(1, whole + 1)))
+    entered = " ".join(map(str, pages[: whole // 4]))
+    assert picture(kv_cache.radix_cache) == {tokens: f"pages {entered}, locks 1"}, (
+        f"I1: {computed} of {num_tokens} tokens are computed; the request reads and locks the pages"
     )
-    audit_pages(kv_cache, [request], "after insert between two chunks")
+    assert kv_cache.num_inserted_tokens(request) == whole
+    assert kv_cache.pages_of(request) == pages, "its row reads the same pages as before"
+    audit_pages(kv_cache, [request], f"after insert of {computed} computed tokens")
 
 
 def test_the_next_chunk_moves_the_lock_on() -> None:
-    kv_cache, request = manager(), request_of("a", list(range(1, 17)))
+    kv_cache, request = manager(), make_request("a", 16)
     pages = give_row(kv_cache, request, 4)
     kv_cache.insert(request)
     pages += kv_cache.allocator.allocate(1)
     kv_cache.table.append(request.row or 0, pages[1:])
     request.num_computed_tokens = 8
     kv_cache.insert(request)
-    locks = {n.lock_count for n in kv_cache.radix_cache.nodes()}
-    assert locks == {1}, (
-        f"I3: one request reads these pages, so each node has one lock: "
-        f"{picture(kv_cache.radix_cache)}. insert locks the longer prefix, unlocks the shorter"
+    assert {node.lock_count for node in kv_cache.radix_cache.nodes()} == {1}, (
+        "I3: insert locks the longer prefix and unlocks the shorter: one request, one lock each"
     )
     assert kv_cache.num_inserted_tokens(request) == 8
     audit_pages(kv_cache, [request], "after insert of a second chunk")
 
 
 def test_inserting_twice_changes_nothing() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4, 5])
     give_row(kv_cache, request, 5)
     kv_cache.insert(request)
     before = picture(kv_cache.radix_cache), list(kv_cache.allocator.free_pages)
@@ -89,17 +67,16 @@ def test_inserting_twice_changes_nothing() -> None:
 def test_a_copy_is_given_up_for_the_trees_pages() -> None:
     """Two requests have computed the same tokens side by side. One copy is enough."""
     kv_cache = manager()
-    first, second = (request_of(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
+    first, second = (make_request(name, 9) for name in "ab")
     pages, copies = give_row(kv_cache, first, 9), give_row(kv_cache, second, 9)
     kv_cache.insert(first)
     kv_cache.insert(second)
     assert kv_cache.pages_of(second) == [*pages[:2], copies[2]], (
-        f"the second request adopts the tree's pages {pages[:2]} and keeps its own half page "
-        f"{copies[2]}; its row is {kv_cache.pages_of(second)}"
+        "the second request adopts the tree's pages, and keeps its own half page"
     )
     assert set(copies[:2]) <= set(kv_cache.allocator.free_pages), "I3: its copies are free"
     told = {(column, page) for row, column, page in kv_cache.table.updates if row == second.row}
-    assert told == set(enumerate(pages[:2])), f"updates must have the new pages: {told}"
+    assert told == set(enumerate(pages[:2])), "updates must have the new pages"
     audit_pages(kv_cache, [first, second], "after two requests inserted the same tokens")
 
 
@@ -107,7 +84,7 @@ def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
     """Two requests share the first page, and each has computed the second one for itself."""
     kv_cache = manager(10)
     stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    first, second = (request_of(name, [1, 2, 3, 4, 5, 6, 7, 8, 9]) for name in "ab")
+    first, second = (make_request(name, 9) for name in "ab")
     pages, copies = (give_row(kv_cache, request, 9, stem) for request in (first, second))
     kv_cache.insert(first)
     kv_cache.insert(second)
@@ -121,12 +98,12 @@ def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
 
 def test_what_a_request_computed_outlives_it() -> None:
     """The next turn of a chat begins with the prompt and the answer of this one."""
-    kv_cache, request = manager(), request_of("a", [1, 2, 3])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3])
     request.token_ids += [10, 11, 12, 13, 14, 15]
     pages = give_row(kv_cache, request, 8)  # the last token was sampled, and never computed
     kv_cache.free(request)
     assert picture(kv_cache.radix_cache) == {
-        "1 2 3 10 11 12 13 14": f"pages {pages[0]} {pages[1]}, locks 0"
+        "1 2 3 10 11 12 13 14": f"pages {pages[0]} {pages[1]}"
     }, "prompt and answer stay cached, except the last token; no request holds them"
     assert request.row is None and len(kv_cache.free_rows) == 3, "I3: the row is free again"
     assert kv_cache.num_free_pages == 8, "all pages can be had: the cached ones can be evicted"
@@ -134,7 +111,7 @@ def test_what_a_request_computed_outlives_it() -> None:
 
 
 def test_the_half_page_is_free() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4, 5, 6])
+    kv_cache, request = manager(), make_request("a", [1, 2, 3, 4, 5, 6])
     pages = give_row(kv_cache, request, 6)
     kv_cache.free(request)
     assert pages[1] in kv_cache.allocator.free_pages, "a part of a page is not cached"
@@ -142,33 +119,25 @@ def test_the_half_page_is_free() -> None:
     audit_pages(kv_cache, [], "after free of a page and a half")
 
 
-def test_pages_for_tokens_that_were_never_computed_are_free() -> None:
+@pytest.mark.parametrize("computed", [4, 0])
+def test_pages_for_tokens_that_were_never_computed_are_free(computed: int) -> None:
     """A request is freed while a step is planned: its row has pages that are not written."""
-    kv_cache, request = manager(), request_of("a", list(range(1, 17)))
+    kv_cache, request = manager(), make_request("a", 16)
     pages = give_row(kv_cache, request, 16)
-    request.num_computed_tokens = 4
+    request.num_computed_tokens = computed
     kv_cache.free(request)
-    assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {pages[0]}, locks 0"}, (
-        "I1: twelve of these tokens were never computed: no request may find them"
+    left = {"1 2 3 4": f"pages {pages[0]}"} if computed else {}
+    assert picture(kv_cache.radix_cache) == left, (
+        "I1: the other tokens were never computed: no request may find them"
     )
-    assert set(pages[1:]) <= set(kv_cache.allocator.free_pages)
+    assert len(kv_cache.allocator.free_pages) == 8 - len(left), "I3: all other pages are free"
     audit_pages(kv_cache, [], "after free of a request with pages it had not written")
-
-
-def test_a_request_that_computed_nothing_leaves_nothing() -> None:
-    kv_cache, request = manager(), request_of("a", [1, 2, 3, 4])
-    give_row(kv_cache, request, 4)
-    request.num_computed_tokens = 0
-    kv_cache.free(request)
-    assert picture(kv_cache.radix_cache) == {}
-    assert len(kv_cache.allocator.free_pages) == 8
-    audit_pages(kv_cache, [], "after free of a request that computed nothing")
 
 
 def test_a_request_leaves_a_shared_prefix_to_the_other_one() -> None:
     kv_cache = manager()
     stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
-    leaving, staying = (request_of(name, [1, 2, 3, 4, ord(name)]) for name in "ab")
+    leaving, staying = (make_request(name, [1, 2, 3, 4, ord(name)]) for name in "ab")
     give_row(kv_cache, leaving, 5, stem)
     give_row(kv_cache, staying, 5, stem)
     kv_cache.free(leaving)
@@ -184,7 +153,7 @@ def test_two_that_end_alike_leave_one_copy() -> None:
     """The pages of the second are copies of cached pages: each of them is freed once."""
     kv_cache = manager()
     for name in "ab":
-        request = request_of(name, [1, 2, 3, 4, 5, 6, 7, 8])
+        request = make_request(name, [1, 2, 3, 4, 5, 6, 7, 8])
         give_row(kv_cache, request, 8)
         kv_cache.free(request)
         audit_pages(kv_cache, [], f"after {name} ended")

@@ -13,8 +13,8 @@ from m4_radix import scheduler as scheduler_module
 from m4_radix.policy import MAX_OVERTAKING, WINDOW
 from m4_radix.scheduler import Scheduler
 from tests.conftest import build_engine
+from tests.exercises.by_hand import make_request
 from tests.exercises.radix_states import cache_by_hand, give_row
-from tests.exercises.requests import request_of
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, greedy
 
@@ -27,9 +27,14 @@ def scheduler_of(policy: Any = "fcfs", page_size: int = 1) -> Scheduler:
     return Scheduler(config, num_pages=60)
 
 
-def queue(scheduler: Scheduler, *requests: Request) -> None:
+def queue(
+    scheduler: Scheduler, prompts: dict[str, list[int]], max_tokens: int = 50
+) -> list[Request]:
+    """Let requests wait: a name and a prompt each. Return them."""
+    requests = [make_request(*pair, max_tokens=max_tokens) for pair in prompts.items()]
     for request in requests:
         scheduler.add_request(request)
+    return requests
 
 
 def ordered(scheduler: Scheduler) -> list[str]:
@@ -39,38 +44,28 @@ def ordered(scheduler: Scheduler) -> list[str]:
 def overtake(scheduler: Scheduler, times: int) -> None:
     """Admit `times` other requests before the waiting ones: the policy counts admissions."""
     for _ in range(times):
-        passing = request_of("passing", [8])
+        passing = make_request("passing", [8])
         scheduler.policy.on_arrival(passing, 0)
         scheduler.policy.on_admission(passing)
 
 
-def test_first_come_first_served() -> None:
-    scheduler = scheduler_of("fcfs")
-    queue(scheduler, *(request_of(name, [1, 2]) for name in "abc"))
-    assert ordered(scheduler) == ["a", "b", "c"]
+@pytest.mark.parametrize("policy", ["fcfs", "lpm"])
+def test_to_order_is_not_to_admit(policy: str) -> None:
+    scheduler = scheduler_of(policy)
+    queue(scheduler, {"a": [1, 2], "b": [1, 2], "c": [1, 2]})
+    assert ordered(scheduler) == ordered(scheduler) == ["a", "b", "c"], "first come, first served"
+    assert len(scheduler.waiting) == 3, "order must not change the queue"
 
 
 def test_the_longest_cached_prefix_goes_first() -> None:
     scheduler = scheduler_of("lpm")
-    queue(
-        scheduler,
-        request_of("cold", [9, 9, 9, 9]),
-        request_of("two pages", [1, 2, 9, 9]),
-        request_of("cold too", [8, 8, 8, 8]),
-        request_of("three pages", [1, 2, 3, 9]),
-    )
-    assert ordered(scheduler) == ["cold", "two pages", "cold too", "three pages"], (
-        "nothing is cached: all prefixes are equally long, and then age decides"
-    )
+    prompts = {
+        "cold": [9], "two pages": [1, 2, 9, 9], "cold too": [8], "three pages": [1, 2, 3, 9],
+    }  # fmt: skip
+    queue(scheduler, prompts)
+    assert ordered(scheduler) == [*prompts], "nothing is cached: then age decides"
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
     assert ordered(scheduler) == ["three pages", "two pages", "cold", "cold too"]
-
-
-def test_to_order_is_not_to_admit() -> None:
-    scheduler = scheduler_of("lpm")
-    queue(scheduler, *(request_of(name, [1, 2]) for name in "abc"))
-    assert ordered(scheduler) == ordered(scheduler) == ["a", "b", "c"]
-    assert len(scheduler.waiting) == 3, "order must not change the queue"
 
 
 @pytest.mark.parametrize("policy", ["lpm", "lof", "random"])
@@ -78,49 +73,42 @@ def test_a_request_that_is_due_goes_first(policy: str) -> None:
     """I5: after a fixed number of admissions, a request that a policy puts last goes first."""
     scheduler = scheduler_of(policy)
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, request_of("cold", [9], 1), request_of("cold too", [8], 1))
+    queue(scheduler, {"cold": [9], "cold too": [8]}, max_tokens=1)
     assert len(ordered(scheduler)) == 2
     overtake(scheduler, MAX_OVERTAKING + 1)
-    better = [request_of(f"better {i}", [1, 2, 3, i], 9) for i in range(4)]
-    queue(scheduler, *better)
+    better = {f"better {i}": [1, 2, 3, i] for i in range(4)}
+    queue(scheduler, better, max_tokens=9)
     order = ordered(scheduler)
     assert order[:2] == ["cold", "cold too"], (
-        f"I5: {MAX_OVERTAKING + 1} others were admitted since these two arrived; they are due, "
-        f"the oldest first, and {policy} put {order[0]!r} before them"
+        f"I5: {MAX_OVERTAKING + 1} others were admitted since these two arrived: they are due"
     )
-    assert sorted(order[2:]) == [request.request_id for request in better]
+    assert sorted(order[2:]) == [*better], "the others follow"
 
 
 def test_a_request_that_is_not_due_yet_waits_its_turn() -> None:
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, request_of("cold", [9]))
+    queue(scheduler, {"cold": [9]})
     overtake(scheduler, MAX_OVERTAKING - 1)
-    queue(scheduler, request_of("better", [1, 2, 3, 4]))
+    queue(scheduler, {"better": [1, 2, 3, 4]})
     assert ordered(scheduler) == ["better", "cold"], "no request is due yet: the policy decides"
 
 
 def test_a_retracted_request_is_due_at_once() -> None:
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    retracted, better = request_of("retracted", [9, 9]), request_of("better", [1, 2, 3, 4])
-    queue(scheduler, retracted, better)
+    retracted, _ = queue(scheduler, {"retracted": [9, 9], "better": [1, 2, 3, 4]})
     scheduler.policy.on_retraction(retracted)
-    assert ordered(scheduler) == ["retracted", "better"], (
-        "it has run already: it is older than all others"
-    )
+    assert ordered(scheduler) == ["retracted", "better"], "it has run already: it is the oldest"
 
 
 def test_only_the_oldest_are_compared() -> None:
     """The cost of a step is bounded, however long the queue is."""
     scheduler = scheduler_of("lpm")
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, *(request_of(f"{i}", [9]) for i in range(WINDOW)))
-    queue(scheduler, request_of("beyond", [1, 2, 3, 4]))
-    order = ordered(scheduler)
-    assert len(order) == WINDOW and "beyond" not in order, (
-        f"the queue holds {WINDOW + 1}, the {WINDOW} oldest are ordered; got {len(order)}"
-    )
+    oldest = {f"{i}": [9] for i in range(WINDOW)}
+    queue(scheduler, {**oldest, "beyond": [1, 2, 3, 4]})
+    assert ordered(scheduler) == [*oldest], f"the {WINDOW} oldest are ordered, and no more"
 
 
 def branches(scheduler: Scheduler, sizes: Sequence[int]) -> None:
@@ -133,7 +121,7 @@ def branches(scheduler: Scheduler, sizes: Sequence[int]) -> None:
     for turn in range(max(sizes)):
         for stem, size in enumerate(sizes, start=1):
             if turn < size:
-                queue(scheduler, request_of(f"{stem}{'abcdef'[turn]}", [stem] * 3 + [50 + turn]))
+                queue(scheduler, {f"{stem}{'abcdef'[turn]}": [stem] * 3 + [50 + turn]})
 
 
 def test_a_branch_is_served_before_the_next() -> None:
@@ -150,9 +138,8 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
     cache_by_hand(scheduler.kv_cache, [2], stem)
     cache_by_hand(scheduler.kv_cache, [3], stem)
     cache_by_hand(scheduler.kv_cache, [7])
-    queue(scheduler, request_of("other a", [7, 50]), request_of("other b", [7, 51]))
-    queue(scheduler, request_of("light", [1, 3, 50]))
-    queue(scheduler, request_of("heavy a", [1, 2, 50]), request_of("heavy b", [1, 2, 51]))
+    queue(scheduler, {"other a": [7, 50], "other b": [7, 51], "light": [1, 3, 50]})
+    queue(scheduler, {"heavy a": [1, 2, 50], "heavy b": [1, 2, 51]})
     assert ordered(scheduler) == ["heavy a", "heavy b", "light", "other a", "other b"], (
         "three requests wait below 1 and two for 7: 1 goes first, its heavier branch first"
     )
@@ -161,74 +148,54 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
 def test_no_request_is_lost_in_the_branches() -> None:
     scheduler = scheduler_of("dfs-weight")
     branches(scheduler, [2, 2])
-    queue(scheduler, request_of("cold", [9, 9]), request_of("stem only", [1, 50]))
-    order = ordered(scheduler)
-    expected = sorted(["1a", "1b", "2a", "2b", "cold", "stem only"])
-    assert sorted(order) == expected, f"each waiting request must be in the order once: {order}"
+    queue(scheduler, {"cold": [9, 9], "stem only": [1, 50]})
+    expected = ["1a", "1b", "2a", "2b", "cold", "stem only"]
+    assert sorted(ordered(scheduler)) == expected, "each waiting request is in the order once"
 
 
-def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
-    scheduler = scheduler_of(page_size=2)
-    waiting = request_of("waits", [1, 2, 3, 4, 9, 9])
-    queue(scheduler, waiting)
-    assert not scheduler.admission.waits_for_prefix(waiting, scheduler.running), "no request runs"
-    computing = request_of("computes", [1, 2, 3, 4, 5, 6])
-    give_row(scheduler.kv_cache, computing, 0)
-    scheduler.running.append(computing)
-    assert scheduler.admission.waits_for_prefix(waiting, scheduler.running), (
-        "a running request computes the first page, 1 2, and has not inserted it yet: one step "
-        "later the page can be shared"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "computing", "waiting"),
-    [
-        ("the running prompt begins with other tokens", [5, 6, 7, 8], [1, 2, 3, 4, 9]),
-        ("only half of the next page is the same", [1, 8, 3, 4], [1, 2, 3, 4, 9]),
-        ("the page holds its last token, which it must compute itself", [1, 2, 3, 4], [1, 2]),
-        ("the running prompt ends before the page does", [1], [1, 2, 3, 4, 9]),
-    ],
-)
-def test_no_request_waits_in_vain(name: str, computing: list[int], waiting: list[int]) -> None:
-    scheduler = scheduler_of(page_size=2)
-    runs, waits = request_of("runs", computing), request_of("waits", waiting)
-    queue(scheduler, waits)
-    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
-    give_row(scheduler.kv_cache, runs, 0)
+def beside(
+    scheduler: Scheduler, waiting: list[int], running: list[int], cached: Sequence[int] = ()
+) -> Request:
+    """Return a request that waits beside a running one, which has a cached prefix or none."""
+    runs = make_request("runs", running)
+    [waits] = queue(scheduler, {"waits": waiting})
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), "no request runs"
+    stem = cache_by_hand(scheduler.kv_cache, cached) if cached else None
+    give_row(scheduler.kv_cache, runs, len(cached), stem)
     scheduler.running.append(runs)
-    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
-        f"{waiting} beside {computing}: {name}"
-    )
-
-
-def test_no_request_waits_for_pages_that_are_there() -> None:
-    """The running request has inserted this page already, so it can be shared at once."""
-    scheduler = scheduler_of(page_size=2)
-    waits, runs = request_of("waits", [1, 2, 9, 9, 9]), request_of("runs", [1, 2, 3, 4, 5])
-    queue(scheduler, waits)
-    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
-    stem = cache_by_hand(scheduler.kv_cache, [1, 2])
-    give_row(scheduler.kv_cache, runs, 2, stem)
-    scheduler.running.append(runs)
-    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
-        "no request computes its next page, 9 9"
-    )
+    return waits
 
 
 def test_a_request_that_is_due_waits_for_no_other() -> None:
     """I5: there may always be another prefix to wait for; the bound holds in that case too."""
     scheduler = scheduler_of(page_size=2)
-    waits, runs = request_of("waits", [1, 2, 3, 4, 9]), request_of("runs", [1, 2, 3, 4, 5])
-    queue(scheduler, waits)
-    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running)
-    give_row(scheduler.kv_cache, runs, 0)
-    scheduler.running.append(runs)
-    assert scheduler.admission.waits_for_prefix(waits, scheduler.running)
+    waits = beside(scheduler, [1, 2, 3, 4, 9], [1, 2, 3, 4, 5])
+    assert scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        "a running request computes the first page, 1 2, and has not inserted it yet: one step "
+        "later the page can be shared"
+    )
     overtake(scheduler, MAX_OVERTAKING + 1)
     assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
         "I5: it is due and must not wait"
     )
+
+
+@pytest.mark.parametrize(
+    ("why", "running", "waiting", "cached"),
+    [
+        ("the running prompt begins with other tokens", [5, 6, 7, 8], [1, 2, 3, 4, 9], []),
+        ("only half of the next page is the same", [1, 8, 3, 4], [1, 2, 3, 4, 9], []),
+        ("the page holds its last token, which it must compute itself", [1, 2, 3, 4], [1, 2], []),
+        ("the running prompt ends before the page does", [1], [1, 2, 3, 4, 9], []),
+        ("page 1 2 can be shared at once; 9 9 is not computed", [1, 2, 3], [1, 2, 9, 9, 9], [1, 2]),
+    ],
+)
+def test_no_request_waits_in_vain(
+    why: str, running: list[int], waiting: list[int], cached: list[int]
+) -> None:
+    scheduler = scheduler_of(page_size=2)
+    waits = beside(scheduler, waiting, running, cached)
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), why
 
 
 @pytest.mark.parametrize("policy", POLICIES)

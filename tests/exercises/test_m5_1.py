@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from m5_overlap.stream import ThreadEvent, ThreadStream, Worker
+from tests.exercises.by_hand import watch
 
 PATIENCE = 20  # seconds until a thread that should have ended counts as stuck
 
@@ -51,9 +52,7 @@ def test_work_runs_in_the_order_it_was_launched() -> None:
     worker, events = worker_of(*(partial(seen.append, i) for i in range(5)))
     run(worker)
     assert seen == [0, 1, 2, 3, 4]
-    assert all(event.done.is_set() for event in events), (
-        "each piece of work has an event, and it is done"
-    )
+    assert all(event.done.is_set() for event in events), "each has an event, and it is done"
 
 
 def test_an_event_stands_behind_its_own_work() -> None:
@@ -67,8 +66,8 @@ def test_an_event_stands_behind_its_own_work() -> None:
     worker, events = worker_of(look, look, look)
     run(worker)
     assert seen == [[False, False, False], [True, False, False], [True, True, False]], (
-        "while step n runs, the events of the steps before it are set, and its own is not: "
-        f"{seen}. An event that is set early lets the host read tokens that do not exist yet"
+        "while step n runs, the events of the steps before it are set, and its own is not: an "
+        "event that is set early lets the host read tokens that do not exist yet"
     )
 
 
@@ -80,31 +79,23 @@ def test_a_failure_travels_with_the_event() -> None:
         event.wait()
 
 
-def test_what_comes_after_a_failure_fails_unrun() -> None:
-    """Step N+1 begins with the tokens of step N, and must not run without them."""
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_comes_after_a_failure_fails_unrun(error: type[BaseException]) -> None:
+    """Step N+1 begins with the tokens of step N. An interrupt must not end the thread, either."""
     seen: list[str] = []
-    worker, (before, failed, after) = worker_of(
-        lambda: seen.append("before"), lambda: 1 / 0, lambda: seen.append("after")
+
+    def fail() -> None:
+        raise error
+
+    worker, (before, *others) = worker_of(
+        lambda: seen.append("before"), fail, lambda: seen.append("after")
     )
     run(worker)
-    assert seen == ["before"], f"the work behind the failed work must not run: {seen}"
+    assert seen == ["before"], "the work behind the failed work must not run"
     before.wait()
-    for event in (failed, after):
-        with pytest.raises(ZeroDivisionError):
-            event.wait()
-
-
-def test_an_interrupt_is_a_failure_too() -> None:
-    """If the thread ended with the interrupt, the host would wait for its events for ever."""
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    worker, events = worker_of(interrupted, lambda: None)
-    run(worker)
-    for event in events:
+    for event in others:
         assert event.done.is_set(), "I5: the host would wait for this event for ever"
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(error):
             event.wait()
 
 
@@ -149,13 +140,7 @@ def test_what_a_step_held_is_let_go_before_the_host_wakes() -> None:
     worker, (event,) = worker_of(partial(repr, held))
     del held
     seen: list[bool] = []
-    announce = event.done.set
-
-    def watched() -> None:
-        seen.append(alive() is not None)
-        announce()
-
-    event.done.set = watched
+    watch(event.done, "set", lambda: seen.append(alive() is not None))
     run(worker)
     assert seen == [False], (
         "I3: when the event is set, the thread still holds the work (and its tensors and requests)"
@@ -166,7 +151,7 @@ def test_each_forward_has_its_span() -> None:
     worker, _events = worker_of(lambda: None, lambda: 1 / 0, lambda: None, least_seconds=0.005)
     run(worker)
     spans = list(worker.spans)
-    assert len(spans) == 3, f"each piece of work has a span, failed or not: got {len(spans)}"
+    assert len(spans) == 3, "each piece of work has a span, failed or not"
     assert all(end - start >= 0.005 for start, end in spans), (
         "emulated forwards take at least 5 ms each, asleep"
     )

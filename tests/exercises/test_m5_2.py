@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from m5_overlap.future_map import FutureMap
 from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
-from tests.exercises.overlap_states import plan, running, steps_in_flight
+from tests.exercises.overlap_states import decoding, plan, running, steps_in_flight
 
 CPU = torch.device("cpu")
 
@@ -19,38 +22,29 @@ def stored(**tokens_by_row: int) -> FutureMap:
     return futures
 
 
-def test_a_placeholder_becomes_the_token_of_its_row() -> None:
-    futures = stored(row2=70, row0=50)
-    ids = torch.tensor([[placeholder(0), placeholder(2)]])
-    got = futures.resolve(ids).tolist()
-    assert got == [[50, 70]], f"row 0 stored 50, row 2 stored 70: {ids.tolist()} became {got}"
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([[placeholder(0), placeholder(2)]], [[50, 70]]),
+        ([[placeholder(0), 7, 0, 8]], [[50, 7, 0, 8]]),  # a decode, and a chunk of a prompt
+        ([-1], [50]),
+        ([[-1], [3]], [[50], [3]]),
+        ([[]], [[]]),
+    ],
+    ids=["placeholders", "both kinds in one step", "one id", "a column", "no id"],
+)
+def test_a_placeholder_becomes_the_token_of_its_row(ids: list[Any], expected: list[Any]) -> None:
+    got = stored(row2=70, row0=50).resolve(torch.tensor(ids, dtype=torch.int64))
+    assert got.dtype == torch.int64, "ids are int64"
+    assert got.tolist() == expected, "row 0 stored 50, row 2 stored 70"
 
 
 def test_tokens_stay_what_they_are() -> None:
     """0 is a token, whatever padding has stored, and so is an id that is larger than the map."""
     futures = stored(row0=50, row1=60)
     futures.store(torch.tensor([0]), torch.tensor([77]))
-    ids = torch.tensor([[0, 1, 2, 49_151]])
-    got = futures.resolve(ids).tolist()
-    assert got == ids.tolist(), f"I1: none of these ids is negative, so none may change: {got}"
-
-
-def test_both_kinds_in_one_step() -> None:
-    """A step has decodes, which begin with placeholders, and chunks of prompts, which do not."""
-    futures = stored(row1=60)
-    got = futures.resolve(torch.tensor([[placeholder(1), 7, 0, 8]])).tolist()
-    assert got == [[60, 7, 0, 8]]
-
-
-def test_any_shape() -> None:
-    futures = stored(row0=50)
-    for ids in (
-        torch.tensor([-1]),
-        torch.tensor([[-1], [3]]),
-        torch.empty(1, 0, dtype=torch.int64),
-    ):
-        got = futures.resolve(ids)
-        assert got.shape == ids.shape and got.dtype == torch.int64
+    ids = [[0, 1, 2, 49_151]]
+    assert futures.resolve(torch.tensor(ids)).tolist() == ids, "I1: none of these ids is negative"
 
 
 def test_a_future_stays_until_its_row_stores_again() -> None:
@@ -59,7 +53,7 @@ def test_a_future_stays_until_its_row_stores_again() -> None:
     for token in range(20):
         futures.store(torch.tensor([future_index(0)]), torch.tensor([token]))
     got = futures.resolve(torch.tensor([placeholder(3), placeholder(0)])).tolist()
-    assert got == [80, 19], f"row 3 stored 80 and nothing after that; row 0 last stored 19: {got}"
+    assert got == [80, 19], "row 3 stored 80 and nothing after that; row 0 last stored 19"
 
 
 def test_padding_is_the_future_of_no_request() -> None:
@@ -68,7 +62,7 @@ def test_padding_is_the_future_of_no_request() -> None:
     indices = torch.tensor([future_index(0), PADDING_INDEX, PADDING_INDEX])
     futures.store(indices, torch.tensor([51, 98, 99]))
     got = futures.resolve(torch.tensor([placeholder(0), placeholder(1)])).tolist()
-    assert got == [51, 60], f"row 0 stored 51, row 1 still has 60: {got}"
+    assert got == [51, 60], "row 0 stored 51, row 1 still has 60"
 
 
 def test_nothing_here_asks_the_device_for_a_number() -> None:
@@ -91,14 +85,15 @@ def test_nothing_here_asks_the_device_for_a_number() -> None:
 
 
 def test_a_decode_is_put_where_the_step_will_leave_it() -> None:
-    steps = steps_in_flight()
-    request = running(steps, "a", [1, 2, 3, 4], computed=3)
-    batch = plan(steps, (request, 1))
-    steps.advance(batch)
-    assert request.num_computed_tokens == 4, "the step computes its fourth token"
-    assert request.token_ids == [1, 2, 3, 4, placeholder(request.row)], (
-        f"the step samples a fifth token; the row's placeholder stands for it: {request.token_ids}"
-    )
+    """If the launch of N+1 fails, `step` is called again while N is in flight."""
+    steps, (request,) = decoding("a")
+    batch = plan(steps, request)
+    for _ in range(2):
+        steps.advance(batch)
+        assert request.num_computed_tokens == 3, "I1: the step computes its third token, once"
+        assert request.token_ids == [1, 2, 3, placeholder(request.row)], (
+            "the step samples a fourth token; the row's placeholder stands for it"
+        )
 
 
 def test_a_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
@@ -111,33 +106,26 @@ def test_a_chunk_that_does_not_reach_the_end_samples_nothing() -> None:
 
 
 def test_each_request_gets_its_own_name() -> None:
-    steps = steps_in_flight()
-    requests = [running(steps, name, [i, i, i], computed=2) for i, name in enumerate("abc")]
-    steps.advance(plan(steps, *((request, 1) for request in requests)))
+    steps, requests = decoding("abc")
+    steps.advance(plan(steps, *requests))
     names = [request.token_ids[-1] for request in requests]
-    assert len(set(names)) == 3 and max(names) < 0, (
-        f"three rows have three placeholders, all negative, that of row 0 too: {names}"
-    )
+    assert len(set(names)) == 3, "three rows have three placeholders"
+    assert max(names) < 0, "a placeholder is negative, that of row 0 too"
 
 
 def test_a_name_is_that_of_the_row_and_not_of_the_place() -> None:
     """The batch has the requests in another order than their rows, as after a retraction."""
-    steps = steps_in_flight()
-    requests = [running(steps, name, [i, i, i], computed=2) for i, name in enumerate("abc")]
-    steps.advance(plan(steps, *((request, 1) for request in reversed(requests))))
-    got = {request.row: request.token_ids[-1] for request in requests}
-    expected = {request.row: placeholder(request.row) for request in requests}
-    assert got == expected, (
-        f"I2: the requests in rows 2, 1, 0 are at places 0, 1, 2 of the batch; the placeholder of "
-        f"each row must be {expected}, not {got}"
-    )
+    steps, requests = decoding("abc")
+    steps.advance(plan(steps, *reversed(requests)))
+    names = [request.token_ids[-1] for request in requests]
+    expected = [placeholder(request.row) for request in requests]
+    assert names == expected, "I2: rows 2, 1, 0 are at places 0, 1, 2 of the batch"
 
 
 def test_a_name_leads_to_the_token_that_the_step_stores() -> None:
     """The host's placeholder and the device's map agree: they name the same token."""
-    steps = steps_in_flight()
-    requests = [running(steps, name, [i, i, i], computed=2) for i, name in enumerate("abc")]
-    steps.advance(plan(steps, *((request, 1) for request in requests)))
+    steps, requests = decoding("abc")
+    steps.advance(plan(steps, *requests))
     futures = FutureMap(4, CPU)
     rows = torch.tensor([future_index(request.row) for request in requests])
     futures.store(rows, torch.tensor([30, 31, 32]))
@@ -147,27 +135,13 @@ def test_a_name_leads_to_the_token_that_the_step_stores() -> None:
     )
 
 
-def test_a_step_is_advanced_once() -> None:
-    """If the launch of N+1 fails, `step` is called again while N is still in flight."""
-    steps = steps_in_flight()
-    request = running(steps, "a", [1, 2, 3], computed=2)
-    batch = plan(steps, (request, 1))
-    steps.advance(batch)
-    steps.advance(batch)
-    assert (request.num_computed_tokens, request.num_tokens) == (3, 4), (
-        "I1: the step was advanced twice, but it computes its tokens only once: "
-        f"{request.num_computed_tokens} computed of {request.num_tokens}"
-    )
-
-
 def test_a_request_that_has_ended_is_left_as_it_is() -> None:
     """A request may end, or be aborted, when this step is already in flight."""
-    steps = steps_in_flight()
-    ended, lives = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
-    batch = plan(steps, (ended, 1), (lives, 1))
+    steps, (ended, lives) = decoding("ab")
+    batch = plan(steps, ended, lives)
     ended.finish_reason = "stop"
     steps.advance(batch)
-    assert (ended.num_computed_tokens, ended.token_ids) == (2, [0, 0, 0]), (
+    assert (ended.num_computed_tokens, ended.token_ids) == (2, [1, 2, 3]), (
         "its final output has been returned: no token may follow"
     )
     assert lives.num_tokens == 4, "the other request goes on"

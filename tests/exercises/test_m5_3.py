@@ -7,6 +7,8 @@ from m5_overlap.placeholders import placeholder
 from tests.exercises.overlap_states import (
     NUM_PAGES,
     audit,
+    decoding,
+    end,
     plan,
     running,
     steps_in_flight,
@@ -19,67 +21,49 @@ def all_pages_can_be_had(steps: StepsInFlight) -> bool:
 
 def test_a_request_that_is_known_to_end_is_not_planned_again() -> None:
     """Step N gives both requests a token, and it is the last one of the first request."""
-    steps = steps_in_flight()
-    last = running(steps, "last", [1, 2, 3], computed=2)
+    steps, (last, other) = decoding("ab")
     last.max_num_tokens = 4
-    other = running(steps, "other", [1, 2, 3], computed=2)
     assert continuing([last, other]) == [last, other], "neither has reached its length"
-    steps.advance(plan(steps, (last, 1), (other, 1)))
+    steps.advance(plan(steps, last, other))
     assert continuing([last, other]) == [other], (
         "a placeholder counts as a token, so the first request has all of its 4"
     )
 
 
 def test_the_placeholder_goes_and_the_length_stays() -> None:
-    steps = steps_in_flight()
-    request = running(steps, "a", [1, 2, 3], computed=2)
-    batch = plan(steps, (request, 1))
+    """A chunk in the middle of a prompt has no placeholder to lose."""
+    steps, (decode,) = decoding("a")
+    chunk = running(steps, "b", [1, 2, 3, 4, 5, 6], computed=0)
+    batch = plan(steps, decode, (chunk, 4))
     steps.advance(batch)
     steps.complete(batch)
-    assert request.token_ids == [1, 2, 3], (
-        "`update_from_output` appends the token next, so complete removes the placeholder: "
-        f"{request.token_ids}"
+    assert decode.token_ids == [1, 2, 3], (
+        "`update_from_output` appends the token next, so complete removes the placeholder"
     )
-    assert request.num_computed_tokens == 3, "the step has computed the third token"
+    assert decode.num_computed_tokens == 3, "the step has computed the third token"
+    assert chunk.token_ids == [1, 2, 3, 4, 5, 6], "I1: a chunk has no placeholder"
     assert not steps.batches, "the step is no longer in flight"
-    audit(steps, [request], "after complete of a decode")
-
-
-def test_a_chunk_has_no_placeholder_to_lose() -> None:
-    steps = steps_in_flight()
-    request = running(steps, "a", [1, 2, 3, 4, 5, 6], computed=0)
-    batch = plan(steps, (request, 4))
-    steps.advance(batch)
-    steps.complete(batch)
-    assert request.token_ids == [1, 2, 3, 4, 5, 6], (
-        f"I1: a chunk in the middle of a prompt has no placeholder; the prompt is now "
-        f"{request.token_ids}"
-    )
-    audit(steps, [request], "after complete of a chunk")
+    audit(steps, [decode, chunk], "after complete of a decode and a chunk")
 
 
 def test_a_request_that_ended_meanwhile_keeps_its_last_token() -> None:
     """It ended in step N. It is in step N+1 too, but has no placeholder that could be removed."""
-    steps = steps_in_flight()
-    ended = running(steps, "a", [1, 2, 3], computed=2)
-    batch = plan(steps, (ended, 1))
-    ended.finish_reason = "stop"
-    steps.free(ended)
+    steps, (ended,) = decoding("a")
+    batch = plan(steps, ended)
+    end(steps, ended)
     batch.is_advanced = True
     steps.complete(batch)
     assert ended.token_ids == [1, 2, 3], (
-        f"the request had ended before this step was advanced, so it has no placeholder, and "
-        f"complete removed a real token: {ended.token_ids}"
+        "the request had ended before this step was advanced, so it has no placeholder, and "
+        "complete removed a real token"
     )
 
 
 def test_pages_are_held_while_a_step_in_flight_writes_them() -> None:
-    steps = steps_in_flight()
-    ended = running(steps, "a", [1, 2, 3], computed=2)
+    steps, (ended,) = decoding("a")
     pages = list(steps.kv_cache.pages_of(ended))
-    batch = plan(steps, (ended, 1))
-    ended.finish_reason = "stop"
-    steps.free(ended)
+    batch = plan(steps, ended)
+    end(steps, ended)
     assert steps.finished == [ended] and ended.row is not None, (
         "I3: step N+1 is in flight and writes to this row's pages; no other request may get them"
     )
@@ -92,9 +76,8 @@ def test_pages_are_held_while_a_step_in_flight_writes_them() -> None:
 
 
 def test_a_request_that_is_in_no_step_is_freed_at_once() -> None:
-    steps = steps_in_flight()
-    aborted, other = (running(steps, name, [i, i, i], computed=2) for i, name in enumerate("ab"))
-    plan(steps, (other, 1))
+    steps, (aborted, other) = decoding("ab")
+    plan(steps, other)
     steps.free(aborted)
     assert steps.finished == [] and aborted.row is None, (
         "no step in flight has it: its row and pages become free at once"
@@ -108,8 +91,7 @@ def test_the_last_of_two_steps_counts() -> None:
     first = plan(steps, (ended, 2))
     steps.advance(first)
     second = plan(steps, (ended, 2))
-    ended.finish_reason = "abort"
-    steps.free(ended)
+    end(steps, ended)
     steps.complete(first)
     assert steps.finished == [ended] and ended.row is not None, (
         "I3: the request was in two steps, and the second step has not ended"
@@ -121,13 +103,10 @@ def test_the_last_of_two_steps_counts() -> None:
 
 
 def test_one_request_is_freed_and_the_others_stay() -> None:
-    steps = steps_in_flight()
-    early, late, lives = (running(steps, n, [i, i, i], computed=2) for i, n in enumerate("abc"))
-    first = plan(steps, (early, 1))
-    second = plan(steps, (late, 1), (lives, 1))
-    for request in (early, late):
-        request.finish_reason = "stop"
-        steps.free(request)
+    steps, (early, late, lives) = decoding("abc")
+    first = plan(steps, early)
+    second = plan(steps, late, lives)
+    end(steps, early, late)
     first.is_advanced = True
     steps.complete(first)
     assert steps.finished == [late], "only the last step of the first request has ended"
@@ -141,22 +120,18 @@ def test_one_request_is_freed_and_the_others_stay() -> None:
 
 def test_a_step_that_was_not_computed_is_undone() -> None:
     """The step failed before it was advanced: it only leaves the steps in flight."""
-    steps = steps_in_flight()
-    request = running(steps, "a", [1, 2, 3], computed=2)
-    batch = plan(steps, (request, 1))
-    steps.undo(batch)
+    steps, (request,) = decoding("a")
+    steps.undo(plan(steps, request))
     assert not steps.batches, "the step is no longer in flight"
     assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3]), (
-        "the step was not advanced, so its request is in the state before it already: "
-        f"{request.num_computed_tokens} computed of {request.token_ids}"
+        "the step was not advanced, so its request is in the state before it already"
     )
 
 
 def test_a_step_that_was_advanced_is_undone_whole() -> None:
-    steps = steps_in_flight()
-    decode = running(steps, "a", [1, 2, 3], computed=2)
+    steps, (decode,) = decoding("a")
     chunk = running(steps, "b", [4, 5, 6, 7, 8], computed=0)
-    batch = plan(steps, (decode, 1), (chunk, 3))
+    batch = plan(steps, decode, (chunk, 3))
     steps.advance(batch)
     steps.undo(batch)
     assert (decode.num_computed_tokens, decode.token_ids) == (2, [1, 2, 3]), (
@@ -168,26 +143,23 @@ def test_a_step_that_was_advanced_is_undone_whole() -> None:
 
 
 def test_two_steps_are_undone_newest_first() -> None:
-    steps = steps_in_flight()
-    request = running(steps, "a", [1, 2, 3], computed=2)
-    first = plan(steps, (request, 1))
+    steps, (request,) = decoding("a")
+    first = plan(steps, request)
     steps.advance(first)
-    second = plan(steps, (request, 1))
+    second = plan(steps, request)
     steps.undo(second)
     assert (request.num_computed_tokens, request.num_tokens) == (3, 4), "the state after step N"
     left = ["first" if batch is first else "second" for batch in steps.batches]
-    assert left == ["first"], f"the second step was undone, but the steps in flight are {left}"
+    assert left == ["first"], "the second step was undone, and the first is in flight"
     steps.undo(first)
     assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
     assert not steps.batches
 
 
 def test_undo_leaves_an_ended_request_alone_and_frees_it() -> None:
-    steps = steps_in_flight()
-    ended = running(steps, "a", [1, 2, 3], computed=2)
-    batch = plan(steps, (ended, 1))
-    ended.finish_reason = "abort"
-    steps.free(ended)
+    steps, (ended,) = decoding("a")
+    batch = plan(steps, ended)
+    end(steps, ended)
     batch.is_advanced = True
     steps.undo(batch)
     assert ended.token_ids == [1, 2, 3] and steps.finished == []
@@ -197,15 +169,12 @@ def test_undo_leaves_an_ended_request_alone_and_frees_it() -> None:
 
 def test_all_that_end_in_one_step_are_freed() -> None:
     """I3: the list of finished requests must not lose one of them while it is gone through."""
-    steps = steps_in_flight()
-    ended = [running(steps, name, [1, 2, 3], computed=2) for name in "abcd"]
-    batch = plan(steps, *((request, 1) for request in ended))
+    steps, ended = decoding("abcd")
+    batch = plan(steps, *ended)
     steps.advance(batch)
-    for request in ended:
-        request.finish_reason = "stop"
-        steps.free(request)
+    end(steps, *ended)
     assert steps.finished == ended, "a step in flight writes to the pages of all four"
     steps.complete(batch)
-    assert steps.finished == [], f"I3: no step writes to {steps.finished}, and they hold pages"
+    assert steps.finished == [], "I3: no step writes to them, and they hold pages"
     assert all_pages_can_be_had(steps), "I3: four requests have ended, and not all pages are free"
     assert [request.row for request in ended] == [None] * 4, "I3: a row is held"

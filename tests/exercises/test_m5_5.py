@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from common import EngineConfig, Request
 from m5_overlap import model_runner
-from m5_overlap.cuda_graph import DecodeGraphs, StaticStep
+from m5_overlap.cuda_graph import DecodeGraphs
 from m5_overlap.model_input import ModelInput
 from m5_overlap.model_runner import ModelRunner
 from m5_overlap.placeholders import placeholder
 from m5_overlap.schedule_batch import ScheduleBatch
 from tests.conftest import shared_model
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 PAGE_SIZE, MAX_MODEL_LEN = 4, 30
 
@@ -37,36 +38,43 @@ class PlainBuffers:
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> ModelRunner:
+def runner() -> ModelRunner:
+    """A runner with a memory full of numbers."""
+    runner = make_runner()
+    for memory in (*runner.kv_pool.keys, *runner.kv_pool.values):
+        memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
+    return runner
+
+
+def make_runner() -> ModelRunner:
     """Return a runner of a tiny model: static steps of 1, 2 and 4 requests, pages of 4 tokens."""
-    monkeypatch.setattr(model_runner, "StepBuffers", PlainBuffers)
     config = EngineConfig(
         model="tiny-llama", device="cpu", page_size=PAGE_SIZE, num_pages=20, max_num_seqs=8,
         max_model_len=MAX_MODEL_LEN,
     )  # fmt: skip
-    made = ModelRunner(shared_model("tiny-llama").model, config)
-    made.graphs.sizes = [1, 2, 4]
-    for memory in (*made.kv_pool.keys, *made.kv_pool.values):
-        memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
-    return made
+    with patch.object(model_runner, "StepBuffers", PlainBuffers):
+        runner = ModelRunner(shared_model("tiny-llama").model, config)
+    runner.graphs.sizes = [1, 2, 4]
+    return runner
 
 
-def request_in(runner: ModelRunner, row: int, pages: list[int], computed: int) -> Request:
-    """Return a request in a row: tokens 10 * row, 10 * row + 1, …, all but the last computed."""
-    request = request_of(f"row {row}", [10 * row + i for i in range(computed + 1)])
+def request_in(
+    runner: ModelRunner, row: int, pages: list[int], computed: int, num_tokens: int | None = None
+) -> Request:
+    """Return a request in a row: tokens 10 * row, 10 * row + 1, …, all but the last computed.
+
+    num_tokens: for a prompt of which more tokens are not computed.
+    """
+    request = make_request(f"row {row}", range(10 * row, 10 * row + (num_tokens or computed + 1)))
     request.row, request.num_computed_tokens = row, computed
     runner.inputs.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
     return request
 
 
 def three_decodes(runner: ModelRunner, computed: tuple[int, int, int] = (5, 2, 9)) -> ScheduleBatch:
-    requests = [
-        request_in(runner, row, pages, n)
-        for row, pages, n in zip(
-            (0, 2, 3), ([5, 6, 7], [8, 9, 2], [1, 3, 4]), computed, strict=True
-        )
-    ]
-    return batch_of(*((request, 1) for request in requests))
+    """Return a step of three requests in rows 0, 2 and 3."""
+    rows = zip((0, 2, 3), ([5, 6, 7], [8, 9, 2], [1, 3, 4]), computed, strict=True)
+    return batch_of(*((request_in(runner, *row), 1) for row in rows))
 
 
 def batch_of(*parts: tuple[Request, int]) -> ScheduleBatch:
@@ -77,6 +85,18 @@ def batch_of(*parts: tuple[Request, int]) -> ScheduleBatch:
     return batch
 
 
+def tensors_of(inputs: ModelInput) -> dict[str, torch.Tensor]:
+    """Return the tensors that a graph reads."""
+    meta = inputs.metadata
+    return {
+        "input_ids": inputs.input_ids,
+        "position_ids": inputs.position_ids,
+        "slot_mapping": meta.slot_mapping,
+        "seq_lens": meta.seq_lens,
+        "page_table": meta.page_table,
+    }
+
+
 def padded_input(runner: ModelRunner, batch: ScheduleBatch) -> ModelInput:
     """Return the input of a decode batch that is padded to four requests."""
     return runner.inputs.prepare(batch, static_size=4)
@@ -84,10 +104,8 @@ def padded_input(runner: ModelRunner, batch: ScheduleBatch) -> ModelInput:
 
 def test_a_batch_runs_as_the_next_size_there_is() -> None:
     graphs = DecodeGraphs(torch.Tensor, [1, 2, 4, 8, 16], capture=False)
-    sizes = [graphs.size_for(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)]
-    assert sizes == [1, 2, 4, 4, 8, 8, 16, 16], (
-        f"batches of 1 2 3 4 5 8 9 16 requests run as {sizes}"
-    )
+    sizes = {n: graphs.size_for(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)}
+    assert sizes == {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16}, "requests: their size"
 
 
 def test_a_batch_larger_than_the_largest_graph_has_none() -> None:
@@ -97,6 +115,7 @@ def test_a_batch_larger_than_the_largest_graph_has_none() -> None:
 
 
 def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
+    """The table has one width for every step, because a request may grow to max_model_len."""
     inputs = padded_input(runner, three_decodes(runner))
     meta = inputs.metadata
     assert inputs.input_ids.tolist() == [[5, 22, 39, 0]], (
@@ -108,6 +127,8 @@ def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
     assert inputs.logits_indices.tolist() == [0, 1, 2, 3], "a graph has logits for each of its rows"
     assert meta.seq_lens.tolist() == meta.seq_lens_cpu == [6, 3, 10, 1]
     assert meta.query_lens_cpu == [1, 1, 1, 1] and inputs.is_static
+    assert meta.page_table.shape == (4, -(-MAX_MODEL_LEN // PAGE_SIZE)), "pages for max_model_len"
+    assert meta.page_table[0, :3].tolist() == [5, 6, 7]
 
 
 def test_padding_writes_to_the_padding_page(runner: ModelRunner) -> None:
@@ -115,22 +136,8 @@ def test_padding_writes_to_the_padding_page(runner: ModelRunner) -> None:
     meta = padded_input(runner, three_decodes(runner)).metadata
     slots = meta.slot_mapping.tolist()
     assert slots[:3] == [6 * 4 + 1, 8 * 4 + 2, 4 * 4 + 1], "I1: table[p // 4] * 4 + p % 4"
-    assert 0 <= slots[3] < PAGE_SIZE, (
-        f"I3: padding must be written to page 0, slots 0 to 3, not {slots[3]}"
-    )
-    assert meta.page_table[3].tolist() == [0] * meta.page_table.shape[1], (
-        "padding must read page 0 only: its row of the table names no other page"
-    )
-
-
-def test_a_static_table_is_as_wide_as_the_longest_request(runner: ModelRunner) -> None:
-    """A graph is captured with one width; a request may grow to max_model_len."""
-    table = padded_input(runner, three_decodes(runner)).metadata.page_table
-    needed = -(-MAX_MODEL_LEN // PAGE_SIZE)
-    assert table.shape == (4, needed), (
-        f"{MAX_MODEL_LEN} tokens in pages of {PAGE_SIZE} need {needed} columns: {table.shape}"
-    )
-    assert table[0, :3].tolist() == [5, 6, 7]
+    assert 0 <= slots[3] < PAGE_SIZE, "I3: padding must be written to page 0, slots 0 to 3"
+    assert not meta.page_table[3].any(), "padding must read page 0 only"
 
 
 def test_a_full_size_needs_no_padding(runner: ModelRunner) -> None:
@@ -143,40 +150,33 @@ def test_a_full_size_needs_no_padding(runner: ModelRunner) -> None:
 def test_a_batch_that_fits_no_size_runs_as_it_is(runner: ModelRunner) -> None:
     """`launch` passes None as the size if `size_for` returns None."""
     inputs = runner.inputs.prepare(three_decodes(runner), static_size=None)
-    assert not inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39]], (
-        "there must be no padding"
-    )
     meta = inputs.metadata
+    assert not inputs.is_static, "no size was given"
+    assert inputs.input_ids.tolist() == [[5, 22, 39]], "there must be no padding"
     assert inputs.logits_indices.tolist() == [0, 1, 2] and meta.seq_lens.tolist() == [6, 3, 10]
     assert meta.page_table.tolist() == [[5, 6, 7], [8, 9, 2], [1, 3, 4]], (
-        "the table of a batch without padding has no row of padding, and as many columns as the "
-        f"longest request has pages: {meta.page_table.tolist()}"
+        "no row of padding, and as many columns as the longest request has pages"
     )
 
 
 def test_a_step_with_a_chunk_runs_as_it_is(runner: ModelRunner) -> None:
-    """The step has one decode, a chunk in the middle of a prompt, and the last chunk of another."""
+    """One decode, a chunk in the middle of a prompt, and the last chunk of another prompt."""
     decode = request_in(runner, 0, [5, 6], 5)
-    middle, last = request_of("middle", list(range(100, 120))), request_of("last", [90, 91, 92])
-    for request, row, pages, computed in ((middle, 1, [7, 8], 4), (last, 2, [9], 0)):
-        request.row, request.num_computed_tokens = row, computed
-        runner.inputs.page_table[row + 1, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    middle = request_in(runner, 1, [7, 8], 4, num_tokens=20)
+    last = request_in(runner, 2, [9], 0, num_tokens=3)
     inputs = runner.inputs.prepare(batch_of((decode, 1), (middle, 3), (last, 3)))
     meta = inputs.metadata
     assert not inputs.is_static, "no size was given"
-    assert inputs.input_ids.tolist() == [[5, 104, 105, 106, 90, 91, 92]]
+    assert inputs.input_ids.tolist() == [[5, 14, 15, 16, 20, 21, 22]]
     assert inputs.position_ids.tolist() == [[5, 4, 5, 6, 0, 1, 2]]
-    assert inputs.logits_indices.tolist() == [0, 6], (
-        "the last tokens of the requests that get a next token"
-    )
+    assert inputs.logits_indices.tolist() == [0, 6], "the requests that get a next token"
     assert meta.seq_lens.tolist() == [6, 7, 3], "I1: a chunk's context ends with the chunk"
     assert meta.slot_mapping.tolist() == [25, 32, 33, 34, 36, 37, 38]
 
 
 def test_a_single_token_that_is_no_decode_is_not_static(runner: ModelRunner) -> None:
     """A chunk of one token in the middle of a prompt samples no token and needs no logits."""
-    middle = request_of("middle", [1, 2, 3, 4])
-    middle.row, middle.num_computed_tokens = 0, 1
+    middle = request_in(runner, 0, [5], 1, num_tokens=4)
     inputs = runner.inputs.prepare(batch_of((middle, 1)))
     assert not inputs.is_static and inputs.logits_indices.tolist() == []
     assert inputs.metadata.seq_lens.tolist() == [2], "I1: a chunk's context ends with the chunk"
@@ -192,59 +192,25 @@ def test_placeholders_travel_like_tokens(runner: ModelRunner) -> None:
     )
 
 
-def filled(runner: ModelRunner, first: ModelInput, second: ModelInput) -> StaticStep:
-    """Return a static step that is made from the first inputs and filled with the second."""
-    step = runner.graphs._make(first)
-    step.fill(second)
-    return step
+def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
+    """A captured graph reads fixed addresses: it never reads new tensors.
 
-
-def test_every_static_tensor_is_written(runner: ModelRunner) -> None:
-    """A value that is left from the step before would be read as a value of this step."""
-    before = padded_input(runner, three_decodes(runner))
+    A value that is left from the step before would be read as a value of this step. The inputs of a
+    step are in buffers that are filled again: `fill` must copy them.
+    """
+    step = runner.graphs._make(padded_input(runner, three_decodes(runner)))
+    captured = tensors_of(step.inputs)
     batch = three_decodes(runner, (8, 11, 3))
     batch.requests.reverse()
     now = padded_input(runner, batch)
-    static = filled(runner, before, now).inputs
-    assert torch.equal(static.input_ids, now.input_ids), "token ids"
-    assert torch.equal(static.position_ids, now.position_ids), "positions"
-    for name in ("slot_mapping", "seq_lens", "page_table"):
-        left, right = getattr(static.metadata, name), getattr(now.metadata, name)
-        assert torch.equal(left, right), (
-            f"{name} is {left.tolist()}, the step's is {right.tolist()}"
-        )
-    assert static.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the lengths on the host"
-
-
-def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
-    """A captured graph reads fixed addresses: it never reads new tensors."""
-    first = padded_input(runner, three_decodes(runner))
-    step = runner.graphs._make(first)
-    tensors = {
-        "input_ids": step.inputs.input_ids,
-        "position_ids": step.inputs.position_ids,
-        **{n: getattr(step.inputs.metadata, n) for n in ("slot_mapping", "seq_lens", "page_table")},
-    }
-    now = padded_input(runner, three_decodes(runner, (8, 11, 3)))
     step.fill(now)
-    for name, tensor in tensors.items():
-        source = getattr(now, name, None)
-        source = getattr(now.metadata, name) if source is None else source
-        assert torch.equal(tensor, source), (
-            f"{name}: the memory that the graph was captured with still holds the old step's values"
-        )
-
-
-def test_a_static_step_does_not_hold_on_to_a_buffer(runner: ModelRunner) -> None:
-    """The inputs of a step are in buffers that are filled again for another step."""
-    first = padded_input(runner, three_decodes(runner))
-    now = padded_input(runner, three_decodes(runner, (8, 11, 3)))
-    step = filled(runner, first, now)
-    expected = now.input_ids.clone()
-    now.input_ids.zero_()
-    assert torch.equal(step.inputs.input_ids, expected), (
-        "fill must copy the values, not keep the tensor"
-    )
+    expected = {name: tensor.clone() for name, tensor in tensors_of(now).items()}
+    for tensor in tensors_of(now).values():
+        tensor.zero_()
+    for tensors in (captured, tensors_of(step.inputs)):
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, expected[name]), f"{name} must have the values of this step"
+    assert step.inputs.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the lengths on the host"
 
 
 def memory_of(runner: ModelRunner) -> list[torch.Tensor]:
@@ -277,11 +243,9 @@ def test_padding_does_not_change_what_three_requests_say(runner: ModelRunner) ->
     said: dict[bool, list[list[int]]] = {}
     for is_padded in (False, True):
         requests = [
-            request_in(runner, row, pages, 3)
+            request_in(runner, row, pages, 0, num_tokens=4)
             for row, pages in zip(rows, ([5, 6, 7], [8, 9, 2], [1, 3, 4]), strict=True)
         ]
-        for request in requests:
-            request.num_computed_tokens = 0
         batch = batch_of(*((request, 4) for request in requests))
         logits = runner.forward(runner.inputs.prepare(batch))
         for _ in range(8):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -17,7 +18,7 @@ from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.engine.test_overlap import fuzz
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request, scheduled, watch
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -33,10 +34,16 @@ def scheduler_of(num_pages: int, **config: Any) -> Scheduler:
 def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 20) -> ScheduleBatch:
     """Plan a step of these prompts and advance their requests, as `step` does before a launch."""
     for i, prompt in enumerate(prompts):
-        scheduler.add_request(request_of(f"{i}", prompt, max_tokens))
+        scheduler.add_request(make_request(f"{i}", prompt, max_tokens=max_tokens))
     batch = scheduler.schedule()
     scheduler.in_flight.advance(batch)
     return batch
+
+
+def counted(scheduler: Scheduler) -> tuple[int, int, int, int]:
+    """Return the numbers of steps, and of tokens of prompts, of decodes, and for no request."""
+    c = scheduler.counters
+    return c.num_steps, c.prefill_tokens, c.decode_tokens, c.padding_tokens
 
 
 def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
@@ -72,22 +79,29 @@ def run(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list
     return [finals[name] for name in names]
 
 
-def test_with_memory_to_spare_the_host_does_not_wait() -> None:
-    scheduler = scheduler_of(num_pages=20)
-    in_flight(scheduler, [1, 2, 3], [4, 5, 6])
-    assert not scheduler.needs_result(), "both requests have room in their last page: plan N+1 now"
+def assert_answers(engine: Any, prompts: Sequence[list[int]], max_tokens: int) -> None:
+    """Require the tokens of the requests alone, and that the engine holds nothing after them."""
+    expected = [expected_tokens(prompt, max_tokens) for prompt in prompts]
+    assert run(engine, prompts, max_tokens) == expected, "I1, I2"
+    assert_idle(engine)
 
 
-@pytest.mark.parametrize(("num_pages", "is_short"), [(3, False), (2, True)])
-def test_memory_is_short_when_a_page_is_missing(num_pages: int, is_short: bool) -> None:
-    """One of two requests has filled its page: the next step needs one more page."""
+# Why: the pages of the pool, the prompts in step N, their max_tokens, and whether to wait for N.
+SHORT: dict[str, tuple[int, list[list[int]], int, bool]] = {
+    "both requests have room in their last page": (20, [[1, 2, 3], [4, 5, 6]], 20, False),
+    "step N+1 needs a third page, and one is free": (3, [[1, 2], [4]], 20, False),
+    "no page is free: a request that ends in N may save a retraction": (2, [[1, 2], [4]], 20, True),
+    "both end in step N: step N+1 has no request": (2, [[1, 2], [4, 5]], 1, False),
+}
+
+
+@pytest.mark.parametrize("why", SHORT)
+def test_memory_is_short_when_a_page_is_missing(why: str) -> None:
+    num_pages, prompts, max_tokens, is_short = SHORT[why]
     scheduler = scheduler_of(num_pages)
     scheduler.admission.new_token_ratio = 0.0  # admit both, whatever they may need later
-    in_flight(scheduler, [1, 2], [4])
-    assert scheduler.needs_result() == is_short, (
-        f"two of {num_pages} pages are held, and step N+1 needs a third: if there is none, it "
-        "would retract a request, which an end in step N may make unnecessary: wait for N"
-    )
+    in_flight(scheduler, *prompts, max_tokens=max_tokens)
+    assert scheduler.needs_result() == is_short, why
 
 
 def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
@@ -99,18 +113,11 @@ def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
     assert not scheduler.needs_result(), "no page is free, but a cached page can be evicted"
 
 
-def test_a_request_that_is_known_to_end_needs_no_page() -> None:
-    scheduler = scheduler_of(num_pages=2)
-    scheduler.admission.new_token_ratio = 0.0
-    in_flight(scheduler, [1, 2], [4, 5], max_tokens=1)
-    assert not scheduler.needs_result(), "both end in step N: step N+1 has no request"
-
-
 def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     scheduler = scheduler_of(num_pages=20)
     in_flight(scheduler, [1, 2, 3, 4, 5])
     assert not scheduler.needs_result()
-    scheduler.add_request(request_of("alike", [1, 2, 3, 4, 9]))
+    scheduler.add_request(make_request("alike", [1, 2, 3, 4, 9]))
     assert scheduler.needs_result(), (
         "step N computes 1 2 3 4, which the waiting request needs: if step N+1 is planned before "
         "N has ended, it cannot admit that request"
@@ -137,11 +144,9 @@ def test_each_token_of_a_step_is_counted_once() -> None:
     scheduler.update_from_output(batch, [(70, None)])
     batch = in_flight(scheduler)
     scheduler.update_from_output(batch, [(71, None), (72, None)])
-    counters = scheduler.counters
-    assert (counters.num_steps, counters.prefill_tokens, counters.decode_tokens) == (2, 6, 1), (
+    assert counted(scheduler) == (2, 6, 1, 0), (
         "step 1 computes four tokens of prompts, step 2 the other two and one decode"
     )
-    assert counters.padding_tokens == 0
 
 
 def test_a_request_that_has_ended_gets_no_token() -> None:
@@ -153,12 +158,9 @@ def test_a_request_that_has_ended_gets_no_token() -> None:
     outputs = scheduler.update_from_output(batch, [(70, None), (71, None)])
     assert [output.request for output in outputs] == [stays], "no output may follow the end"
     assert 70 not in gone.token_ids and stays.token_ids == [4, 5, 71], "I1"
-    counters = scheduler.counters
-    assert (counters.padding_tokens, counters.prefill_tokens, counters.decode_tokens) == (
-        3,
-        2,
-        0,
-    ), "three tokens were computed for no request, and two for the prompt of the other one"
+    assert counted(scheduler) == (1, 2, 0, 3), (
+        "three tokens were computed for no request, and two for the prompt of the other one"
+    )
     assert gone.row is None, "I3: no step writes to its pages any more"
     scheduler.check_invariants()
 
@@ -189,11 +191,8 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
     for step in range(1, 8):
         outputs = engine.step()
         assert len(outputs) == 3, f"step() number {step} returns the outputs of step {step}"
-        assert engine.core.runner.num_launches == step + 1, (
-            f"after step() number {step}, step {step + 1} should be in flight: "
-            f"{engine.core.runner.num_launches} were launched"
-        )
-        assert stream.num_waits == step, f"the host must wait once a step: {stream.num_waits}"
+        assert engine.core.runner.num_launches == step + 1, f"step {step + 1} must be in flight"
+        assert stream.num_waits == step, "the host must wait once a step"
     engine.step()
     assert engine.core.runner.num_launches == 8 == engine.stats().num_steps
     assert_idle(engine)
@@ -201,25 +200,13 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
 
 def test_step_n_plus_1_is_launched_before_step_n_is_waited_for() -> None:
     events: list[str] = []
-
-    class Watched(LateStream):
-        def run_until(self, event: Any) -> None:
-            events.append("wait")
-            super().run_until(event)
-
-    engine = engine_of(Watched())
-    launch = engine.core.runner.launch
-
-    def noted(*args: Any) -> Any:
-        events.append("launch")
-        return launch(*args)
-
-    engine.core.runner.launch = noted
-    engine.add_request([1, 2], greedy(4, ignore_eos=True))
-    while engine.has_unfinished_requests():
-        engine.step()
+    stream = LateStream()
+    engine = engine_of(stream)
+    watch(engine.core.runner, "launch", lambda *_: events.append("launch"))
+    watch(stream, "run_until", lambda _: events.append("wait"))
+    run(engine, [[1, 2]], 4)
     assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"], (
-        f"first two launches, then in turns a wait for the older step and a launch: {events}"
+        "first two launches, then in turns a wait for the older step and a launch"
     )
 
 
@@ -240,37 +227,29 @@ def test_the_tokens_are_those_of_the_requests_alone(
 ) -> None:
     engine = engine_of(stream(), max_num_seqs=3, page_size=2)
     prompts = [[i] * (1 + 2 * i) for i in range(1, 7)]
-    assert run(engine, prompts, max_tokens) == [expected_tokens(p, max_tokens) for p in prompts], (
-        "I1, I2"
-    )
+    assert_answers(engine, prompts, max_tokens)
     stats = engine.stats()
     assert stats.padding_tokens == 0, "all ends were known in advance: no token is dropped"
     assert stats.prefill_tokens + stats.cached_prompt_tokens == sum(map(len, prompts))
     assert stats.decode_tokens == len(prompts) * (max_tokens - 1)
-    assert_idle(engine)
 
 
 def test_overlapping_changes_no_step() -> None:
     """If all ends are known, both loops run the same steps: same requests, same chunks."""
-    seen: dict[bool, list[Any]] = {}
-    for overlap in (False, True):
+
+    def steps_of(enable_overlap: bool) -> list[Any]:
+        steps: list[Any] = []
         engine = engine_of(
-            LateStream(), max_num_seqs=3, max_num_batched_tokens=7, enable_overlap=overlap
+            LateStream(), max_num_seqs=3, max_num_batched_tokens=7, enable_overlap=enable_overlap
         )
-        steps = seen[overlap] = []
-        launch = engine.core.runner.launch
-
-        def watched(batch: Any, table: Any, steps: Any = steps, launch: Any = launch) -> Any:
-            parts = zip(batch.requests, batch.num_scheduled_tokens, strict=True)
-            steps.append([(request.request_id, n) for request, n in parts])
-            return launch(batch, table)
-
-        engine.core.runner.launch = watched
+        watch(engine.core.runner, "launch", lambda batch, _: steps.append(scheduled(batch)))
         for i in range(7):
             params = greedy(1 + 3 * (i % 3), ignore_eos=True)
             engine.add_request([i + 1] * (1 + 5 * (i % 3)), params, f"{i}")
         drain(engine)
-    assert seen[True] == seen[False]
+        return steps
+
+    assert steps_of(enable_overlap=True) == steps_of(enable_overlap=False)
 
 
 @pytest.mark.parametrize("stream", [LateStream, EarlyStream])
@@ -282,13 +261,11 @@ def test_a_request_that_ends_unforeseen_leaves_one_step_later(stream: type[LateS
     stops = greedy(20, stop_token_ids=[answer[3]], ignore_eos=True)
     engine.add_request([5, 6], stops, "stops")
     engine.add_request([8, 9], greedy(20, ignore_eos=True), "goes on")
-    final = None
-    while final is None:
+    outputs: dict[str, Any] = {}
+    while not any(output.finished for output in outputs.values()):
         outputs = {output.request_id: output for output in engine.step()}
-        final = outputs["stops"] if outputs["stops"].finished else None
-    assert (
-        final.outputs[0].token_ids == answer[:length] and final.outputs[0].finish_reason == "stop"
-    )
+    final = outputs["stops"].outputs[0]
+    assert (final.token_ids, final.finish_reason) == (answer[:length], "stop"), "I1"
     assert [r.request_id for r in engine.core.scheduler.in_flight.finished] == ["stops"], (
         "I3: step N+1 writes to its pages: they must be held until it has ended"
     )
@@ -348,20 +325,16 @@ def test_a_prompt_is_shared_after_its_forward_and_not_before() -> None:
     """Six prompts share a stem: one computes it, and the others join in the step after."""
     engine = engine_of(LateStream(), page_size=4, max_num_seqs=8)
     stem = [1] * 32
-    prompts = [[*stem, 40 + i, 3] for i in range(6)]
-    assert run(engine, prompts, 4) == [expected_tokens(p, 4) for p in prompts], "I1"
+    assert_answers(engine, [[*stem, 40 + i, 3] for i in range(6)], 4)
     assert engine.stats().prefill_tokens == 34 + 5 * 2, (
         "the stem is computed once, and two more tokens of each prompt"
     )
-    assert_idle(engine)
 
 
 def test_retraction_on_little_memory() -> None:
     engine = engine_of(LateStream(), num_pages=12, page_size=2, max_num_seqs=4)
-    prompts = [[1, 2], [3, 4], [5, 6]]
-    assert run(engine, prompts, 16) == [expected_tokens(p, 16) for p in prompts], "I2"
+    assert_answers(engine, [[1, 2], [3, 4], [5, 6]], 16)
     assert engine.stats().num_retractions > 0, "the pool is too small for all three requests"
-    assert_idle(engine)
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -369,10 +342,8 @@ def test_a_retraction_happens_between_two_steps(every: int) -> None:
     """A test instrument retracts a request in every such step, and makes `needs_result` say so."""
     engine = engine_of(LateStream(), page_size=2, max_num_seqs=4)
     force_retractions(engine.core.scheduler, every)
-    prompts = [[1, 2], [3, 4, 5], [5, 6]]
-    assert run(engine, prompts, 9) == [expected_tokens(p, 9) for p in prompts], "I2"
+    assert_answers(engine, [[1, 2], [3, 4, 5], [5, 6]], 9)
     assert engine.stats().num_retractions > 0
-    assert_idle(engine)
 
 
 def test_a_launch_that_fails_changes_nothing() -> None:
@@ -380,15 +351,9 @@ def test_a_launch_that_fails_changes_nothing() -> None:
     engine = engine_of(LateStream(), page_size=2)
     engine.add_request([5, 6, 7], greedy(8, ignore_eos=True), "a")
     engine.step()
-    launch = engine.core.runner.launch
-
-    def fail(*_: Any) -> Any:
-        raise MemoryError
-
-    engine.core.runner.launch = fail
-    assert engine.step() == [], "I3: the step in flight must be undone too"
+    with patch.object(engine.core.runner, "launch", side_effect=MemoryError):
+        assert engine.step() == [], "I3: the step in flight must be undone too"
     engine.check_invariants()
-    engine.core.runner.launch = launch
     final = drain(engine)["a"][-1]
     assert final.outputs[0].token_ids == expected_tokens([5, 6, 7], 8), "I1"
     assert_idle(engine)

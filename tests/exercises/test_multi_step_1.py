@@ -8,7 +8,7 @@ import pytest
 
 from common import EngineConfig, Request
 from milestones.electives.multi_step.scheduler import Scheduler
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers.oracle import greedy
 
 PAGE_SIZE = 4
@@ -39,16 +39,15 @@ def plan(scheduler: Scheduler) -> list[list[str]]:
 
 def test_a_plan_has_num_steps_steps() -> None:
     scheduler = make_scheduler()
-    decoding(scheduler, request_of("a", [1, 2], 50), request_of("b", [3], 50))
-    steps = plan(scheduler)
-    assert steps == [["a", "b"]] * 8, f"eight steps of both requests, not {steps}"
+    decoding(scheduler, make_request("a", [1, 2]), make_request("b", [3]))
+    assert plan(scheduler) == [["a", "b"]] * 8, "eight steps of both requests"
 
 
 def test_a_plan_with_penalties_has_one_step() -> None:
     """I2: a penalty counts all tokens, and a placeholder stands only for the newest one."""
-    scheduler, request = make_scheduler(), request_of("a", [1, 2], 50)
+    scheduler, request = make_scheduler(), make_request("a", [1, 2])
     request.params = greedy(50, presence_penalty=1.0)
-    decoding(scheduler, request, request_of("b", [3], 50))
+    decoding(scheduler, request, make_request("b", [3]))
     assert plan(scheduler) == [["a", "b"]]
 
 
@@ -56,17 +55,19 @@ def test_a_plan_with_penalties_has_one_step() -> None:
 def test_the_length_of_a_plan_is_a_setting(num_steps: int) -> None:
     scheduler = make_scheduler()
     scheduler.num_steps = num_steps
-    decoding(scheduler, request_of("a", [1, 2], 50))
+    decoding(scheduler, make_request("a", [1, 2]))
     assert len(plan(scheduler)) == num_steps, "a plan has at most num_steps steps"
 
 
 def test_a_request_leaves_the_plan_at_max_tokens() -> None:
     """I5: no step is planned for a request that is known to have ended before it."""
     scheduler = make_scheduler()
-    decoding(scheduler, request_of("a", [1, 2], 4), request_of("b", [3], 6))
+    decoding(
+        scheduler, make_request("a", [1, 2], max_tokens=4), make_request("b", [3], max_tokens=6)
+    )
     steps = plan(scheduler)
     expected = [["a", "b"]] * 3 + [["b"]] * 2
-    assert steps == expected, f"a needs 3 more tokens and b needs 5: {steps}"
+    assert steps == expected, "a needs 3 more tokens and b needs 5"
 
 
 def test_nothing_is_planned_without_requests() -> None:
@@ -77,35 +78,37 @@ def test_nothing_is_planned_without_requests() -> None:
 def test_a_plan_ends_before_a_half_computed_prompt() -> None:
     """The rest of a prompt is computed in the next plan, and not after seven more decodes."""
     scheduler = make_scheduler(max_num_batched_tokens=8)
-    decoding(scheduler, request_of("a", [1, 2], 50))
-    scheduler.add_request(request_of("long", [*range(20)], 5))
-    steps = plan(scheduler)
-    assert steps == [["a", "long"]], f"the plan ends after the first chunk of the prompt: {steps}"
+    decoding(scheduler, make_request("a", [1, 2]))
+    scheduler.add_request(make_request("long", [*range(20)], max_tokens=5))
+    assert plan(scheduler) == [["a", "long"]], "the plan ends after the first chunk of the prompt"
 
 
 def test_the_last_chunk_of_a_prompt_may_begin_a_plan() -> None:
     scheduler = make_scheduler()
-    decoding(scheduler, request_of("a", [1, 2], 50))
-    scheduler.add_request(request_of("new", [3, 4, 5], 50))
-    steps = plan(scheduler)
-    assert steps == [["a", "new"]] * 8, f"the whole prompt is computed in the first step: {steps}"
+    decoding(scheduler, make_request("a", [1, 2]))
+    scheduler.add_request(make_request("new", [3, 4, 5]))
+    assert plan(scheduler) == [["a", "new"]] * 8, "the whole prompt is computed in the first step"
 
 
 def test_a_plan_ends_when_pages_are_short() -> None:
     """I5: a retraction needs the results, so the plan ends before it."""
     scheduler = make_scheduler(num_pages=4)
     scheduler.admission.new_token_ratio = 0.0  # both join, although the pool is small
-    decoding(scheduler, request_of("a", [1, 2, 3], 40), request_of("b", [4, 5, 6], 40))
+    decoding(
+        scheduler,
+        make_request("a", [1, 2, 3], max_tokens=40),
+        make_request("b", [4, 5, 6], max_tokens=40),
+    )
     steps = plan(scheduler)
-    assert len(steps) == 5, f"two pages of four tokens have room for 5 steps: {len(steps)}"
+    assert len(steps) == 5, "two pages of four tokens have room for 5 steps"
     assert scheduler.kv_cache.num_free_pages == 0, "all pages are used before the plan ends"
 
 
 def test_the_steps_own_pages_for_their_tokens() -> None:
     """I3: the pages of a plan are allocated before it is launched."""
     scheduler = make_scheduler()
-    request = request_of("a", [1, 2], 50)
+    request = make_request("a", [1, 2])
     decoding(scheduler, request)
     plan(scheduler)
     pages = scheduler.kv_cache.pages_of(request)
-    assert len(pages) == 3, f"2 tokens and 8 more need 3 pages of 4, not {len(pages)}"
+    assert len(pages) == 3, "2 tokens and 8 more need 3 pages of 4"

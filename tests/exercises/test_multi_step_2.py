@@ -7,7 +7,7 @@ from milestones.electives.multi_step.schedule_batch import ScheduleBatch
 
 from common import Request
 from milestones.electives.multi_step.in_flight import StepsInFlight
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 PAGE_SIZE = 2
 
@@ -15,7 +15,7 @@ PAGE_SIZE = 2
 def planned(num_steps: int, *names: str) -> tuple[StepsInFlight, list[Request]]:
     """Return requests of 3 tokens, 2 of them computed, and a plan of so many decodes of each."""
     steps = StepsInFlight(KVCacheManager(num_rows=4, num_pages=16, page_size=PAGE_SIZE))
-    requests = [request_of(name, [1, 2, 3], 20) for name in names]
+    requests = [make_request(name, [1, 2, 3], max_tokens=20) for name in names]
     for request in requests:
         steps.kv_cache.allocate(request)
         steps.kv_cache.allocate_slots(request, 2)
@@ -76,7 +76,7 @@ def test_the_planned_tokens_are_those_when_it_finished() -> None:
     steps, (a,) = planned(4, "a")
     steps.retreat()
     end(steps, a)
-    assert steps.planned[a] == 4, f"four tokens were planned, not {steps.planned[a]}"
+    assert steps.planned[a] == 4, "four tokens were planned"
     steps.complete(steps.batches[0])
     assert steps.planned[a] == 4, "its pages still have room for all four"
 

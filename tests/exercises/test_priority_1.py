@@ -69,7 +69,7 @@ def test_a_full_host_drops_the_copies_that_were_used_longest_ago() -> None:
     cached(cache, B, first_page=50)
     cache.evict(2)
     found = (copied(cache, A), copied(cache, B))
-    assert found == ([True, True, False], [True, True]), f"one copy of A must go: {found}"
+    assert found == ([True, True, False], [True, True]), "one copy of A must go"
 
 
 def test_a_prefix_that_is_larger_than_the_host_keeps_its_beginning() -> None:
@@ -146,4 +146,4 @@ def test_loaded_copies_are_the_last_to_be_dropped() -> None:
     cached(cache, B, first_page=70)
     cache.evict(1)
     found = (copied(cache, A), copied(cache, C))
-    assert found == ([True, True, False], [False]), f"C was used longest ago: {found}"
+    assert found == ([True, True, False], [False]), "C was used longest ago"

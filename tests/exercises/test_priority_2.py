@@ -10,7 +10,7 @@ import pytest
 from common import EngineConfig, Request
 from milestones.electives.priority.schedule_batch import ScheduleBatch
 from milestones.electives.priority.scheduler import Scheduler
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 
 PAGE_SIZE = 2
 
@@ -25,10 +25,17 @@ def make_scheduler(num_pages: int = 32, **config: Any) -> Scheduler:
 
 def add(scheduler: Scheduler, name: str, tokens: Sequence[int], priority: int) -> Request:
     """Add a request with at most 8 output tokens."""
-    request = request_of(name, tokens)
+    request = make_request(name, tokens, max_tokens=8)
     request.priority = priority
     scheduler.add_request(request)
     return request
+
+
+def run(scheduler: Scheduler, **priorities: int) -> None:
+    """Add requests of three tokens with these priorities, and compute their prompts."""
+    for name, priority in priorities.items():
+        add(scheduler, name, [ord(name), 2, 3], priority)
+    step(scheduler)
 
 
 def step(scheduler: Scheduler) -> list[str]:
@@ -57,9 +64,7 @@ def state(scheduler: Scheduler) -> tuple[list[str], list[str]]:
 def test_the_least_urgent_request_makes_way_for_a_row() -> None:
     """Of equal ones, it is the newest."""
     scheduler = make_scheduler(max_num_seqs=3)
-    for name, priority in (("a", 0), ("b", 5), ("c", 5)):
-        add(scheduler, name, [ord(name), 2, 3], priority)
-    step(scheduler)
+    run(scheduler, a=0, b=5, c=5)
     add(scheduler, "urgent", [9, 8, 7], -1)
     found = step(scheduler)
     assert sorted(found) == ["a", "b", "urgent"], f"c makes way: {found}"
@@ -69,9 +74,7 @@ def test_the_least_urgent_request_makes_way_for_a_row() -> None:
 @pytest.mark.parametrize("priority", [5, 6])
 def test_equal_and_less_urgent_requests_wait(priority: int) -> None:
     scheduler = make_scheduler(max_num_seqs=2)
-    for name in "ab":
-        add(scheduler, name, [ord(name), 2, 3], 5)
-    step(scheduler)
+    run(scheduler, a=5, b=5)
     add(scheduler, "late", [9, 8, 7], priority)
     found = [step(scheduler) for _ in range(3)]
     assert found == [["a", "b"]] * 3, f"nothing is preempted for priority {priority}: {found}"
@@ -104,7 +107,7 @@ def test_pages_that_others_share_do_not_become_free() -> None:
     assert scheduler.kv_cache.num_free_pages == 0
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
-    assert victims == ["d", "c"], f"for two pages, both must go: {victims}"
+    assert victims == ["d", "c"], "for two pages, both must go"
 
 
 def test_a_request_that_frees_too_little_is_spared() -> None:
@@ -112,11 +115,10 @@ def test_a_request_that_frees_too_little_is_spared() -> None:
     scheduler = make_scheduler(num_pages=11, max_num_seqs=8)
     for name, size in (("a", 9), ("b", 9), ("c", 1)):
         add(scheduler, name, [ord(name)] * size, 5)
-    batch = scheduler.schedule()
-    complete(scheduler, batch)
+    step(scheduler)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
-    assert victims == ["b"], f"c is not needed: {victims}"
+    assert victims == ["b"], "c is not needed"
 
 
 def test_nothing_is_preempted_in_vain() -> None:
@@ -138,8 +140,7 @@ def test_a_prompt_that_takes_all_tokens_of_the_step_makes_way() -> None:
     step(scheduler)
     add(scheduler, "urgent", [9, 8, 7], 0)
     assert step(scheduler) == ["urgent"], "the chunk of `long` leaves the step"
-    found = step(scheduler)
-    assert found == ["urgent", "long"], f"then `long` goes on with what is left: {found}"
+    assert step(scheduler) == ["urgent", "long"], "then `long` goes on with what is left"
     long = scheduler.running[1]
     assert long.num_computed_tokens == 7, "I3: its first chunk was still cached"
 
@@ -147,9 +148,7 @@ def test_a_prompt_that_takes_all_tokens_of_the_step_makes_way() -> None:
 def test_a_victim_leaves_the_step() -> None:
     """Its token was in the batch already: the batch, and its samples, are those of the others."""
     scheduler = make_scheduler(max_num_seqs=2)
-    for name, priority in (("a", 0), ("b", 5)):
-        add(scheduler, name, [ord(name), 2, 3], priority)
-    step(scheduler)
+    run(scheduler, a=0, b=5)
     add(scheduler, "urgent", [9, 8, 7], -1)
     batch = scheduler.schedule()
     assert names(batch.requests) == ["a", "urgent"], names(batch.requests)
@@ -177,13 +176,12 @@ def test_a_request_in_flight_is_not_preempted() -> None:
 def test_a_request_with_room_joins_without_victims() -> None:
     """An empty list, and not None: None means that it must wait."""
     scheduler = make_scheduler(max_num_seqs=2)
-    add(scheduler, "a", [1, 2, 3], 5)
-    step(scheduler)
+    run(scheduler, a=5)
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     found = scheduler.preemption.make_way(
         urgent, scheduler.running, ScheduleBatch(), may_preempt=True
     )
-    assert found == [], f"a row is free: {found}"
+    assert found == [], "a row is free"
 
 
 def test_an_aged_request_is_not_preempted() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from common import Request
 from milestones.electives.structured_output.grammar_manager import GrammarManager
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers.fake_grammars import FakeCompiler, allowed_tokens, structured
 from tests.helpers.oracle import greedy
 
@@ -46,7 +46,7 @@ def make_manager() -> tuple[Any, Compiler]:
 
 
 def added(manager: Any, name: str, salt: int = 0) -> Request:
-    request = request_of(name, [1, 2])
+    request = make_request(name, [1, 2])
     request.params = greedy(8, structured_outputs=structured(salt, 3))
     manager.add_request(request)
     return request
@@ -59,12 +59,10 @@ def taken(manager: Any) -> list[tuple[str, str | None]]:
 def test_a_request_waits_until_its_grammar_is_compiled() -> None:
     manager, compiler = make_manager()
     request = added(manager, "a")
-    found = taken(manager)
-    assert found == [], "its grammar is not compiled yet"
+    assert taken(manager) == [], "its grammar is not compiled yet"
     assert request in manager.queue, "I3: a live request is in a queue"
     compiler.finish()
-    found = taken(manager)
-    assert found == [("a", None)], "its grammar is compiled"
+    assert taken(manager) == [("a", None)], "its grammar is compiled"
     assert request not in manager.queue and request in manager.grammars, "I3: in one place only"
     assert taken(manager) == [], "a request leaves the queue once"
 
@@ -76,8 +74,7 @@ def test_a_slow_grammar_holds_up_no_other() -> None:
         added(manager, name, number)
     compiler.finish(2)
     compiler.finish(1)
-    found = taken(manager)
-    assert found == [("b", None), ("c", None)], f"a is not compiled, b and c are: {found}"
+    assert taken(manager) == [("b", None), ("c", None)], "a is not compiled, b and c are"
     compiler.finish()
     assert taken(manager) == [("a", None)]
 
@@ -92,9 +89,9 @@ def test_a_bad_grammar_ends_only_its_request() -> None:
     compiler.finish(0)
     found = taken(manager)
     expected = [("a", None), ("b", "unknown keyword 'not'"), ("c", None)]
-    assert found == expected, f"b ends, and the others do not notice: {found}"
+    assert found == expected, "b ends, and the others do not notice"
     names = [request.request_id for request in manager.grammars]
-    assert names == ["a", "c"], f"I3: a request that ends holds no grammar: {names}"
+    assert names == ["a", "c"], "I3: a request that ends holds no grammar"
 
 
 def test_each_request_has_a_place_of_its_own() -> None:
@@ -133,6 +130,5 @@ def test_a_compiled_grammar_is_never_too_late() -> None:
     manager.timeout = 0.0
     added(manager, "a")
     compiler.finish()
-    found = taken(manager)
-    assert found == [("a", None)], f"there is nothing to wait for: {found}"
+    assert taken(manager) == [("a", None)], "there is nothing to wait for"
     assert compiler.abandoned == [], "its grammar is used"

@@ -8,6 +8,7 @@ import pytest
 
 from milestones.electives.structured_output import engine as engine_module
 from milestones.lab.instruments.streams import EarlyStream, LateStream
+from tests.exercises.by_hand import watch
 from tests.helpers.fake_grammars import (
     MaskRunner,
     StepGrammar,
@@ -27,20 +28,10 @@ def made(late: bool = True, **config: Any) -> Any:
     engine = hash_engine(engine_module, stream, 60, MaskRunner, page_size=2, **config)
     vars(engine)["grammars"] = with_fakes(engine)
     vars(engine)["events"] = events = list[str]()
-    record(engine.core.runner, "launch", events)
-    record(engine.core.runner, "sample", events)
-    record(engine.core.scheduler.grammars, "accept", events)
+    watch(engine.core.runner, "launch", lambda *_: events.append("launch"))
+    watch(engine.core.runner, "sample", lambda *_: events.append("sample"))
+    watch(engine.core.scheduler.grammars, "accept", lambda *_: events.append("accept"))
     return engine
-
-
-def record(owner: Any, name: str, events: list[str]) -> None:
-    method = getattr(owner, name)
-
-    def recorded(*args: Any) -> Any:
-        events.append(name)
-        return method(*args)
-
-    vars(owner)[name] = recorded
 
 
 def add(engine: Any, name: str, salt: int, length: int, prompt: list[int] | None = None) -> None:
@@ -58,7 +49,7 @@ def test_the_forward_is_launched_first_and_sampled_last() -> None:
     add(engine, "a", 1, 3)
     tokens = tokens_of(engine)
     expected = ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"]
-    assert engine.events == expected, f"four tokens, and a step in vain: {engine.events}"
+    assert engine.events == expected, "four tokens, and a step in vain"
     assert tokens["a"] == expected_under(PROMPT, 20, 1, 3), "I1: a mask was early or late"
 
 
@@ -83,20 +74,19 @@ def test_masks_reach_their_own_rows(late: bool, overlap: bool) -> None:
 def test_masks_are_for_the_requests_that_are_sampled() -> None:
     """I2: a chunk of a prompt is in the step, too, and it gets no token."""
     engine = made(max_num_batched_tokens=6)
-    sample, wrong = engine.core.runner.sample, list[str]()
+    wrong: list[str] = []
 
-    def checked(result: Any, rows: Any, bits: Any) -> None:
+    def check(result: Any, rows: Any, _bits: Any) -> None:
         if max(rows.tolist(), default=0) >= len(result.places):
             wrong.append(f"row {max(rows.tolist())} of {len(result.places)}")
-        sample(result, rows, bits)
 
-    engine.core.runner.sample = checked
+    watch(engine.core.runner, "sample", check)
     add(engine, "a", 1, 12)
     engine.step()
     add(engine, "long", 2, 2, [token % 50 for token in range(30)])
     engine.add_request([9], greedy(6, ignore_eos=True), "plain")
     tokens = tokens_of(engine)
-    assert wrong == [], f"I2: a mask for a request that gets no token: {wrong}"
+    assert wrong == [], "I2: a mask for a request that gets no token"
     assert tokens["a"] == expected_under(PROMPT, 20, 1, 12), "I2: a mask is in the wrong row"
     assert tokens["long"] == expected_under([token % 50 for token in range(30)], 20, 2, 2)
     assert tokens["plain"] == expected_output([9], 6, [], "")

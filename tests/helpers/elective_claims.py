@@ -24,14 +24,14 @@ from tests.exercises import test_speculative_1 as speculative_1
 from tests.exercises import test_speculative_2 as speculative_2
 from tests.exercises import test_structured_output_1 as structured_output_1
 from tests.exercises import test_structured_output_2 as structured_output_2
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers.fake_grammars import END
 from tests.helpers.replaced import watch
 
 
 def a_plan_of_two_requests(_: pytest.MonkeyPatch) -> None:
     scheduler = multi_step_1.make_scheduler()
-    a, b = request_of("a", [1, 2], 4), request_of("b", [3], 6)
+    a, b = make_request("a", [1, 2], max_tokens=4), make_request("b", [3], max_tokens=6)
     multi_step_1.decoding(scheduler, a, b)
     assert [r.max_num_tokens - r.num_tokens for r in (a, b)] == [3, 5], "tokens left"
     steps = multi_step_1.plan(scheduler)

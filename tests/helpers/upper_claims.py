@@ -16,14 +16,13 @@ from m5_overlap.future_map import FutureMap
 from m5_overlap.placeholders import placeholder
 from m5_overlap.stream import ThreadStream
 from milestones.lab.instruments.streams import LateStream
-from tests.conftest import shared_model
 from tests.exercises import test_m4_5 as m4_5
 from tests.exercises import test_m5_4 as m5_4
 from tests.exercises import test_m5_5 as m5_5
 from tests.exercises import test_m5_6 as m5_6
+from tests.exercises.by_hand import make_request, watch
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.radix_states import give_row, hang, offer_leaves, picture
-from tests.exercises.requests import request_of
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import greedy
 from tests.helpers.replaced import watch
@@ -90,7 +89,7 @@ def the_same_prompt(_: pytest.MonkeyPatch) -> None:
 
 def adoption(_: pytest.MonkeyPatch) -> None:
     kv_cache = m4_5.manager()
-    a, b = (request_of(name, list(range(1, 11))) for name in "ab")
+    a, b = (make_request(name, list(range(1, 11))) for name in "ab")
     assert give_row(kv_cache, a, 9) == [1, 2, 3] and give_row(kv_cache, b, 9) == [4, 5, 6]
     kv_cache.insert(a)
     kv_cache.insert(b)
@@ -179,14 +178,8 @@ def buffers_in_turns(_: pytest.MonkeyPatch) -> None:
     assert waits == [0, 0, 1, 2]
 
 
-def a_padded_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(m5_5.model_runner, "StepBuffers", m5_5.PlainBuffers)
-    config = m5_5.EngineConfig(
-        model="tiny-llama", device="cpu", page_size=4, num_pages=20, max_num_seqs=8,
-        max_model_len=30,
-    )  # fmt: skip
-    runner = m5_5.ModelRunner(shared_model("tiny-llama").model, config)
-    runner.graphs.sizes = [1, 2, 4]
+def a_padded_batch(_: pytest.MonkeyPatch) -> None:
+    runner = m5_5.make_runner()
     inputs = m5_5.padded_input(runner, m5_5.three_decodes(runner))
     meta = inputs.metadata
     assert meta.seq_lens.tolist() == [6, 3, 10, 1]

@@ -15,8 +15,8 @@ from milestones.electives.embedding.in_flight import continuing
 from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.lab.instruments.streams import LateStream
-from tests.exercises.pooling_requests import pooling_request
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
+from tests.exercises.test_embedding_1 import pooling_request
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.oracle import greedy
 
@@ -61,7 +61,7 @@ def plans(chance: Random) -> Asked:
         length = chance.randint(1, 9)
         kind = chance.choice([None, *KINDS])
         tokens = [number] * length
-        request = request_of(f"{number}", tokens) if kind is None else (
+        request = make_request(f"{number}", tokens) if kind is None else (
             pooling_request(f"{number}", tokens, kind)
         )  # fmt: skip
         request.num_computed_tokens = chance.randrange(length)

@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from common import EngineConfig
-from common.hf.support import LayerKV
 from m2_continuous.kv_cache import KVCacheManager, Move
-from m2_continuous.kv_pool import KVPool
 from m2_continuous.schedule_batch import ScheduleBatch
 from tests.conftest import build_engine
 from tests.exercises.by_hand import failing_step, make_request, names, scheduled
 from tests.exercises.test_m2_2 import make_scheduler
 from tests.exercises.test_m2_3 import of, show, state
 from tests.exercises.test_m2_4 import prepare, sees
+from tests.exercises.test_m2_5 import TOKENS, make_pool, step
 from tests.helpers.oracle import greedy
 
 Asked = Iterator[tuple[str, Any]]
@@ -109,32 +107,24 @@ def padded(chance: Random) -> Asked:
 
 
 def memory(chance: Random) -> Asked:
-    heads, key_dim, value_dim, longest = 3, 4, 2, 10
-    layer = LayerKV(heads, key_dim, value_dim)
-    config = EngineConfig(max_num_seqs=4, max_model_len=longest)
-    pool = KVPool([layer, layer], config, torch.float32, torch.device("cpu"))
+    pool = make_pool()
     numbers = torch.Generator().manual_seed(chance.getrandbits(40))
     for stored in (*pool.keys, *pool.values):
         stored.copy_(torch.randn(stored.shape, generator=numbers))
     for _ in range(3):
         num, which = chance.randint(1, 4), chance.randrange(2)
         if chance.random() < 0.5:
-            rows, length = chance.sample(range(4), num), chance.randint(1, longest)
+            rows, length = chance.sample(range(4), num), chance.randint(1, TOKENS)
             positions = [list(range(length))] * num
         else:
             rows, positions = list(range(num)), [[chance.randrange(1, 10)] for _ in range(num)]
-        context = max(map(max, positions)) + 1
-        pool.begin_step(torch.tensor(rows), torch.tensor(positions), context)
-        shape = (num, heads, len(positions[0]))
-        key = torch.randn(*shape, key_dim, generator=numbers)
-        value = torch.randn(*shape, value_dim, generator=numbers)
-        seen = pool.update(key, value, which)
+        seen = step(pool, rows, positions, max(map(max, positions)) + 1, which, numbers)
         yield (
             f"update of rows {rows} at {positions}",
-            [[x.shape, x.double().cumsum(-2).flatten()[-8:]] for x in seen],
+            [[x.shape, x.double().cumsum(-2).flatten()[-8:]] for _, _, x, _ in seen],
         )
         source, target = chance.sample(range(4), 2)
-        num_tokens = chance.randint(1, longest)
+        num_tokens = chance.randint(1, TOKENS)
         pool.move(Move(source, target, num_tokens))
         for stored in (*pool.keys, *pool.values):
             stored[target, :, num_tokens:] = 0  # a move may copy more than it must

@@ -12,6 +12,7 @@ from typing import Any
 from m4_radix import scheduler as scheduler_module
 from m4_radix.kv_cache import KVCacheManager
 from m4_radix.radix_cache import RadixCache, TreeNode
+from tests.exercises.by_hand import make_request
 from tests.exercises.radix_states import (
     cache_by_hand,
     give_row,
@@ -20,7 +21,6 @@ from tests.exercises.radix_states import (
     offer_leaves,
     picture,
 )
-from tests.exercises.requests import request_of
 from tests.exercises.test_m4_6 import branches, ordered, overtake, queue, scheduler_of
 from tests.helpers.fake_paged import FakePagedEngine
 
@@ -150,7 +150,7 @@ def rows(chance: Random) -> Asked:
     for name in "abc":
         cut = chance.randint(0, len(stem))
         tokens = [*stem[:cut], *(chance.randrange(50, 59) for _ in range(chance.randint(0, 6)))]
-        request = request_of(name, tokens or [50])
+        request = make_request(name, tokens or [50])
         kv_cache.allocate(request)
         requests.append(request)
         begins = kv_cache.pages_of(request) == cached.prefix_pages()[: len(
@@ -175,7 +175,7 @@ def sharing(chance: Random) -> Asked:
     requests, about = [], []
     for name in "abc":
         tail = [chance.randrange(2) for _ in range(chance.randint(1, 3 * size))]
-        request = request_of(name, [*stem, *tail])
+        request = make_request(name, [*stem, *tail])
         begin = len(stem) if prefix else 0
         give_row(kv_cache, request, chance.randint(begin, request.num_tokens - 1), prefix)
         requests.append(request)
@@ -219,15 +219,17 @@ def joining(chance: Random) -> Asked:
     cache_by_hand(scheduler.kv_cache, stem)
     for i in range(6):
         cut = chance.randint(0, 8)
-        queue(scheduler, request_of(f"{i}", [*stem[:cut], 9, 9], chance.randint(1, 30)))
+        queue(scheduler, {f"{i}": [*stem[:cut], 9, 9]}, max_tokens=chance.randint(1, 30))
         overtake(scheduler, chance.choice([0, 5, 20]))
     yield f"{policy} with {stem} cached", ordered(scheduler)
-    running = request_of("running", [chance.randrange(3) for _ in range(chance.randint(3, 9))])
+    running = make_request("running", [chance.randrange(3) for _ in range(chance.randint(3, 9))])
     give_row(scheduler.kv_cache, running, 0)
     scheduler.running.append(running)
     for _ in range(4):
         cut = chance.randint(0, running.num_tokens)
-        request = request_of("new", [*running.token_ids[:cut], *[7] * chance.randint(0, 2)] or [7])
+        request = make_request(
+            "new", [*running.token_ids[:cut], *[7] * chance.randint(0, 2)] or [7]
+        )
         scheduler.policy.on_arrival(request, 0)
         waits = scheduler.admission.waits_for_prefix(request, scheduler.running)
         yield f"waits_for_prefix({request.token_ids}) beside {running.token_ids}", waits

@@ -7,26 +7,21 @@ from dataclasses import asdict
 from functools import partial
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from common import EngineConfig
 from m5_overlap import engine as engine_module
-from m5_overlap import model_runner
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.cuda_graph import DecodeGraphs
 from m5_overlap.future_map import FutureMap
-from m5_overlap.model_runner import ModelRunner
 from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from milestones.lab.instruments.streams import EarlyStream, LateStream
-from tests.conftest import shared_model
 from tests.engine.test_overlap import fuzz
+from tests.exercises.by_hand import make_request, watch
 from tests.exercises.overlap_states import plan, running, steps_in_flight
-from tests.exercises.requests import request_of
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
-from tests.exercises.test_m5_5 import PlainBuffers, batch_of
+from tests.exercises.test_m5_5 import batch_of, make_runner
 from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
 from tests.helpers.oracle import greedy
 
@@ -156,12 +151,7 @@ def buffers(chance: Random) -> Asked:
 
 
 def static_steps(chance: Random) -> Asked:
-    config = EngineConfig(
-        model="tiny-llama", device="cpu", page_size=4, num_pages=20, max_num_seqs=8,
-        max_model_len=30,
-    )  # fmt: skip
-    with patch.object(model_runner, "StepBuffers", PlainBuffers):
-        runner = ModelRunner(shared_model("tiny-llama").model, config)
+    runner = make_runner()
     sizes = sorted(chance.sample(range(1, 40), 5))
     graphs = DecodeGraphs(torch.Tensor, sizes, capture=False)
     numbers = [chance.randint(1, 45) for _ in range(4)]
@@ -172,7 +162,7 @@ def static_steps(chance: Random) -> Asked:
         for row in chance.sample(range(8), count):
             computed = chance.randint(0, 11)
             tokens = [chance.randrange(90) for _ in range(computed + 1)]
-            request = request_of(f"row {row}", tokens)
+            request = make_request(f"row {row}", tokens)
             request.row, request.num_computed_tokens = row, computed
             pages = torch.tensor(chance.sample(range(1, 20), 3), dtype=torch.int32)
             runner.inputs.page_table[row + 1, :3] = pages
@@ -202,21 +192,9 @@ def static_steps(chance: Random) -> Asked:
 def loop(chance: Random) -> Asked:
     stream: Any = chance.choice([LateStream, EarlyStream])()
     events: list[str] = []
-    until = stream.run_until
-
-    def noted(event: Any) -> None:
-        events.append("wait")
-        until(event)
-
-    stream.run_until = noted
     engine = engine_of(stream, num_pages=200, max_num_seqs=3, page_size=chance.choice([1, 2, 4]))
-    launch = engine.core.runner.launch
-
-    def launched_now(*arguments: Any) -> Any:
-        events.append("launch")
-        return launch(*arguments)
-
-    engine.core.runner.launch = launched_now
+    watch(engine.core.runner, "launch", lambda *_: events.append("launch"))
+    watch(stream, "run_until", lambda _: events.append("wait"))
     for i in range(chance.randint(1, 5)):
         prompt = [chance.randrange(50) for _ in range(chance.randint(1, 12))]
         params = greedy(chance.randint(1, 7), ignore_eos=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.exercises.test_multi_step_1 import decoding, make_scheduler, plan
 from tests.exercises.test_multi_step_2 import end, planned
 
@@ -21,10 +21,13 @@ def plans(chance: Random) -> Asked:
     scheduler.admission.new_token_ratio = 0.0
     lengths = [(chance.randint(1, 5), chance.randint(2, 12)) for _ in range(chance.randint(1, 3))]
     about = f"{num_pages} pages, plans of {num_steps} steps, {config}, (prompt, max_tokens) of each"
-    decoding(scheduler, *(request_of(f"r{i}", [i + 1] * n, m) for i, (n, m) in enumerate(lengths)))
+    decoding(
+        scheduler,
+        *(make_request(f"r{i}", [i + 1] * n, max_tokens=m) for i, (n, m) in enumerate(lengths)),
+    )
     late = (chance.randint(1, 30), chance.randint(2, 12))
     if chance.random() < 0.6:
-        scheduler.add_request(request_of("late", [*range(50, 50 + late[0])], late[1]))
+        scheduler.add_request(make_request("late", [*range(50, 50 + late[0])], max_tokens=late[1]))
         about += f" late {late}"
     steps = plan(scheduler)
     pages = [len(scheduler.kv_cache.pages_of(request)) for request in scheduler.running]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.exercises.test_structured_output_1 import added, make_manager, taken
 from tests.exercises.test_structured_output_2 import add, made
 from tests.helpers.fake_grammars import END, allowed_tokens
@@ -47,7 +47,7 @@ def begin(manager: Any, request: Any) -> list[Any]:
 def reasons(chance: Random) -> Asked:
     """Ask which tokens a request must not take."""
     manager, compiler = make_manager()
-    request, plain = added(manager, "a", chance.randrange(5)), request_of("plain", [1])
+    request, plain = added(manager, "a", chance.randrange(5)), make_request("plain", [1])
     compiler.finish()
     taken(manager)
     tokens = [chance.choice([None, *range(END), *range(END + 1, 50)]) for _ in range(30)]

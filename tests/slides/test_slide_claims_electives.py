@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 from tests.exercises import test_multi_step_1 as multi_step_1
 from tests.exercises import test_speculative_1 as speculative_1
 from tests.exercises import test_structured_output_2 as structured_output_2
-from tests.exercises.requests import request_of
+from tests.exercises.by_hand import make_request
 from tests.helpers import elective_claims
 
 Json = dict[str, Any]
@@ -66,7 +66,9 @@ def gaps(run: Json) -> list[float]:
 
 def planned() -> list[list[str]]:
     scheduler = multi_step_1.make_scheduler()
-    multi_step_1.decoding(scheduler, request_of("a", [1, 2], 4), request_of("b", [3], 6))
+    multi_step_1.decoding(
+        scheduler, make_request("a", [1, 2], max_tokens=4), make_request("b", [3], max_tokens=6)
+    )
     return multi_step_1.plan(scheduler)
 
 

@@ -259,7 +259,7 @@ def test_a_server_without_a_page(serve: Serve) -> None:
 
 
 def test_the_page_loads_nothing() -> None:
-    from milestones.serving.server.live.html import live_html
+    from milestones.serving.server.live.routes import live_html
 
     page = live_html()
     assert set(re.findall(r"\bhttps?://[^\"'\s\\]*", page)) == {"http://www.w3.org/2000/svg"}

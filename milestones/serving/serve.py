@@ -78,11 +78,7 @@ def run(milestone: str, engine: LLMEngine, settings: ServerSettings, console: Co
         engine.close()
         console.print(str(error), style="red")
         return 2
-    try:
-        server.run()
-    except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
-        return int(ended.code or 0)
-    return 0
+    return server.serve_until_signal()
 
 
 def add_options(parser: argparse.ArgumentParser, record: type) -> None:

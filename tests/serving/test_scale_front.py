@@ -24,8 +24,7 @@ BODY = {"prompt": [*range(40)], "stream": True}
 def front_of(replicas: FakeReplicas, **settings: Any) -> Front:
     import pickle
 
-    from milestones.serving.scale.front import Front
-    from milestones.serving.scale.prompt_keys import PromptKeys
+    from milestones.serving.scale.front import Front, PromptKeys
     from milestones.serving.scale.wire import Description
 
     described = Description("a", 1, "fake", 512, 16, 100, pickle.dumps(None))
@@ -286,7 +285,7 @@ def test_the_command_names_what_is_missing(
 
 
 def test_the_pages_of_all_replicas_become_one() -> None:
-    from milestones.serving.scale.merge import merged_pages
+    from milestones.serving.scale.front import merged_pages
 
     page = '# HELP a_x A\n# TYPE a_x counter\na_x_total{m="1"} 2.0\n'
     merged = merged_pages([("r1", page), ("r2", page)], {"r1": 3})

@@ -61,7 +61,7 @@ class RunningFront(Running):
 @contextmanager
 def running_front() -> Iterator[RunningFront]:
     """Run a front. When it has stopped, no process of Ray may be left."""
-    from milestones.serving.scale.environment import prepare
+    from milestones.serving.scale.serve import prepare
 
     prepare(None)
     from milestones.serving.scale.ray_replicas import started_replicas
@@ -107,7 +107,7 @@ def answers_are_those_of_one_engine(front: RunningFront) -> None:
 
 def reports_correct_the_router(front: RunningFront) -> None:
     """The pages of an output are in a replica's cache, and only its report can say so."""
-    from milestones.serving.scale.keys import page_keys
+    from milestones.serving.scale.prefix_index import page_keys
 
     prompt = [150 + i % 40 for i in range(40)]
     index, keys = front.balancer.index, page_keys(prompt, 16)
@@ -160,7 +160,7 @@ def running(front: RunningFront) -> str:
 
 def replicas_are_killed_under_load(front: RunningFront) -> None:
     """SIGKILL, three times: each stream has one end, no answer comes twice, no count is left."""
-    from milestones.serving.scale.kill import kill_under_load
+    from milestones.serving.scale.real import kill_under_load
 
     ends = asyncio.run(kill_under_load(front.url, MODEL, times=3))
     assert len(set(ends.killed)) == 3

@@ -172,7 +172,7 @@ async def unless_gone(
     ended: a future that has an exception as soon as this call must end. It is raised here.
     """
     work = asyncio.ensure_future(function())
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request.receive))
     waited_for: list[asyncio.Future[Any]] = [work, gone, *([] if ended is None else [ended])]
     try:
         await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
@@ -186,8 +186,9 @@ async def unless_gone(
         gone.cancel()
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

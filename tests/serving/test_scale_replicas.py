@@ -7,8 +7,6 @@ pytest would start them once each.
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +15,11 @@ import psutil
 import pytest
 
 from common import EngineConfig, SamplingParams, TokensPrompt
-from milestones.serving.server.settings import ServerSettings
 from tests.conftest import build_engine
-from tests.helpers.serving import MODEL, PATIENCE, Running
+from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Running
 
 pytestmark = [pytest.mark.extra("scale"), pytest.mark.extra("serve")]
 
-COMPLETE = "/v1/completions"
 PROMPT = [10 + i % 90 for i in range(100)]
 
 
@@ -45,10 +41,7 @@ class RunningFront(Running):
 
     def settle(self) -> None:
         """Wait for the last items of all answers: a client has its answer before the report."""
-        deadline = time.monotonic() + PATIENCE
-        while set(self.balancer.loads.values()) != {0}:
-            assert time.monotonic() < deadline, "a load has not fallen"
-            time.sleep(0.01)
+        self.wait_until(lambda: set(self.balancer.loads.values()) == {0})
 
     def complete(self, prompt: list[int], **more: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
@@ -64,25 +57,12 @@ def running_front() -> Iterator[RunningFront]:
     from milestones.serving.scale.serve import prepare
 
     prepare(None)
-    from milestones.serving.scale.ray_replicas import started_replicas
-    from milestones.serving.scale.serve import FrontServer
-    from milestones.serving.scale.settings import ScaleSettings
+    from milestones.serving.scale import real
 
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     config = EngineConfig(model=MODEL, device="cpu")
-    settings = ServerSettings(port=0, drain_timeout=PATIENCE)
-    with started_replicas("m5_overlap", config, settings, ScaleSettings(replicas=2)) as replicas:
-        server = FrontServer(replicas, settings)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.01)
-            yield RunningFront(server)
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE)
+    with real.running_front("m5_overlap", config, 2) as (server, _):
+        yield RunningFront(server)
     left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     _, alive = psutil.wait_procs(left, timeout=PATIENCE)
     assert not alive, "processes of Ray are left"
@@ -147,10 +127,7 @@ def a_client_that_goes_away_is_noticed(front: RunningFront) -> None:
     assert stream.recv(100)
     stream.close()
     front.settle()
-    deadline = time.monotonic() + PATIENCE
-    while "} 1.0" in running(front):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    front.wait_until(lambda: "} 1.0" not in running(front))
 
 
 def running(front: RunningFront) -> str:

@@ -26,7 +26,7 @@ from milestones.chain import electives, load
 from tests.conftest import build_engine, plain_model, shared_model
 from tests.helpers.fake_ranks import ThreadRank
 from tests.helpers.oracle import assert_one_answer, assert_same_tokens, generate, greedy
-from tests.helpers.serving import Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import Serve
 
 pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.before(*electives())]
 

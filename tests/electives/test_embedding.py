@@ -27,7 +27,7 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, schedules
-from tests.exercises.by_hand import scheduled
+from tests.exercises.by_hand import scheduled, watch
 from tests.helpers.fake_overlap import (
     HashResult,
     HashRunner,
@@ -36,7 +36,7 @@ from tests.helpers.fake_overlap import (
 )
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
-from tests.helpers.replaced import plant, put_on_gpu, watch
+from tests.helpers.replaced import plant, put_on_gpu
 
 pytestmark = [pytest.mark.since("embedding"), pytest.mark.streams]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import EngineFactory, build_engine
+from tests.exercises.by_hand import watch
 from tests.helpers.oracle import assert_one_answer, drain, greedy
-from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("multi_step"), pytest.mark.streams]
 

@@ -17,11 +17,11 @@ from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
-from tests.exercises.by_hand import make_request, scheduled
+from tests.exercises.by_hand import make_request, scheduled, watch
 from tests.helpers.fake_overlap import HashRunner, expected_output, hash_engine
 from tests.helpers.oracle import assert_same_tokens, drain, greedy, reference
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
-from tests.helpers.replaced import plant, put_on_gpu, watch
+from tests.helpers.replaced import plant, put_on_gpu
 from tests.helpers.serving import Serve, serve_fixture
 
 __all__ = ["serve_fixture"]

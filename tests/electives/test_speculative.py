@@ -16,12 +16,11 @@ from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.sampling.sampler import uniform
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, shared_model
-from tests.exercises.by_hand import make_request
+from tests.exercises.by_hand import make_request, watch
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.fake_paged import expected_tokens
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
-from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("speculative"), pytest.mark.streams]
 

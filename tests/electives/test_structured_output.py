@@ -14,6 +14,7 @@ import torch
 from common import SamplingParams, StructuredOutputsParams
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, schedules
+from tests.exercises.by_hand import watch
 from tests.helpers.fake_grammars import (
     END,
     MaskRunner,
@@ -25,7 +26,6 @@ from tests.helpers.fake_grammars import (
 from tests.helpers.fake_overlap import expected_output, hash_engine
 from tests.helpers.oracle import completions, drain, greedy
 from tests.helpers.random_schedule import add_random, random_prompt, random_sizes, run_schedule
-from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("structured_output"), pytest.mark.streams]
 

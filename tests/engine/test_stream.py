@@ -21,9 +21,8 @@ from milestones.chain import package
 from milestones.lab.instruments.streams import LateStream
 from tests import conftest
 from tests.conftest import ROOT, EngineFactory, ModuleOf, build_engine, shared_model
-from tests.exercises.by_hand import scheduled
+from tests.exercises.by_hand import scheduled, watch
 from tests.helpers.oracle import assert_one_answer, completions, drain, greedy
-from tests.helpers.replaced import watch
 
 pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.streams]
 

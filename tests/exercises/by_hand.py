@@ -55,9 +55,9 @@ def watch(owner: Any, name: str, note: Callable[..., object]) -> None:
     """Call `note` with the arguments of each call of a method, before the method runs."""
     method = getattr(owner, name)
 
-    def watched(*arguments: Any) -> Any:
-        note(*arguments)
-        return method(*arguments)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return method(*args, **kwargs)
 
     setattr(owner, name, watched)
 

@@ -24,9 +24,8 @@ from tests.exercises import test_speculative_1 as speculative_1
 from tests.exercises import test_speculative_2 as speculative_2
 from tests.exercises import test_structured_output_1 as structured_output_1
 from tests.exercises import test_structured_output_2 as structured_output_2
-from tests.exercises.by_hand import make_request
+from tests.exercises.by_hand import make_request, watch
 from tests.helpers.fake_grammars import END
-from tests.helpers.replaced import watch
 
 
 def a_plan_of_two_requests(_: pytest.MonkeyPatch) -> None:

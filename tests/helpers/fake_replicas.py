@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from milestones.serving.scale.cache_log import CacheReport
+from milestones.serving.scale.prefix_index import CacheReport
 from milestones.serving.scale.routing import Routing
 from milestones.serving.scale.wire import (
     Description,

@@ -26,17 +26,6 @@ def plant(patch: pytest.MonkeyPatch, target: str, mistake: Callable[..., Any]) -
     patch.setattr(target, property(mistaken) if isinstance(original, property) else mistaken)
 
 
-def watch(owner: Any, name: str, see: Callable[..., object]) -> None:
-    """Call `see` with the arguments of each call of a method of an object, before the call."""
-    method = getattr(owner, name)
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        see(*args, **kwargs)
-        return method(*args, **kwargs)
-
-    setattr(owner, name, watched)
-
-
 def fail_forward(
     patch: pytest.MonkeyPatch, loaded: LoadedModel, nth: int, error: type[BaseException]
 ) -> None:

@@ -22,7 +22,45 @@ if TYPE_CHECKING:
     from milestones.serving.server.run import Server
 
 MODEL = "tiny-llama"
+COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 PATIENCE = 60.0  # seconds: a test fails after them; none of them decides a test that passes
+
+
+def call(**fields: Any) -> dict[str, Any]:
+    """Return the body of a greedy completion."""
+    return {"model": MODEL, "prompt": "Hello", "max_tokens": 16, "temperature": 0, **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """Return the body of a greedy chat."""
+    body = call(messages=[{"role": "user", "content": "Hello"}], **fields)
+    del body["prompt"]
+    return body
+
+
+def hold_steps(engine: LLMEngine) -> Callable[[], None]:
+    """Let the engine wait in its next steps until the returned function is called."""
+    gate, step = threading.Event(), engine.step
+
+    def held() -> Any:
+        assert gate.wait(PATIENCE)
+        return step()
+
+    engine.step = held  # type: ignore[method-assign]
+    return gate.set
+
+
+def read(connection: socket.socket, until: bytes | None = None) -> bytes:
+    """Return what a server sends, up to these bytes or to its end, and close the connection."""
+    data = b""
+    with connection:
+        while until is None or until not in data:
+            piece = connection.recv(65536)
+            assert piece or until is None, f"the server closed the connection before {until!r}"
+            if not piece:
+                break
+            data += piece
+    return data
 
 
 class Running:

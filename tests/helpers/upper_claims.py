@@ -25,7 +25,6 @@ from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.radix_states import give_row, hang, offer_leaves, picture
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import greedy
-from tests.helpers.replaced import watch
 
 
 def a_split(_: pytest.MonkeyPatch) -> None:

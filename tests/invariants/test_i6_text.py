@@ -17,8 +17,8 @@ from common import SamplingParams
 from common.hf.tiny import byte_tokenizer
 from common.text.output_text import REPLACEMENT, IncrementalDetokenizer, OutputText
 from tests.conftest import EngineFactory, shared_model
+from tests.exercises.by_hand import watch
 from tests.helpers.oracle import greedy, reference
-from tests.helpers.replaced import watch
 
 pytestmark = pytest.mark.streams(electives=False)
 

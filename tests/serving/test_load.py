@@ -15,7 +15,7 @@ from milestones.chain import electives
 from milestones.drawing.chart import lines
 from milestones.serving.load import command
 from milestones.serving.load.arrivals import Arrival, Lengths, Workload, length_pairs, length_range
-from tests.helpers.serving import Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import Serve
 
 LENGTHS = Lengths((3, 5), (2, 4))
 

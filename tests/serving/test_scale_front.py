@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,7 @@ BODY = {"prompt": [*range(40)], "stream": True}
 def front_of(replicas: FakeReplicas, **settings: Any) -> Front:
     import pickle
 
-    from milestones.serving.scale.front import Front
-    from milestones.serving.scale.prompt_keys import PromptKeys
+    from milestones.serving.scale.front import Front, PromptKeys
     from milestones.serving.scale.wire import Description
 
     described = Description("a", 1, "fake", 512, 16, 100, pickle.dumps(None))
@@ -67,111 +67,105 @@ async def post(
     return starts[0]["status"], b"".join(message.get("body", b"") for message in bodies)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Let a test run in an event loop, and fail after 30 seconds."""
+
+    @functools.wraps(test)
+    def run(**values: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**values), 30))
+
+    return run
 
 
-def test_an_answer_passes_through() -> None:
-    async def test() -> None:
-        replicas = FakeReplicas(["a", "b"])
-        front = front_of(replicas)
-        assert await post(front) == (200, WHOLE)
-        assert set(replicas.balancer.loads.values()) == {0} and front.open.count == 0
-        (first,) = replicas.answered
-        for _ in range(5):  # the prompt has two whole pages, which the router has seen
-            await post(front)
-        assert set(replicas.answered) == {first}
-
-    run(test)
+@in_a_loop
+async def test_an_answer_passes_through() -> None:
+    replicas = FakeReplicas(["a", "b"])
+    front = front_of(replicas)
+    assert await post(front) == (200, WHOLE)
+    assert set(replicas.balancer.loads.values()) == {0} and front.open.count == 0
+    (first,) = replicas.answered
+    for _ in range(5):  # the prompt has two whole pages, which the router has seen
+        await post(front)
+    assert set(replicas.answered) == {first}
 
 
-def test_a_call_is_sent_again_if_nothing_was_sent_to_the_client() -> None:
+@in_a_loop
+async def test_a_call_is_sent_again_if_nothing_was_sent_to_the_client() -> None:
     """Two of three replicas die after the head, which the client has not got yet."""
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a", "b", "c"], policy="round-robin")
-        replicas.dies_after = {"b": 0, "a": 1}
-        front = front_of(replicas)
-        assert await post(front) == (200, WHOLE)
-        assert replicas.answered == ["b", "a", "c"]
-        assert replicas.balancer.loads == {"c": 0}
-        assert front.calls.retried == 2
-
-    run(test)
+    replicas = FakeReplicas(["a", "b", "c"], policy="round-robin")
+    replicas.dies_after = {"b": 0, "a": 1}
+    front = front_of(replicas)
+    assert await post(front) == (200, WHOLE)
+    assert replicas.answered == ["b", "a", "c"]
+    assert replicas.balancer.loads == {"c": 0}
+    assert front.calls.retried == 2
 
 
 @pytest.mark.parametrize("after", [2, 3])
-def test_a_stream_that_has_begun_ends_with_an_error(after: int) -> None:
+@in_a_loop
+async def test_a_stream_that_has_begun_ends_with_an_error(after: int) -> None:
     """It is not computed again by another replica."""
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a", "b"])
-        replicas.dies_after = {"a": after, "b": after}
-        status, body = await post(front_of(replicas))
-        *events, last = body.strip().split(b"\n\n")
-        assert status == 200 and events == [event.strip() for event in EVENTS[: after - 1]]
-        error = json.loads(last.removeprefix(b"data: "))["error"]
-        assert error["code"] == "replica_died" and len(replicas.answered) == 1
-        assert len(replicas.balancer.names) == 1, "a dead replica leaves the router at once"
-
-    run(test)
+    replicas = FakeReplicas(["a", "b"])
+    replicas.dies_after = {"a": after, "b": after}
+    status, body = await post(front_of(replicas))
+    *events, last = body.strip().split(b"\n\n")
+    assert status == 200 and events == [event.strip() for event in EVENTS[: after - 1]]
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert error["code"] == "replica_died" and len(replicas.answered) == 1
+    assert len(replicas.balancer.names) == 1, "a dead replica leaves the router at once"
 
 
 @pytest.mark.parametrize("headers", [None, ((b"content-length", b"36"),)])
-def test_a_replica_that_dies_after_the_whole_answer(headers: Any) -> None:
+@in_a_loop
+async def test_a_replica_that_dies_after_the_whole_answer(headers: Any) -> None:
     """Only its report is lost. The client gets the answer as it is, and nothing after it."""
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a"])
-        replicas.headers = headers or replicas.headers
-        replicas.dies_after = {"a": 4}
-        assert await post(front_of(replicas)) == (200, WHOLE)
-        assert replicas.balancer.names == []
-
     assert len(WHOLE) == 36
-    run(test)
+    replicas = FakeReplicas(["a"])
+    replicas.headers = headers or replicas.headers
+    replicas.dies_after = {"a": 4}
+    assert await post(front_of(replicas)) == (200, WHOLE)
+    assert replicas.balancer.names == []
 
 
-def test_all_replicas_are_dead() -> None:
-    async def test() -> None:
-        replicas = FakeReplicas(["a", "b"])
-        replicas.dies_after = {"a": 0, "b": 0}
-        status, body = await post(front_of(replicas))
-        assert status == 502 and json.loads(body)["error"]["code"] == "replica_died"
-
-    run(test)
+@in_a_loop
+async def test_all_replicas_are_dead() -> None:
+    replicas = FakeReplicas(["a", "b"])
+    replicas.dies_after = {"a": 0, "b": 0}
+    status, body = await post(front_of(replicas))
+    assert status == 502 and json.loads(body)["error"]["code"] == "replica_died"
 
 
-def test_a_broken_body_is_no_whole_answer() -> None:
+@in_a_loop
+async def test_a_broken_body_is_no_whole_answer() -> None:
     """JSON that has begun cannot get an error: the connection must end before the body does."""
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a"])
-        replicas.headers = ((b"content-type", b"application/json"),)
-        replicas.dies_after = {"a": 2}
-        sends: list[Any] = []
-        with pytest.raises(Exception, match="has died"):
-            await post(front_of(replicas), sends=sends)
-        assert sends[-1]["more_body"]
-
-    run(test)
+    replicas = FakeReplicas(["a"])
+    replicas.headers = ((b"content-type", b"application/json"),)
+    replicas.dies_after = {"a": 2}
+    sends: list[Any] = []
+    with pytest.raises(Exception, match="has died"):
+        await post(front_of(replicas), sends=sends)
+    assert sends[-1]["more_body"]
 
 
-def test_a_client_that_goes_away_frees_its_place() -> None:
-    async def test() -> None:
-        replicas = FakeReplicas(["a"])
-        replicas.gate.clear()
-        front = front_of(replicas)
-        call = asyncio.create_task(post(front))
-        while not replicas.answered:
-            await asyncio.sleep(0.001)
-        assert replicas.balancer.loads == {"a": 1} and front.open.count == 1
-        call.cancel()
-        await asyncio.wait((call,))
-        assert replicas.balancer.loads == {"a": 0} and front.open.count == 0
-        assert replicas.ended == ["a"]
+@in_a_loop
+async def test_a_client_that_goes_away_frees_its_place() -> None:
+    replicas = FakeReplicas(["a"])
+    replicas.gate.clear()
+    front = front_of(replicas)
+    call = asyncio.create_task(post(front))
+    while not replicas.answered:
+        await asyncio.sleep(0.001)
+    assert replicas.balancer.loads == {"a": 1} and front.open.count == 1
+    call.cancel()
+    await asyncio.wait((call,))
+    assert replicas.balancer.loads == {"a": 0} and front.open.count == 0
+    assert replicas.ended == ["a"]
 
-    run(test)
+
+def shut_down(front: Front) -> None:
+    from milestones.serving.server.errors import ApiError
+
+    front.end_all(ApiError(503, "the server has shut down before the end of this answer"))
 
 
 async def sent_whole(sends: list[Any]) -> None:
@@ -180,95 +174,79 @@ async def sent_whole(sends: list[Any]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_a_client_that_goes_away_after_the_whole_answer_does_not_lose_the_report() -> None:
+@in_a_loop
+async def test_a_client_that_goes_away_after_the_whole_answer_does_not_lose_the_report() -> None:
     """A client with `Connection: close` leaves at once. The report of the cache comes later."""
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a"])
-        replicas.report_gate.clear()
-        front = front_of(replicas)
-        leaves = asyncio.Event()
-        sends: list[Any] = []
-        call = asyncio.create_task(post(front, sends=sends, leaves=leaves))
-        await sent_whole(sends)
-        leaves.set()
-        for _ in range(10):  # the front sees that the client has gone
-            await asyncio.sleep(0)
-        replicas.report_gate.set()
-        await call
-        assert replicas.balancer.reported() == {"a": 1}
-        assert replicas.balancer.loads == {"a": 0} and front.open.count == 0
-
-    run(test)
+    replicas = FakeReplicas(["a"])
+    replicas.report_gate.clear()
+    front = front_of(replicas)
+    leaves = asyncio.Event()
+    sends: list[Any] = []
+    call = asyncio.create_task(post(front, sends=sends, leaves=leaves))
+    await sent_whole(sends)
+    leaves.set()
+    for _ in range(10):  # the front sees that the client has gone
+        await asyncio.sleep(0)
+    replicas.report_gate.set()
+    await call
+    assert replicas.balancer.reported() == {"a": 1}
+    assert replicas.balancer.loads == {"a": 0} and front.open.count == 0
 
 
-def test_an_answer_that_was_sent_as_a_whole_gets_no_error() -> None:
+@in_a_loop
+async def test_an_answer_that_was_sent_as_a_whole_gets_no_error() -> None:
     """The server shuts down while the report is still to come."""
-    from milestones.serving.server.errors import ApiError
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a"])
-        replicas.report_gate.clear()
-        front = front_of(replicas)
-        sends: list[Any] = []
-        call = asyncio.create_task(post(front, sends=sends))
-        await sent_whole(sends)
-        front.end_all(ApiError(503, "the server has shut down before the end of this answer"))
-        assert await call == (200, WHOLE)
-        assert replicas.balancer.loads == {"a": 0}
-
-    run(test)
+    replicas = FakeReplicas(["a"])
+    replicas.report_gate.clear()
+    front = front_of(replicas)
+    sends: list[Any] = []
+    call = asyncio.create_task(post(front, sends=sends))
+    await sent_whole(sends)
+    shut_down(front)
+    assert await call == (200, WHOLE)
+    assert replicas.balancer.loads == {"a": 0}
 
 
-def test_draining_refuses_new_calls_and_ends_open_ones() -> None:
-    from milestones.serving.server.errors import ApiError
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a"])
-        replicas.gate.clear()
-        front = front_of(replicas)
-        call = asyncio.create_task(post(front))
-        while not replicas.answered:
-            await asyncio.sleep(0.001)
-        front.open.is_draining = True
-        assert (await post(front))[0] == 503 and len(replicas.answered) == 1
-        front.end_all(ApiError(503, "the server has shut down before the end of this answer"))
-        status, body = await call
-        assert status == 200 and b"shut down" in body and b"[DONE]" not in body
-        assert replicas.balancer.loads == {"a": 0}
-
-    run(test)
+@in_a_loop
+async def test_draining_refuses_new_calls_and_ends_open_ones() -> None:
+    replicas = FakeReplicas(["a"])
+    replicas.gate.clear()
+    front = front_of(replicas)
+    call = asyncio.create_task(post(front))
+    while not replicas.answered:
+        await asyncio.sleep(0.001)
+    front.open.is_draining = True
+    assert (await post(front))[0] == 503 and len(replicas.answered) == 1
+    shut_down(front)
+    status, body = await call
+    assert status == 200 and b"shut down" in body and b"[DONE]" not in body
+    assert replicas.balancer.loads == {"a": 0}
 
 
-def test_an_answer_that_fails_in_a_replica_is_an_error() -> None:
+@in_a_loop
+async def test_an_answer_that_fails_in_a_replica_is_an_error() -> None:
     """It is not sent again: the next replica would fail in the same way."""
-
-    async def test() -> None:
-        replicas = FakeReplicas(["a", "b"])
-        replicas.fails = True
-        front = front_of(replicas)
-        status, body = await post(front)
-        assert status == 500 and b"the server failed: ZeroDivisionError" in body
-        assert len(replicas.answered) == 1 and set(replicas.balancer.loads.values()) == {0}
-        assert len(replicas.balancer.names) == 2, "its replica lives"
-
-    run(test)
+    replicas = FakeReplicas(["a", "b"])
+    replicas.fails = True
+    front = front_of(replicas)
+    status, body = await post(front)
+    assert status == 500 and b"the server failed: ZeroDivisionError" in body
+    assert len(replicas.answered) == 1 and set(replicas.balancer.loads.values()) == {0}
+    assert len(replicas.balancer.names) == 2, "its replica lives"
 
 
-def test_too_many_open_calls_are_refused() -> None:
-    async def test() -> None:
-        replicas = FakeReplicas(["a", "b"])
-        replicas.gate.clear()
-        front = front_of(replicas, max_open_requests=2)
-        calls = [asyncio.create_task(post(front)) for _ in range(4)]
-        while front.open.count < 4:
-            await asyncio.sleep(0.001)
-        assert (await post(front))[0] == 429
-        replicas.gate.set()
-        assert {status for status, _ in await asyncio.gather(*calls)} == {200}
-        assert front.open.count == 0
-
-    run(test)
+@in_a_loop
+async def test_too_many_open_calls_are_refused() -> None:
+    replicas = FakeReplicas(["a", "b"])
+    replicas.gate.clear()
+    front = front_of(replicas, max_open_requests=2)
+    calls = [asyncio.create_task(post(front)) for _ in range(4)]
+    while front.open.count < 4:
+        await asyncio.sleep(0.001)
+    assert (await post(front))[0] == 429
+    replicas.gate.set()
+    assert {status for status, _ in await asyncio.gather(*calls)} == {200}
+    assert front.open.count == 0
 
 
 def test_the_command_names_what_is_missing(
@@ -286,7 +264,7 @@ def test_the_command_names_what_is_missing(
 
 
 def test_the_pages_of_all_replicas_become_one() -> None:
-    from milestones.serving.scale.merge import merged_pages
+    from milestones.serving.scale.front import merged_pages
 
     page = '# HELP a_x A\n# TYPE a_x counter\na_x_total{m="1"} 2.0\n'
     merged = merged_pages([("r1", page), ("r2", page)], {"r1": 3})

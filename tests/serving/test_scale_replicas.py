@@ -7,8 +7,6 @@ pytest would start them once each.
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +15,11 @@ import psutil
 import pytest
 
 from common import EngineConfig, SamplingParams, TokensPrompt
-from milestones.serving.server.settings import ServerSettings
 from tests.conftest import build_engine
-from tests.helpers.serving import MODEL, PATIENCE, Running
+from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Running
 
 pytestmark = [pytest.mark.extra("scale"), pytest.mark.extra("serve")]
 
-COMPLETE = "/v1/completions"
 PROMPT = [10 + i % 90 for i in range(100)]
 
 
@@ -45,10 +41,7 @@ class RunningFront(Running):
 
     def settle(self) -> None:
         """Wait for the last items of all answers: a client has its answer before the report."""
-        deadline = time.monotonic() + PATIENCE
-        while set(self.balancer.loads.values()) != {0}:
-            assert time.monotonic() < deadline, "a load has not fallen"
-            time.sleep(0.01)
+        self.wait_until(lambda: set(self.balancer.loads.values()) == {0})
 
     def complete(self, prompt: list[int], **more: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
@@ -61,28 +54,15 @@ class RunningFront(Running):
 @contextmanager
 def running_front() -> Iterator[RunningFront]:
     """Run a front. When it has stopped, no process of Ray may be left."""
-    from milestones.serving.scale.environment import prepare
+    from milestones.serving.scale.serve import prepare
 
     prepare(None)
-    from milestones.serving.scale.ray_replicas import started_replicas
-    from milestones.serving.scale.serve import FrontServer
-    from milestones.serving.scale.settings import ScaleSettings
+    from milestones.serving.scale import real
 
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     config = EngineConfig(model=MODEL, device="cpu")
-    settings = ServerSettings(port=0, drain_timeout=PATIENCE)
-    with started_replicas("m5_overlap", config, settings, ScaleSettings(replicas=2)) as replicas:
-        server = FrontServer(replicas, settings)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.01)
-            yield RunningFront(server)
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE)
+    with real.running_front("m5_overlap", config, 2) as (server, _):
+        yield RunningFront(server)
     left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     _, alive = psutil.wait_procs(left, timeout=PATIENCE)
     assert not alive, "processes of Ray are left"
@@ -107,7 +87,7 @@ def answers_are_those_of_one_engine(front: RunningFront) -> None:
 
 def reports_correct_the_router(front: RunningFront) -> None:
     """The pages of an output are in a replica's cache, and only its report can say so."""
-    from milestones.serving.scale.keys import page_keys
+    from milestones.serving.scale.prefix_index import page_keys
 
     prompt = [150 + i % 40 for i in range(40)]
     index, keys = front.balancer.index, page_keys(prompt, 16)
@@ -147,10 +127,7 @@ def a_client_that_goes_away_is_noticed(front: RunningFront) -> None:
     assert stream.recv(100)
     stream.close()
     front.settle()
-    deadline = time.monotonic() + PATIENCE
-    while "} 1.0" in running(front):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    front.wait_until(lambda: "} 1.0" not in running(front))
 
 
 def running(front: RunningFront) -> str:
@@ -160,7 +137,7 @@ def running(front: RunningFront) -> str:
 
 def replicas_are_killed_under_load(front: RunningFront) -> None:
     """SIGKILL, three times: each stream has one end, no answer comes twice, no count is left."""
-    from milestones.serving.scale.kill import kill_under_load
+    from milestones.serving.scale.real import kill_under_load
 
     ends = asyncio.run(kill_under_load(front.url, MODEL, times=3))
     assert len(set(ends.killed)) == 3

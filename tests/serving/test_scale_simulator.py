@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milestones.serving.scale.curves import point
 from milestones.serving.scale.measure import WORKLOADS, run_simulated
+from milestones.serving.scale.page import (
+    PAGE,
+    RESULTS,
+    all_reduce_bytes,
+    gpu_steps,
+    sizing,
+    with_tables,
+)
 from milestones.serving.scale.policy import POLICIES, make_policy
 from milestones.serving.scale.simulated import PageCache, SimulatedReplica, SimulatedRequest
-from milestones.serving.scale.simulation import Fleet, Simulation, simulate
-from milestones.serving.scale.sizing import all_reduce_bytes, gpu_steps, sizing
+from milestones.serving.scale.simulation import Fleet, Simulation, point, simulate
 from milestones.serving.scale.steps import (
     MEASURED,
     StepModel,
@@ -136,16 +142,12 @@ def test_sizing_by_hand() -> None:
 
 
 def test_the_tables_of_the_page_are_those_of_the_results() -> None:
-    from milestones.serving.scale.page import PAGE, with_tables
-
     page = PAGE.read_text(encoding="utf-8")
     assert with_tables(page) == page, "python -m milestones scale page"
 
 
 def test_the_memory_of_a_rank_is_as_predicted() -> None:
     """SCALING.md predicts 63 % of the weights, and half of the keys and values."""
-    from milestones.serving.scale.page import RESULTS
-
     found = json.loads((RESULTS / "scale_ranks.json").read_text(encoding="utf-8"))
     alone, divided = found["memory"]
     assert found["ranks"] == 2
@@ -155,8 +157,6 @@ def test_the_memory_of_a_rank_is_as_predicted() -> None:
 
 def test_the_simulator_agrees_with_the_measurement() -> None:
     """The recorded hit rates of real replicas, within 10 % of the simulated ones."""
-    from milestones.serving.scale.page import RESULTS
-
     rows = json.loads((RESULTS / "scale_measured.json").read_text(encoding="utf-8"))["rows"]
     assert {row["replicas"] for row in rows} == {2, 4}
     for row in rows:

@@ -11,7 +11,7 @@ import pytest
 
 from common import LLMEngine, SamplingParams
 from tests.conftest import ROOT, EngineFactory
-from tests.helpers.serving import MODEL, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import MODEL, Running, Serve
 
 pytestmark = pytest.mark.extra("serve")
 

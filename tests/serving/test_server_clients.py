@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,35 +14,19 @@ from common import LLMEngine, SamplingParams
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory
 from tests.helpers.serving import (
-    MODEL,
+    COMPLETE,
     PATIENCE,
     Running,
     Serve,
+    call,
+    hold_steps,
     parse_events,
+    read,
     request_bytes,
-    serve_fixture,  # noqa: F401 (a fixture)
 )
 
 pytestmark = [pytest.mark.extra("serve")]
 only_highest = pytest.mark.since("m5_overlap")
-
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-def call(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": "Hello", "max_tokens": 16, "temperature": 0, **fields}
-
-
-def hold_steps(engine: LLMEngine) -> Callable[[], None]:
-    """Let the engine wait in its next steps until the returned function is called."""
-    gate, step = threading.Event(), engine.step
-
-    def held() -> Any:
-        assert gate.wait(PATIENCE)
-        return step()
-
-    engine.step = held  # type: ignore[method-assign]
-    return gate.set
 
 
 @pytest.mark.parametrize(
@@ -107,11 +90,7 @@ def test_a_slow_reader_gets_the_whole_text_and_delays_no_other(
     assert other[1]["choices"][0]["text"] == expected.outputs[0].text
     run.wait_until(lambda: not box.unfinished)  # the engine has finished it, unread
     assert len(box._newest) <= 1
-    data = b""
-    while not data.endswith(b"0\r\n\r\n"):
-        data += slow.recv(65536)
-    slow.close()
-    events = parse_events(without_chunks(data))
+    events = parse_events(without_chunks(read(slow, b"\r\n0\r\n\r\n")))
     choices = [event["choices"][0] for event in events[:-1]]
     assert "".join(choice["text"] for choice in choices) == expected.outputs[0].text
     assert sum(len(c["logprobs"]["tokens"]) for c in choices if c["logprobs"]) == 480
@@ -177,13 +156,7 @@ def test_a_thousand_connections(serve: Serve) -> None:
     run = serve(max_open_requests=1000)
     expected = run.post(COMPLETE, call(max_tokens=2))[1]["choices"]
     connections = [run.open(COMPLETE, call(max_tokens=2)) for _ in range(1000)]
-    answers = []
-    for connection in connections:
-        data = b""
-        while b"\r\n\r\n" not in data or not data.endswith(b"}"):
-            data += connection.recv(65536)
-        answers.append(data)
-        connection.close()
+    answers = [read(connection, b"}}}") for connection in connections]
     assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
     bodies = [json.loads(answer.partition(b"\r\n\r\n")[2]) for answer in answers]
     assert all(body["choices"] == expected for body in bodies)

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import build_engine, plain_model
-from tests.helpers.serving import MODEL, Serve, serve_fixture
-
-__all__ = ["serve_fixture"]
+from tests.helpers.serving import MODEL, Serve
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("embedding")]
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import EngineFactory
-from tests.helpers.serving import MODEL, PATIENCE, Serve, serve_fixture  # noqa: F401 (a fixture)
-from tests.serving.test_server_clients import hold_steps
+from tests.helpers.serving import CHAT, COMPLETE, PATIENCE, Serve, call, chat, hold_steps, read
 
 pytestmark = [
     pytest.mark.since("structured_output"),
@@ -21,7 +20,6 @@ pytestmark = [
     pytest.mark.extra("grammar"),
 ]
 
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 SCHEMA = {
     "type": "object",
     "properties": {"color": {"enum": ["red", "green"]}},
@@ -30,28 +28,25 @@ SCHEMA = {
 }
 
 
-def call(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": "Hello", "max_tokens": 60, "temperature": 0, **fields}
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "Hi"}]
-    return {"model": MODEL, "messages": messages, "max_tokens": 60, "temperature": 0, **fields}
-
-
 def form(schema: Any = SCHEMA) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+
+
+def colored(**fields: Any) -> dict[str, Any]:
+    return call(response_format=form(), max_tokens=60, **fields)
 
 
 def test_answers_follow_their_grammar(serve: Serve) -> None:
     """OpenAI's field and vLLM's, whole and as a stream, with n > 1, and none for text."""
     server = serve()
-    status, answer, _ = server.post(CHAT, chat(response_format=form(), n=2, temperature=1))
+    status, answer, _ = server.post(
+        CHAT, chat(max_tokens=60, response_format=form(), n=2, temperature=1)
+    )
     assert status == 200
     for choice in answer["choices"]:
         assert json.loads(choice["message"]["content"])["color"] in ("red", "green")
         assert choice["finish_reason"] == "stop"
-    events = server.events(CHAT, chat(response_format=form()))
+    events = server.events(CHAT, chat(max_tokens=60, response_format=form()))
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
     assert json.loads("".join(pieces)).keys() == {"color"} and events[-1] == "[DONE]"
     for grammar, pattern in (
@@ -70,7 +65,7 @@ def test_answers_follow_their_grammar(serve: Serve) -> None:
 
 def test_the_official_client(serve: Serve) -> None:
     client = serve().client()
-    answer = client.chat.completions.create(**chat(response_format=form()))
+    answer = client.chat.completions.create(**chat(max_tokens=60, response_format=form()))
     assert json.loads(answer.choices[0].message.content)["color"] in ("red", "green")
 
 
@@ -113,45 +108,33 @@ def test_other_calls_run_while_a_grammar_is_compiled(
 ) -> None:
     """A compiler that hangs holds up its own call only, and the call ends by the timeout."""
     engine: Any = make_engine()
-    server, release = serve(engine), threading.Event()
-    compile_grammar = engine.core.scheduler.grammars.compiler.compile
-
-    def slow(structured: Any) -> Any:
-        release.wait(60)
-        return compile_grammar(structured)
-
-    engine.core.scheduler.grammars.compiler.compile = slow
-    answers = list[Any]()
-    slow_call = threading.Thread(
-        target=lambda: answers.append(server.post(COMPLETE, call(response_format=form())))
-    )
-    slow_call.start()
-    server.wait_until(lambda: len(engine.core.scheduler.grammars.compiler.cache) == 1)
-    assert server.post(COMPLETE, call())[0] == 200 and server.get("/health")[0] == 200
-    engine.core.scheduler.grammars.timeout = 0.0
-    status, answer, _ = server.post(COMPLETE, call(structured_outputs={"regex": "x"}))
-    assert status == 400 and "0 s" in answer["error"]["message"]
-    engine.core.scheduler.grammars.timeout = 30.0
-    release.set()
-    slow_call.join(60)
-    status, answer, _ = answers[0]
+    begun, release = hold_compilations(engine)
+    server, grammars = serve(engine), engine.core.scheduler.grammars
+    with ThreadPoolExecutor(1) as pool:
+        slow_call = pool.submit(server.post, COMPLETE, colored())
+        assert begun.wait(PATIENCE)
+        assert server.post(COMPLETE, call())[0] == 200 and server.get("/health")[0] == 200
+        grammars.timeout = 0.0
+        status, answer, _ = server.post(COMPLETE, call(structured_outputs={"regex": "x"}))
+        assert status == 400 and "0 s" in answer["error"]["message"]
+        grammars.timeout = 30.0
+        release.set()
+        status, answer, _ = slow_call.result(PATIENCE)
     assert status == 200 and json.loads(answer["choices"][0]["text"])["color"]
 
 
 def hold_compilations(engine: Any) -> tuple[threading.Event, threading.Event]:
     """Let the compiler wait. Return an event that it sets when it begins, and one that ends it."""
-    begun, release, compile_grammar = (
-        threading.Event(),
-        threading.Event(),
-        engine.core.scheduler.grammars.compiler.compile,
-    )
+    begun, release = threading.Event(), threading.Event()
+    compiler = engine.core.scheduler.grammars.compiler
+    compile_grammar = compiler.compile
 
     def held(structured: Any) -> Any:
         begun.set()
         assert release.wait(2 * PATIENCE)  # a test fails earlier
         return compile_grammar(structured)
 
-    engine.core.scheduler.grammars.compiler.compile = held
+    compiler.compile = held
     return begun, release
 
 
@@ -169,16 +152,13 @@ def test_a_client_that_goes_away_during_a_compilation(
         return add(*args, **options)
 
     engine.add_request = count_and_add
-    connection = server.open(COMPLETE, call(response_format=form(), stream=stream))
+    connection = server.open(COMPLETE, colored(stream=stream))
     assert begun.wait(PATIENCE) and server.api.open.count == 1
     connection.close()
     server.wait_until(lambda: server.api.open.count == 0)
     release.set()
-    server.wait_until(
-        lambda: all(
-            future.done() for future in engine.core.scheduler.grammars.compiler.cache.values()
-        )
-    )
+    compiler = engine.core.scheduler.grammars.compiler
+    server.wait_until(lambda: all(future.done() for future in compiler.cache.values()))
     assert server.post(COMPLETE, call())[0] == 200 and len(added) == 1
 
 
@@ -189,20 +169,20 @@ def test_what_no_call_waits_for_is_not_compiled(
     """Two calls keep the threads busy, and a third one ends while its grammar is queued."""
     engine: Any = make_engine()
     _, release = hold_compilations(engine)
-    server, cache = serve(engine), engine.core.scheduler.grammars.compiler.cache
+    server, compiler = serve(engine), engine.core.scheduler.grammars.compiler
     running = [server.open(COMPLETE, call(structured_outputs={"regex": r})) for r in ("a", "b")]
-    server.wait_until(lambda: sum(future.running() for future in cache.values()) == 2)
-    futures = list(cache.values())
+    server.wait_until(lambda: sum(future.running() for future in compiler.cache.values()) == 2)
+    futures = list(compiler.cache.values())
     if ends_by == "timeout":
         engine.core.scheduler.grammars.timeout = 0.0
-        status, answer, _ = server.post(COMPLETE, call(response_format=form()))
+        status, answer, _ = server.post(COMPLETE, colored())
         assert status == 400 and "0 s" in answer["error"]["message"]
     else:
-        connection = server.open(COMPLETE, call(response_format=form()))
-        server.wait_until(lambda: len(engine.core.scheduler.grammars.compiler.cache) == 3)
+        connection = server.open(COMPLETE, colored())
+        server.wait_until(lambda: len(compiler.cache) == 3)
         connection.close()
         server.wait_until(lambda: server.api.open.count == 2)
-    assert list(engine.core.scheduler.grammars.compiler.cache.values()) == futures
+    assert list(compiler.cache.values()) == futures
     release.set()
     for connection in running:
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
@@ -216,18 +196,15 @@ def test_a_drain_waits_for_a_compilation(make_engine: EngineFactory, serve: Serv
     server = serve(engine, drain_timeout=PATIENCE)
     streams = [server.open(COMPLETE, call(stream=True)) for _ in range(2)]
     server.wait_until(lambda: len(server.api.engine._boxes) == 2)
-    compiling = server.open(COMPLETE, call(response_format=form(), stream=True))
+    compiling = server.open(COMPLETE, colored(stream=True))
     assert begun.wait(PATIENCE)
     server.server.handle_exit(signal.SIGTERM, None)
     assert server.post(COMPLETE, call())[1]["error"]["code"] == "shutting_down"
     release.set()
     release_steps()
     for connection in (*streams, compiling):
-        text = b""
-        while data := connection.recv(4096):
-            text += data
+        text = read(connection)
         assert b"data: [DONE]" in text and b"error" not in text
-        connection.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -237,15 +214,13 @@ def test_a_compilation_at_the_deadline_of_a_drain(
     """The call has no event yet: it gets a status, and the reason."""
     engine: Any = make_engine()
     begun, release = hold_compilations(engine)
-    server, answers = serve(engine, drain_timeout=0.0), list[Any]()
-    fields = call(response_format=form(), stream=stream)
-    waiting = threading.Thread(target=lambda: answers.append(server.post(COMPLETE, fields)))
-    waiting.start()
-    assert begun.wait(PATIENCE)
-    server.server.handle_exit(signal.SIGTERM, None)
-    waiting.join(PATIENCE)
-    release.set()
-    status, answer, _ = answers[0]
+    server = serve(engine, drain_timeout=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.post, COMPLETE, colored(stream=stream))
+        assert begun.wait(PATIENCE)
+        server.server.handle_exit(signal.SIGTERM, None)
+        status, answer, _ = waiting.result(PATIENCE)
+        release.set()
     assert status == 503 and "shut down" in answer["error"]["message"]
 
 
@@ -262,7 +237,7 @@ def test_a_compiler_that_fails_ends_only_its_request(
     engine.core.scheduler.grammars.compiler.compile = failing
     with ThreadPoolExecutor(1) as pool:
         neighbour = pool.submit(server.post, COMPLETE, call(max_tokens=200))
-        status, answer, _ = server.post(COMPLETE, call(response_format=form()))
+        status, answer, _ = server.post(COMPLETE, colored())
         assert status == 500 and answer["error"]["type"] == "server_error"
         assert neighbour.result()[0] == 200
     engine.core.scheduler.grammars.compiler.compile = compile_grammar
@@ -273,7 +248,7 @@ def test_a_compiler_that_fails_ends_only_its_request(
 def test_without_the_library_the_field_is_refused(make_engine: EngineFactory, serve: Serve) -> None:
     engine: Any = make_engine()
     engine.input_processor.no_structured_outputs = "llguidance is not installed"
-    status, answer, _ = serve(engine).post(CHAT, chat(response_format=form()))
+    status, answer, _ = serve(engine).post(CHAT, chat(max_tokens=60, response_format=form()))
     assert status == 400 and answer["error"]["code"] == "unsupported_parameter"
     assert answer["error"]["param"] == "response_format"
     assert "llguidance is not installed" in answer["error"]["message"]

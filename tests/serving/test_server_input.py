@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.serving import MODEL, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import CHAT, COMPLETE, MODEL, Running, Serve, call
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
 
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
 NAN = float("nan")
 
@@ -36,7 +35,14 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"max_tokens": "16"}, "max_tokens"),
     ({"seed": 2**70}, "seed"),
     ({"seed": "1"}, "seed"),
-    ({"n": 10**6}, "n"),
+    *(({"n": value}, "n") for value in (0, "2", 1001, 10**6)),
+    *(({"logit_bias": {key: 1}}, "logit_bias")
+      for key in ("-1", "abc", "1.0", "259", "\u0663", "1" * 30)),
+    *(({"logit_bias": {"1": value}}, "logit_bias") for value in (NAN, 101, "1", None)),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"min_tokens": 5}, "min_tokens"),
     ({"stop": [1]}, "stop"),
     ({"stop": ["x"] * 500_000}, "stop"),
     ({"stop": "\ud83d"}, "stop"),
@@ -62,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": "x" * 600}, "prompt"),
     ({"prompt": "x" * 200_000}, "prompt"),
     ({"model": 1}, "model"),
-]
+]  # fmt: skip
 # The same for a chat.
 REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
@@ -101,7 +107,7 @@ def check_refused(run: Running, path: str, body: Any, name: str | None) -> None:
 
 def test_bad_calls_are_refused_by_name(serve: Serve) -> None:
     run = serve()
-    good = {"model": MODEL, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+    good = call(max_tokens=4)
     before = run.post(COMPLETE, good)
     for fields, name in REFUSED:
         check_refused(run, COMPLETE, {**good, **fields}, name)

@@ -18,8 +18,7 @@ import pytest
 from common import EngineDeadError, RequestOutput
 from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import ROOT, EngineFactory
-from tests.helpers.serving import MODEL, PATIENCE, Serve, serve_fixture  # noqa: F401 (a fixture)
-from tests.serving.test_server_clients import COMPLETE, call, hold_steps
+from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Serve, call, hold_steps, read
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
 
@@ -83,10 +82,7 @@ def test_an_engine_that_fails_ends_every_call(make_engine: EngineFactory, serve:
     release()
     whole.join(PATIENCE)
     assert answers[0][0] == 503 and "planted" in answers[0][1]["error"]["message"]
-    text = b""
-    while b"planted" not in text:
-        text += stream.recv(4096)
-    stream.close()
+    text = read(stream, b"planted")
     assert b'data: {"error"' in text and b"[DONE]" not in text
     assert run.get("/health")[0] == 503
     for stream_too in (False, True):
@@ -107,9 +103,7 @@ def test_a_server_drains(make_engine: EngineFactory, serve: Serve) -> None:
     status, answer, _ = run.post(COMPLETE, call())
     assert status == 503 and answer["error"]["code"] == "shutting_down"
     release()
-    text = b""
-    while data := stream.recv(4096):
-        text += data
+    text = read(stream)
     assert b"data: [DONE]" in text and b"error" not in text
     run.wait_until(lambda: not run.api.engine.is_alive)
 
@@ -122,12 +116,8 @@ def test_the_deadline_of_a_drain(make_engine: EngineFactory, serve: Serve) -> No
     stream = run.open(COMPLETE, call(stream=True))
     run.wait_until(lambda: bool(run.api.engine._boxes))
     run.server.handle_exit(signal.SIGTERM, None)
-    text = b""
-    while b"shut down" not in text:
-        text += stream.recv(4096)
-    assert b"[DONE]" not in text
+    assert b"[DONE]" not in read(stream, b"shut down")
     release()
-    stream.close()
     run.wait_until(lambda: not run.api.engine.is_alive)
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common import LLMEngine
+from milestones.serving.server.settings import ServerSettings
 from tests.conftest import EngineFactory
 from tests.electives.test_lora_answers import written
 from tests.helpers.oracle import drain, greedy
-from tests.helpers.serving import MODEL, Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import CHAT, COMPLETE, MODEL, Serve, call, chat
 
 pytestmark = [pytest.mark.since("lora"), pytest.mark.extra("serve")]
-
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-def call(model: str | None, **fields: Any) -> dict[str, Any]:
-    return {"model": model, "prompt": "Hello", "max_tokens": 6, "temperature": 0, **fields}
 
 
 def test_the_model_of_a_request_names_an_adapter(
@@ -36,55 +31,53 @@ def test_the_model_of_a_request_names_an_adapter(
     modules = ",".join(f"{name}={request.lora_path}" for name, request in adapters.items())
     server = serve(lora_modules=modules)
     for name, text in texts.items():
-        status, answer, _ = server.post(COMPLETE, call(name))
+        status, answer, _ = server.post(COMPLETE, call(model=name, max_tokens=6))
         assert (status, answer["model"]) == (200, name)
         assert answer["choices"][0]["text"] == text, name
-        events = server.events(COMPLETE, call(name))[:-1]
+        events = server.events(COMPLETE, call(model=name, max_tokens=6))[:-1]
         assert "".join(e["choices"][0]["text"] for e in events) == text
         assert {event["model"] for event in events} == {name}
     assert len({*texts.values()}) == 3
-    chat = {"model": "A", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "n": 2}
-    status, answer, _ = server.post(CHAT, chat)
+    status, answer, _ = server.post(CHAT, chat(model="A", max_tokens=3, n=2, temperature=1))
     assert (status, answer["model"], len(answer["choices"])) == (200, "A", 2)
     cards = server.get("/v1/models")[1]["data"]
     assert [(card["id"], card.get("parent")) for card in cards] == [
         (MODEL, None), ("A", MODEL), ("B", MODEL),
     ]  # fmt: skip
     assert server.get("/v1/models/B")[1] == cards[2]
-    status, answer, _ = server.post(COMPLETE, call("C"))
+    status, answer, _ = server.post(COMPLETE, call(model="C"))
     assert (status, answer["error"]["param"]) == (404, "model")
     assert "'A', 'B'" in answer["error"]["message"]
 
 
-Damage = Callable[[str], str]
+def refusal(engine: LLMEngine, modules: str) -> str:
+    """Return why a server with these modules does not start."""
+    from milestones.serving.server.app import create_app
+
+    with pytest.raises(ValueError, match="lora_modules") as refused:
+        create_app(engine, ServerSettings(lora_modules=modules))
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("modules", "said"),
     [
-        (lambda folder: "A", "lora_modules must be name=folder"),
-        (lambda folder: f"={folder}", "lora_modules must be name=folder"),
-        (lambda folder: f"A={folder},A={folder}", "each name once"),
-        (lambda folder: f"{MODEL}={folder}", "the name of the model itself"),
-        (lambda folder: f"A={folder}/none", "lora_modules: A: lora_path: cannot read"),
+        ("A", "lora_modules must be name=folder"),
+        ("=FOLDER", "lora_modules must be name=folder"),
+        ("A=FOLDER,A=FOLDER", "each name once"),
+        (f"{MODEL}=FOLDER", "the name of the model itself"),
+        ("A=FOLDER/none", "lora_modules: A: lora_path: cannot read"),
     ],
-)  # fmt: skip
+)
 def test_bad_modules_are_refused_at_the_start(
-    make_engine: EngineFactory, tmp_path: Path, modules: Damage, said: str
+    make_engine: EngineFactory, tmp_path: Path, modules: str, said: str
 ) -> None:
-    from milestones.serving.server.app import create_app
-    from milestones.serving.server.settings import ServerSettings
-
-    settings = ServerSettings(lora_modules=modules(written(tmp_path, "A").lora_path))
-    with pytest.raises(ValueError, match=said):
-        create_app(make_engine(), settings)
+    folder = written(tmp_path, "A").lora_path
+    assert said in refusal(make_engine(), modules.replace("FOLDER", folder))
 
 
 @pytest.mark.since("m1_single")
 @pytest.mark.before("lora")
 def test_an_engine_without_adapters_refuses_modules(make_engine: EngineFactory) -> None:
-    from milestones.serving.server.app import create_app
-    from milestones.serving.server.settings import ServerSettings
-
-    with pytest.raises(ValueError, match="this engine has no adapters; the elective lora has them"):
-        create_app(make_engine(), ServerSettings(lora_modules="A=folder"))
+    said = "this engine has no adapters; the elective lora has them"
+    assert said in refusal(make_engine(), "A=folder")

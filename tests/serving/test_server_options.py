@@ -11,7 +11,7 @@ import pytest
 from common import EngineConfig
 from milestones.extras import extras, missing
 from milestones.serving import serve
-from milestones.serving.server.options import add_options, described, from_options
+from milestones.serving.serve import add_options, described, from_options
 from milestones.serving.server.settings import ServerSettings
 
 

@@ -17,14 +17,13 @@ from milestones.chain import at_least
 from tests.conftest import EngineFactory, shared_model
 from tests.displays.test_player import dom, text_of
 from tests.helpers.browser import Tab, tab
-from tests.helpers.serving import PATIENCE, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
-from tests.serving.test_server_clients import COMPLETE, call, hold_steps
+from tests.helpers.serving import CHAT, COMPLETE, PATIENCE, Running, Serve, call, hold_steps, read
 
 pytestmark = [pytest.mark.extra("serve")]
 only_highest = pytest.mark.since("m5_overlap")
 
 CONFIG: dict[str, Any] = {"max_num_seqs": 6, "page_size": 4, "num_pages": 600}
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 
 
 class Watcher:
@@ -86,7 +85,7 @@ def test_a_page_gets_steps_and_the_end_of_its_request(serve: Serve) -> None:
     run = serve()
     with watching(run) as page:
         assert page.first["begin"]["version"] == 2 and len(page.first["begin"]["frames"]) == 1
-        status, answer = page.post("ask", temperature=0, **CHAT)
+        status, answer = page.post("ask", temperature=0, **TALK)
         assert status == 200
         events = page.until("answers")
         (end,) = events[-1]["answers"]
@@ -96,7 +95,7 @@ def test_a_page_gets_steps_and_the_end_of_its_request(serve: Serve) -> None:
         told = "".join(c.get("text", "") for f in frames for c in f.get("requests", {}).values())
         assert end["id"] == answer["id"] and end["text"].startswith(told)
         assert end["reason"] in ("stop", "length") and end["error"] is None
-    whole = run.post("/v1/chat/completions", {**CHAT, "temperature": 0})[1]
+    whole = run.post(CHAT, {**TALK, "temperature": 0})[1]
     assert whole["choices"][0]["message"]["content"] == end["text"]
 
 
@@ -128,18 +127,12 @@ def test_a_page_that_is_closed_aborts_its_requests(
     run = serve(engine)
     other = run.open(COMPLETE, call(stream=True))
     with watching(run) as page:
-        assert page.post("ask", **{**CHAT, "max_tokens": 400})[0] == 200
+        assert page.post("ask", **{**TALK, "max_tokens": 400})[0] == 200
         assert page.post("crowd", rate=100, system="Be kind.", max_tokens=400)[0] == 200
         run.wait_until(lambda: run.api.open.count > 4)
     run.wait_until(lambda: not run.api.live.pages)
     run.wait_until(lambda: run.api.open.count <= 1)
-    text = b""
-    while data := other.recv(4096):
-        text += data
-        if b"[DONE]" in text:
-            break
-    other.close()
-    assert b"[DONE]" in text and b"error" not in text
+    assert b"error" not in read(other, b"[DONE]")
 
 
 @only_highest
@@ -148,7 +141,7 @@ def test_stop_ends_one_request(make_engine: EngineFactory, serve: Serve) -> None
     slow_steps(engine, 0.1)
     run = serve(engine)
     with watching(run) as page:
-        ids = [page.post("ask", **CHAT)[1]["id"] for _ in range(2)]
+        ids = [page.post("ask", **TALK)[1]["id"] for _ in range(2)]
         assert page.post("stop", id=ids[0])[1] == {"stopped": True}
         (end,) = page.until("answers")[-1]["answers"]
         assert (end["id"], end["reason"]) == (ids[0], "abort")
@@ -176,21 +169,21 @@ def test_wrong_calls_are_refused(serve: Serve) -> None:
     run = serve(max_open_requests=1)
     with watching(run) as page:
         for name, body, field in (
-            ("ask", {**CHAT, "temperature": -1}, "temperature"),
-            ("ask", {**CHAT, "max_tokens": "many"}, "max_tokens"),
-            ("ask", {**CHAT, "messages": []}, "messages"),
-            ("ask", {**CHAT, "messages": [{"role": "user", "content": "x" * 999}]}, "prompt"),
-            ("ask", {**CHAT, "seed": 1}, "seed"),
+            ("ask", {**TALK, "temperature": -1}, "temperature"),
+            ("ask", {**TALK, "max_tokens": "many"}, "max_tokens"),
+            ("ask", {**TALK, "messages": []}, "messages"),
+            ("ask", {**TALK, "messages": [{"role": "user", "content": "x" * 999}]}, "prompt"),
+            ("ask", {**TALK, "seed": 1}, "seed"),
             ("crowd", {"rate": 1e9, "system": ""}, "rate"),
             ("crowd", {"rate": -1, "system": ""}, "rate"),
             ("crowd", {"rate": 1, "system": "", "top_p": 0}, "top_p"),
         ):
             status, answer = page.post(name, **body)
             assert status == 400 and answer["error"]["param"] == field, (name, answer)
-        for name, fields in (("ask", CHAT), ("stop", {"id": "chat-1"}), ("again", {})):
+        for name, fields in (("ask", TALK), ("stop", {"id": "chat-1"}), ("again", {})):
             assert run.post(f"/live/{name}", {"page": "page-99", **fields})[0] == 404
         with run.api.open.place_for(1):
-            assert page.post("ask", **CHAT)[0] == 429
+            assert page.post("ask", **TALK)[0] == 429
         assert run.api.open.count == 0
 
 
@@ -222,7 +215,7 @@ def test_the_end_of_the_engine_ends_the_events(make_engine: EngineFactory, serve
     before = wrappers(engine)
     with watching(run) as page:
         run.in_engine(lambda engine: setattr(engine, "step", failing))
-        page.post("ask", **CHAT)
+        page.post("ask", **TALK)
         assert "planted" in page.until("error")[-1]["error"]["message"]
         assert page.response.read() == b""
     run.wait_until(lambda: not run.api.live.pages)
@@ -248,7 +241,7 @@ def test_the_page_needs_no_key_and_its_calls_do(serve: Serve) -> None:
     status, page = run.get("/")
     assert status == 200 and "<title>LLM Ladder" in page
     assert run.get("/live")[0] == 401
-    assert run.post("/live/ask", {"page": "page-1", **CHAT})[0] == 401
+    assert run.post("/live/ask", {"page": "page-1", **TALK})[0] == 401
     assert run.call("GET", "/live", None, {"Authorization": "Bearer no"})[0] == 401
 
 
@@ -259,7 +252,7 @@ def test_a_server_without_a_page(serve: Serve) -> None:
 
 
 def test_the_page_loads_nothing() -> None:
-    from milestones.serving.server.live.html import live_html
+    from milestones.serving.server.live.routes import live_html
 
     page = live_html()
     assert set(re.findall(r"\bhttps?://[^\"'\s\\]*", page)) == {"http://www.w3.org/2000/svg"}

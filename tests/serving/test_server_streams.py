@@ -9,21 +9,9 @@ import pytest
 from common import SamplingParams
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory
-from tests.helpers.serving import MODEL, Running, Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import CHAT, COMPLETE, Running, Serve, call, chat, read
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
-
-COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-def call(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "prompt": "Hello", "max_tokens": 16, "temperature": 0, **fields}
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    body = call(messages=[{"role": "user", "content": "Hello"}], **fields)
-    del body["prompt"]
-    return body
 
 
 def test_the_events_of_a_chat(serve: Serve) -> None:
@@ -172,10 +160,7 @@ def test_a_request_that_cannot_be_computed_ends_alone(
 
     with pytest.raises(APIError, match="not finite"):
         list(run.client().completions.create(**call(seed=13), stream=True))
-    text = b""
-    while b"length" not in text:
-        text += neighbour.recv(4096)
-    neighbour.close()
+    read(neighbour, b"length")
     assert run.post(COMPLETE, call())[1]["choices"][0]["text"] == expected[0].outputs[0].text
     run.wait_until(run.is_idle)
     run.in_engine(assert_idle)

@@ -26,7 +26,7 @@ from milestones.chain import electives, load
 from tests.conftest import build_engine, plain_model, shared_model
 from tests.helpers.fake_ranks import ThreadRank
 from tests.helpers.oracle import assert_one_answer, assert_same_tokens, generate, greedy
-from tests.helpers.serving import Serve, serve_fixture  # noqa: F401 (a fixture)
+from tests.helpers.serving import Serve, read
 
 pytestmark = [pytest.mark.since("m5_overlap"), pytest.mark.before(*electives())]
 
@@ -242,6 +242,18 @@ def test_a_wrong_plan_is_noticed(divide: Divide, monkeypatch: pytest.MonkeyPatch
         divide()
 
 
+def let_rank_1_fail(monkeypatch: pytest.MonkeyPatch, fails: Callable[[], bool]) -> None:
+    """Let rank 1 fail in the next sum at which `fails()` is true."""
+    add_parts = Ranks.add_parts
+
+    def add_or_fail(self: Ranks, x: torch.Tensor) -> torch.Tensor:
+        if self.rank == 1 and fails():
+            raise MemoryError("rank 1 has no memory")
+        return add_parts(self, x)
+
+    monkeypatch.setattr(Ranks, "add_parts", add_or_fail)
+
+
 def test_a_rank_that_fails_ends_the_engine(
     milestone: str, divide: Divide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,14 +262,7 @@ def test_a_rank_that_fails_ends_the_engine(
     engine = build_engine(milestone, loaded)
     engine.generate([1, 2, 3], greedy(2))
     failing = iter([False, False, False, True])
-    add_parts = Ranks.add_parts
-
-    def add_or_fail(self: Ranks, x: torch.Tensor) -> torch.Tensor:
-        if self.rank == 1 and next(failing, False):
-            raise MemoryError("rank 1 has no memory")
-        return add_parts(self, x)
-
-    monkeypatch.setattr(Ranks, "add_parts", add_or_fail)
+    let_rank_1_fail(monkeypatch, lambda: next(failing, False))
     engine.add_request([5, 6, 7], greedy(8))
     started = time.monotonic()
     with pytest.raises(RankError, match="(?s)rank 1 failed.*rank 1 has no memory"):
@@ -279,25 +284,16 @@ def test_a_server_with_a_failed_rank_answers_every_client(
 ) -> None:
     """The open stream gets an error event, /health is 503, and the server still stops."""
     engine = build_engine(milestone, divide())
-    add_parts, fails = Ranks.add_parts, threading.Event()
-
-    def add_or_fail(self: Ranks, x: torch.Tensor) -> torch.Tensor:
-        if self.rank == 1 and fails.is_set():
-            raise MemoryError("rank 1 has no memory")
-        return add_parts(self, x)
-
-    monkeypatch.setattr(Ranks, "add_parts", add_or_fail)
+    fails = threading.Event()
+    let_rank_1_fail(monkeypatch, fails.is_set)
     run = serve(engine)
     assert run.get("/health")[0] == 200
     body = {"prompt": [5, 6, 7], "max_tokens": 480, "ignore_eos": True}
     stream = run.open("/v1/completions", {**body, "stream": True})
-    text = stream.recv(4096)
+    assert b"[DONE]" not in stream.recv(4096)
     fails.set()
-    while b'data: {"error"' not in text or not text.endswith(b"\r\n0\r\n\r\n"):
-        data = stream.recv(4096)
-        text += data
-        assert data and b"[DONE]" not in text, "the stream has ended without an error"
-    stream.close()
+    text = read(stream, b"\r\n0\r\n\r\n")
+    assert b'data: {"error"' in text and b"[DONE]" not in text
     assert b"rank 1 failed: MemoryError" in text
     assert b"Traceback" not in text and "add_or_fail" in caplog.text, "it is in the log"
     assert run.get("/health")[0] == 503

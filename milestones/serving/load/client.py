@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,21 @@ class Answer:
         return (self.total - self.first) / (self.num_tokens - 1)
 
 
+def streamed(model: str, prompt: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    """Return the body of a completion that streams exactly `max_tokens` tokens and their count."""
+    return {
+        "model": model, "prompt": prompt, "temperature": 0, "max_tokens": max_tokens,
+        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+async def events(got: httpx2.Response) -> AsyncIterator[str]:
+    """Yield the data of the events of a stream, as they come. The last one may be `[DONE]`."""
+    async for line in got.aiter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+
+
 class Target:
     """A server, by the URL of its API, such as http://127.0.0.1:8000/v1."""
 
@@ -70,11 +85,7 @@ class Target:
         return list(await asyncio.gather(*tasks))
 
     async def _send(self, model: str, answer: Answer) -> Answer:
-        body = {
-            "model": model, "prompt": answer.arrival.prompt, "temperature": 0,
-            "max_tokens": answer.arrival.max_tokens, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        body = streamed(model, answer.arrival.prompt, answer.arrival.max_tokens)
         start = time.perf_counter()
         try:
             async with self.client.stream("POST", f"{self.url}/v1/completions", json=body) as got:
@@ -89,12 +100,12 @@ class Target:
             answer.error = "no text"
         return answer
 
-    async def _follow(self, answer: Answer, got: Any, start: float) -> None:
+    async def _follow(self, answer: Answer, got: httpx2.Response, start: float) -> None:
         last = start
-        async for line in got.aiter_lines():
-            if not line.startswith("data: {"):
+        async for data in events(got):
+            if data == "[DONE]":
                 continue
-            event, now = json.loads(line[6:]), time.perf_counter()
+            event, now = json.loads(data), time.perf_counter()
             if "error" in event:
                 answer.error = str(event["error"]["message"])
             if event.get("usage"):

@@ -11,9 +11,13 @@ import argparse
 import asyncio
 import itertools
 import json
+import re
 import shlex
-from collections.abc import Sequence
-from contextlib import nullcontext
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +26,16 @@ from rich.console import Console
 
 from common.displays.demo import machine
 
+from ...chain import ROOT
 from ...console import wide_console
 from ...extras import missing
 from .arrivals import TEXT, Lengths, Workload, length_pairs, length_range
-from .served import served
 
 if TYPE_CHECKING:
     from .report import Row
 
+URL = re.compile(r"serves .* at (http://\S+/v1)")
+SECONDS = 30.0  # for an orderly end; after that the process is killed
 EXAMPLE = "python -m milestones load http://127.0.0.1:8000/v1 --rates 1,2,4,8 --duration 60"
 
 
@@ -148,3 +154,35 @@ def _rates(text: str) -> list[float]:
     if not rates or not all(0 < rate < 1e6 for rate in rates):
         raise argparse.ArgumentTypeError(f"rates are positive numbers: 1,2,4; got {text!r}")
     return rates
+
+
+@contextmanager
+def served(engine: str, options: Sequence[str]) -> Iterator[str]:
+    """Serve an engine on a free port of 127.0.0.1, and yield the URL of its API.
+
+    options: of `python -m milestones serve`. Raises `RuntimeError` with the server's message if it
+    does not start.
+    """
+    command = [sys.executable, "-m", "milestones", "serve", engine, "--port", "0", *options]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield _url(process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=SECONDS)  # it also reads what the server still prints
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        if found := URL.search(line):
+            return found[1]
+        said.append(line)
+    raise RuntimeError("the server did not start:\n" + "".join(said).rstrip())

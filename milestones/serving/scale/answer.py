@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..server.errors import ApiError, api_error, respond
+from ..server.generation import disconnected, event
 from ..server.limits import OpenRequests
 from .balancer import Balancer
 from .wire import Description, ForwardedCall, Head, Headers, Item, ReplicaDiedError, Tail
@@ -165,8 +165,8 @@ class Answer(Response):
             await send(LAST_MESSAGE)
             return
         if dict(self._head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-            last = f"data: {json.dumps(error.body(), separators=(',', ':'))}\n\n"
-            await send({"type": "http.response.body", "body": last.encode(), "more_body": True})
+            last = event(error.body()).encode()
+            await send({"type": "http.response.body", "body": last, "more_body": True})
             await send(LAST_MESSAGE)
             return
         raise error  # uvicorn closes the connection before the end of the body
@@ -175,9 +175,3 @@ class Answer(Response):
 def start(status: int, headers: Headers) -> dict[str, object]:
     """Return the message that begins an answer."""
     return {"type": "http.response.start", "status": status, "headers": list(headers)}
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -15,10 +15,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .cache_log import CacheReport
-from .keys import PageKey
 from .policy import Policy
-from .prefix_index import PrefixIndex
+from .prefix_index import CacheReport, PageKey, PrefixIndex
 
 
 @dataclass(eq=False)

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ...console import wide_console
 from ...extras import missing
 from . import ranks
-from .curves import Point, points, rows
-from .page import PAGE, with_tables
+from .page import PAGE, on_screen, simulated_rows, with_tables
+from .simulation import points
 from .steps import MEASURED, load_steps, measured_steps
 
 EXAMPLE = "python -m milestones scale simulate --replicas 2,4,16,64"
@@ -51,48 +52,35 @@ def main(args: argparse.Namespace) -> int:
     if args.what == "page":
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
+    is_wrong = False
     if args.what == "simulate":
-        return _simulate(args, console)
-    if args.what == "ranks":
-        return ranks.measure(args, console)
-    if lines := [line for extra in ("serve", "scale") if (line := missing(extra))]:
-        console.print(lines[0], style="red")
-        return 2
-    from .environment import prepare
+        found = _simulate(args, console)
+    elif args.what == "ranks":
+        found = ranks.measure(args, console)
+    else:
+        if lines := [line for extra in ("serve", "scale") if (line := missing(extra))]:
+            console.print(lines[0], style="red")
+            return 2
+        from .serve import prepare
 
-    prepare(None)
-    from . import real
+        prepare(None)
+        from . import real
 
-    return real.measure(args, console) if args.what == "measure" else real.kill(args, console)
-
-
-def _simulate(args: argparse.Namespace, console: Console) -> int:
-    steps, found = load_steps(), list[Point]()
-    for one in points(steps, args.replicas or (2, 4, 16, 64, 256), args.requests):
-        found.append(one)
-        console.print(f"{one.policy}, {one.replicas} replicas: hit rate {one.hit_rate:.2f}")
-    console.print(table(found, steps.machine))
+        found = (real.measure if args.what == "measure" else real.kill)(args, console)
+        is_wrong = not real.ENDS.issuperset(found.get("streams", ()))
     if args.json:
-        document = {"step model": steps.machine, "points": rows(found)}
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 1 if is_wrong else 0
 
 
-def table(found: list[Point], machine: str) -> Table:
-    """Return the points as a table."""
-    shown = Table(title=f"Simulated replicas, with steps as measured on {machine}")
-    names = ("replicas", "policy", "skew", "report", "hit rate", "most sent", "most open",
-             "TTFT p50", "TTFT p99")  # fmt: skip
-    for name in names:
-        shown.add_column(name, justify="right")
-    for one in found:
-        delay = "never" if one.report_delay is None else f"{one.report_delay:g} s"
-        shown.add_row(
-            str(one.replicas), one.policy, f"{one.skew:g}", delay, f"{one.hit_rate:.3f}",
-            f"{one.spread:.2f}", f"{one.most_open:.2f}", f"{one.ttft_p50:.2f} s",
-            f"{one.ttft_p99:.2f} s",
-        )  # fmt: skip
-    return shown
+def _simulate(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    steps, found = load_steps(), list[dict[str, Any]]()
+    for one in points(steps, args.replicas or (2, 4, 16, 64, 256), args.requests):
+        found.append(asdict(one))
+        console.print(f"{one.policy}, {one.replicas} replicas: hit rate {one.hit_rate:.2f}")
+    title = f"Simulated replicas, with steps as measured on {steps.machine}"
+    console.print(on_screen(title, simulated_rows(found)))
+    return {"step model": steps.machine, "points": found}
 
 
 def _sizes(text: str) -> tuple[int, ...]:

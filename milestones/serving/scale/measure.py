@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx2
 
+from ..load.client import events, streamed
 from .policy import make_policy
 from .simulation import Fleet, simulate
 from .steps import StepModel
@@ -105,7 +106,8 @@ async def run_real(url: str, model: str, work: Sequence[Conversation]) -> Counte
                 if turn:
                     await asyncio.sleep(one.thinks[turn - 1])
                 prompt = prompt + own
-                prompt += await ask(client, url, model, prompt, counted)
+                await ask(client, url, model, prompt, counted)
+                prompt += FILLER
 
         await asyncio.gather(*map(converse, work))
     return counted
@@ -113,31 +115,25 @@ async def run_real(url: str, model: str, work: Sequence[Conversation]) -> Counte
 
 async def ask(
     client: httpx2.AsyncClient, url: str, model: str, prompt: list[int], counted: Counted
-) -> list[int]:
-    """Send one request, and return the tokens that stand for its output in the next prompt.
+) -> None:
+    """Send one request. In the next prompt, `FILLER` stands for its output.
 
     The server streams text, and the text of random tokens does not always have the same tokens. So
     the next prompt has the cached prefix up to this output, and not beyond it.
     """
-    body = {
-        "model": model, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True,
-        "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    sent, is_first = time.perf_counter(), True
+    body, sent = streamed(model, prompt, OUTPUT_TOKENS), time.perf_counter()
+    is_first = True
     async with client.stream("POST", f"{url}/v1/completions", json=body) as got:
-        async for line in got.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
+        async for data in events(got):
             if is_first:
                 counted.first.append(time.perf_counter() - sent)
                 is_first = False
-            event: dict[str, Any] = json.loads(line[6:])
+            event: dict[str, Any] = {} if data == "[DONE]" else json.loads(data)
             if "error" in event:
                 raise RuntimeError(event["error"]["message"])
             if usage := event.get("usage"):
                 counted.prompt_tokens += usage["prompt_tokens"]
                 counted.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
-    return FILLER
 
 
 def emulated_steps() -> StepModel:

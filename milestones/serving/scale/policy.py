@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+FACTOR, SLACK, LEAST_SHARE = 1.25, 2.0, 0.1  # of `PrefixAffinity`
 POLICIES = ("prefix", "least-load", "round-robin")
 
 
@@ -77,24 +78,13 @@ class LeastLoad:
 class PrefixAffinity(LeastLoad):
     """Takes the longest match among the candidates that are not much busier than the average.
 
-    A candidate is eligible if its load is at most `factor` times the average load plus `slack`
+    A candidate is eligible if its load is at most `FACTOR` times the average load plus `SLACK`
     requests. The average is eligible, so there is always a candidate. A match of less than
-    `least_share` of the prompt does not count: the first page of a chat template is in every
+    `LEAST_SHARE` of the prompt does not count: the first page of a chat template is in every
     prompt, and would draw all new conversations to one replica.
     """
 
     uses_prefixes = True
-
-    def __init__(
-        self, seed: int = 0, *, factor: float = 1.25, slack: float = 2.0, least_share: float = 0.1
-    ) -> None:
-        if factor < 1 or slack < 0 or not 0 <= least_share <= 1:
-            raise ValueError(
-                "factor must be at least 1, slack at least 0, and least_share between 0 and 1; "
-                f"got {factor}, {slack} and {least_share}"
-            )
-        super().__init__(seed)
-        self.factor, self.slack, self.least_share = factor, slack, least_share
 
     def choose(self, loads: Mapping[str, int], matches: Mapping[str, int], size: int) -> str:
         """Return the eligible candidate with the longest match; the less loaded of two if equal."""
@@ -102,7 +92,7 @@ class PrefixAffinity(LeastLoad):
         useful = {
             name: pages
             for name, pages in matches.items()
-            if pages >= self.least_share * size and loads.get(name, limit + 1) <= limit
+            if pages >= LEAST_SHARE * size and loads.get(name, limit + 1) <= limit
         }
         if not useful:
             return super().choose(loads, matches, size)
@@ -111,7 +101,7 @@ class PrefixAffinity(LeastLoad):
 
     def limit(self, loads: Mapping[str, int]) -> float:
         """Return the largest load of an eligible candidate, in requests."""
-        return self.factor * sum(loads.values()) / len(loads) + self.slack
+        return FACTOR * sum(loads.values()) / len(loads) + SLACK
 
 
 def make_policy(name: str, seed: int = 0) -> Policy:

@@ -1,22 +1,46 @@
-"""`PrefixIndex`: an approximate tree of the pages that each replica has cached.
+"""Which pages each replica has cached: keys of pages, the router's index, and replicas' reports.
 
-A key names a page and all pages before it (`keys.py`), so a set of keys is a tree: the path to a
-page is the sequence of keys of a prompt. For each page, the index stores the replicas that hold it.
+A key is a number that names a page of tokens together with all tokens before it. A replica caches
+whole pages, so a router that counts in pages predicts a hit exactly. Two prompts have the same
+first k keys if and only if their first k pages have the same tokens (up to collisions of a 64-bit
+hash). vLLM names its blocks in the same way. A set of keys is a tree: the path to a page is the
+sequence of keys of a prompt.
 
 The index is approximate. It learns a prefix when a request is sent, before the replica has computed
 it, and it learns of evictions when the replica reports them. In between, it evicts as the replica
 would: each replica has as many pages here as it has memory for, and the least recently used page is
 evicted first.
+
+A replica does not know which reports a router has received: answers are cancelled, and there may be
+several routers. So a router says with each request which report it has, and the answer ends with a
+report of all changes since then.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import struct
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
-from .keys import PageKey
-
+PageKey = int  # 64 bits
 NO_REPLICAS: frozenset[str] = frozenset()
+CHANGES_KEPT = 64  # a router that is further behind gets the whole state
+
+
+def page_keys(token_ids: Sequence[int], page_size: int, parent: PageKey = 0) -> list[PageKey]:
+    """Return the key of each whole page of `token_ids`.
+
+    parent: the key of the page before the first one; 0 at the start of a prompt. Keys are the same
+    in every process.
+    """
+    keys, layout = [], struct.Struct(f"<Q{page_size}Q")
+    for start in range(0, len(token_ids) - page_size + 1, page_size):
+        page = layout.pack(parent, *token_ids[start : start + page_size])
+        parent = int.from_bytes(blake2b(page, digest_size=8).digest(), "little")
+        keys.append(parent)
+    return keys
 
 
 class PrefixIndex:
@@ -109,3 +133,51 @@ class PrefixIndex:
         holders.discard(replica)
         if not holders:
             del self._holders[key]
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """The changes of a cache from report `after` up to report `number`.
+
+    after: None if `inserted` is the whole state. A page comes after the pages before it.
+    """
+
+    number: int
+    after: int | None
+    inserted: tuple[PageKey, ...]
+    evicted: tuple[PageKey, ...] = ()
+
+
+class CacheLog:
+    """Turns states of a cache into reports of what changed. One thread calls it."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the newest change
+        self._state: dict[PageKey, None] = {}
+        self._changes: deque[tuple[int, list[PageKey], list[PageKey]]] = deque(maxlen=CHANGES_KEPT)
+
+    def update(self, state: Iterable[PageKey]) -> None:
+        """Note the pages that the cache has now, each after the pages before it."""
+        now = dict.fromkeys(state)
+        inserted = [key for key in now if key not in self._state]
+        evicted = [key for key in self._state if key not in now]
+        self._state = now
+        if inserted or evicted:
+            self.number += 1
+            self._changes.append((self.number, inserted, evicted))
+
+    def since(self, number: int) -> CacheReport:
+        """Return the changes after a report; the whole state if some are no longer kept."""
+        if number > self.number or self.number - number > len(self._changes):
+            return CacheReport(self.number, None, tuple(self._state))
+        changed: dict[PageKey, bool] = {}
+        for change, inserted, evicted in self._changes:
+            if change > number:
+                changed.update(dict.fromkeys(inserted, True))
+                changed.update(dict.fromkeys(evicted, False))
+        return CacheReport(
+            self.number,
+            number,
+            tuple(key for key in self._state if changed.get(key)),
+            tuple(key for key, is_cached in changed.items() if not is_cached),
+        )

@@ -21,12 +21,12 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from common import EngineConfig, SamplingParams
 from common.displays.demo import machine
 
 from ...chain import load
+from .page import on_screen, rank_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "random-qwen3-0.6b"
@@ -58,14 +58,8 @@ class Side:
     """A process with an engine, which runs one `Work` for each line that it reads."""
 
     def __init__(self, milestone: str, model: str, num_ranks: int) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "milestones.serving.scale.ranks",
-            milestone,
-            model,
-            str(num_ranks),
-        ]
+        module = ["-m", "milestones.serving.scale.ranks"]
+        command = [sys.executable, *module, milestone, model, str(num_ranks)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -88,7 +82,7 @@ class Side:
         return json.loads(self.process.stdout.readline())
 
 
-def measure(args: argparse.Namespace, console: Console) -> int:
+def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure each work on one process and on `--ranks`, and print the ratios."""
     model = MODEL if args.model == "tiny-llama" else args.model  # too small: see SCALING.md
     sides = [Side(args.milestone, model, num_ranks) for num_ranks in (1, args.ranks)]
@@ -105,10 +99,9 @@ def measure(args: argparse.Namespace, console: Console) -> int:
         "machine": machine(), "model": model, "ranks": args.ranks, "rounds": args.rounds,
         "memory": [side.memory for side in sides], "rows": found,
     }  # fmt: skip
-    console.print(_table(document))
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
+    title = f"{args.ranks} ranks / one process, on {document['machine']}"
+    console.print(on_screen(title, rank_rows(found)))
+    return document
 
 
 def _ratios(runs: Sequence[Sequence[Times]]) -> dict[str, float]:
@@ -122,15 +115,6 @@ def _ratios(runs: Sequence[Sequence[Times]]) -> dict[str, float]:
     }
 
 
-def _table(document: dict[str, Any]) -> Table:
-    shown = Table(title=f"{document['ranks']} ranks / one process, on {document['machine']}")
-    for name in ("work", "first step", "decode step", "its own part"):
-        shown.add_column(name, justify="right")
-    for row in document["rows"]:
-        shown.add_row(row["work"], *(f"{row[key]:.2f}" for key in ("first", "step", "own")))
-    return shown
-
-
 def serve(milestone: str, model: str, num_ranks: int) -> None:
     """Be one side: print the memory of a rank, then the times of each work that is read."""
     config = EngineConfig(
@@ -139,10 +123,10 @@ def serve(milestone: str, model: str, num_ranks: int) -> None:
     )  # fmt: skip
     with load(milestone).LLMEngine(config) as engine:
         pool = engine.core.runner.kv_pool
-        ranks = engine.loaded.ranks
+        group = engine.loaded.ranks
         whole = {p.data_ptr(): p.nbytes for p in engine.loaded.model.parameters()}
         memory = {
-            "weights": ranks.weight_bytes[0] if ranks else sum(whole.values()),
+            "weights": group.weight_bytes[0] if group else sum(whole.values()),
             "kv_per_token": sum(x[:, 0, 0].nbytes for x in (*pool.keys, *pool.values)),
         }
         _say(memory)

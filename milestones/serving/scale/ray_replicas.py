@@ -1,13 +1,13 @@
 """Replicas as a deployment of Ray Serve: start them, call them, end them.
 
-`environment.prepare` must have been called before this module is imported.
+`serve.prepare` must have been called before this module is imported.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,6 @@ from ray.serve.handle import DeploymentHandle
 from common import EngineConfig
 
 from ..server.settings import ServerSettings
-from .environment import listen_on_this_machine_only
 from .policy import Policy
 from .ray_router import BalancedRouter
 from .replica import Replica
@@ -34,7 +33,7 @@ ROUTER: Any = f"{BalancedRouter.__module__}:{BalancedRouter.__name__}"
 HEALTH_PERIOD = 2.0  # seconds
 
 
-class EngineDeployment:
+class EngineDeployment(Replica):
     """A replica in a process of Ray."""
 
     def __init__(
@@ -43,36 +42,16 @@ class EngineDeployment:
         if is_local:
             listen_on_this_machine_only()
         name = serve.get_replica_context().replica_id.unique_id
-        self._replica = Replica(name, milestone, config, settings)
-
-    async def answer(self, call: ForwardedCall) -> AsyncIterator[Item]:
-        """Yield the answer to a call."""
-        await self._replica.start()
-        async for item in self._replica.answer(call):
-            yield item
-
-    async def description(self) -> Description:
-        """Return what a front must know."""
-        return self._replica.description()
-
-    async def metrics(self) -> tuple[str, str]:
-        """Return the page for Prometheus."""
-        await self._replica.start()
-        return await self._replica.metrics()
-
-    async def reset(self) -> int:
-        """Empty the prefix cache. Return the pages that became free."""
-        await self._replica.start()
-        return await self._replica.reset()
+        super().__init__(name, milestone, config, settings)
 
     async def check_health(self) -> None:
         """Ray calls this every few seconds, and replaces a replica for which it raises."""
-        if not self._replica.is_alive:
+        if not self.is_alive:
             raise RuntimeError("the engine of this replica has failed")
 
     async def __del__(self) -> None:
         """Ray calls this after the last answer, when it removes the replica."""
-        await self._replica.stop()
+        await self.stop()
 
 
 class RayReplicas:
@@ -198,3 +177,19 @@ def connect(scale: ScaleSettings) -> None:
         object_store_memory=80 << 20,
         **quiet,
     )
+
+
+def listen_on_this_machine_only() -> None:
+    """Let the process of a replica listen on 127.0.0.1, before Ray Serve opens its port there.
+
+    Ray Serve 2.60 opens a port for calls between deployments on all interfaces of the machine. No
+    option changes this, and no call of this project uses the port.
+    """
+    from ray.serve._private import replica
+
+    original = replica.add_port_to_grpc_server
+
+    def add_port(server: Any, address: str) -> Any:
+        return original(server, address.replace("[::]", "127.0.0.1"))
+
+    replica.add_port_to_grpc_server = add_port

@@ -23,13 +23,12 @@ from common import EngineConfig, LLMEngine
 from ...chain import load
 from ..server.app import Api, create_app
 from ..server.settings import ServerSettings
-from .cache_log import CacheLog, CacheReport
-from .keys import PageKey, page_keys
+from .prefix_index import CacheLog, CacheReport, PageKey, page_keys
 from .wire import Description, ForwardedCall, Head, Item, Tail
 
 
 class Replica:
-    """Answers the calls that a front forwards. `start` must run before the first one."""
+    """Answers the calls that a front forwards. The first one starts the engine's thread."""
 
     def __init__(
         self, name: str, milestone: str, config: EngineConfig, settings: ServerSettings
@@ -44,13 +43,6 @@ class Replica:
         self._stack = AsyncExitStack()
         self._starting: asyncio.Lock = asyncio.Lock()
         self._is_started = False
-
-    async def start(self) -> None:
-        """Start the engine's thread, once. The running event loop is the one that gets outputs."""
-        async with self._starting:
-            if not self._is_started:
-                await self._stack.enter_async_context(self._app.router.lifespan_context(self._app))
-                self._is_started = True
 
     async def stop(self) -> None:
         """Close the engine."""
@@ -67,11 +59,13 @@ class Replica:
 
     async def metrics(self) -> tuple[str, str]:
         """Return the name of the replica and its page for Prometheus."""
+        await self._start()
         page = await self._api.scrape()
         return self.name, bytes(page.body).decode()
 
     async def reset(self) -> int:
         """Empty the prefix cache. Return the pages that became free."""
+        await self._start()
         return await self._api.engine.call(lambda engine: engine.reset_prefix_cache())
 
     async def answer(self, call: ForwardedCall) -> AsyncIterator[Item]:
@@ -79,6 +73,7 @@ class Replica:
 
         If the front stops reading, the call ends as if its client had closed the connection.
         """
+        await self._start()
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         work = asyncio.create_task(self._run(call, messages))
         try:
@@ -91,6 +86,13 @@ class Replica:
             yield Tail(self.name, await self._report((call.seen or {}).get(self.name, 0)))
         finally:
             work.cancel()
+
+    async def _start(self) -> None:
+        """Start the engine's thread, once. The running event loop is the one that gets outputs."""
+        async with self._starting:
+            if not self._is_started:
+                await self._stack.enter_async_context(self._app.router.lifespan_context(self._app))
+                self._is_started = True
 
     async def _run(self, call: ForwardedCall, messages: asyncio.Queue[Message | None]) -> None:
         """Run the application on a call. None is the last message."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,13 +13,26 @@ from common import EngineConfig
 from ...console import wide_console
 from ..server.run import DrainingServer
 from ..server.settings import ServerSettings
-from .environment import prepare
-from .front import Front
-from .prompt_keys import PromptKeys
+from .front import Front, PromptKeys
 from .settings import ScaleSettings
 
 if TYPE_CHECKING:
     from .ray_replicas import RayReplicas
+
+
+def prepare(address: str | None) -> None:
+    """Set what Ray reads from the environment when it is imported, for this process and its own.
+
+    Ray sends no statistics about its use. A replica has the priority of this process; by default,
+    Ray's workers give way to all other processes of the machine. Without an address, all processes
+    of Ray listen on 127.0.0.1: by default they listen on all interfaces, on Linux also with the
+    node address 127.0.0.1. The variable is meant for other systems, and its effect is the same.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    if address is None:
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 class FrontServer(DrainingServer):
@@ -54,8 +68,4 @@ def run_replicas(
 
     with started_replicas(milestone, config, settings, scale) as replicas:
         server = FrontServer(replicas, settings, ready)
-        try:
-            server.run()
-        except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
-            return int(ended.code or 0)
-    return 0
+        return server.serve_until_signal()

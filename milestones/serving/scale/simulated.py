@@ -11,8 +11,7 @@ import heapq
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from .cache_log import CacheReport
-from .keys import PageKey
+from .prefix_index import CacheReport, PageKey
 from .steps import StepModel
 
 

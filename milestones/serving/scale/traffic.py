@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .keys import PageKey, page_keys
+from .prefix_index import PageKey, page_keys
 
 
 @dataclass(frozen=True)

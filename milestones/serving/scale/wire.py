@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .cache_log import CacheReport
-from .keys import PageKey
+from .prefix_index import CacheReport, PageKey
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

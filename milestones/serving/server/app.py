@@ -14,20 +14,17 @@ from starlette.responses import Response
 
 from common import LLMEngine, SamplingParams, TokensPrompt
 
-from .adapters import Adapters
-from .embeddings import EmbeddingCall, Embeddings
+from .electives import Adapters, EmbeddingCall, Embeddings, Grammars
 from .engine_thread import EngineThread
 from .errors import ApiError, Json, add_handlers
-from .formats import ChatFormat, CompletionFormat, Format
+from .formats import ChatFormat, CompletionFormat, Format, TokenBytes
 from .generation import CLIENT_GONE, Generation, now, unless_gone
-from .grammars import Grammars
 from .limits import Guard, OpenRequests
 from .live.routes import Live, add_routes
 from .metrics import Metrics
 from .prompts import PromptReader
 from .protocol import Call, ChatCall, CompletionCall, DetokenizeCall, TokenizeCall
 from .settings import ServerSettings
-from .tokens import TokenBytes
 
 Prepared = tuple[Format, list[TokensPrompt]]
 
@@ -61,7 +58,7 @@ class Api:
             echoed = None
             if call.echo:
                 texts = await self.prompts.with_text(prompts)
-                echoed = [text for text in texts for _ in range(num_choices(params))]
+                echoed = [text for text in texts for _ in range(params.n)]
             name = call.model or self.model
             return CompletionFormat(name, self.tokens, params.logprobs or 0, echoed), prompts
 
@@ -96,7 +93,7 @@ class Api:
 
         What fails before the first token has its own status, also if a stream was requested.
         """
-        arrival_time, count = now(), num_choices(params)
+        arrival_time = now()
         options = call.options(self.has_priorities) | self.adapters.options(call.model)
 
         async def prepared() -> Prepared:
@@ -105,12 +102,12 @@ class Api:
             return await prepare()
 
         with ExitStack() as resources:
-            resources.enter_context(self.open.place_for(num_prompts * count))
+            resources.enter_context(self.open.place_for(num_prompts * params.n))
             found = await unless_gone(request, prepared, self.engine.ended)
             if found is None:
                 return Response(status_code=CLIENT_GONE)
             form, prompts = found
-            generation = Generation(self.engine, form, count)
+            generation = Generation(self.engine, form, params.n)
             await generation.admit(prompts, params, arrival_time, options)
             resources.push(generation.resources)
             generation.resources = resources.pop_all()
@@ -150,13 +147,16 @@ class Api:
         stats = await self.engine.call(lambda engine: engine.stats()) if alive else None
         return Response(self.metrics.page(stats), media_type=CONTENT_TYPE_LATEST)
 
-    async def models(self, model: str | None = None) -> Response:
-        """Answer `/v1/models`, and `/v1/models/{model}`."""
-        self.check(model)
-        if model is not None:
-            return Json(self.card(model))
+    async def models(self) -> Response:
+        """Answer `/v1/models`."""
+        self.check(None)
         cards = [self.card(name) for name in (self.model, *self.adapters.requests)]
         return Json({"object": "list", "data": cards})
+
+    async def model_card(self, model: str) -> Response:
+        """Answer `/v1/models/{model}`."""
+        self.check(model)
+        return Json(self.card(model))
 
     def card(self, model: str) -> dict[str, Any]:
         """Return the description of the model, or of an adapter, which has the model as parent."""
@@ -182,11 +182,6 @@ class Api:
             raise self.engine.dead()
 
 
-def num_choices(params: SamplingParams) -> int:
-    """Return the number of outputs for each prompt."""
-    return getattr(params, "n", 1)
-
-
 def create_app(engine: LLMEngine, settings: ServerSettings) -> FastAPI:
     """Return the server for an engine. From its start on, only its engine thread calls the engine.
 
@@ -209,36 +204,15 @@ def create_app(engine: LLMEngine, settings: ServerSettings) -> FastAPI:
     add_handlers(app)
     app.add_middleware(Guard, settings=settings)
 
-    @app.post("/v1/completions")
-    async def completions(call: CompletionCall, request: Request) -> Response:
-        return await api.complete(call, request)
-
-    @app.post("/v1/chat/completions")
-    async def chat_completions(call: ChatCall, request: Request) -> Response:
-        return await api.chat(call, request)
-
-    @app.post("/v1/embeddings")
-    async def embeddings(call: EmbeddingCall, request: Request) -> Response:
-        return await api.embed(call, request)
-
-    @app.post("/tokenize")
-    async def tokenize(call: TokenizeCall) -> Response:
-        return await api.tokenize(call)
-
-    @app.post("/detokenize")
-    async def detokenize(call: DetokenizeCall) -> Response:
-        return await api.detokenize(call)
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return await api.models()
-
-    @app.get("/v1/models/{model:path}")
-    async def model_card(model: str) -> Response:
-        return await api.models(model)
-
-    if settings.live_page:
-        add_routes(app, api.live)
+    app.post("/v1/completions")(api.complete)
+    app.post("/v1/chat/completions")(api.chat)
+    app.post("/v1/embeddings")(api.embed)
+    app.post("/tokenize")(api.tokenize)
+    app.post("/detokenize")(api.detokenize)
+    app.get("/v1/models")(api.models)
+    app.get("/v1/models/{model:path}")(api.model_card)
     app.get("/health")(api.health)
     app.get("/metrics")(api.scrape)
+    if settings.live_page:
+        add_routes(app, api.live)
     return app

@@ -67,6 +67,12 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, f"the server failed: {type(error).__name__}")
 
 
+def not_computed(reason: str | None) -> ApiError:
+    """Return the error for a request that the engine ended without an answer."""
+    reason = reason or "the server aborted this request"
+    return ApiError(500, f"the request could not be computed: {reason}")
+
+
 def respond(error: BaseException) -> Json:
     """Return the response for an exception."""
     found = api_error(error)

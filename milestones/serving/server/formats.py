@@ -1,20 +1,66 @@
-"""The bodies of answers in OpenAI's two APIs, whole and as the chunks of a stream."""
+"""The bodies of answers in OpenAI's two APIs, whole and as the chunks of a stream.
+
+A delta is a `CompletionOutput` with the part that the client does not have yet. In an answer that
+is not streamed, it is the whole output.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from common import RequestOutput
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from .deltas import Delta
-from .tokens import TokenBytes
+from common import CompletionOutput, RequestOutput
+from common.text.output_text import pieces_of
 
 Body = dict[str, Any]
 LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte token of a tokenizer that is not byte-level
+
+
+class TokenBytes:
+    """The bytes that each token of a vocabulary stands for.
+
+    A token may be a part of a character. Its bytes are then no valid UTF-8.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._is_byte_level = pieces_of(tokenizer) is not None
+        self._byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
+        added = tokenizer.added_tokens_decoder.items()
+        self._added = {token_id: str(token.content) for token_id, token in added}
+
+    def of(self, token_id: int) -> bytes:
+        """Return the bytes of a token; none for an id that the tokenizer does not know."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str):
+            return b""
+        if self._is_byte_level:
+            return bytes(self._byte_of[character] for character in token)
+        if found := BYTE.fullmatch(token):
+            return bytes([int(found[1], 16)])
+        return token.replace("\u2581", " ").encode()  # SentencePiece writes spaces like this
+
+    def text(self, token_id: int) -> str:
+        """Return the text of a token, with U+FFFD for a part of a character."""
+        return self.of(token_id).decode("utf-8", "replace")
+
+    def name(self, token_id: int) -> str:
+        """Return the text of a token; for a part of a character, `bytes:` and its bytes."""
+        data = self.of(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class Format(ABC):
@@ -31,12 +77,12 @@ class Format(ABC):
         self.num_top = num_top  # most likely tokens in the log probabilities
         self.created = int(time.time())
 
-    def whole(self, deltas: Sequence[Delta], usage: Body) -> Body:
-        """Return the body of an answer that is not streamed; a delta is a whole output here."""
+    def whole(self, deltas: Sequence[CompletionOutput], usage: Body) -> Body:
+        """Return the body of an answer that is not streamed."""
         choices = [self.choice(index, delta) for index, delta in enumerate(deltas)]
         return {**self._body(self.whole_object, choices), "usage": usage}
 
-    def chunk(self, index: int, delta: Delta) -> Body:
+    def chunk(self, index: int, delta: CompletionOutput) -> Body:
         """Return a chunk of a stream."""
         return self._body(self.chunk_object, [self.chunk_choice(index, delta)])
 
@@ -49,11 +95,11 @@ class Format(ABC):
         return None
 
     @abstractmethod
-    def choice(self, index: int, delta: Delta) -> Body:
+    def choice(self, index: int, delta: CompletionOutput) -> Body:
         """Return a choice of a whole answer."""
 
     @abstractmethod
-    def chunk_choice(self, index: int, delta: Delta) -> Body:
+    def chunk_choice(self, index: int, delta: CompletionOutput) -> Body:
         """Return a choice of a chunk."""
 
     def top(self, logprobs: dict[int, float]) -> list[tuple[int, float]]:
@@ -96,10 +142,10 @@ class CompletionFormat(Format):
     def _echo(self, index: int) -> str:
         return "" if self.echoed is None else self.echoed[index]
 
-    def choice(self, index: int, delta: Delta) -> Body:
+    def choice(self, index: int, delta: CompletionOutput) -> Body:
         return {**self.chunk_choice(index, delta), "text": self._echo(index) + delta.text}
 
-    def chunk_choice(self, index: int, delta: Delta) -> Body:
+    def chunk_choice(self, index: int, delta: CompletionOutput) -> Body:
         return {
             "index": index,
             "text": delta.text,
@@ -107,7 +153,7 @@ class CompletionFormat(Format):
             "finish_reason": delta.finish_reason,
         }
 
-    def _logprobs(self, index: int, delta: Delta) -> Body | None:
+    def _logprobs(self, index: int, delta: CompletionOutput) -> Body | None:
         if delta.logprobs is None:
             return None
         offsets = []
@@ -138,15 +184,15 @@ class ChatFormat(Format):
         choice = {"index": index, "delta": start, "logprobs": None, "finish_reason": None}
         return self._body(self.chunk_object, [choice])
 
-    def choice(self, index: int, delta: Delta) -> Body:
+    def choice(self, index: int, delta: CompletionOutput) -> Body:
         message = {"role": "assistant", "content": delta.text, "refusal": None}
         return {"index": index, "message": message, **self._end(delta)}
 
-    def chunk_choice(self, index: int, delta: Delta) -> Body:
+    def chunk_choice(self, index: int, delta: CompletionOutput) -> Body:
         content = {"content": delta.text} if delta.text else {}
         return {"index": index, "delta": content, **self._end(delta)}
 
-    def _end(self, delta: Delta) -> Body:
+    def _end(self, delta: CompletionOutput) -> Body:
         if delta.logprobs is None:
             return {"logprobs": None, "finish_reason": delta.finish_reason}
         rows = zip(delta.token_ids, delta.logprobs, strict=True)

@@ -8,19 +8,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from common import EngineDeadError, RequestOutput, SamplingParams, TokensPrompt
+from common import CompletionOutput, EngineDeadError, RequestOutput, SamplingParams, TokensPrompt
 
-from .deltas import Choice, Delta
-from .engine_thread import EngineRequest, EngineThread
-from .errors import ApiError, Json, api_error
+from .engine_thread import EngineRequest, EngineThread, OutputBox
+from .errors import ApiError, Json, api_error, not_computed
 from .formats import Body, Format, usage
-from .output_box import OutputBox
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +63,8 @@ class Generation:
             if not await unless_gone(request, self._finish):
                 return Response(status_code=CLIENT_GONE)
             outputs = [self.newest[request_id] for request_id in self.ids]
-            deltas: dict[int, Delta] = {}
-            for output in outputs:
-                for choice, completion in self._choices(output):
-                    delta = Choice(choice).advance(completion)
-                    assert delta is not None, "a finished output has a finish reason"
-                    deltas[choice] = delta
-            return Json(self.form.whole([deltas[i] for i in sorted(deltas)], usage(outputs)))
+            choices = [completion for output in outputs for completion in output.outputs]
+            return Json(self.form.whole(choices, usage(outputs)))
 
     def stream(self, with_usage: bool) -> Response:
         """Return the answer as server-sent events."""
@@ -92,9 +86,10 @@ class Generation:
             async for outputs in self.box.outputs():
                 self._keep(outputs)
                 for output in outputs:
-                    for index, completion in self._choices(output):
-                        if (delta := choices[index].advance(completion)) is not None:
-                            yield event({**self.form.chunk(index, delta), **extra})
+                    first = self.ids.index(output.request_id) * self.num_choices
+                    for choice, completion in zip(choices[first:], output.outputs):
+                        if (delta := choice.advance(completion)) is not None:
+                            yield event({**self.form.chunk(choice.index, delta), **extra})
             if with_usage:
                 yield event(self.form.usage_chunk(usage([self.newest[i] for i in self.ids])))
             yield "data: [DONE]\n\n"
@@ -110,13 +105,39 @@ class Generation:
             self.newest[output.request_id] = output
             for completion in output.outputs:
                 if completion.finish_reason in ("error", "abort"):
-                    reason = completion.error or "the server aborted this request"
-                    raise ApiError(500, f"the request could not be computed: {reason}")
+                    raise not_computed(completion.error)
 
-    def _choices(self, output: RequestOutput) -> list[tuple[int, Any]]:
-        """Return the outputs of a prompt, each with the index of its choice."""
-        first = self.ids.index(output.request_id) * self.num_choices
-        return [(first + getattr(c, "index", 0), c) for c in output.outputs]
+
+class Choice:
+    """What a client has of one choice. Outputs are cumulative, deltas are not.
+
+    The text of a token may come in a later delta than its log probability, because half a character
+    is held back.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_finished = False
+        self._num_characters = 0
+        self._num_tokens = 0
+
+    def advance(self, output: CompletionOutput) -> CompletionOutput | None:
+        """Return what is new in the newest output; None if a client would not notice it."""
+        if self.is_finished:
+            return None
+        new = slice(self._num_tokens, None)
+        delta = replace(
+            output,
+            text=output.text[self._num_characters :],
+            token_ids=output.token_ids[new],
+            logprobs=None if output.logprobs is None else output.logprobs[new],
+        )
+        if not delta.text and not delta.logprobs and delta.finish_reason is None:
+            return None
+        self._num_characters = len(output.text)
+        self._num_tokens = len(output.token_ids)
+        self.is_finished = delta.finish_reason is not None
+        return delta
 
 
 class EventStream(StreamingResponse):
@@ -151,7 +172,7 @@ async def unless_gone(
     ended: a future that has an exception as soon as this call must end. It is raised here.
     """
     work = asyncio.ensure_future(function())
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request.receive))
     waited_for: list[asyncio.Future[Any]] = [work, gone, *([] if ended is None else [ended])]
     try:
         await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
@@ -165,8 +186,9 @@ async def unless_gone(
         gone.cancel()
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

@@ -85,3 +85,13 @@ class PromptReader:
         for token_id in token_ids:
             require_int("tokens", token_id, low=0, high=self._inputs.vocab_size - 1)
         return decoder_of(self._inputs.tokenizer)(list(token_ids))
+
+
+def prompts_of(name: str, given: Any) -> list[Any]:
+    """Return the prompts of a field: a string, token ids, or a list of strings or of token ids."""
+    if isinstance(given, str):
+        return [given]
+    require_list(name, given, "prompts or token ids, or a string")
+    if not given:
+        raise ValueError(f"{name} must not be empty")
+    return list(given) if isinstance(given[0], (str, list)) else [given]

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from common import SamplingParams
-from common.validation import require_list, shown
+from common.validation import shown
 
+from .electives import GRAMMAR_FIELDS, read_grammar
 from .errors import ApiError
-from .grammars import NAMES as GRAMMARS
-from .grammars import read_grammar
+from .prompts import prompts_of
 
 # Fields of `SamplingParams` that a body may have, with the same names. The two APIs ask for log
 # probabilities and for the length in different ways.
@@ -28,12 +28,6 @@ SAMPLING = {field.name for field in fields(SamplingParams)} - {
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -78,8 +72,8 @@ class Call(BaseModel):
         for name, value in given.items():
             if name in SAMPLING:
                 if value is not None:
-                    values[name] = READERS.get(name, _as_it_is)(value)
-            elif name not in GRAMMARS and (name not in NEUTRAL or not _is_neutral(name, value)):
+                    values[name] = _logit_bias(value) if name == "logit_bias" else value
+            elif name not in GRAMMAR_FIELDS and not _is_neutral(name, value):
                 raise refused(name, value)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream=true", param="stream_options")
@@ -121,16 +115,6 @@ class CompletionCall(Call):
     def prompts(self) -> list[Any]:
         """Return the prompts, one or many, each a string or token ids."""
         return prompts_of("prompt", self.prompt)
-
-
-def prompts_of(name: str, given: Any) -> list[Any]:
-    """Return the prompts of a field: a string, token ids, or a list of strings or of token ids."""
-    if isinstance(given, str):
-        return [given]
-    require_list(name, given, "prompts or token ids, or a string")
-    if not given:
-        raise ValueError(f"{name} must not be empty")
-    return list(given) if isinstance(given[0], (str, list)) else [given]
 
 
 class ChatCall(Call):
@@ -196,14 +180,10 @@ def refused(name: str, value: Any) -> ApiError:
 
 def _is_neutral(name: str, value: Any) -> bool:
     # `1 == True`, but a client that sends `true` for a number has made a mistake.
-    return value is None or any(
+    return (value is None and name in NEUTRAL) or any(
         value == known and isinstance(value, bool) == isinstance(known, bool)
-        for known in NEUTRAL[name]
+        for known in NEUTRAL.get(name, ())
     )
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _logit_bias(value: Any) -> dict[int, Any]:
@@ -214,9 +194,6 @@ def _logit_bias(value: Any) -> dict[int, Any]:
         if not INTEGER.fullmatch(key):
             raise ValueError(f"logit_bias: its keys must be token ids, got {shown(key)}")
     return {int(key): bias for key, bias in value.items()}
-
-
-READERS = {"logit_bias": _logit_bias}  # of parameters that JSON writes in another way
 
 
 def _message(message: dict[str, Any], number: int) -> dict[str, str]:

@@ -68,6 +68,14 @@ class DrainingServer(uvicorn.Server):
         self.end_all = end_all
         self.draining: asyncio.Task[None] | None = None
 
+    def serve_until_signal(self) -> int:
+        """Serve until a signal arrives. Return the exit status."""
+        try:
+            self.run()
+        except SystemExit as ended:  # uvicorn has said why: the port is in use, for example
+            return int(ended.code or 0)
+        return 0
+
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start, and keep the event loop for the signal handler."""
         self.loop = asyncio.get_running_loop()

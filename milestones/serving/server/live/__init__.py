@@ -1,9 +1,9 @@
 """The live page at `/`: chats beside a picture of the engine, step by step.
 
-    routes.py     the page, and what it calls
-    recorder.py   one recording of the engine for all open pages; without a page, there is none
-    page.py       one open page: its chats, its crowd, and the events that it gets
-    html.py       the page itself: live.html, live.css, live.js, chats.js, and the player's drawing
+    routes.py     what the page calls; the page itself as one file: live.html, live.css, live.js,
+                  chats.js, and the player's drawing
+    page.py       one open page: its chats, its crowd, and the events that it gets; one recording of
+                  the engine for all open pages
 
 A page gets the steps of the engine and the ends of its requests in one stream of server-sent
 events. Chats are not streams of their own: a browser opens at most six connections to a server.

@@ -1,9 +1,11 @@
-"""The routes of the live page."""
+"""The routes of the live page, and the page as one file."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import HTMLResponse, Response
 
 from common import SamplingParams
+from common.tracing.player import filled, part, template
 from common.validation import require_float
 
 from ..engine_thread import EngineThread
@@ -19,10 +22,10 @@ from ..generation import EventStream
 from ..limits import OpenRequests
 from ..prompts import PromptReader
 from ..protocol import ChatCall
-from .html import live_html
-from .page import Page, Shared
-from .recorder import Recorder
+from .page import Page, Recorder, Shared
 
+HERE = Path(__file__).parent
+SCRIPTS = ("chats.js", "live.js")
 MOST_USERS = 100.0  # per second
 
 
@@ -129,3 +132,18 @@ def add_routes(app: FastAPI, live: Live) -> None:
     async def again(call: PageCall) -> Response:
         live.page(call).begins_again = True
         return Json({"page": call.page})
+
+
+def live_html() -> str:
+    """Return the page. It loads nothing else, calls only its server, and draws as the player does.
+
+    The page has the player's template in it, so that it can save a run without the server.
+    """
+    player = json.dumps(template(), ensure_ascii=True).replace("<", "\\u003c")
+    return filled(
+        (HERE / "live.html").read_text(encoding="utf-8"),
+        STYLE=part("style.css") + (HERE / "live.css").read_text(encoding="utf-8"),
+        SECTIONS=part("sections.html"),
+        SCRIPT=part("script") + "".join((HERE / s).read_text("utf-8") for s in SCRIPTS),
+        PLAYER=player,
+    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from common.displays.demo import machine
 from common.displays.workload import Workload, run
 
 from ...drawing.chart import lines
+from ..files import write_json
 
 EXAMPLE = "python -m milestones curves --json curves.json --svg curves.svg"
 MILESTONE = "m4_radix"  # the highest milestone without overlap: a step takes its whole cost
@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
         console.print(table)
     if args.json:
         document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, document)
     if args.svg:
         title = f"{machine()}: ms per step"
         args.svg.write_text(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -34,6 +33,7 @@ from common.displays.dashboard import summary_table
 from common.displays.demo import machine
 
 from ...chain import at_least
+from ..files import write_json
 
 MILESTONES = ("m3_paged", "m4_radix", "m5_overlap")
 SIZES = (1, 16, 64, 256)
@@ -175,5 +175,5 @@ def main(args: argparse.Namespace) -> int:
     Console().print(table)
     if args.json:
         figures = {"machine": machine(), "microseconds": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, figures)
     return 0

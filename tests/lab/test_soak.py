@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from milestones.chain import at_least, load
-from milestones.lab import soak
 from milestones.lab.instruments.audit import MODES
+from milestones.lab.soak import command as soak
 from milestones.lab.soak import interrupts, results, runner
 from milestones.lab.soak.extras import EXTRAS
 from milestones.lab.soak.matrix import FaultMatrix

@@ -1,7 +1,7 @@
-"""Failures as data: the parts of a step, where a failure of each is injected, and single failures.
+"""Failures as data, and the parts of a step that can fail.
 
-This table is the only place of the soak that names what engines have inside. A place counts from
-its engine on, in all engines above it; None: from there on, no engine has the part. `a.b.call` is a
+`PARTS` is the only place of the soak that names what engines have inside. A place counts from its
+engine on, in all engines above it; None: from there on, no engine has the part. `a.b.call` is a
 method of the engine's object `a.b`. `file:name` is a function or a method in a file of its package.
 """
 
@@ -13,6 +13,8 @@ from typing import Any, Literal
 from common import StructuredOutputsParams
 
 from ...chain import chain, extended, load
+
+FaultKind = Literal["forward", "logits", "text"]
 
 PARTS: dict[str, dict[str, str | None]] = {
     "schedule": {"m1_single": "core.scheduler.schedule"},
@@ -50,9 +52,6 @@ MAY_DIE = {"schedule", "update"}
 # undone and tried again, and no request ends.
 MAY_END = {"compile"}
 RETRIED = [part for part in PARTS if part not in MAY_DIE | MAY_END]
-
-
-FaultKind = Literal["forward", "logits", "text"]
 
 
 @dataclass(frozen=True)

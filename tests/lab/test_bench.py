@@ -322,6 +322,37 @@ def test_what_llama_cpp_tells_is_counted() -> None:
         piped.serve_with_llama(FakeLlama(), asdict(Workload([[]], [1])))
 
 
+class FakeVllm:
+    """The part of vLLM's engine that `piped.py` uses: one token for each request in a step."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[int, int, list[int]]] = {}
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
+        assert params.ignore_eos and params.temperature == 0.0
+        self.running[name] = (len(prompt["prompt_token_ids"]), params.max_tokens, [])
+
+    def step(self) -> list[Any]:
+        outputs = []
+        for name, (length, most, tokens) in list(self.running.items()):
+            tokens.append(length)
+            if len(tokens) == most:
+                del self.running[name]
+            given = [SimpleNamespace(token_ids=list(tokens))]
+            finished = len(tokens) == most
+            outputs.append(SimpleNamespace(request_id=name, outputs=given, finished=finished))
+        return outputs
+
+
+def test_what_vllm_tells_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [0.0, 0.02], [[[9]], []])
+    result = WorkloadResult(**piped.serve_with_vllm(FakeVllm(), asdict(work)))
+    assert sorted(result.token_ids) == [[1] * 3, [3] * 4, [8] * 4], "turn 2 follows turn 1"
+    assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
+    assert result.seconds >= 0.02, "the second user comes later"
+
+
 def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, end = MARKS
     (tmp_path / "milestones" / "docs").mkdir(parents=True)

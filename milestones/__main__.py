@@ -63,7 +63,10 @@ COMMANDS = {
         "measure how a step grows with requests, context and cached prompts",
     ),
     "host-time": ("lab.bench.host_time", "measure the host's share of a step, outside the forward"),
-    "soak": ("lab.soak", "attack all engines with random schedules, failures and interrupts"),
+    "soak": (
+        "lab.soak.command",
+        "attack all engines with random schedules, failures and interrupts",
+    ),
     "serve": ("serving.serve", "serve a milestone with OpenAI's HTTP interface"),
     "load": (
         "serving.load.command",

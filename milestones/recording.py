@@ -1,4 +1,4 @@
-"""Write recorded data as JSON with one step or one row a line, for people and for diffs."""
+"""Write recorded data: as JSON with one step or one row a line, and as a block of a page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,22 @@ LINE, ROW = 120, 2000  # characters of a value on one line, and of an item of a 
 
 
 def write(path: Path, document: Any) -> None:
-    """Write a JSON file. A value that is too long for a line has a line for each item or entry."""
-    path.write_text(_text(document, "\n") + "\n", encoding="utf-8")
+    """Write a JSON file, completely or not at all.
+
+    A value that is too long for a line has a line for each item or entry.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(_text(document, "\n") + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def write_block(path: Path, name: str, lines: Iterable[str]) -> None:
+    """Replace the block of a page between `<!-- name -->` and `<!-- /name -->`."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, rest = path.read_text(encoding="utf-8").split(start)
+    text = "\n".join([f"{before}{start}", *lines, f"{end}{rest.split(end)[1]}"])
+    path.write_text(text, encoding="utf-8")
 
 
 def _text(value: Any, margin: str, most: int = LINE) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from common import SamplingParams
+from milestones.lab.instruments.hash_chain import uniform
 from milestones.lab.instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain
-from milestones.lab.soak.answers import uniform
 
 
 def adjusted(

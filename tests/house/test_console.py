@@ -13,7 +13,7 @@ from common.displays.workload import Workload, run
 from common.outputs import StepCounters
 from milestones.chain import below, sources
 from milestones.course.student.list import size_of
-from milestones.lab.bench import gpu_correct, host_time, overlap_check
+from milestones.lab.bench import gpu_answers, host_time
 from tests.conftest import ROOT, EngineFactory
 
 
@@ -32,7 +32,7 @@ def test_gpu_check_says_that_it_needs_a_gpu() -> None:
 
 def test_gpu_checks_engine_part(milestone: str) -> None:
     """The part that runs anywhere compares a milestone with Hugging Face's own answers."""
-    assert gpu_correct.check_engine(milestone, "cpu")["passed"]
+    assert gpu_answers.check_engine(milestone, "cpu")["passed"]
 
 
 @pytest.mark.parametrize("name", host_time.MILESTONES)
@@ -49,7 +49,7 @@ def test_host_time_of_a_milestone(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_gpu_checks_overlap_part() -> None:
     """The overlap part runs its four settings on this machine's forward stream."""
-    rows = overlap_check.check_overlap("cpu")
+    rows = list(gpu_answers.check_overlap(host_time.MILESTONES[-1], "cpu"))
     assert [(row["cuda_graph"], row["enable_overlap"]) for row in rows] == [
         (False, False), (False, True), (True, False), (True, True),
     ]  # fmt: skip
@@ -60,9 +60,9 @@ def test_gpu_checks_overlap_part() -> None:
 def test_gpu_checks_kernel_part(milestone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One small case runs under the interpreter, which cannot multiply bfloat16."""
     case = {"contexts": [5, 17, 9], "counts": [1, 1, 9], "heads": (6, 2), "dim": 32}
-    monkeypatch.setattr(gpu_correct, "CASES", [case])
-    rows = list(gpu_correct.check_kernels(milestone, "cpu"))
-    assert len(rows) == len(gpu_correct.KINDS)
+    monkeypatch.setattr(gpu_answers, "CASES", [case])
+    rows = list(gpu_answers.check_kernels(milestone, "cpu"))
+    assert len(rows) == len(gpu_answers.KINDS)
     assert all(row["passed"] for row in rows if row["dtype"] != "torch.bfloat16"), rows
 
 

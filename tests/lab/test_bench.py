@@ -1,4 +1,4 @@
-"""The bench: its workloads, its contenders, and the tables and figures of their results."""
+"""The bench: its workloads, its engines, and the tables and figures of their results."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
 from milestones.lab.bench import command as bench
-from milestones.lab.bench import contenders, curves, pages, peer_llama, peers, workloads
-from milestones.lab.bench.contenders import Contender, Peer, Summary
+from milestones.lab.bench import curves, engines, piped, report, workloads
+from milestones.lab.bench.engines import BenchEngine, PipedEngine, Summary
 from milestones.lab.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
 
+MARKS = ("<!-- ladder -->", "<!-- /ladder -->")  # around the results in a page
 RESULT = WorkloadResult([[1, 2]], 0.5, [0.1, 0.3], {}, kv_reserved=10, kv_used=4)
 
 
@@ -33,6 +34,20 @@ def run_bench(*arguments: object) -> int:
     return bench.main(parser.parse_args([str(argument) for argument in arguments]))
 
 
+class Quick(BenchEngine):
+    """An engine that has its result at once, or an error in its run number `fails_at`."""
+
+    def __init__(self, name: str, fails_at: int = 0, error: BaseException | None = None) -> None:
+        super().__init__(name)
+        self.num_runs, self.fails_at, self.error = 0, fails_at, error
+
+    def run(self, workload: Workload) -> WorkloadResult:
+        self.num_runs += 1
+        if self.error is not None and self.num_runs == self.fails_at:
+            raise self.error
+        return RESULT
+
+
 @pytest.fixture
 def no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bench measures this machine for seconds. Tests of anything else do not wait for it."""
@@ -40,8 +55,8 @@ def no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milestones.lab.bench.roofline.measure", lambda model: floor)
 
 
-def test_every_milestone_and_the_peers_are_there() -> None:
-    names = [c.name for c in contenders.contenders("any", Path("p"), Path("p"))]
+def test_all_engines_are_there() -> None:
+    names = [engine.name for engine in engines.all_engines("any", Path("p"), Path("p"))]
     assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama", "llama-stored"]
 
 
@@ -63,13 +78,11 @@ def test_every_engine_samples_as_the_workload_says() -> None:
     on_gpu = workloads.workload("nano", "tiny-llama", 50_000, on_gpu=True)
     assert (on_gpu.sampling, on_gpu.warm_up().sampling) == ("temperature 0.6",) * 2
     assert workloads.workload("nano", "tiny-llama", 50_000).sampling == "greedy"
-    assert workloads.workload("nano", "tiny-llama", 50_000, True, 0.0).sampling == "greedy"
-    assert workloads.workload("alone", "tiny-llama", 50_000, True, 0.5).temperature == 0.5
     assert workloads.workload("alone", "any", 300).config["quantization"] == "auto"
     in_float32 = workloads.workload("alone", "any", 300, quantization="none")
     assert in_float32.config["quantization"] == "none"
-    assert peers.sampling(0.0) == {"do_sample": False}
-    assert peers.sampling(0.6)["top_k"] == 0, "Hugging Face keeps 50 tokens by default"
+    assert engines.sampling(0.0) == {"do_sample": False}
+    assert engines.sampling(0.6)["top_k"] == 0, "Hugging Face keeps 50 tokens by default"
     assert Driver(on_gpu).temperature == 0.6
 
 
@@ -128,7 +141,7 @@ def test_bench_measures(
     assert run_bench(*arguments, "--workload", "turns", "--json", file, "--svg", picture) == 0
     measured, shown = json.loads(file.read_text()), capsys.readouterr().out
     assert list(measured["engines"]) == names and measured["machine"]
-    assert bench._earlier(file, "auto") == measured and bench._earlier(file, "none") == {}
+    assert report.earlier(file, "auto") == measured and report.earlier(file, "none") == {}
     assert measured["roofline"]["bytes_per_second"] > 0
     assert measured["engines"][names[0]]["turns"]["stats"]["decode_tokens"] == 4 * 2
     assert all(measured["engines"][name]["turns"]["tokens_per_second"] > 0 for name in names)
@@ -145,11 +158,11 @@ def test_an_elective_is_measured(
     """Each engine of the tree runs by the name of its package. An elective only if it is named."""
     commands: list[tuple[str, ...]] = []
 
-    def run(self: Contender, _: Workload) -> WorkloadResult:
+    def run(self: BenchEngine, _: Workload) -> WorkloadResult:
         commands.append(self.command)
         return RESULT
 
-    monkeypatch.setattr(Contender, "run", run)
+    monkeypatch.setattr(BenchEngine, "run", run)
     options = ("--model", "tiny-llama", "--workload", "alone", "--rounds", 1)
     assert run_bench(*options, "--engines", "m5_overlap,multi_step") == 0
     assert [module for _, module in commands] == ["m5_overlap", "milestones.electives.multi_step"]
@@ -165,16 +178,9 @@ def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_is_cut_short_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, calls = tmp_path / "bench.json", list[str]()
-
-    class Interrupted(Contender):
-        def run(self, workload: Workload) -> WorkloadResult:
-            calls.append(self.name)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-            return RESULT
-
-    monkeypatch.setattr(bench, "contenders", lambda *_: [Interrupted("a"), Interrupted("b")])
+    file = tmp_path / "bench.json"
+    interrupted = Quick("b", 2, KeyboardInterrupt())
+    monkeypatch.setattr(bench, "all_engines", lambda *_: [Quick("a"), interrupted])
     assert run_bench("--model", "tiny-llama", "--json", file) == 0
     engines = json.loads(file.read_text())["engines"]
     assert set(engines["a"]) == {"alone", "batch"} and set(engines["b"]) == {"alone"}
@@ -185,21 +191,14 @@ def test_what_is_cut_short_is_kept(
 def test_an_engine_that_fails_is_left_out_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, calls = tmp_path / "bench.json", list[str]()
-
-    class Quick(Contender):
-        def run(self, workload: Workload) -> WorkloadResult:
-            calls.append(self.name)
-            if calls.count("a") == 2 and self.name == "a":
-                raise ValueError("a reads other models")
-            return RESULT
-
-    gone = Peer("llama", tmp_path / "no such python", lambda: "anywhere", forgets=False)
-    monkeypatch.setattr(bench, "contenders", lambda *_: [Quick("a"), gone, Quick("b")])
+    file, whole = tmp_path / "bench.json", Quick("b")
+    broken = Quick("a", 2, ValueError("a reads other models"))
+    gone = PipedEngine("llama", tmp_path / "no such python", lambda: "anywhere", forgets=False)
+    monkeypatch.setattr(bench, "all_engines", lambda *_: [broken, gone, whole])
     assert run_bench("--model", "tiny-llama", "--json", file, "--rounds", 2) == 1
     engines, shown = json.loads(file.read_text())["engines"], capsys.readouterr().out
     assert set(engines["a"]) == {"alone"} and set(engines["b"]) == {"alone", "batch"}
-    assert calls.count("b") == 4 and "a reads other models" in shown and "no such python" in shown
+    assert whole.num_runs == 4 and "a reads other models" in shown and "no such python" in shown
 
 
 @pytest.mark.usefixtures("no_roofline")
@@ -208,12 +207,8 @@ def test_another_workload_stands_beside_what_was_measured_before(
 ) -> None:
     file = tmp_path / "bench.json"
 
-    class Quick(Contender):
-        def run(self, workload: Workload) -> WorkloadResult:
-            return RESULT
-
     def measure(*names: str, workload: str) -> Any:
-        monkeypatch.setattr(bench, "contenders", lambda *_: [Quick(name) for name in names])
+        monkeypatch.setattr(bench, "all_engines", lambda *_: [Quick(name) for name in names])
         arguments = ["--model", "tiny-llama", "--rounds", 1, "--workload", workload]
         assert run_bench(*arguments, "--json", file) == 0
         document = json.loads(file.read_text())
@@ -246,12 +241,12 @@ def test_a_summary_is_the_median_round() -> None:
 
 def test_the_share_of_the_floor_is_a_median_as_the_speed_is() -> None:
     """A machine that is busy in the last round slows both columns down, or neither."""
-    contender = Contender("m4_radix")
+    engine = BenchEngine("m4_radix")
     stats = {"num_steps": 1, "decode_tokens": 1, "prefill_tokens": 0}
     seconds = (0.2, 0.25, 9.0)
-    contender.results["alone"] = [WorkloadResult([[1]], s, [s], stats) for s in seconds]
+    engine.results["alone"] = [WorkloadResult([[1]], s, [s], stats) for s in seconds]
     floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6)
-    table = bench.report("alone", [contender], floor, "greedy")
+    table = report.table("alone", [engine], floor, "greedy")
     cells = {str(column.header): list(column.cells) for column in table.columns}
     assert cells["tokens/s"] == ["4.0"]
     assert cells["of floor"] == ["40%"], "0.1 s of the median round's 0.25 s"
@@ -267,10 +262,10 @@ def test_the_floor_of_a_run() -> None:
     assert floor.seconds(result) == pytest.approx(1.0 + 10 * 0.1 + 0.1)
 
 
-def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
-    """A program with the peer's protocol stands in for a peer. A peer that ends is an error.
+def test_a_piped_engine_answers_line_by_line(tmp_path: Path) -> None:
+    """A program with the protocol of `piped.py` stands in for it. If it ends, that is an error.
 
-    The fake peer's tokens say how many workloads its process got before. A peer that forgets keeps
+    The fake's tokens say how many workloads its process got before. An engine that forgets keeps
     its process: two warm-ups and a workload come before the second one. Otherwise each workload has
     a new process, and only its warm-up comes before.
     """
@@ -284,24 +279,24 @@ def test_a_peer_answers_line_by_line(tmp_path: Path) -> None:
     )
     fake.chmod(0o755)
     for forgets, second in ((True, 3), (False, 1)):
-        peer = Peer("vllm", fake, lambda: "anywhere", forgets=forgets)
-        assert peer.run(Workload([[1]], [4])).token_ids == [[1] * 4]
-        assert peer.run(Workload([[1]], [4])).token_ids == [[second] * 4]
-        peer.close()
-    gone = Peer("llama", Path("/bin/true"), lambda: "anywhere", forgets=False)
-    with pytest.raises(RuntimeError, match=r"llama ended; to see why: /bin/true .*peer_llama.py"):
+        engine = PipedEngine("vllm", fake, lambda: "anywhere", forgets=forgets)
+        assert engine.run(Workload([[1]], [4])).token_ids == [[1] * 4]
+        assert engine.run(Workload([[1]], [4])).token_ids == [[second] * 4]
+        engine.close()
+    gone = PipedEngine("llama", Path("/bin/true"), lambda: "anywhere", forgets=False)
+    with pytest.raises(RuntimeError, match=r"llama ended; to see why: /bin/true .*piped.py llama"):
         gone.run(Workload([[1]], [4]))
 
 
 def test_llama_cpp_reads_gguf_files() -> None:
-    assert str(contenders.gguf_file("some.gguf")) == "some.gguf"
-    assert str(contenders.gguf_file(EMBEDDED_MODEL)).endswith(".gguf")
+    assert str(engines.gguf_file("some.gguf")) == "some.gguf"
+    assert str(engines.gguf_file(EMBEDDED_MODEL)).endswith(".gguf")
     with pytest.raises(ValueError, match="not 'tiny-llama'"):
-        contenders.gguf_file("tiny-llama")
+        engines.gguf_file("tiny-llama")
 
 
 class FakeLlama:
-    """The part of llama.cpp's server that the peer uses: one token per chunk, then an end.
+    """The part of llama.cpp's server that `piped.py` uses: one token per chunk, then an end.
 
     Like the real server, it sends no chunk for a token that ends inside a character. Here this is
     every second token.
@@ -320,23 +315,54 @@ class FakeLlama:
 
 def test_what_llama_cpp_tells_is_counted() -> None:
     work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [], [[[9]], []])
-    result = WorkloadResult(**peer_llama.serve(FakeLlama(), asdict(work)))
+    result = WorkloadResult(**piped.serve_with_llama(FakeLlama(), asdict(work)))
     assert result.token_ids == [[3, 0, 3, 0], [8, 0, 8, 0], [1, 0, 1]], "turn 2 follows turn 1"
     assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
     with pytest.raises(RuntimeError, match="an empty prompt"):
-        peer_llama.serve(FakeLlama(), asdict(Workload([[]], [1])))
+        piped.serve_with_llama(FakeLlama(), asdict(Workload([[]], [1])))
+
+
+class FakeVllm:
+    """The part of vLLM's engine that `piped.py` uses: one token for each request in a step."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[int, int, list[int]]] = {}
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], params: Any) -> None:
+        assert params.ignore_eos and params.temperature == 0.0
+        self.running[name] = (len(prompt["prompt_token_ids"]), params.max_tokens, [])
+
+    def step(self) -> list[Any]:
+        outputs = []
+        for name, (length, most, tokens) in list(self.running.items()):
+            tokens.append(length)
+            if len(tokens) == most:
+                del self.running[name]
+            given = [SimpleNamespace(token_ids=list(tokens))]
+            finished = len(tokens) == most
+            outputs.append(SimpleNamespace(request_id=name, outputs=given, finished=finished))
+        return outputs
+
+
+def test_what_vllm_tells_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [0.0, 0.02], [[[9]], []])
+    result = WorkloadResult(**piped.serve_with_vllm(FakeVllm(), asdict(work)))
+    assert sorted(result.token_ids) == [[1] * 3, [3] * 4, [8] * 4], "turn 2 follows turn 1"
+    assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
+    assert result.seconds >= 0.02, "the second user comes later"
 
 
 def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, end = pages.MARKS
+    start, end = MARKS
     (tmp_path / "milestones" / "docs").mkdir(parents=True)
     files = [tmp_path / name for name in ("README.md", "milestones/docs/SPEED.md")]
     for page in files:
         page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
-    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
     speed = {"tokens_per_second": 4.0}
     document = {"machine": "any", "engines": {"m1_single": {"alone": speed, "turns": speed}}}
-    pages.refresh_pages(document)
+    report.refresh_pages(document)
     few, everything = (page.read_text() for page in files)
     for text in (few, everything):
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
@@ -346,7 +372,7 @@ def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("page", ["README.md", "milestones/docs/SPEED.md"])
 def test_a_page_of_results_has_every_milestone(page: str) -> None:
-    start, end = pages.MARKS
+    start, end = MARKS
     table = (ROOT / page).read_text(encoding="utf-8").split(start)[1].split(end)[0]
     assert all(f"| {name} |" in table for name in MILESTONES)
 

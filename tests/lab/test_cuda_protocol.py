@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from common import EngineConfig, SamplingParams, load_model
+from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.hf import model_loading, shared
 from common.tracing.event_clock import EventClock
 from common.tracing.forwards import HookedForwards
@@ -33,6 +33,12 @@ def cuda() -> Iterator[FakeCuda]:
     device = FakeCuda()
     with device.installed():
         yield device
+
+
+@pytest.fixture
+def loaded() -> LoadedModel:
+    """A model without the passes: a capture records its operations one by one."""
+    return load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
 
 
 def on_gpu(engine: Any, module_of: ModuleOf, sizes: list[int]) -> Any:
@@ -68,10 +74,9 @@ def test_a_step_is_enqueued_behind_the_copies_and_waited_for_once(
 
 @pytest.mark.since("m5_overlap")
 def test_graphs_give_the_same_tokens(
-    cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
+    cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf, loaded: LoadedModel
 ) -> None:
     """Captured steps read nothing but their static tensors, and no memory of another graph."""
-    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
     expected = tokens_of(make_engine(loaded), 5)
     engine = on_gpu(
         make_engine(loaded, attention_backend="triton", max_num_seqs=3, enable_overlap=True),
@@ -113,10 +118,10 @@ def test_graphs_are_captured_at_the_start(
     cuda: FakeCuda,
     make_engine: EngineFactory,
     module_of: ModuleOf,
+    loaded: LoadedModel,
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     """All sizes share the forward stream, with its workspaces, and one tensor of logits."""
-    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
     expected = tokens_of(make_engine(loaded), 5)
     engine = make_engine(loaded, attention_backend="triton", max_num_seqs=3, enable_overlap=True)
     graphs = started_on_gpu(engine, module_of).core.runner.graphs
@@ -132,10 +137,9 @@ def test_graphs_are_captured_at_the_start(
 @pytest.mark.thorough("many captures on the fake device")
 @pytest.mark.since("m5_overlap")
 def test_a_capture_that_fails_keeps_no_graphs(
-    cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf
+    cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf, loaded: LoadedModel
 ) -> None:
     """Without sizes, no step replays the graphs that were captured before: they are freed."""
-    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
     expected = tokens_of(make_engine(loaded), 4)
     engine: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3)
     forward = engine.core.runner.forward
@@ -158,10 +162,10 @@ def test_a_model_that_waits_runs_without_graphs(
     cuda: FakeCuda,
     make_engine: EngineFactory,
     module_of: ModuleOf,
+    loaded: LoadedModel,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Some kinds of RoPE look at the positions. Such a forward is found before it is captured."""
-    loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu"), plain=True)
     rotary: Any = loaded.model.model.rotary_emb
     rotary.rope_type = "dynamic"
     expected = tokens_of(make_engine(loaded), 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import threading
 import time
@@ -14,14 +13,14 @@ from typing import Any
 import pytest
 
 from milestones.chain import at_least, load
-from milestones.lab import soak
 from milestones.lab.instruments.audit import MODES
-from milestones.lab.soak import interrupts, report, runner, watchdog
+from milestones.lab.soak import command as soak
+from milestones.lab.soak import interrupts, results, runner
 from milestones.lab.soak.extras import EXTRAS
 from milestones.lab.soak.matrix import FaultMatrix
 from milestones.lab.soak.parts import KINDS, MAY_DIE, MAY_END, parts_of
+from milestones.lab.soak.results import Results, Tally
 from milestones.lab.soak.runner import Soak
-from milestones.lab.soak.tally import Results, Tally
 from tests.conftest import MILESTONES
 from tests.helpers.planted_bugs import BUGS
 
@@ -177,14 +176,15 @@ def test_a_leak_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_schedule_that_hangs_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The watchdog prints its command and the stacks of all threads, and ends the process."""
+    """A timer prints its command and the stacks of all threads, and ends the process."""
     ended = threading.Event()
-    monkeypatch.setattr(watchdog.os, "_exit", lambda status: ended.set())
-    dog = watchdog.Watchdog(seconds=0.01)
-    with dog.watching():
-        dog.tell("the command of the schedule")
+    monkeypatch.setattr(runner.os, "_exit", lambda status: ended.set())
+    with runner.watched("the command of the schedule", seconds=0.01):
         assert ended.wait(timeout=60)
-        dog.tell(None)
+    monkeypatch.setattr(runner.os, "_exit", lambda status: pytest.fail("it had ended in time"))
+    with runner.watched("the command of the schedule", seconds=60):
+        pass
+    assert not any(isinstance(t, threading.Timer) for t in threading.enumerate())
     told = capfd.readouterr().err
     assert "the command of the schedule" in told and "test_a_schedule_that_hangs" in told
 
@@ -196,18 +196,29 @@ def arguments(*words: str) -> argparse.Namespace:
 
 
 def test_the_command_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page = tmp_path / "page.md"
     page.write_text("Before.\n<!-- soak -->\nold\n<!-- /soak -->\nAfter.\n")
     words = ["--schedules", "3", "--seed", "1", "--milestone", "m2", "--no-interrupts"]
-    assert soak.main(arguments(*words, "--json", str(figures), "--report", str(page))) == 0
-    told, written = capsys.readouterr().out, json.loads(figures.read_text())
-    tally = written["milestones"]["m2_continuous"]
-    assert tally["schedules"] == 3 and written["seed"] == 1 and not written["failed"]
-    text = page.read_text()
-    assert text.startswith("Before.\n<!-- soak -->\nSeed 1, ") and text.endswith("-->\nAfter.\n")
+    assert soak.main(arguments(*words, "--report", str(page))) == 0
+    told, text = capsys.readouterr().out, page.read_text()
+    assert text.startswith("Before.\n<!-- soak -->\nSeed 1, 3 schedules, ")
+    assert text.endswith("-->\nAfter.\n")
     assert "old" not in text and "Nothing is wrong." in text
-    for shown in (told, text):
-        assert f" {tally['tokens']:,} " in shown and "m2_continuous" in shown
+    (row,) = [line for line in text.splitlines() if line.startswith("| m2_continuous | 3 |")]
+    for shown in row.strip("| ").split(" | "):
+        assert f" {shown} " in told.replace("\n", " ")
+
+
+@pytest.mark.thorough("two processes")
+def test_processes_share_the_schedules(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes run the same schedules as one, and their figures are added up."""
+    words = ["--schedules", "4", "--seed", "1", "--milestone", "m2", "--no-interrupts"]
+    tables = []
+    for jobs in ("1", "2"):
+        assert soak.main(arguments(*words, "--jobs", jobs)) == 0
+        (row,) = [line for line in capsys.readouterr().out.splitlines() if "│ m2_con" in line]
+        tables.append(row.split("│")[1:12])  # the rest are problems, times and memory
+    assert tables[0] == tables[1] and tables[0][1].strip() == "4"
 
 
 def test_the_command_fails(
@@ -229,12 +240,12 @@ def test_a_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[st
 
 
 def test_figures_add_up() -> None:
-    results = Results()
+    found = Results()
     for lane, tokens in (("m5_overlap early", 3), ("m5_overlap late", 4), ("m1_single", 5)):
-        results.lanes[lane] = Tally(tokens=tokens, memory_start_mb=tokens, memory_end_mb=tokens)
-    assert {name: t.tokens for name, t in results.milestones().items()} == {
+        found.lanes[lane] = Tally(tokens=tokens, memory_start_mb=tokens, memory_end_mb=tokens)
+    assert {name: t.tokens for name, t in found.milestones().items()} == {
         "m5_overlap": 7, "m1_single": 5,
     }  # fmt: skip
-    assert [row[0] for row in report.rows(results)] == [
+    assert [row[0] for row in results.rows(found)] == [
         "m5_overlap early", "m5_overlap late", "m5_overlap", "m1_single", "all",
     ]  # fmt: skip

@@ -12,10 +12,11 @@ import torch
 
 from common import SamplingParams
 from common.sampling.sampler import uniform
-from milestones.lab.soak import answers, faults
+from milestones.lab.instruments import hash_chain
+from milestones.lab.soak import faults
 from milestones.lab.soak.answers import HashSource
-from milestones.lab.soak.draw import PAGE_SIZES, make_plan
 from milestones.lab.soak.extras import EXTRAS, GRAMMARS, PLAIN
+from milestones.lab.soak.plan import PAGE_SIZES, make_plan
 from milestones.lab.soak.tiny_answers import Sources
 from tests.conftest import build_engine
 from tests.helpers.oracle import greedy, reference
@@ -40,7 +41,7 @@ def test_the_random_numbers_of_the_sampler() -> None:
     cases += [(0, 0), (-(2**63), 1), (2**63 - 1, 2**31)]
     seeds, positions = (torch.tensor(column) for column in zip(*cases, strict=True))
     expected = uniform(seeds, positions).tolist()
-    assert [answers.uniform(*case) for case in cases] == expected
+    assert [hash_chain.uniform(*case) for case in cases] == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 4.0])

@@ -1,1 +1,1 @@
-"""Measures the engines: workloads, peers, curves, roofline, and checks on a GPU."""
+"""Measures the engines: workloads, other engines, curves, roofline, and checks on a GPU."""

@@ -3,13 +3,13 @@
 Run `python -m milestones gpu-check` on a machine with CUDA. Nothing is downloaded: the models have
 random weights. Each case runs in a process of its own, so that a case that fails, or that leaves
 the GPU in an error, loses nothing but itself. The JSON file is written after each case. A second
-run goes on where the first one stopped, and `--again` starts from the beginning.
+run goes on where the first one stopped; without the file, it starts from the beginning. A page
+beside the file shows the lanes of a run.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import subprocess
 import sys
@@ -25,8 +25,8 @@ from common.displays.demo import machine
 
 from ... import recording
 from ...chain import ROOT, milestones
-from . import gpu_correct, gpu_kernels, gpu_rows, gpu_speed, gpu_workloads
-from .peers import PEERS
+from . import gpu_answers, gpu_kernels, gpu_speed
+from .engines import HUGGING_FACE
 
 SMALL, STANDARD = "tiny-qwen3", "random-qwen3-0.6b"
 SECONDS = 300  # a case that takes longer has failed
@@ -44,38 +44,32 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
     graphed = [name for name in names if (ROOT / name / "cuda_graph.py").exists()]
     cases: dict[str, Case] = {}
     for name in paged[:1]:
-        cases["kernels"] = partial(gpu_correct.check_kernels, name, device)
+        cases["kernels"] = partial(gpu_answers.check_kernels, name, device)
     for name in names:
-        cases[f"answers of {name}"] = partial(gpu_correct.check_engine, name, device)
-    cases["passes"] = partial(gpu_correct.check_passes, device, standard)
+        cases[f"answers of {name}"] = partial(gpu_answers.check_engine, name, device)
+    cases["passes"] = partial(gpu_answers.check_passes, device, standard)
     for name in paged[-1:]:
-        cases["two engines"] = partial(gpu_correct.check_two_engines, name, device, standard)
+        cases["two engines"] = partial(gpu_answers.check_two_engines, name, device, standard)
         cases["decode"] = partial(gpu_kernels.decode, name, device)
         cases["prefill"] = partial(gpu_kernels.prefill, name, device)
     for name in graphed[-1:]:
-        if (Path(__file__).parent / "overlap_check.py").exists():
-            overlap = importlib.import_module(f"{__package__}.overlap_check")
-            cases["overlap"] = partial(overlap.check_overlap, device)
-        cases["graphs"] = partial(gpu_correct.check_graphs, name, device, standard, 256)
+        cases["overlap"] = partial(gpu_answers.check_overlap, name, device)
+        cases["graphs"] = partial(gpu_answers.check_graphs, name, device, standard, 256)
         for count in gpu_speed.RUNNING:
             nano = partial(gpu_speed.nano, name, device, standard, count)
             cases[f"nano, {count} requests"] = nano
         replay = partial(gpu_kernels.replay_kernels, name, device, standard)
         cases["kernels of a replay"] = replay
-    cases["row kernels"] = partial(gpu_rows.row_kernels, device)
+    cases["row kernels"] = partial(gpu_kernels.row_kernels, device)
     cases["sampling"] = partial(gpu_speed.sampling, device)
     cases["lanes"] = partial(gpu_speed.lanes, names[-1], device, standard, page)
     for name in names:
         few = name == names[0]  # it serves one request at a time
-        cases[f"workloads of {name}"] = partial(
-            gpu_workloads.of_milestone, name, device, standard, few
-        )
-    for name in PEERS:
-        cases[f"workloads of {name}"] = partial(
-            gpu_workloads.of_hugging_face, name, device, standard
-        )
-    if gpu_workloads.has_vllm():
-        cases["workloads of vllm"] = partial(gpu_workloads.of_vllm, device, standard)
+        cases[f"workloads of {name}"] = partial(gpu_speed.of_milestone, name, device, standard, few)
+    for name in HUGGING_FACE:
+        cases[f"workloads of {name}"] = partial(gpu_speed.of_hugging_face, name, device, standard)
+    if gpu_speed.has_vllm():
+        cases["workloads of vllm"] = partial(gpu_speed.of_vllm, device, standard)
     return cases
 
 
@@ -96,12 +90,12 @@ def results_of(found: Any) -> Iterator[dict[str, Any]]:
         yield result
 
 
-def run_case(name: str, page: Path) -> dict[str, Any]:
+def run_case(name: str, file: Path) -> dict[str, Any]:
     """Run a case in a new process. A failure is a result too: `passed` False, and the `error`.
 
     The rows that were measured before the failure are kept.
     """
-    command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--page", str(page)]
+    command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--json", str(file)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired as ended:
@@ -132,11 +126,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", type=Path, default=Path("gpu-check.json"),
         help="write the results to this file (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--page", type=Path, default=Path("gpu-check.html"),
-        help="write a page with the lanes of a run to this file (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--again", action="store_true", help="also run the cases that have passed")
     parser.add_argument("--case", help="run only this case, in this process")
 
 
@@ -146,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         console.print("gpu-check needs a CUDA device, and torch finds none on this machine")
         return 2
-    cases = all_cases("cuda", args.page)
+    cases = all_cases("cuda", args.json.with_suffix(".html"))
     if args.case:
         if args.case not in cases:
             console.print(f"unknown case {args.case!r}; there are {', '.join(cases)}")
@@ -161,18 +150,15 @@ def main(args: argparse.Namespace) -> int:
 def run_all(names: list[str], args: argparse.Namespace, console: Console) -> int:
     """Run the cases that have not passed before. Write the file and print a line after each."""
     document: dict[str, Any] = {"machine": machine(), "cases": {}}
-    if args.json.exists() and not args.again:
+    if args.json.exists():
         earlier = json.loads(args.json.read_text(encoding="utf-8"))
         if earlier.get("machine") == document["machine"]:
             document = earlier
     results = document["cases"]
     for name in names:
         if not results.get(name, {}).get("passed"):
-            results[name] = run_case(name, args.page)
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = args.json.with_suffix(".part")
-            recording.write(unfinished, document)
-            unfinished.replace(args.json)
+            results[name] = run_case(name, args.json)
+            recording.write(args.json, document)
         console.print(line(name, results[name]), soft_wrap=True, highlight=False, markup=False)
     return 0 if all(results[name]["passed"] for name in names) else 1
 

@@ -1,17 +1,21 @@
-"""The measurements of single kernels for `gpu-check`: decode, prefill, and those of a replay."""
+"""The measurements of kernels for `gpu-check`: decode, prefill, fused ones, those of a replay."""
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import torch
+from torch.nn.functional import silu
 
 from common import EngineConfig, SamplingParams
+from common.fast.passes import triton_kernels as fused
+from common.fast.passes.rotary import signed, turn
 
+from ...chain import load
 from ..instruments.paged_case import PagedCase
 
 # Contexts of the requests of a decode: all equal, or mixed as in the standard benchmark.
@@ -30,6 +34,8 @@ PREFILL_TILES = [  # rows of queries, positions of a tile, warps, stages
 ]  # fmt: skip
 POOLS = 8  # most copies of keys and values that take turns
 UNCACHED = 2**29  # bytes: more than the cache of any GPU holds
+HIDDEN, WIDTH, HEADS, DIM = 1024, 3072, (16, 8), 128  # of Qwen3-0.6B
+EPSILON = 1e-6
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
@@ -53,7 +59,7 @@ def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
     `stages` has the time with each number of stages, and `reduce_us` the part of the time that
     combining the splits takes.
     """
-    ops = importlib.import_module(f"{milestone}.triton_ops")
+    ops = load(milestone, "triton_ops")
     rows = {}
     for name, contexts in DECODES.items():
         case, pools = _decode_case(milestone, device, contexts, dim)
@@ -65,7 +71,7 @@ def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
         took = seconds(work, device) / len(pools)
         moved = 2 * sum(contexts) * pools[0][0].shape[0] * dim * case.keys.itemsize
         row: dict[str, Any] = {"us": 1e6 * took, "bytes_per_second": moved / took, "stages": {}}
-        with replaced(ops.kernels, "reduce_kernel", Nothing()):
+        with patch.object(ops.kernels, "reduce_kernel", MagicMock()):
             row["reduce_us"] = row["us"] - 1e6 * seconds(work, device) / len(pools)
         for stages in STAGES if name == "256 mixed" else ():
             with tiled(ops.kernels, "decode", num_stages=stages):
@@ -74,26 +80,7 @@ def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
     return {"decode": rows, "copy_bytes_per_second": _copy_speed(device), "passed": True}
 
 
-class Nothing:
-    """A kernel that does nothing when it is launched."""
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return lambda *args, **options: None
-
-
-@contextmanager
-def replaced(module: Any, name: str, other: Any) -> Iterator[None]:
-    """Inside this context, a module has another object with this name."""
-    own = getattr(module, name)
-    setattr(module, name, other)
-    try:
-        yield
-    finally:
-        setattr(module, name, own)
-
-
-@contextmanager
-def tiled(kernels: Any, kind: str, **changes: int) -> Iterator[None]:
+def tiled(kernels: Any, kind: str, **changes: int) -> AbstractContextManager[Any]:
     """Inside this context, the `decode` or the `prefill` kernel has another tile."""
     own = kernels.tiles
 
@@ -101,8 +88,7 @@ def tiled(kernels: Any, kind: str, **changes: int) -> Iterator[None]:
         found: dict[str, dict[str, int]] = own(*args)
         return {**found, kind: {**found[kind], **changes}}
 
-    with replaced(kernels, "tiles", tiles):
-        yield
+    return patch.object(kernels, "tiles", tiles)
 
 
 def _us(work: Callable[[], Any], device: str, calls: int = 1) -> float | str:
@@ -115,7 +101,7 @@ def _us(work: Callable[[], Any], device: str, calls: int = 1) -> float | str:
 
 def _decode_case(milestone: str, device: str, contexts: list[int], dim: int) -> tuple[Any, Any]:
     """Return a decode case with a table of the static width, and several copies of its KV."""
-    attention = importlib.import_module(f"{milestone}.attention")
+    attention = load(milestone, "attention")
     case = PagedCase(
         attention, contexts, [1] * len(contexts), (16, 8), dim, 16,
         torch.float32 if device == "cpu" else torch.float16, device,
@@ -146,8 +132,8 @@ def prefill(milestone: str, device: str, tokens: int = 4096, dim: int = 128) -> 
 
     `tiles` has the time of each of `PREFILL_TILES`.
     """
-    attention = importlib.import_module(f"{milestone}.attention")
-    ops = importlib.import_module(f"{milestone}.triton_ops")
+    attention = load(milestone, "attention")
+    ops = load(milestone, "triton_ops")
     dtype = torch.float32 if device == "cpu" else torch.float16
     case = PagedCase(attention, [tokens], [tokens], (16, 8), dim, 16, dtype, device)
     ops.store_kv(case.keys, case.values, case.key, case.value, case.meta)
@@ -177,7 +163,7 @@ def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> 
     All requests have contexts of 800 tokens, spread over the pool.
     """
     config = EngineConfig(model=model, device=device, max_num_seqs=rows)
-    with importlib.import_module(milestone).LLMEngine(config) as engine, torch.inference_mode():
+    with load(milestone).LLMEngine(config) as engine, torch.inference_mode():
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
         graphs = engine.core.runner.graphs
         # A CPU has no graphs, but a test takes a step apart there.
@@ -208,3 +194,57 @@ def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> 
         "us": sum(float(getattr(e, time_of)) for e in events),
         "passed": on_gpu or device == "cpu",
     }
+
+
+def row_kernels(device: str, tokens: int = 256) -> dict[str, Any]:
+    """Measure what fused kernels save: the same work in one kernel, in more kernels, and in torch.
+
+    tokens: of a decode step, with one of each request.
+    """
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(1, tokens, *shape, device=device).to(dtype)
+
+    x, residual, both = random(HIDDEN), random(HIDDEN), random(2 * WIDTH)
+    qkv, angles = random((HEADS[0] + 2 * HEADS[1]) * DIM), random(1, DIM)
+    weight, head_weight = (torch.ones(n, device=device, dtype=dtype) for n in (HIDDEN, DIM))
+    cos, signed_sin = angles.cos(), signed(angles.sin())
+    q, k, _v = qkv.view(1, tokens, -1, DIM).split([*HEADS, HEADS[1]], dim=2)
+    gate, up = both.chunk(2, dim=-1)
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).to(dtype)
+
+    def norm_and_rotate_apart() -> None:
+        normed = [fused.rms_norm(part, head_weight, EPSILON).transpose(1, 2) for part in (q, k)]
+        fused.rotate(normed[0], normed[1], cos[:, :, 0], signed_sin[:, :, 0])
+
+    def norm_and_rotate_in_torch() -> None:
+        for part in (q, k):
+            turn(norm(part, head_weight), cos, signed_sin)
+
+    works: dict[str, dict[str, Callable[[], Any]]] = {
+        "sum and norm": {
+            "fused": lambda: fused.add_rms_norm(x, residual, weight, EPSILON),
+            "apart": lambda: fused.rms_norm(x.add_(residual), weight, EPSILON),
+            "torch": lambda: norm(x.add_(residual), weight),
+        },
+        "norm and rotation of heads": {
+            "fused": lambda: fused.norm_and_rotate(
+                qkv, HEADS, DIM, cos, signed_sin, (head_weight, head_weight), EPSILON
+            ),
+            "apart": norm_and_rotate_apart,
+            "torch": norm_and_rotate_in_torch,
+        },
+        "activation and product": {
+            "fused": lambda: fused.silu_mul(gate, up),
+            "torch": lambda: silu(gate) * up,
+        },
+    }
+    times = {
+        name: {kind: 1e6 * seconds(work, device) for kind, work in kinds.items()}
+        for name, kinds in works.items()
+    }
+    return {"tokens": tokens, "us": times, "passed": True}

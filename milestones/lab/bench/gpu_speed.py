@@ -1,9 +1,11 @@
-"""The measurements of `gpu-check`: the standard benchmark, sampling, and the lanes of a run."""
+"""The measurements of engines for `gpu-check`: the workloads of the bench, sampling, and lanes."""
 
 from __future__ import annotations
 
 import gc
-import importlib
+import importlib.util
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,16 +17,18 @@ from typing import Any
 
 import torch
 
-from common import EngineConfig, Request, SamplingParams, load_model
+from common import EngineConfig, LoadedModel, Request, SamplingParams, load_model
 from common.displays.demo import machine
-from common.displays.workload import Workload, run
+from common.displays.workload import Workload, WorkloadResult, run
 from common.hf.tiny import byte_tokenizer
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
 from common.tracing.player import player_html
 from common.tracing.trace import Trace
 
-from .workloads import workload
+from ...chain import load
+from .engines import HUGGING_FACE, PipedEngine, run_hugging_face
+from .workloads import WORKLOADS, workload
 
 RUNNING = (1, 32, 128, 256)
 SAMPLERS = {
@@ -34,6 +38,9 @@ SAMPLERS = {
     "top_p": {"temperature": 0.6, "top_p": 0.95},
     "logprobs": {"temperature": 0.0, "logprobs": 5},
 }
+FEW = 4  # requests of `nano` for an engine that serves one at a time: 256 would take an hour
+Measure = Callable[[Workload], WorkloadResult]
+Rows = Iterator[dict[str, Any]]
 
 
 @contextmanager
@@ -62,7 +69,7 @@ def nano(milestone: str, device: str, model: str, requests: int) -> dict[str, An
         whole.prompts[:requests], whole.max_tokens[:requests], ignore_eos=True,
         temperature=whole.temperature,
     )  # fmt: skip
-    with importlib.import_module(milestone).LLMEngine(config, loaded) as engine:
+    with load(milestone).LLMEngine(config, loaded) as engine:
         run(engine, work.warm_up())
         engine.reset_prefix_cache()
         compiled, busy = count_compiled(), time.thread_time()
@@ -139,7 +146,7 @@ def _without_waits(work: Callable[[], Any], device: str, calls: int = 10) -> flo
 def lanes(milestone: str, device: str, model: str, page: Path) -> dict[str, Any]:
     """Record a short run of 32 requests, and write it as a page with the lanes of its forwards."""
     config = EngineConfig(model=model, device=device, max_num_seqs=32)
-    with importlib.import_module(milestone).LLMEngine(config) as engine:
+    with load(milestone).LLMEngine(config) as engine:
         params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
         prompts = [[5 + i] * (20 + i) for i in range(32)]
         engine.generate(prompts, params, progress=False)  # a warm-up
@@ -152,3 +159,65 @@ def lanes(milestone: str, device: str, model: str, page: Path) -> dict[str, Any]
     page.write_text(player_html(trace.data), encoding="utf-8")
     gaps = [1e6 * (after[0] - before[1]) for before, after in pairwise(spans)]
     return {"page": page.name, "gap_us": median(gaps) if gaps else None, "passed": True}
+
+
+def of_milestone(milestone: str, device: str, model: str, few: bool) -> Rows:
+    """Measure a milestone on each workload, with a new engine on the same model each time."""
+    loaded = load_model(EngineConfig(model=model, device=device))
+    engine_class = load(milestone).LLMEngine
+
+    def measure(work: Workload) -> WorkloadResult:
+        config = EngineConfig(**work.config, device=device)
+        with engine_class(config, loaded) as engine:
+            run(engine, work.warm_up())
+            engine.reset_prefix_cache()
+            with quick_collections():
+                return run(engine, work)
+
+    return _rows(measure, loaded, device, few)
+
+
+def of_hugging_face(name: str, device: str, model: str) -> Rows:
+    """Measure an engine of Hugging Face: `hf-static` or `hf-batch`."""
+    loaded = load_model(EngineConfig(model=model, device=device), plain=True)
+
+    def measure(work: Workload) -> WorkloadResult:
+        run_hugging_face(HUGGING_FACE[name], loaded, work.warm_up())
+        return run_hugging_face(HUGGING_FACE[name], loaded, work)
+
+    return _rows(measure, loaded, device, few=False)
+
+
+def of_vllm(device: str, model: str) -> Rows:
+    """Measure the vLLM of this Python on the same weights, which are written to a folder."""
+    loaded = load_model(EngineConfig(model=model, device=device), plain=True)
+    with tempfile.TemporaryDirectory() as folder:
+        loaded.model.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
+        vllm = PipedEngine("vllm", Path(sys.executable), lambda: folder, forgets=True)
+        loaded.model.to("cpu")  # type: ignore[arg-type]  # the memory of the GPU is for vLLM
+        torch.cuda.empty_cache()
+        try:
+            yield from _rows(vllm.run, loaded, device, few=False)
+        finally:
+            vllm.close()
+
+
+def has_vllm() -> bool:
+    """Return whether this Python has vLLM."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def _rows(measure: Measure, loaded: LoadedModel, device: str, few: bool) -> Rows:
+    """Measure each workload, and yield its row. One that fails loses nothing but itself."""
+    for name in WORKLOADS:
+        work = workload(name, loaded.name, loaded.vocab_size, device != "cpu")
+        if few and name == "nano":
+            work.prompts, work.max_tokens = work.prompts[:FEW], work.max_tokens[:FEW]
+        row = {"workload": name, "requests": len(work.prompts), "sampling": work.sampling}
+        try:
+            speed = measure(work).tokens_per_second
+        except Exception as error:
+            yield {**row, "error": repr(error)[:500], "passed": False}
+        else:
+            yield {**row, "tokens_per_second": speed, "passed": True}

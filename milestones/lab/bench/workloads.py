@@ -84,19 +84,16 @@ def workload(
     model: str,
     vocab_size: int,
     on_gpu: bool = False,
-    temperature: float | None = None,
     quantization: str = "auto",
 ) -> Workload:
     """Return a workload, the same for every engine. Raises `ValueError` for an unknown name.
 
-    temperature: None for that of the workload. quantization: of the milestones (`EngineConfig`).
+    quantization: of the milestones (`EngineConfig`).
     """
     if name not in WORKLOADS:
         raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, got {name!r}")
     result = WORKLOADS[name](Tokens(vocab_size), on_gpu)
     result.ignore_eos = True
-    if temperature is not None:
-        result.temperature = temperature
     rows = 256 if on_gpu else 16
     result.config = {"model": model, "max_num_seqs": min(rows, len(result.prompts))}
     result.config["quantization"] = quantization

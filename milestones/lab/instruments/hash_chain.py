@@ -3,7 +3,7 @@
 Layer 0 stores a hash of (token, position). Layer 1 stores a hash of the sum over all slots of layer
 0 that its query can see. The next token is a hash of the sum over all slots of layer 1 that the
 last query can see. Any wrong slot, stale row, wrong mask or wrong position in the past changes the
-answer.
+answer. `uniform` is the random number with which a sampler draws from it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 PRIME = 2**31 - 1
 VOCAB_SIZE = 259
 LAYERS = 2
+MASK = 2**64 - 1
 
 
 def mix(value: Any, salt: int) -> Any:
@@ -52,3 +53,16 @@ def expected_tokens(prompt: list[int], max_tokens: int, eos: int | None = None) 
         output.append(chain.next_token())
         chain.feed(output[-1])
     return output
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the sampler's random number in [0, 1), in plain Python: 48 bits of splitmix64."""
+    bits = _splitmix64((_splitmix64(seed) + position) & MASK)
+    return ((bits >> 16) & (2**48 - 1)) / 2.0**48
+
+
+def _splitmix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)

@@ -1,6 +1,6 @@
 """Count the files and functions that one decode token crosses.
 
-    python -m milestones.lab.instruments.path_of_a_token --verbose
+    python -m milestones.lab.instruments.path_of_a_token
 
 One request on a tiny model, its sixth step, default options, the host's thread. The fast path
 (`common/fast`) is counted apart, because it replaces what a milestone's page shows.
@@ -8,7 +8,6 @@ One request on a tiny model, its sixth step, default options, the host's thread.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -48,11 +47,8 @@ def crossed(milestone: str) -> dict[str, set[str]]:
 
 
 def main() -> None:
-    """Print one line for each milestone; with --verbose, the names too."""
+    """Print the counts of each milestone, and the names."""
     console = Console(soft_wrap=True)
-    parser = argparse.ArgumentParser(description=crossed.__doc__)
-    parser.add_argument("--verbose", action="store_true", help="name the files and functions")
-    verbose = parser.parse_args().verbose
     for milestone in milestones():
         found = crossed(milestone)
         fast = {path: names for path, names in found.items() if path.startswith("common/fast/")}
@@ -62,7 +58,7 @@ def main() -> None:
             f"{milestone}: {len(plain)} files, {functions} functions; "
             f"fast path: {len(fast)} more files, {fast_functions} functions"
         )
-        for path, names in sorted(plain.items()) if verbose else ():
+        for path, names in sorted(plain.items()):
             console.print(f"    {path}: {', '.join(sorted(names))}")
 
 

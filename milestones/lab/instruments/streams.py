@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 Work = Callable[[], None]
@@ -65,7 +66,7 @@ class LateStream:
         self.failure = None
 
     def enqueuing(self) -> Any:
-        return _Nothing()
+        return nullcontext()
 
     def close(self) -> None:
         """Nothing to end."""
@@ -78,9 +79,3 @@ class EarlyStream(LateStream):
         event = super().launch(work, is_forward)
         self.run_until(event)
         return event
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...

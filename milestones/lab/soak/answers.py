@@ -19,10 +19,10 @@ from itertools import accumulate
 from common import LoadedModel, SamplingParams
 from common.text.output_text import OutputText
 
+from ..instruments.hash_chain import uniform
 from ..instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain, hash_model
 from .extras import GrammarAnswers
 
-MASK = 2**64 - 1
 EDGE = 1e-4  # share of a token's interval; nearer than that to its end, rounding may decide
 
 
@@ -177,16 +177,3 @@ def _draw(
     begin = ends[index - 1] if index else 0.0
     nearest = min(ends[index] - place, place - begin if index else math.inf)
     return ids[index] if nearest > EDGE * other else None
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return the sampler's random number in [0, 1), in plain Python: 48 bits of splitmix64."""
-    bits = _splitmix64((_splitmix64(seed) + position) & MASK)
-    return ((bits >> 16) & (2**48 - 1)) / 2.0**48
-
-
-def _splitmix64(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)

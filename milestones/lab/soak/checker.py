@@ -1,10 +1,14 @@
-"""`Checker`: compares every output of a schedule with the answer that its request must have."""
+"""The checks of a schedule: `Checker` compares all outputs, and `Progress` finds a stuck engine.
+
+`Progress` also sees the steps inside a call that runs many of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from common import PoolingRequestOutput, RequestOutput
 from common.outputs import CompletionOutput, PoolingOutput
@@ -12,10 +16,12 @@ from common.outputs import CompletionOutput, PoolingOutput
 from .answers import Ending, Source
 from .extras import PLAIN
 from .plan import PlannedRequest
-from .tally import SoakError, Tally
+from .results import SoakError, Tally
 
 LOGPROB_ERROR = 1e-3  # rounding may differ between engines
 VECTOR_ERROR = 1e-3  # likewise
+MOST_IDLE_STEPS = 30  # steps in a row that compute no token and return no new output
+MOST_STEPS_WITHOUT_OUTPUT = 10_000  # of one request; a step may compute one token
 
 
 @dataclass
@@ -153,3 +159,55 @@ class Checker:
             raise SoakError("wrong", f"{name} ends by {got.finish_reason}, in spite of {fault}")
         if Ending(got.token_ids, got.text, str(got.finish_reason)) != ending:
             raise SoakError("wrong", f"I1: {name} ends as {got}, not as {ending}")
+
+
+def lengths_of(output: RequestOutput) -> list[int]:
+    """Return the number of tokens of each output of a request. A vector has none."""
+    if isinstance(output, PoolingRequestOutput):
+        return []
+    return [len(completion.token_ids) for completion in output.outputs]
+
+
+class Progress:
+    """Checks every step of an engine. Raises `SoakError` when the engine or a request is stuck.
+
+    An output counts once. While `generate` runs, the outputs of other requests are kept for later,
+    so every step returns them again.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.num_steps = 0
+        self.idle_steps = 0
+        self.counted = 0  # tokens computed when the last step ended
+        self.moved: dict[str, int] = {}  # the step of the last new output of each request
+        self.seen: dict[str, tuple[list[int], bool]] = {}  # its lengths, and if it was final
+
+    def check(self, outputs: list[RequestOutput]) -> None:
+        """Record the progress of a step."""
+        self.num_steps += 1
+        held = self.engine.output_processor.live_ids()
+        is_new = False
+        for output in outputs:
+            state = (lengths_of(output), output.finished)
+            if self.seen.get(output.request_id) != state:
+                is_new = True
+                self.seen[output.request_id] = state
+                self.moved[output.request_id] = self.num_steps
+        for name in held:
+            waited = self.num_steps - self.moved.setdefault(name, self.num_steps)
+            if waited > MOST_STEPS_WITHOUT_OUTPUT:
+                raise SoakError("stuck", f"I5: {name} has had no output for {waited} steps")
+        self._check_engine(is_new)
+
+    def _check_engine(self, has_new_outputs: bool) -> None:
+        stats = self.engine.stats()
+        counted = stats.prefill_tokens + stats.decode_tokens + stats.padding_tokens
+        grammars = getattr(self.engine.core.scheduler, "grammars", None)
+        compiles = grammars is not None and grammars.queue  # on threads, so it takes some time
+        is_idle = not has_new_outputs and counted == self.counted and not compiles
+        self.counted = counted
+        unfinished = self.engine.has_unfinished_requests()
+        self.idle_steps = self.idle_steps + 1 if is_idle and unfinished else 0
+        if self.idle_steps > MOST_IDLE_STEPS:
+            raise SoakError("stuck", f"I5: {self.idle_steps} steps computed nothing: {stats}")

@@ -1,4 +1,14 @@
-"""The command line of the soak, and its processes."""
+"""Attack all engines with random schedules, and check every answer.
+
+Requests arrive at random steps. They share prefixes, use sampling, stop strings and streams, and
+some are aborted or refused.
+Pools are barely large enough. Forwards, logits and texts fail. Ctrl-C and timers interrupt calls.
+Every answer must be the expected one, no request may be lost or stuck, and no memory may be left
+behind. The command prints each schedule that fails, with the command that runs it again.
+milestones/docs/SOAK.md explains the figures.
+
+Exit status: 0 all answers and invariants were right; 1 a problem was found; 2 wrong usage.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +18,19 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from ... import recording
 from ...chain import engines, find_engine, milestones
 from ...console import wide_console
-from . import report
+from . import results
 from .matrix import FaultMatrix
 from .parts import PARTS
+from .results import Results
 from .runner import Soak
-from .tally import Results
 
 EXAMPLE = "python -m milestones soak --minutes 10 --milestone m3"
 MOST_FAILED_SHOWN = 10
@@ -44,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-interrupts", action="store_true", help="the same seed then gives exactly the same run"
     )
-    parser.add_argument("--no-failures", action="store_true", help="inject no failures")
     parser.add_argument(
         "--faults", nargs="*", metavar="PART",
         help="let these parts of a step fail (default: each part), and show what happens",
@@ -52,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes that share the schedules (default: 1)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write the figures into this page"
     )
@@ -64,80 +70,57 @@ def main(args: argparse.Namespace) -> int:
     try:
         wanted = engines() if args.milestone == ["all"] else args.milestone or milestones()
         names = [find_engine(name) for name in wanted]
+        if args.schedule is not None and args.seed is None:
+            raise ValueError("--schedule also needs the --seed of its run")
+        if unknown := set(args.faults or ()) - {*PARTS}:
+            raise ValueError(f"--faults: {unknown} is none of {', '.join(PARTS)}")
     except ValueError as error:
         console.print(str(error), style="red")
         return 2
-    if args.schedule is not None and args.seed is None:
-        console.print("--schedule also needs the --seed of its run", style="red")
-        return 2
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    if unknown := set(args.faults or ()) - {*PARTS}:
-        console.print(f"--faults: {unknown} is none of {', '.join(PARTS)}", style="red")
-        return 2
     console.print(f"seed {seed}: {', '.join(names)}", style="dim")
+    if args.faults is None:
+        soak = Soak(seed, names, interrupts=not args.no_interrupts)
+    else:
+        soak = FaultMatrix(seed, names, args.faults)
     started = time.monotonic()
-    results = _run(args, names, seed, console)
+    found = _run(args, soak, console)
     minutes = (time.monotonic() - started) / 60
-    console.print(report.table(results, f"soak, seed {seed}, {minutes:.1f} minutes"))
-    for failed in results.failed[:MOST_FAILED_SHOWN]:
+    console.print(results.table(found, f"soak, seed {seed}, {minutes:.1f} minutes"))
+    for failed in found.failed[:MOST_FAILED_SHOWN]:
         where = f"{failed.milestone} {failed.mode}".strip()
         console.print(f"{where}: {failed.message}\n    {failed.command}")
-    if len(results.failed) > MOST_FAILED_SHOWN:
-        console.print(f"and {len(results.failed) - MOST_FAILED_SHOWN} more")
-    for leak in results.leaks:
+    if len(found.failed) > MOST_FAILED_SHOWN:
+        console.print(f"and {len(found.failed) - MOST_FAILED_SHOWN} more")
+    for leak in found.leaks:
         console.print(leak)
-    document = report.document(results, seed, args.jobs, minutes)
-    if args.json:
-        recording.write(args.json, document)
     if args.report:
-        report.write_page(args.report, results, document)
-    return 1 if results.failed or results.leaks else 0
+        results.write_page(args.report, found, seed, minutes, args.jobs)
+    return 1 if found.failed or found.leaks else 0
 
 
-def _run(args: argparse.Namespace, names: list[str], seed: int, console: Console) -> Results:
+def _run(args: argparse.Namespace, soak: Soak, console: Console) -> Results:
     """Run in this process, or in several that share the schedules."""
-    wanted = Wanted(names, seed, not args.no_interrupts, not args.no_failures, args.faults)
-    seconds = None if args.schedules else 60 * args.minutes
     if args.schedule is not None:
-        return share(wanted, [args.schedule], None, console)
+        return share(soak, [args.schedule], None, console)
+    seconds = None if args.schedules else 60 * args.minutes
     numbers = [
         range(job, args.schedules, args.jobs) if args.schedules else itertools.count(job, args.jobs)
         for job in range(args.jobs)
     ]
     if args.jobs == 1:
-        return share(wanted, numbers[0], seconds, console)
-    results = Results()
+        return share(soak, numbers[0], seconds, console)
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(share, wanted, n, seconds) for n in numbers]:
-            results.merge(done.result())
-    return results
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The settings that each process of a run gets."""
-
-    milestones: list[str]
-    seed: int
-    interrupts: bool
-    failures: bool
-    faults: list[str] | None  # run the matrix of failures, with these parts; none: all
-
-    def soak(self) -> Soak:
-        if self.faults is not None:
-            return FaultMatrix(self.seed, self.milestones, self.faults)
-        return Soak(self.seed, self.milestones, interrupts=self.interrupts, failures=self.failures)
+        for done in [pool.submit(share, soak, n, seconds) for n in numbers]:
+            soak.results.merge(done.result())
+    return soak.results
 
 
 def share(
-    wanted: Wanted,
-    numbers: Iterable[int],
-    seconds: float | None,
-    console: Console | None = None,
+    soak: Soak, numbers: Iterable[int], seconds: float | None, console: Console | None = None
 ) -> Results:
     """Run these schedules, for at most `seconds` seconds, and return the counts."""
     torch.set_num_threads(1)  # the models are tiny, and more threads would only slow them down
-    soak = wanted.soak()
     with (console or Console(quiet=True)).status("starting") as status:
         for number in soak.run(_within(numbers, seconds)):
             requests = sum(tally.requests for tally in soak.results.lanes.values())
@@ -151,7 +134,4 @@ def share(
 def _within(numbers: Iterable[int], seconds: float | None) -> Iterator[int]:
     """Yield these numbers until the time is over."""
     end = None if seconds is None else time.monotonic() + seconds
-    for number in numbers:
-        if end is not None and time.monotonic() > end:
-            return
-        yield number
+    return itertools.takewhile(lambda _: end is None or time.monotonic() <= end, numbers)

@@ -11,16 +11,14 @@ from common import RequestOutput
 
 from ...chain import at_least
 from ..instruments.audit import assert_idle, audit
+from . import subject
 from .answers import Source
-from .bad_input import BAD_CALLS, add_too_long, call_from_another_thread, check_dead
-from .checker import Checker
+from .checker import Checker, Progress
 from .extras import Preparation
 from .faults import MESSAGE, Faults
 from .interrupts import Interrupter
 from .plan import Arrival, Plan, PlannedRequest
-from .progress import Progress
-from .subject import Limits, build_engine
-from .tally import SoakError, Tally
+from .results import SoakError, Tally
 
 Value = TypeVar("Value")
 
@@ -43,8 +41,8 @@ class Driver:
         self.chance = random.Random(f"{plan.seed}/{plan.number}/interrupts")
         self.faults = Faults(plan)
         self.checker = Checker(source, tally, plan.may_fail)
-        self.engine = build_engine(milestone, mode, plan, source.loaded)
-        self.limits = Limits(milestone, self.engine)
+        self.engine = subject.build_engine(milestone, mode, plan, source.loaded)
+        self.limits = subject.Limits(milestone, self.engine)
         self.progress = Progress(self.engine)
         self._watch_steps()
         self.streams: dict[str, Iterator[RequestOutput]] = {}
@@ -62,7 +60,7 @@ class Driver:
         except Exception as error:
             if str(error) != MESSAGE or not self.plan.may_die:
                 raise
-            check_dead(self.engine)
+            subject.check_dead(self.engine)
             self.has_died = True
         finally:
             self.engine.close()
@@ -106,7 +104,9 @@ class Driver:
                 self._call(self.engine.reset_prefix_cache)
             # If interrupts came before each step so far, the engine has no thread yet.
             if tick == self.plan.stranger_at and self.engine.caller.thread is not None:
-                self._must_refuse(lambda: call_from_another_thread(self.engine), RuntimeError)
+                self._must_refuse(
+                    lambda: subject.call_from_another_thread(self.engine), RuntimeError
+                )
             for name in list(self.streams):
                 self._follow(name)
             outputs, hit = self._call(self.engine.step)
@@ -130,7 +130,7 @@ class Driver:
         if arrival.how == "refused":
             self._refuse(arrival.bad)
         elif not all(self.limits.admits(request) for request in arrival.requests):
-            self._must_refuse(lambda: add_too_long(self.engine, arrival))
+            self._must_refuse(lambda: subject.add_too_long(self.engine, arrival))
         elif arrival.how == "generate":
             self._generate(arrival.requests)
         elif arrival.how == "stream":
@@ -217,10 +217,10 @@ class Driver:
             del self.streams[name]
 
     def _refuse(self, bad: int) -> None:
-        call = BAD_CALLS[bad % len(BAD_CALLS)]
+        call = subject.BAD_CALLS[bad % len(subject.BAD_CALLS)]
         in_flight = next(iter(self.checker.live), None)
         if in_flight is None:
-            in_flight, call = "", BAD_CALLS[0]
+            in_flight, call = "", subject.BAD_CALLS[0]
         self._must_refuse(lambda: call(self.engine, in_flight))
 
     def _must_refuse(self, call: Callable[[], object], error: type[Exception] = ValueError) -> None:

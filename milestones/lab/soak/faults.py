@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from common import LLMEngine, Request, StructuredOutputsParams
 
-from .parts import find, is_searching, parts_of
-from .plan import Fault, PartFault, Plan
+from .parts import Fault, PartFault, find, is_searching, parts_of
+from .plan import Plan
 
 FAILURES = (RuntimeError, ValueError, MemoryError, ZeroDivisionError)
 MESSAGE = "injected by the soak"
@@ -175,22 +176,13 @@ def _kept_tokens(kwargs: dict[str, Any]) -> torch.Tensor:
     return tokens[kept] if isinstance(kept, slice) else tokens[-kept:]
 
 
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> AbstractContextManager[Any]:
+    """Replace a function by `wrap(function)` for the time of a block."""
+    return patch.object(owner, name, wrap(getattr(owner, name)))
+
+
 def _failure(number: int) -> Exception:
     return FAILURES[number % len(FAILURES)](MESSAGE)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a function by `wrap(function)` for the time of a block."""
-    had_own, before = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, wrap(before))
-    try:
-        yield
-    finally:
-        if had_own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 @contextmanager

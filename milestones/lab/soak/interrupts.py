@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ..instruments import audit
-from .progress import Progress
+from .checker import Progress
 
 SOAK = str(Path(__file__).parent)
 OWN_WORK = (audit.audit.__code__, Progress.check.__code__)  # this code calls the engine too

@@ -11,9 +11,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from .draw import make_plan, make_request
-from .parts import KINDS, MAY_DIE, PARTS, parts_of
-from .plan import Arrival, PartFault, Plan
+from .parts import KINDS, MAY_DIE, PARTS, PartFault, parts_of
+from .plan import Arrival, Plan, make_plan, make_request
 from .runner import Soak
 
 NUM_AFTERWARDS = 30

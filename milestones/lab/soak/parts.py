@@ -1,15 +1,20 @@
-"""The parts of a step, and where a failure of each is injected.
+"""Failures as data, and the parts of a step that can fail.
 
-This table is the only place of the soak that names what engines have inside. A place counts from
-its engine on, in all engines above it; None: from there on, no engine has the part. `a.b.call` is a
+`PARTS` is the only place of the soak that names what engines have inside. A place counts from its
+engine on, in all engines above it; None: from there on, no engine has the part. `a.b.call` is a
 method of the engine's object `a.b`. `file:name` is a function or a method in a file of its package.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from common import StructuredOutputsParams
 
 from ...chain import chain, extended, load
+
+FaultKind = Literal["forward", "logits", "text"]
 
 PARTS: dict[str, dict[str, str | None]] = {
     "schedule": {"m1_single": "core.scheduler.schedule"},
@@ -47,6 +52,40 @@ MAY_DIE = {"schedule", "update"}
 # undone and tried again, and no request ends.
 MAY_END = {"compile"}
 RETRIED = [part for part in PARTS if part not in MAY_DIE | MAY_END]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An injected failure of one request.
+
+    forward: each forward that feeds this request's token at `position` raises.
+    logits: the logits after this request's token at `position` have no finite distribution.
+    text: the detokenizer raises for the output token at `position`.
+    """
+
+    kind: FaultKind
+    position: int  # in prompt and output together
+    token: int  # the token at `position`; no other request of the plan has it there
+
+
+@dataclass
+class PartFault:
+    """A failure of a part of a step.
+
+    step: the number of the first schedule in which it may fail. skip: calls that do not fail.
+    is_late: the part does its work before it fails.
+    victim: only calls for this request fail; None: any call. grammar: that of the victim.
+    lasts: it fails as long as the victim lives, and not only once.
+    """
+
+    part: str
+    step: int
+    skip: int
+    is_late: bool
+    victim: str | None = None
+    grammar: StructuredOutputsParams | None = None
+    lasts: bool = False
+    skipped: int = 0
 
 
 def place_of(part: str, milestone: str) -> str | None:

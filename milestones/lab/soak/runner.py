@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ...chain import sources
 from ..instruments.audit import MODES
 from .answers import Source
-from .draw import make_plan
 from .driver import Driver
 from .faults import quiet_logs
 from .interrupts import Interrupter
-from .plan import Plan
-from .tally import Failed, Results, SoakError, Tally
+from .plan import Plan, make_plan
+from .results import Failed, Results, SoakError, Tally
 from .tiny_answers import Sources
-from .watchdog import Watchdog
 
 WARM_UP_SCHEDULES = 20  # of a lane, before the first measurement of its memory
 MOST_GROWTH_MB = 200.0  # of the process in one run: a leak in every schedule takes far more
+HANG_SECONDS = 300.0  # of one schedule, which takes a second, or 20 with one token per step
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,6 +34,30 @@ def resident_mb() -> float:
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * PAGE_BYTES / 1e6
+
+
+@contextmanager
+def watched(command: str, seconds: float = HANG_SECONDS) -> Iterator[None]:
+    """End the process if the block hangs: print this command, and where each thread is.
+
+    Counting steps cannot detect a call that never returns, for example one that waits for an event.
+    """
+
+    def end() -> None:
+        sys.stderr.write(
+            f"stuck: a schedule has not ended in {seconds:.0f} seconds\n    {command}\n"
+        )
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 class Soak:
@@ -52,19 +79,13 @@ class Soak:
         self.results = Results()
         self.sources: dict[str, Source] = Sources()
 
-    @property
-    def stop_requested(self) -> bool:
-        """Whether a person pressed Ctrl-C."""
-        return self.interrupter.stop_requested
-
-    def run(self, numbers: Iterator[int]) -> Iterator[int]:
+    def run(self, numbers: Iterable[int]) -> Iterator[int]:
         """Run these schedules on each milestone in turn; yield each number when it is done."""
-        self.watchdog = Watchdog()  # a new one, because a thread can start only once
-        with self.interrupter.handling(), quiet_logs(), self.watchdog.watching():
+        with self.interrupter.handling(), quiet_logs():
             for number in numbers:
                 for milestone in self.milestones:
                     self.run_number(milestone, number)
-                if self.stop_requested:
+                if self.interrupter.stop_requested:
                     return
                 yield number
 
@@ -91,18 +112,17 @@ class Soak:
         tally = self.results.lanes.setdefault(f"{milestone} {mode}".strip(), Tally())
         started, interrupts = time.perf_counter(), self.interrupter.delivered
         failed = Failed(plan.seed, plan.number, milestone, mode, part)
-        self.watchdog.tell(failed.command)
         try:
-            source = self.sources[plan.model]
-            driver = Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter)
-            driver.run()
-            outcome = driver.outcome
+            with watched(failed.command):
+                source = self.sources[plan.model]
+                driver = Driver(milestone, mode or MODES[0], plan, source, tally, self.interrupter)
+                driver.run()
+                outcome = driver.outcome
         except SoakError as problem:
             self._failed(failed, tally, problem)
         except (Exception, KeyboardInterrupt) as error:
             unexpected = SoakError("wrong", f"{type(error).__name__}: {error}")
             self._failed(failed, tally, unexpected)
-        self.watchdog.tell(None)
         tally.schedules += 1
         tally.seconds += time.perf_counter() - started
         tally.interrupts += self.interrupter.delivered - interrupts

@@ -1,9 +1,12 @@
-"""The checks of `gpu-check` that an answer decides: kernels, engines, passes, graphs, memory."""
+"""The checks of `gpu-check` that an answer decides: kernels, engines, passes, graphs, overlap."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ PAGE_SIZE, DTYPE = 16, torch.bfloat16
 KINDS = [(dtype, PAGE_SIZE) for dtype in (DTYPE, torch.float16, torch.float32)]
 KINDS += [(DTYPE, page_size) for page_size in (1, 256)]
 LEAST_SHARE = 0.95  # of the first engine's pages: CUDA's libraries keep some memory
+NUM_REQUESTS = 20  # of each run of `check_overlap`
 PROMPTS = [[7], [1, 2, 3], list(range(40, 90)), list(range(200, 100, -1))]
 
 
@@ -145,3 +149,57 @@ def _allocated(device: str) -> int:
         return 0
     free, total = torch.cuda.mem_get_info()
     return total - free
+
+
+def check_overlap(milestone: str, device: str) -> Iterator[dict[str, Any]]:
+    """Run serial and overlapped, with and without CUDA graphs: the answers must be the same.
+
+    A row has the gap between forwards and the time per step. On CUDA, a launch that would wait for
+    the device raises an error.
+    """
+    engine_class = load(milestone).LLMEngine
+    prompts = [[5 + i] * (1 + 3 * i) for i in range(NUM_REQUESTS)]
+    params = [
+        SamplingParams(max_tokens=8 + 5 * (i % 7), temperature=i % 2, seed=i, ignore_eos=True)
+        for i in range(NUM_REQUESTS)
+    ]
+    expected: list[list[int]] | None = None
+    for cuda_graph in (False, True):
+        for overlap in (False, True):
+            config = EngineConfig(
+                model="tiny-qwen3", device=device, dtype="float32", max_num_seqs=12,
+                enable_overlap=overlap, cuda_graph=cuda_graph, seed=0,
+            )  # fmt: skip
+            with engine_class(config) as engine, without_waits(engine.core.runner):
+                started = time.perf_counter()
+                outputs = engine.generate(prompts, params, progress=False)
+                seconds = time.perf_counter() - started
+                engine.check_invariants()
+                spans = list(engine.core.runner.stream.spans)
+            answers = [output.outputs[0].token_ids for output in outputs]
+            expected = expected or answers
+            yield {
+                "cuda_graph": cuda_graph,
+                "enable_overlap": overlap,
+                "passed": answers == expected,
+                "gap_us": 1e6 * median(b[0] - a[1] for a, b in pairwise(spans)),
+                "step_us": 1e6 * seconds / engine.stats().num_steps,
+            }
+
+
+@contextmanager
+def without_waits(runner: Any) -> Iterator[None]:
+    """Inside this context, torch raises if the launch of a step would wait for the GPU."""
+    launch = runner.launch
+
+    def watched(*args: Any) -> Any:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return launch(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    if runner.model.device.type == "cuda":
+        runner.launch = watched
+    yield

@@ -22,7 +22,7 @@ from .validation import (
 
 EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_MAX_MODEL_LEN = (
-    2048  # tokens; used if max_model_len is not given and the model allows so many
+    2048  # tokens; used if max_model_len is not given and the model allows that many
 )
 
 LARGEST_COUNT = 2**31 - 1  # page tables and lengths of sequences are int32

@@ -12,7 +12,7 @@ is halved again:
     h                 fails twice: `h` is the cause, and it ends
 
 A trial passes when each of its requests has its next token or has ended, so that each search brings
-every request further (I5), also if the cause is not one request but their number. Therefore a
+every request further (I5), even if the cause is not one request but their number. Therefore a
 temporary fault does not end any request. To find one request among n takes about 2 * log2(n)
 trials. All keys and values are computed again, because the core sends its requests back to the
 waiting queue before each trial.

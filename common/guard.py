@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Handler = Callable[[int, "FrameType | None"], Any]
 
-LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # also if it is dead
+LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # even if it is dead
 # The signals that programs usually handle. Checking all 64 signals in each step would be too slow.
 NAMES = ("INT", "TERM", "HUP", "QUIT", "ALRM", "VTALRM", "PROF", "USR1", "USR2", "CHLD", "WINCH")
 SIGNALS = [int(getattr(signal, f"SIG{name}")) for name in NAMES if hasattr(signal, f"SIG{name}")]

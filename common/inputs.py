@@ -57,7 +57,7 @@ class PoolingParams:
         Which one is right depends on the training of the model. There is no `CLS`: with causal
         attention, the first token has seen no other token.
     normalize: divide the vector by its length. A vector of zeros stays as it is.
-    dimensions: keep only so many numbers from the beginning of the vector, before it is normalized.
+    dimensions: keep only this many first numbers of the vector, before it is normalized.
         It makes sense for models that were trained for it (Matryoshka embeddings). None: all.
     """
 

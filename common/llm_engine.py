@@ -217,7 +217,7 @@ class LLMEngine(OfflineCalls):
                 self.finish(result.request, reason)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request in the core, also if a search keeps it out of the core's queue."""
+        """End a request in the core, even if a search keeps it out of the core's queue."""
         self.search.release(request)
         self.core.finish(request, reason)
 

@@ -66,7 +66,7 @@ class Request:
         self._token_array: np.ndarray | None = None  # see `token_array`
         self._num_known_tokens = 0  # of `_token_array`: they do not change any more
 
-        self.num_computed_tokens = 0  # the keys and values of so many tokens are in the cache
+        self.num_computed_tokens = 0  # the keys and values of that many tokens are in the cache
         # Prompt tokens found in the prefix cache when the request first ran; None before that.
         self.num_cached_tokens: int | None = None
         self.row: int | None = None  # of the KV cache or page table, while it runs

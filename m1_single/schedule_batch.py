@@ -18,6 +18,6 @@ class ScheduleBatch:
     requests: list[Request]
     num_scheduled_tokens: list[int]
 
-    def advances(self) -> Iterable[tuple[Request, int]]:
+    def tokens_per_request(self) -> Iterable[tuple[Request, int]]:
         """Return the requests, each with the number of tokens by which the step advances it."""
         return zip(self.requests, self.num_scheduled_tokens, strict=True)

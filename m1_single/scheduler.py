@@ -45,7 +45,7 @@ class Scheduler:
     ) -> list[EngineCoreOutput]:
         """Advance the requests of a computed batch, append their tokens, and count."""
         self.counters.num_steps += bool(batch.requests)
-        for request, num_tokens in batch.advances():
+        for request, num_tokens in batch.tokens_per_request():
             of_prompt = max(0, request.num_prompt_tokens - request.num_computed_tokens)
             self.counters.prefill_tokens += min(num_tokens, of_prompt)
             self.counters.decode_tokens += max(0, num_tokens - of_prompt)

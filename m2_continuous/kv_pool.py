@@ -51,7 +51,7 @@ class KVPool:
         """Store new keys and values, [B, kv_heads, T, head_dim]. Return those to attend to.
 
         A prefill attends to itself: the cache holds nothing of its requests yet. Its padding is
-        stored too, behind the prompt, where decode overwrites it before a query can see it.
+        stored too, after the prompt, where decode overwrites it before a query can see it.
         A decode attends to the first B rows up to the longest context: a view, not a copy.
         """
         keys, values = self.keys[layer_idx], self.values[layer_idx]

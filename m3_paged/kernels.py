@@ -4,7 +4,7 @@ All kernels follow these rules:
 
 - The launch grid depends on shapes only, never on lengths, so that a CUDA graph can replay it.
 - A tile holds the query heads of one KV head, so keys and values are read once for all of them.
-- Loads behind the end of a context are masked: that memory was perhaps never written.
+- Loads past the end of a context are masked: that memory was perhaps never written.
 - Page ids are widened to 64 bits before they become addresses. Scores and softmax are float32.
 - Triton compiles a variant of a kernel for numbers that are 1 or multiples of 16. Numbers that
   change from step to step are in `CHANGING`, so that no step waits for a compiler.
@@ -237,7 +237,7 @@ def prefill_kernel(
     maximum = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
-    # No query of this tile sees positions behind its own last token.
+    # No query of this tile sees positions after its own last token.
     end = length - num_queries + tl.minimum(first_query + QUERIES, num_queries)
     for first in range(0, end, TILE):
         positions = first + tl.arange(0, TILE)

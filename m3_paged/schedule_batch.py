@@ -21,7 +21,7 @@ class ScheduleBatch:
     num_scheduled_tokens: list[int] = field(default_factory=list)
     sampled_indices: list[int] = field(default_factory=list)
 
-    def advances(self) -> Iterable[tuple[Request, int]]:
+    def tokens_per_request(self) -> Iterable[tuple[Request, int]]:
         """Return the requests, each with the number of tokens by which the step advances it."""
         return zip(self.requests, self.num_scheduled_tokens, strict=True)
 

@@ -30,7 +30,7 @@ class PageAllocator:
         self.free_pages = list(range(num_pages, 0, -1))  # a stack: low page ids are taken first
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages. The caller has checked that so many pages are free."""
+        """Take `count` pages. The caller has checked that this many pages are free."""
         assert count <= len(self.free_pages), f"I3: {count} pages of {len(self.free_pages)} free"
         return [self.free_pages.pop() for _ in range(count)]
 

@@ -59,7 +59,7 @@ class InputBuilder:
 
     def tokens_of(self, batch: ScheduleBatch) -> list[int]:
         """Return the tokens that a step computes, request by request."""
-        spans = ((r, r.num_computed_tokens, num) for r, num in batch.advances())
+        spans = ((r, r.num_computed_tokens, num) for r, num in batch.tokens_per_request())
         return [token for r, start, num in spans for token in r.token_ids[start : start + num]]
 
     def flatten(

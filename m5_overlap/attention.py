@@ -85,7 +85,7 @@ class AttentionMetadata:
     def _decode_group(self, rows: list[int] | None) -> DecodeGroup:
         """Return the group of some decodes. Behind a context, its first slot is used again.
 
-        The slots behind a context were perhaps never written: even masked, a NaN would spread.
+        The slots after a context were perhaps never written: even masked, a NaN would spread.
         """
         members = range(self.num_decodes) if rows is None else rows
         positions = self._positions(max(self.seq_lens_cpu[row] for row in members))

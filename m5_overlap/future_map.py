@@ -19,7 +19,7 @@ from .placeholders import future_index
 class FutureMap:
     """The newest token of each row, on the device. Forwards read and write it, in their order.
 
-    A token stays in the map until its request stores the next one, also if the request takes no
+    A token stays in the map until its request stores the next one, even if the request takes no
     part in a step.
     """
 

@@ -44,7 +44,7 @@ class StepsInFlight:
         if batch.is_advanced:
             return
         batch.is_advanced = True
-        for request, num_tokens in batch.advances():
+        for request, num_tokens in batch.tokens_per_request():
             if not request.is_finished:
                 request.num_computed_tokens += num_tokens
         for request in batch.sampled_requests:
@@ -65,7 +65,7 @@ class StepsInFlight:
         assert self.batches[-1] is batch, "steps are undone in reverse order"
         self.batches.pop()
         if batch.is_advanced:
-            for request, num_tokens in batch.advances():
+            for request, num_tokens in batch.tokens_per_request():
                 if not request.is_finished:
                     request.num_computed_tokens -= num_tokens
             for request in batch.sampled_requests:

@@ -60,7 +60,7 @@ class InputBuilder:
     def prepare(self, batch: ScheduleBatch, static_size: int | None = None) -> ModelInput:
         """Lay out the tokens of a batch one after the other, each request from its own position.
 
-        static_size: pad a decode batch to so many requests, for `DecodeGraphs`.
+        static_size: pad a decode batch to that many requests, for `DecodeGraphs`.
         """
         requests, query_lens = batch.requests, batch.num_scheduled_tokens
         starts = [request.num_computed_tokens for request in requests]
@@ -82,7 +82,7 @@ class InputBuilder:
 
     def tokens_of(self, batch: ScheduleBatch) -> list[int]:
         """Return the tokens that a step computes, request by request."""
-        spans = ((r, r.num_computed_tokens, num) for r, num in batch.advances())
+        spans = ((r, r.num_computed_tokens, num) for r, num in batch.tokens_per_request())
         return [token for r, start, num in spans for token in r.token_ids[start : start + num]]
 
     def flatten(

@@ -138,7 +138,7 @@ class ModelRunner:
         result.output = map_tensors(output, result.buffers.download)
 
     def synchronize(self) -> None:
-        """Wait until all launched work has ended, also if it failed."""
+        """Wait until all launched work has ended, even if it failed."""
         self.stream.synchronize()
         for buffers in self.buffers:
             buffers.in_use = None

@@ -22,7 +22,7 @@ class ScheduleBatch:
     sampled_indices: list[int] = field(default_factory=list)
     is_advanced: bool = False  # see `StepsInFlight.advance`
 
-    def advances(self) -> Iterable[tuple[Request, int]]:
+    def tokens_per_request(self) -> Iterable[tuple[Request, int]]:
         """Return the requests, each with the number of tokens by which the step advances it."""
         return zip(self.requests, self.num_scheduled_tokens, strict=True)
 

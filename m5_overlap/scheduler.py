@@ -103,7 +103,7 @@ class Scheduler:
         self.in_flight.complete(batch)
         self.counters.num_steps += 1
         of_prompts = of_finished = 0
-        for request, num_tokens in batch.advances():
+        for request, num_tokens in batch.tokens_per_request():
             before = request.num_computed_tokens - num_tokens
             if request.is_finished:
                 of_finished += num_tokens

@@ -44,7 +44,7 @@ SPANS_KEPT = 4096
 
 
 class Event(ABC):
-    """A mark in a stream, behind some work."""
+    """A mark in a stream, after some work."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -59,7 +59,7 @@ class ForwardStream(ABC):
 
     @abstractmethod
     def launch(self, work: Work) -> Event:
-        """Queue `work` behind everything that was launched before. Do not wait for it.
+        """Queue `work` after everything that was launched before. Do not wait for it.
 
         If it fails, later work fails too, without running, until the next `synchronize`.
         """
@@ -180,7 +180,7 @@ class Worker:
 
 
 class CudaEvent(Event):
-    """A `torch.cuda.Event` behind a forward. `wait` records the times of the forward."""
+    """A `torch.cuda.Event` after a forward. `wait` records the times of the forward."""
 
     def __init__(self, stream: CudaStream) -> None:
         self.stream = stream

@@ -20,7 +20,7 @@ DRAFTED = "Monday is a good day. Tuesday is a good day. Wednesday is"
 
 
 def in_vain(_name: str) -> Json:
-    """Serve 32 requests at once on m5 and on plans of so many steps. Return their counters."""
+    """Serve 32 requests at once on m5 and on plans of that many steps. Return their counters."""
     drawn = random.Random(0)
     prompts = [[drawn.randrange(3, 250) for _ in range(8)] for _ in range(32)]
     workload = Workload(prompts, [48] * len(prompts))

@@ -91,7 +91,7 @@ class Dashboard:
         if self._live is not None:
             if kind is None:
                 self._live.update(self.render())
-            self._live.stop()  # It shows the whole last screen, also if the terminal is too low.
+            self._live.stop()  # It shows the whole last screen, even if the terminal is too low.
 
     @property
     def elapsed(self) -> float:

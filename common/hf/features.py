@@ -26,7 +26,7 @@ ATTENTION_LAYERS = {
     "full_attention", "attention", "global",
     "sliding_attention", "local", "chunked_attention",  # the size of the window decides
 }  # fmt: skip
-# Attention or its scale changes from so many tokens on: the field in a configuration, the feature.
+# Attention or its scale changes from this many tokens: the field in a configuration, the feature.
 BEGINS_LATER = {
     "attention_chunk_size": "chunked attention",
     "floor_scale": "temperature-tuned attention",

@@ -19,7 +19,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 LONG, SHORT = 7, 4  # the number of tokens of the two requests
-KEPT = 8  # the logits of at most so many tokens at the end of a request are compared
+KEPT = 8  # the logits of at most that many tokens at the end of a request are compared
 # A number in a configuration with such a name may change attention from some position on.
 LIMIT_NAMES = re.compile(
     r"window(?!_layers)|chunk|topk$|floor_scale|local|span|stride|block|compress"
@@ -183,7 +183,7 @@ class LayerKV:
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    window: int | None = None  # a query sees so many tokens, itself included. None: all
+    window: int | None = None  # a query sees that many tokens, itself included. None: all
     variants: tuple[str, ...] = ()  # other arguments that change what attention computes
 
 

@@ -42,7 +42,7 @@ class TokenBias:
                 rows.append(row)
                 ids.append(request.params.bias_arrays[0])
                 values.append(request.params.bias_arrays[1])
-            # The number of output tokens is known, also if the newest one is a placeholder.
+            # The number of output tokens is known, even if the newest one is a placeholder.
             if request.num_output_tokens < request.params.min_tokens:
                 assert request.end_token_ids is not None, "min_tokens needs to know what ends it"
                 rows.append(row)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 # Each limit bounds the time by which one request can delay the others.
-MAX_STOP_STRINGS = 10_000  # checking and sorting so many takes about 10 ms, once
+MAX_STOP_STRINGS = 10_000  # checking and sorting that many takes about 10 ms, once
 MAX_STOP_LENGTH = 1000  # characters; the search tries every length that a stop string has
 MAX_STOP_TOKEN_IDS = 1_000_000  # more than any vocabulary has
 MAX_LOGPROBS = 1000  # per token: a larger number takes longer than the forward of a small model

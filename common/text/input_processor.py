@@ -22,7 +22,7 @@ from ..validation import require_list, require_text, require_unicode, shown, siz
 from .output_text import OutputText
 
 LONGEST_ID = 1000  # characters of a request id
-# Text of up to so many characters is always tokenized, which takes about 50 ms. An error message
+# Text of up to that many characters is always tokenized, which takes about 50 ms. An error message
 # can then say how many tokens the text has.
 TOKENIZED_CHARACTERS = 2**16
 NO_STRUCTURED_OUTPUTS = "this engine has no grammars; the elective structured_output has them"
@@ -49,7 +49,7 @@ class InputProcessor:
     def tokenize(self, prompt: Prompt, *, num_outputs: int = 1) -> TokensPrompt:
         """Return a prompt with its token ids. Any thread may call it, also during a step.
 
-        num_outputs: the tokens that must fit behind it: 0 for an embedding, otherwise 1.
+        num_outputs: the tokens that must fit after it: 0 for an embedding, otherwise 1.
         Raises `ValueError` if the prompt cannot be tokenized, or is too long.
         """
         text, token_ids = self._tokenize(prompt, num_outputs)

@@ -146,7 +146,7 @@ class OutputProcessor:
             if left == 0 and finish_reason == "stop":
                 request.text.finish()  # the stop token itself is not part of the text
             elif request.text.append(token_id):
-                if left > 0:  # the tokens behind it are not part of the output
+                if left > 0:  # the tokens after it are not part of the output
                     request.output_end = request.num_tokens - left
                 return True
         return finish_reason == "length" and request.text.finish()

@@ -57,7 +57,7 @@ class HookedForwards:
         self.clock = EventClock(torch.cuda.current_stream(self.device)) if self.on_cuda else None
         begin = model.register_forward_pre_hook(self._hook)
         undo.callback(begin.remove)
-        end = model.register_forward_hook(self._hook, always_call=True)  # also if it raises
+        end = model.register_forward_hook(self._hook, always_call=True)  # even if it raises
         undo.callback(end.remove)
 
     def take(self) -> list[Interval]:

@@ -37,7 +37,7 @@ def growth(engine: LLMEngine, naive: LLMEngine) -> Table:
 
 
 def next_token_ms(engine: LLMEngine, context: int) -> float:
-    """Return the milliseconds of the fastest of three steps after a context of so many tokens."""
+    """Return the milliseconds of the fastest of three steps after a context of that many tokens."""
     prompt = [1 + i % 200 for i in range(context)]
     engine.add_request(prompt, SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     engine.step()

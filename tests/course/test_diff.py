@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -223,12 +222,6 @@ def test_a_file_or_class_chooses_its_symbols() -> None:
     chosen = choose(whole, "kv_pool.py")
     assert {part.file for entry in chosen.entries for part in entry.parts} == {"kv_pool.py"}
     assert [entry.name for entry in choose(whole, "PageTable").entries] == ["kv_cache.py:PageTable"]
-
-
-def test_json_is_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(ladder(tmp_path), "m1", "m2", "--json") == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["stops"][0]["entries"][0]["name"] == "shelf.py:more"
 
 
 class Page(HTMLParser):

@@ -202,7 +202,7 @@ def test_a_test_that_hangs_shows_the_stacks_of_all_threads(tree: Path) -> None:
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt()", "__import__('pytest').exit('bye')"])
 def test_an_error_that_ends_pytest_costs_its_own_test(tree: Path, error: str) -> None:
-    """pytest stops at a KeyboardInterrupt. The tests behind it have results all the same."""
+    """pytest stops at a KeyboardInterrupt. The tests after it have results all the same."""
     raising = f"raise {error}" if "()" in error else error
     replaced(tree, "        if len(self.items) >= ROOM:", f"        if item == 5: {raising}\n"
              "        if len(self.items) >= ROOM:")  # fmt: skip

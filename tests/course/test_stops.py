@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -178,15 +177,6 @@ def test_a_symbol_is_shown_without_its_stop(
 ) -> None:
     assert run(ladder(tmp_path, declared=DIVIDED), "m1", "m2", "--symbol", "more") == 0
     assert capsys.readouterr().out.startswith("# shelf.py:more (added): there is more\n--- /dev")
-
-
-def test_json_has_the_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = ladder(tmp_path, declared=DIVIDED)
-    for options, titles in (((), ["Put & take", "More of it"]), (("--stop", "2"), ["More of it"])):
-        assert run(root, "m1", "m2", "--json", *options) == 0
-        data = json.loads(capsys.readouterr().out)
-        assert [stop["title"] for stop in data["stops"]] == titles
-    assert data["stops"][0]["entries"][0]["name"] == "shelf.py:more"
 
 
 def test_the_page_has_a_section_for_each_stop(

@@ -258,7 +258,7 @@ def test_the_screen_fits_a_terminal(milestone: str, width: int) -> None:
 
 @pytest.mark.parametrize("num_lines", [3, 4, 5, 30])
 def test_the_last_screen_is_shown_once(milestone: str, num_lines: int) -> None:
-    """No part of an earlier screen stays above it, also if it is higher than the terminal."""
+    """No part of an earlier screen stays above it, even if it is higher than the terminal."""
     engine: Any = build_engine(milestone)
     out = io.StringIO()
     with Console(width=80, height=12, file=out, force_terminal=True) as console:
@@ -296,7 +296,7 @@ def test_a_vector_is_shown_from_its_beginning(milestone: str, width: int) -> Non
 
 
 def screen(written: str, height: int) -> list[str]:
-    """Return what a terminal of so many lines shows at the end, with the lines above it."""
+    """Return what a terminal of that many lines shows at the end, with the lines above it."""
     lines, row = [""], 0
     for part in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
         if part == "\n":

@@ -97,7 +97,7 @@ class FailingRunner(HashRunner):
 
 
 def retract_vectors(scheduler: Any, every: int | None) -> None:
-    """Retract a pooling request between two chunks before every so many steps, each at most twice.
+    """Every `every` steps, retract a pooling request between two chunks, each at most twice.
 
     `force_retractions` takes only requests that have new output tokens.
     """

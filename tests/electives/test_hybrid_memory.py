@@ -302,7 +302,7 @@ def row_of(model: str, layers: list[LayerKV], num_tokens: int) -> list[str]:
 
 def test_the_table_of_the_page() -> None:
     def layers(count: int, every: int | None, window: int) -> list[LayerKV]:
-        """Every so many layers, one has full attention."""
+        """One layer in this many has full attention."""
         full = [every is not None and number % every == every - 1 for number in range(count)]
         return [LayerKV(1, 8, 8, None if is_full else window) for is_full in full]
 

@@ -294,7 +294,7 @@ def test_a_live_request_keeps_its_version(module_of: ModuleOf) -> None:
 
 
 def test_a_failed_forward_writes_its_adapters_again(module_of: ModuleOf) -> None:
-    """A step that fails takes the step behind it along, and with it the loads of that step."""
+    """A step that fails takes the step after it along, and with it the loads of that step."""
     engine = made(module_of, max_loras=2, max_num_seqs=4)
     engine.add_request([1, 2], greedy(8, ignore_eos=True), "a", lora_request=wanted("A"))
     engine.step()

@@ -71,7 +71,7 @@ def test_no_step_is_planned_after_a_known_end(make_engine: EngineFactory, max_to
 
 @pytest.mark.parametrize("number", [1, 2, 7, 8, 9])
 def test_a_stop_wastes_the_rest_of_its_plan(make_engine: EngineFactory, number: int) -> None:
-    """The tokens behind the stop are computed and dropped, and the next request does not wait."""
+    """The tokens after the stop are computed and dropped, and the next request does not wait."""
     stop, count = stop_at(number)
     engine: Any = make_engine(enable_overlap=True)
     params = greedy(40, stop_token_ids=[stop], ignore_eos=True)

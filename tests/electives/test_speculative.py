@@ -436,7 +436,7 @@ def test_tokens_behind_the_end_of_a_run_are_not_counted(make_engine: EngineFacto
 
 
 def test_min_tokens_counts_tokens(make_engine: EngineFactory) -> None:
-    """A stop token within a run, before and behind `min_tokens`: the answer is that of m5."""
+    """A stop token within a run, before and after `min_tokens`: the answer is that of m5."""
     tokens = plain_answer(greedy(12, ignore_eos=True)).token_ids
     for place in range(1, 8):
         params = greedy(12, ignore_eos=True, stop_token_ids=[tokens[place]], min_tokens=4)

@@ -237,7 +237,7 @@ def test_the_text_of_a_special_token_is_spelled(make_engine: EngineFactory, mode
 
 @pytest.mark.parametrize("is_special", [True, False])
 def test_an_added_token_is_spelled(module_of: ModuleOf, is_special: bool) -> None:
-    """Also one behind the vocabulary of the model, and one that is not special."""
+    """Also one past the vocabulary of the model, and one that is not special."""
     compiler = library(module_of, 300, 310)
     compiler.loaded.tokenizer.add_tokens(["<tool>", "tool"], special_tokens=is_special)
     for text in ("<tool>", "x<tool>y"):

@@ -164,7 +164,7 @@ def test_no_mask_before_the_end_of_the_prompt(module_of: ModuleOf) -> None:
 
 
 def test_a_retracted_request_keeps_its_place_in_the_grammar(module_of: ModuleOf) -> None:
-    """The grammar takes each output token once, also if the request computes it again."""
+    """The grammar takes each output token once, even if the request computes it again."""
     for count in range(1, 8):
         engine = engine_of(module_of, num_pages=60)
         compiler = with_fakes(engine)
@@ -203,7 +203,7 @@ def test_an_illegal_token_ends_only_its_request(module_of: ModuleOf) -> None:
         engine.step()
     grammars = engine.core.scheduler.grammars.grammars
     (grammar,) = [g for request, g in grammars.items() if request.request_id == "r1"]
-    grammar.length = len(grammar.accepted) + 1  # only the end is allowed behind the token in flight
+    grammar.length = len(grammar.accepted) + 1  # only the end is allowed after the token in flight
     grammar.fill = StepGrammar(1, 10).fill  # ... but the mask does not say so
     finals = completions(engine)
     assert finals["r1"].finish_reason == "error"
@@ -382,7 +382,7 @@ def test_only_verdicts_are_remembered(module_of: ModuleOf, passing: BaseExceptio
 
 @pytest.mark.parametrize("size", [31, 32, 33, 95, 300])
 def test_masks_of_every_width(module_of: ModuleOf, size: int) -> None:
-    """Rows without a grammar are bit-equal; columns behind the last word are never allowed."""
+    """Rows without a grammar are bit-equal; columns after the last word are never allowed."""
     bitmask, chance = module_of("bitmask"), random.Random(size)
     words = bitmask.num_words(size)
     allowed = [sorted(chance.sample(range(size), size // 3)) for _ in range(2)]

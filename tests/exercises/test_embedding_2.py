@@ -79,7 +79,7 @@ def test_a_mean_uses_no_cached_page() -> None:
 
 
 def made(budget: int = 3) -> Any:
-    """Return an engine on hashes that computes so many tokens in a step."""
+    """Return an engine on hashes that computes that many tokens in a step."""
     return hash_engine(
         engine_module, LateStream(), 40, page_size=2, max_num_seqs=3, max_num_batched_tokens=budget
     )

@@ -16,7 +16,7 @@ def make_slots(num_slots: int) -> tuple[AdapterSlots, dict[str, Adapter]]:
 
 
 def run(slots: AdapterSlots, adapter: Adapter | None, tokens_left: int = 5) -> None:
-    """Let a request with this adapter run. It may generate so many more tokens."""
+    """Let a request with this adapter run. It may generate that many more tokens."""
     request = make_request(f"r{len(slots.running)}", [1, 2], max_tokens=max(1, tokens_left))
     request.adapter = adapter
     if tokens_left == 0:

@@ -81,7 +81,7 @@ def test_each_request_is_sampled_at_its_own_last_token() -> None:
 
 
 def test_rows_are_the_owners_rows() -> None:
-    """A joining request is first in its batch, but its row lies behind the rows in use."""
+    """A joining request is first in its batch, but its row lies after the rows in use."""
     rows = prefill(*PROMPTS, rows=[4, 5, 2]).rows.tolist()
     assert rows == [4, 5, 2], "these are the rows that the requests own, in the order of the batch"
 
@@ -108,7 +108,7 @@ def test_a_prompt_token_sees_itself_and_what_is_before_it() -> None:
 
 @pytest.mark.parametrize("computed", [(3, 7, 1), (5, 5), (1,), (1, 30)], ids=str)
 def test_a_decode_sees_its_own_past_only(computed: tuple[int, ...]) -> None:
-    """The slots behind a short context contain tokens of an earlier owner of the row."""
+    """The slots after a short context contain tokens of an earlier owner of the row."""
     inputs = decode(*computed)
     for i, n in enumerate(computed):
         assert sees(inputs, i, 0) == list(range(n + 1)), (

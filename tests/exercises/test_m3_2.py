@@ -139,7 +139,7 @@ def test_decodes_are_told_from_chunks(spans: list[tuple[int, int]], expected: in
     got = prepare(*spans).metadata.num_decodes
     assert got == expected, (
         f"of {spans}, the first {expected} have one token each, not the first {got}: a chunk "
-        "behind a longer chunk is no decode, even if the budget left it one token"
+        "after a longer chunk is no decode, even if the budget left it one token"
     )
 
 

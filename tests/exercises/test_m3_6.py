@@ -21,11 +21,11 @@ OUTPUTS = {"partial": 5, "partial_lse": 6}  # the kernel's outputs: argument nam
 
 
 class Guarded:
-    """Launches a kernel with spare memory behind its outputs, and notes stores into this memory."""
+    """Launches a kernel with spare memory after its outputs, and notes stores into this memory."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.beyond: list[str] = []  # outputs with a store behind their end
+        self.beyond: list[str] = []  # outputs with a store past their end
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return functools.partial(self._launch, grid)
@@ -100,7 +100,7 @@ class Decode:
                 where = f"request {row} of contexts {self.contexts}, query head {head}"
                 assert not ours.isnan().any(), (
                     f"{where}: the result is NaN. Only the {context} slots of its context are "
-                    "written: slots behind them must not even be loaded (0 times NaN is NaN)"
+                    "written: slots after them must not even be loaded (0 times NaN is NaN)"
                 )
                 error = float((ours - theirs).norm() / theirs.norm())
                 assert error < self.tolerance, (
@@ -138,7 +138,7 @@ def test_any_page_size(page_size: int) -> None:
 
 @pytest.mark.parametrize("dim", [24, 80])
 def test_head_sizes_that_are_no_power_of_two(dim: int) -> None:
-    """Blocks are rounded up: the numbers behind those of a head belong to another head or slot."""
+    """Blocks are rounded up: the numbers after those of a head belong to another head or slot."""
     Decode(5, 9, heads=(6, 2), dim=dim).check()
 
 

@@ -92,7 +92,7 @@ def test_a_copy_is_given_up_in_the_middle_of_a_row() -> None:
     assert copies[1] in kv_cache.allocator.free_pages
     assert stem.pages[0] not in kv_cache.allocator.free_pages, "I3: the tree owns this page"
     audit_pages(
-        kv_cache, [first, second], "after both requests inserted a copy behind a shared stem"
+        kv_cache, [first, second], "after both requests inserted a copy after a shared stem"
     )
 
 

@@ -91,7 +91,7 @@ def test_what_comes_after_a_failure_fails_unrun(error: type[BaseException]) -> N
         lambda: seen.append("before"), fail, lambda: seen.append("after")
     )
     run(worker)
-    assert seen == ["before"], "the work behind the failed work must not run"
+    assert seen == ["before"], "the work after the failed work must not run"
     before.wait()
     for event in others:
         assert event.done.is_set(), "I5: the host would wait for this event for ever"
@@ -169,7 +169,7 @@ def test_launching_does_not_wait() -> None:
 
     stream.launch(blocked)
     events = [stream.launch(partial(seen.append, i)) for i in range(4)]
-    assert seen == [], "work behind the blocked piece of work must not run"
+    assert seen == [], "work after the blocked piece of work must not run"
     gate.set()
     events[2].wait()
     assert seen[:3] == [0, 1, 2]

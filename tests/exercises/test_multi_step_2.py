@@ -13,7 +13,7 @@ PAGE_SIZE = 2
 
 
 def planned(num_steps: int, *names: str) -> tuple[StepsInFlight, list[Request]]:
-    """Return requests of 3 tokens, 2 of them computed, and a plan of so many decodes of each."""
+    """Return requests of 3 tokens, 2 of them computed, and a plan of that many decodes of each."""
     steps = StepsInFlight(KVCacheManager(num_rows=4, num_pages=16, page_size=PAGE_SIZE))
     requests = [make_request(name, [1, 2, 3], max_tokens=20) for name in names]
     for request in requests:

@@ -97,7 +97,7 @@ def evicted(num_host_pages: int = 8) -> HiRadixCache:
 
 def test_copies_are_found_behind_the_pages_of_the_tree() -> None:
     cache, keys = evicted(), page_keys(A, PAGE_SIZE)
-    assert list(cache.take_copies(A, start=1, most=9)) == keys[1:], "the pages behind the first one"
+    assert list(cache.take_copies(A, start=1, most=9)) == keys[1:], "the pages after the first one"
 
 
 def test_no_more_copies_than_pages_are_taken() -> None:

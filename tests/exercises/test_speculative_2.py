@@ -52,7 +52,7 @@ def test_right_drafts_are_all_accepted() -> None:
 
 @pytest.mark.parametrize("place", [1, 2, 3, 4])
 def test_the_first_wrong_draft_ends_the_run(place: int) -> None:
-    """The model's own token takes its place; what was computed behind it is worth nothing."""
+    """The model's own token takes its place; what was computed after it is worth nothing."""
     found = lengths(made({place}))
     assert found[:3] == [1, place + 1, min(21, place + 6)], f"draft {place} is wrong: {found}"
 

@@ -25,7 +25,7 @@ Groups = Sequence[KVCacheGroupSpec]
 def groups_of(*windows: int, has_full: bool = True, num_snapshots: int | None = None) -> Groups:
     """Return a group of one layer with full attention, or none, and a group for each window.
 
-    num_snapshots: add a group with states and so many snapshots.
+    num_snapshots: add a group with states and that many snapshots.
     """
     groups = [KVCacheGroupSpec((0,) if has_full else ())]
     groups += [KVCacheGroupSpec((n,), window) for n, window in enumerate(windows, 1)]

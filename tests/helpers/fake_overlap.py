@@ -88,7 +88,7 @@ class Part:
     tokens: list[int]
     num_outputs: int  # of the last tokens: each gives a next token
     has_drafts: bool
-    num_pooled: int  # so many of the last tokens give hidden states to a pooling request
+    num_pooled: int  # that many of the last tokens give hidden states to a pooling request
     slot: int  # of its LoRA adapter; 0: none
 
 

@@ -128,7 +128,7 @@ def test_a_character_appears_when_it_is_complete() -> None:
 
 
 def test_a_replacement_character_of_the_model_holds_nothing_back() -> None:
-    """U+FFFD may be a genuine part of the output: the text behind it appears with its tokens."""
+    """U+FFFD may be a genuine part of the output: the text after it appears with its tokens."""
     assert pieces_of(token_ids_of("a\ufffdbc".encode()))[-3:-1] == ["a\ufffdb", "a\ufffdbc"]
 
 

@@ -59,7 +59,7 @@ def flat(chance: Random) -> Asked:
         first = chance.choice([1, 1, 200_000_000])  # its slots are too large for 32 bits
         pages = chance.sample(range(first, first + 20), width)
         runner.inputs.page_table[row, :width] = torch.tensor(pages)
-    # Decodes come first. The last token of a chunk may come behind a longer chunk.
+    # Decodes come first. The last token of a chunk may come after a longer chunk.
     order = sorted(range(len(counts)), key=lambda i: len(requests[i].token_ids) - starts[i] > 1)
     places = {old: new for new, old in enumerate(order)}
     batch = ScheduleBatch(

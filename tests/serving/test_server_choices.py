@@ -58,7 +58,7 @@ def test_every_choice_is_streamed_once(path: str, make_engine: EngineFactory, se
 
 @pytest.mark.since("m5_overlap")
 def test_choices_that_end_in_different_steps(serve: Serve) -> None:
-    """Each choice ends once, with its own reason, and nothing of it comes behind its end."""
+    """Each choice ends once, with its own reason, and nothing of it comes after its end."""
     run = serve()
     body = call(temperature=1.2, seed=4, n=3, max_tokens=40, ignore_eos=True)
     texts = [choice["text"] for choice in run.post(COMPLETE, body)[1]["choices"]]

@@ -39,7 +39,7 @@ from .replace import probe, same, subclass
 PACKED_FOR_ROWS = 16  # the number of rows that a layout is made for
 TRIED_BYTES = 1 << 20  # for a smaller weight, the libraries are not timed
 CLEARLY = 0.8  # a later library must take less than this fraction of the time to be chosen
-MKL_ROWS = 128  # from so many rows on, the plain product is as fast as MKL
+MKL_ROWS = 128  # from that many rows on, the plain product is as fast as MKL
 TRIED_ROWS = (1, 2, 3, 17)  # stored weights: numbers of rows with code of their own
 TRIED_PANELS = 2
 

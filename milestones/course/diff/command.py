@@ -12,9 +12,7 @@ differ.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -47,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--files", action="store_true", help="whole files, in reading order, without the demo"
     )
     parser.add_argument("--side-by-side", action="store_true", help="two columns")
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page to FILE")
-    output.add_argument("--json", action="store_true", help="print the tour as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page to FILE")
     parser.set_defaults(root=ROOT)
 
 
@@ -72,9 +68,6 @@ def main(args: argparse.Namespace) -> int:
     if args.html:
         args.html.write_text(page(found), encoding="utf-8")
         sys.stderr.write(f"{args.html}: {size(found)}\n")
-        return 0
-    if args.json:
-        sys.stdout.write(json.dumps(asdict(found), indent=1) + "\n")
         return 0
     if found.is_divided and args.stop is None and not args.symbol:
         sys.stdout.writelines(f"{line}\n" for line in lesson_text.overview(found))

@@ -57,7 +57,7 @@ def by_pool(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
 
 
 def by_length(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """hybrid_memory: the pages of a request with a prompt of so many tokens, after its steps.
+    """hybrid_memory: the pages of a request with a prompt of that many tokens, after its steps.
 
     They are counted in all groups together. Full attention would hold its pages in each group.
     """

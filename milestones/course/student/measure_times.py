@@ -36,7 +36,7 @@ def by_context(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
 
 
 def by_rows(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """m2: steps in which so many requests decode together."""
+    """m2: steps in which that many requests decode together."""
     for size in map(int, sizes):
         config = {"model": model, "max_num_seqs": size, "max_model_len": 64}
         workload = Workload(prompts_of([16] * size), [9] * size, True, config)
@@ -46,7 +46,7 @@ def by_rows(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
 
 
 def by_forward(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """m5: steps with emulated forwards of so many milliseconds, serial and overlapped."""
+    """m5: steps with emulated forwards of that many milliseconds, serial and overlapped."""
     for size in sizes:
         result = {}
         for overlap in (False, True):
@@ -65,7 +65,7 @@ def by_forward(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
 
 
 def by_plan(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """multi_step: plans of so many steps, below the milestone's overlap, on the same requests.
+    """multi_step: plans of that many steps, below the milestone's overlap, on the same requests.
 
     A request arrives every 20 ms, and forwards take 4 ms (emulated). About one token in 24 ends its
     request, which no plan can know.
@@ -126,7 +126,7 @@ def by_grammar(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator
 
 
 def by_batch(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """lora: requests of so many adapters, all in one batch, one adapter after the other, and none.
+    """lora: requests of this many adapters, all in one batch, one after the other, and none.
 
     The ways take turns on one engine. The ratio is that of the medians to the first way.
     """

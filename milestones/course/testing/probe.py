@@ -61,7 +61,7 @@ class Probe:
         self.running = None
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Report a test that ends pytest itself. The tests behind it run in another process."""
+        """Report a test that ends pytest itself. The tests after it run in another process."""
         if self.running is not None:
             failure = self._failure(excinfo.value, self.file, str(excinfo.getrepr()))
             self._send(Result(self.running, "failed", self.seconds, self.title, failure))

@@ -35,7 +35,7 @@ __all__ = [
 class AttentionMetadata(M5AttentionMetadata):
     """Where the tokens of one step lie in a group, and what else a layer of the group needs."""
 
-    window: int | None = None  # a query sees so many tokens, itself included. None: all
+    window: int | None = None  # a query sees that many tokens, itself included. None: all
     windows: list[AttentionMetadata] = field(default_factory=list)  # of the groups with windows
     seen_slots: dict[int, torch.Tensor] = field(default_factory=dict)  # see `hybrid_attention.py`
     softcap: float | None = None  # of the layer that is computed

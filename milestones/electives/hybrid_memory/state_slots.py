@@ -38,7 +38,7 @@ class StateSlots:
     def first_block(self, num_tokens: int) -> int:
         """Return the index of the last block that ends within the first `num_tokens` tokens.
 
-        A request that has computed so many tokens needs no snapshot before this block.
+        A request that has computed that many tokens needs no snapshot before this block.
         """
         return max(0, num_tokens // self.page_size - 1)
 

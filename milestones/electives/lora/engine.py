@@ -34,7 +34,7 @@ class LLMEngine(M5LLMEngine):
             return call.keep(self.add(prompt, params, request_id, adapter=adapter))
 
     def add_lora(self, lora_request: LoRARequest) -> int:
-        """Load an adapter, also if its name is known: later requests use the new version.
+        """Load an adapter, even if its name is known: later requests use the new version.
 
         Returns the number of the load. Raises `ValueError` if the files cannot be used.
         """

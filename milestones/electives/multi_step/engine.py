@@ -39,7 +39,7 @@ class EngineCore(M5EngineCore):
         return outputs
 
     def launch_plan(self) -> None:
-        """Plan several steps and queue their forwards, each one behind the one before."""
+        """Plan several steps and queue their forwards, each one after the one before."""
         self.launch()
         while self.scheduler.goes_on():
             self.launch()

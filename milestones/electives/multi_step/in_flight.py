@@ -64,14 +64,14 @@ class StepsInFlight(M5StepsInFlight):
         """Return how many tokens of each request the steps in flight compute."""
         planned = Counter[Request]()
         for batch in self.batches:
-            planned.update(dict(batch.advances()))
+            planned.update(dict(batch.tokens_per_request()))
         return planned
 
     def _retreat(self, batch: ScheduleBatch) -> None:
         """Restore the lengths that the requests of a batch have before it."""
         if batch.is_advanced:
             batch.is_advanced = False
-            for request, num_tokens in batch.advances():
+            for request, num_tokens in batch.tokens_per_request():
                 if not request.is_finished:
                     request.num_computed_tokens -= num_tokens
             for request in batch.sampled_requests:

@@ -66,7 +66,7 @@ class HiRadixCache(RadixCache):
         self.num_written = self.num_loaded = 0  # pages
 
     def resize_host(self, num_host_pages: int) -> None:
-        """Drop all copies. From now on, there are so many host pages."""
+        """Drop all copies. From now on, there are that many host pages."""
         self.copies.clear()
         self.num_host_pages = num_host_pages
         self.free_host_pages = list(range(num_host_pages - 1, -1, -1))
@@ -92,7 +92,7 @@ class HiRadixCache(RadixCache):
         self._touch(pages)
 
     def take_copies(self, token_ids: Sequence[int], start: int, most: int) -> dict[bytes, int]:
-        """Take the copies of up to `most` pages behind the first `start` pages of `token_ids`.
+        """Take the copies of up to `most` pages after the first `start` pages of `token_ids`.
 
         Return none if computing the tokens is faster. The copies that are returned cannot be
         dropped before the caller has allocated pages of the device and called `load`.

@@ -14,7 +14,7 @@ from .kv_pool import KVPool, free_memory
 from .stream import CudaEvent, Event
 
 HOST_RATIO = 2  # host pages for each page of the device, if there is memory for them
-MOST_PAGES = 16  # copied at once: this takes device memory for so many pages twice
+MOST_PAGES = 16  # copied at once: this takes device memory for that many pages twice
 
 
 class HostPool:

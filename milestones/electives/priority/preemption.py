@@ -32,7 +32,7 @@ class Preemption:
         may_preempt: False while a step is in flight. A request that it computes is not preempted:
         `Scheduler.needs_result` lets that step end first.
         """
-        planned = dict(batch.advances())
+        planned = dict(batch.tokens_per_request())
         if self.admission.may_join(request, running, planned):
             return []
         victims = self.victims(request, running, planned) if may_preempt else []

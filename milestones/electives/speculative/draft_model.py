@@ -18,7 +18,7 @@ class DraftModel:
     def __init__(self, draft: LoadedModel, target: LoadedModel) -> None:
         """Raises `ValueError` if the two models do not have the same tokens.
 
-        Also if the draft model has sliding windows or recurrent states, because refused drafts
+        Even if the draft model has sliding windows or recurrent states, because refused drafts
         cannot be removed from its cache.
         """
         if draft.vocab_size != target.vocab_size:
@@ -50,7 +50,7 @@ class DraftModel:
         pairs = zip(cached, request.token_ids[:-1], strict=False)
         kept = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
         if kept < len(cached):
-            cache.crop(kept - len(cached))  # a negative number of tokens: so many are removed
+            cache.crop(kept - len(cached))  # a negative number of tokens: that many are removed
             del cached[kept:]
         tokens, drafts = request.token_ids[kept:], list[int]()
         while len(drafts) < count:

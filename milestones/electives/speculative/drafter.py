@@ -25,7 +25,7 @@ class NGramDrafter:
     """
 
     def __init__(self, sizes: tuple[int, ...] = (4, 3, 2), window: int = 1024) -> None:
-        """sizes: numbers of tokens to look up. window: only so many tokens are searched."""
+        """sizes: numbers of tokens to look up. window: only that many tokens are searched."""
         self.sizes = sizes
         self.window = window
 

@@ -72,7 +72,7 @@ class Drafting:
 
         output: with the first token, `sampled[0]`, which the request has got already.
 
-        I1, I2: `sampled[i]` is what the model draws behind the first i drafts. If these are its own
+        I1, I2: `sampled[i]` is what the model draws after the first i drafts. If these are its own
         tokens, it is the token that a step without drafts would draw at this position.
         """
         request, new_tokens = output.request, [*output.new_tokens]

@@ -1,4 +1,4 @@
-"""`ModelInput`: the tensors of one forward, with drafts behind the newest tokens.
+"""`ModelInput`: the tensors of one forward, with drafts after the newest tokens.
 
 Upholds I1: drafts are at the positions that they would have if they were right.
 """
@@ -24,7 +24,7 @@ class InputBuilder(M5InputBuilder):
         return inputs
 
     def tokens_of(self, batch: ScheduleBatch) -> list[int]:
-        spans = ((r, r.num_computed_tokens, num) for r, num in batch.advances())
+        spans = ((r, r.num_computed_tokens, num) for r, num in batch.tokens_per_request())
         own = ((r, r.token_ids[start : start + num]) for r, start, num in spans)
         return [token for r, tokens in own for token in tokens + batch.drafts_of(r)]
 

@@ -1,4 +1,4 @@
-"""`ModelRunner`: a step samples a token behind each draft, too."""
+"""`ModelRunner`: a step samples a token after each draft, too."""
 
 from __future__ import annotations
 

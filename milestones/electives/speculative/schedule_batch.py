@@ -13,19 +13,19 @@ from .m5_schedule_batch import ScheduleBatch as M5ScheduleBatch
 class ScheduleBatch(M5ScheduleBatch):
     """A step also computes drafts. `num_scheduled_tokens` counts them."""
 
-    # Guesses behind the newest token of a request. The step computes them and verifies them.
+    # Guesses after the newest token of a request. The step computes them and verifies them.
     drafts: dict[Request, list[int]] = field(default_factory=dict)
 
     def drafts_of(self, request: Request) -> list[int]:
         """Return the drafts of a request. Most requests have none."""
         return self.drafts.get(request, [])
 
-    def advances(self) -> list[tuple[Request, int]]:
+    def tokens_per_request(self) -> list[tuple[Request, int]]:
         """Return the requests, each with the number of its tokens that are no drafts.
 
         How many drafts a step accepts is known when it has ended: `Drafting.accept` adds them then.
         """
-        return [(r, num - len(self.drafts_of(r))) for r, num in super().advances()]
+        return [(r, num - len(self.drafts_of(r))) for r, num in super().tokens_per_request()]
 
     @property
     def outputs(self) -> list[tuple[Request, int]]:
@@ -33,7 +33,7 @@ class ScheduleBatch(M5ScheduleBatch):
         return [(r, i) for r in self.sampled_requests for i in range(1 + len(self.drafts_of(r)))]
 
     def add_drafts(self, request: Request, drafts: list[int], num_decodes: int) -> None:
-        """Let one of the first `num_decodes` requests verify drafts. It moves behind the others.
+        """Let one of the first `num_decodes` requests verify drafts. It moves after the others.
 
         Attention computes the requests with one token first.
         """

@@ -25,7 +25,7 @@ class TokenMask:
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Return logits [B, V] in float32, with -inf for the tokens that are not allowed.
 
-        Columns behind the last word belong to no token, and are not allowed either.
+        Columns after the last word belong to no token, and are not allowed either.
         """
         logits = logits.float()
         places = torch.arange(WORD, dtype=torch.int32, device=self.bits.device)

@@ -44,9 +44,9 @@ SPANS_KEPT = 4096
 
 
 class Event(ABC):
-    """A mark in a stream, behind some work."""
+    """A mark in a stream, after some work."""
 
-    is_forward = True  # False: behind the sampling of a step that was delayed
+    is_forward = True  # False: after the sampling of a step that was delayed
 
     @abstractmethod
     def wait(self) -> None:
@@ -61,7 +61,7 @@ class ForwardStream(ABC):
 
     @abstractmethod
     def launch(self, work: Work, is_forward: bool = True) -> Event:
-        """Queue `work` behind everything that was launched before. Do not wait for it.
+        """Queue `work` after everything that was launched before. Do not wait for it.
 
         If it fails, later work fails too, without running, until the next `synchronize`. Only
         forwards are recorded in `spans`, and only they take the emulated time.
@@ -185,7 +185,7 @@ class Worker:
 
 
 class CudaEvent(Event):
-    """A `torch.cuda.Event` behind a forward. `wait` records the times of the forward."""
+    """A `torch.cuda.Event` after a forward. `wait` records the times of the forward."""
 
     def __init__(self, stream: CudaStream) -> None:
         self.stream = stream

@@ -58,7 +58,7 @@ def quick_collections() -> Iterator[None]:
 
 
 def nano(milestone: str, device: str, model: str, requests: int) -> dict[str, Any]:
-    """Run the standard benchmark with so many requests, all at once, after a warm-up.
+    """Run the standard benchmark with that many requests, all at once, after a warm-up.
 
     Kernels that are compiled after the warm-up make the result fail: they count as time.
     """

@@ -104,7 +104,7 @@ class Interrupter:
 def _returns_to_soak(frame: FrameType, event: str) -> bool:
     """Return whether a call of the engine returns to the code of the soak.
 
-    An exception of a profile hook would then be raised behind all handlers of the engine, and would
+    An exception of a profile hook would be raised outside all handlers of the engine, and would
     replace the result. No signal does that: Python handles it in the caller, after the call.
     """
     caller = frame.f_back

@@ -16,7 +16,7 @@ from .plan import Arrival, Plan, make_plan, make_request
 from .runner import Soak
 
 NUM_AFTERWARDS = 30
-LEAST_BUDGET = 8  # tokens of a step: fewer take too long for so many requests
+LEAST_BUDGET = 8  # tokens of a step: fewer take too long for that many requests
 LONGEST_AFTERWARDS = 24  # tokens of a prompt: every engine admits it
 
 

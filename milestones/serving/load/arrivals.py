@@ -47,7 +47,7 @@ class Workload:
     """What the requests of a run have in common.
 
     token_ids: the tokens that prompts are made of.
-    num_prefixes, prefix_tokens: each prompt begins with one of so many prefixes, of this length.
+    num_prefixes, prefix_tokens: each prompt begins with one of that many prefixes, of this length.
     """
 
     lengths: Lengths

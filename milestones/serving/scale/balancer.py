@@ -110,7 +110,7 @@ class Balancer:
     ) -> str | None:
         """Return the replica for a prompt; None if there is none.
 
-        among: the candidates; None: all replicas. most_open: replicas with so many open requests
+        among: the candidates; None: all replicas. most_open: replicas with that many open requests
         are full, and are left out. If all candidates are full, none is.
         """
         with self._lock:

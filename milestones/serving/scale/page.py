@@ -185,7 +185,7 @@ class Sizing:
         return UTILIZATION * SECONDS_PER_REQUEST / self.seconds
 
     def replicas(self, users: int) -> int:
-        """Return the replicas that so many users need."""
+        """Return the replicas that this many users need."""
         return math.ceil(users / self.users)
 
 

@@ -140,7 +140,7 @@ class Ends:
 
 
 async def kill_under_load(url: str, model: str, times: int, seed: int = 0) -> Ends:
-    """Kill a replica (SIGKILL) so many times, while clients stream. Return how streams ended.
+    """Kill a replica (SIGKILL) that many times, while clients stream. Return how streams ended.
 
     A kill waits until two replicas are there, and until the replica that it takes has a request.
     """

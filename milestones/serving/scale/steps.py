@@ -33,11 +33,11 @@ class StepModel:
     prefill: Points
 
     def decode_seconds(self, num_requests: int) -> float:
-        """Return the seconds of a decode step of so many requests."""
+        """Return the seconds of a decode step of that many requests."""
         return interpolated(self.decode, num_requests)
 
     def prefill_seconds(self, num_tokens: float) -> float:
-        """Return the seconds of a prefill of so many tokens."""
+        """Return the seconds of a prefill of that many tokens."""
         return interpolated(self.prefill, num_tokens)
 
 

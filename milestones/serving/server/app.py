@@ -91,7 +91,7 @@ class Api:
     ) -> Response:
         """Take places, prepare the prompts, queue them, and answer whole or as a stream.
 
-        What fails before the first token has its own status, also if a stream was requested.
+        What fails before the first token has its own status, even if a stream was requested.
         """
         arrival_time = now()
         options = call.options(self.has_priorities) | self.adapters.options(call.model)

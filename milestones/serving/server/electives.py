@@ -109,7 +109,7 @@ class Grammars:
             if not (await asyncio.wait([future], timeout=seconds))[0]:
                 raise ApiError(400, f"{name} was not compiled within {seconds:g} s", param=name)
         finally:
-            compiler.abandon(shared)  # also if the client has gone away
+            compiler.abandon(shared)  # even if the client has gone away
         if isinstance(error := future.exception(), ValueError):
             raise ApiError(400, f"{name}: {error}", param=name)
         future.result()

@@ -143,7 +143,7 @@ class Choice:
 class EventStream(StreamingResponse):
     """Server-sent events. If the client goes away, Starlette cancels the stream.
 
-    The stack is closed at the end in any case, also if the stream was cancelled before its start.
+    The stack is closed at the end in any case, even if the stream was cancelled before its start.
     """
 
     media_type = "text/event-stream"

@@ -34,7 +34,7 @@ class OpenRequests:
 
     @contextmanager
     def place_for(self, count: int) -> Iterator[None]:
-        """Hold places for so many requests. Raises `ApiError` if there are not enough."""
+        """Hold places for that many requests. Raises `ApiError` if there are not enough."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         if count > self.most:

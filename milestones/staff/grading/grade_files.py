@@ -59,7 +59,7 @@ def save(sheet: Sheet, files: dict[str, bytes], folder: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file so that it is never there in part, also if this process is killed."""
+    """Write a file so that it is never there in part, even if this process is killed."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

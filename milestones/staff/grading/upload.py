@@ -203,7 +203,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def readable(name: str) -> str:
-    """Return a name of a file as text that can be printed and written, also if it is not UTF-8."""
+    """Return a name of a file as text that can be printed and written, even if it is not UTF-8."""
     return escaped(os.fsencode(name).decode(errors="backslashreplace"))
 
 

@@ -208,7 +208,7 @@ class Page:
             held = resources.pop_all()
         self._results[request_id], self._tasks[request_id] = result, task
 
-        def ended(task: asyncio.Task[None]) -> None:  # also if it was cancelled before its start
+        def ended(task: asyncio.Task[None]) -> None:  # even if it was cancelled before its start
             held.close()
             del self._tasks[request_id]
 

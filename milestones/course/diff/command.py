@@ -15,8 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
+from ...console import ReportConsole
 from ..delta import ROOT
 from . import lesson_text
 from .choose import choose, choose_stop
@@ -72,5 +71,5 @@ def main(args: argparse.Namespace) -> int:
     if found.is_divided and args.stop is None and not args.symbol:
         sys.stdout.writelines(f"{line}\n" for line in lesson_text.overview(found))
         return 0
-    lesson_text.show(found, Console(), columns=args.side_by_side)
+    lesson_text.show(found, ReportConsole(), columns=args.side_by_side)
     return 0

@@ -79,7 +79,7 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_no_import_runs_upwards_between_the_houses() -> None:
-    """`milestones/README.md` names the houses. Below each one: what it may import of the others."""
+    """ARCHITECTURE.md describes the houses. Each one may import only those that stand below it."""
     below = {
         "milestones.serving.server": (),
         "milestones.serving": (),

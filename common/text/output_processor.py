@@ -36,8 +36,9 @@ class OutputProcessor:
         self.parent_of.update(dict.fromkeys(parent.indices, parent))
 
     def is_in_use(self, request_id: str) -> bool:
-        ids = (self.requests, self.outbox, self.parents)
-        return any(request_id in known for known in ids)
+        # No generator, because Python drops an interrupt that arrives while it closes one.
+        in_engine = request_id in self.requests or request_id in self.parents
+        return in_engine or request_id in self.outbox
 
     def find(self, request_id: str) -> list[Request]:
         """Return the live requests with this id: several if n > 1, none for any other value."""

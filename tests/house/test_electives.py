@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import re
@@ -63,6 +64,18 @@ def test_an_elective_has_only_files_that_differ(name: str) -> None:
 @pytest.mark.parametrize("name", ELECTIVES)
 def test_the_lesson_is_small(name: str) -> None:
     assert 0 < differing_lines(name) <= MOST_LINES.get(name, 600)
+
+
+@pytest.mark.parametrize("name", ELECTIVES)
+def test_each_call_of_an_electives_engine_is_guarded(name: str) -> None:
+    """An interrupt between the milestone's guard and the end of a call would lose its result."""
+    tree = ast.parse((ROOT / place(name) / "engine.py").read_text(encoding="utf-8"))
+    [shell] = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "LLMEngine")
+    calls = [x for x in shell.body if isinstance(x, ast.FunctionDef)]
+    for call in calls:
+        if call.name not in ("__init__", "make_core", "queued_requests"):  # the shell calls these
+            guarded = f"with self.guard('{call.name}')" in ast.unparse(call)
+            assert guarded, f"{name}: {call.name} stands under no guard"
 
 
 @pytest.mark.parametrize("name", ELECTIVES)

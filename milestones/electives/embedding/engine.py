@@ -77,7 +77,8 @@ class LLMEngine(M5LLMEngine):
         params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
     ) -> str:
-        return super().add_request(prompt, params, request_id)  # type: ignore[arg-type]
+        with self.guard("add_request") as call:
+            return call.keep(self.add(prompt, params, request_id))  # type: ignore[arg-type]
 
     def embed(
         self,

@@ -85,6 +85,14 @@ def find_engine(name: str, root: Path = ROOT) -> str:
     raise ValueError(f"there is no milestone {name!r}; there are {there}")
 
 
+def find_pair(lower: str, upper: str, root: Path = ROOT) -> tuple[str, str]:
+    """Return two engines with these names. Raises `ValueError` if one is not below the other."""
+    lower, upper = find_engine(lower, root), find_engine(upper, root)
+    if lower not in chain(upper, root)[:-1]:
+        raise ValueError(f"{lower} is not below {upper}; name the lower milestone first")
+    return lower, upper
+
+
 def place(name: str) -> str:
     """Return the folder of an engine's own sources, from the root."""
     return f"{ELECTIVES}/{name}" if is_elective(name) else name

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...chain import chain, find_engine, sources
+from ...chain import chain, find_pair, sources
 from .. import delta
 from .outline import MODULE, Line, outline
 
@@ -107,10 +107,8 @@ def lesson(below: str, above: str, root: Path = delta.ROOT) -> Lesson:
 
     Raises `ValueError` for a name that is no milestone, and for two milestones in the wrong order.
     """
-    below, above = find_engine(below, root), find_engine(above, root)
+    below, above = find_pair(below, above, root)
     lower = chain(above, root)[:-1]
-    if below not in lower:
-        raise ValueError(f"{below} is not below {above}; name the lower milestone first")
     old, new = _sources(below, root), _sources(above, root)
     covered: set[str] = set()
     entries: list[Entry] = []

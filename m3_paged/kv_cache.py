@@ -93,7 +93,7 @@ class KVCacheManager:
         """Return the pages of a request, in order of position. A waiting request has none."""
         return [] if request.row is None else self.table.rows[request.row]
 
-    def room(self, request: Request) -> int:
+    def available_slots(self, request: Request) -> int:
         """Return how many tokens a request could compute now, in its own and in free pages."""
         pages = len(self.pages_of(request)) + self.num_free_pages
         return pages * self.page_size - request.num_computed_tokens

@@ -39,8 +39,8 @@ class Admission:
 
         A request that finishes with the step in flight makes room already.
         """
-        has_room = len(continuing(running)) < self.max_num_running
-        return has_room and batch.num_tokens < self.max_num_batched_tokens
+        below_limit = len(continuing(running)) < self.max_num_running
+        return below_limit and batch.num_tokens < self.max_num_batched_tokens
 
     def fits(self, request: Request, running: list[Request]) -> bool:
         """Return whether the KV memory is expected to last until all requests have finished.

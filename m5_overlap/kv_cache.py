@@ -130,7 +130,7 @@ class KVCacheManager:
         """Return how many pages the next token of each of these requests needs."""
         return sum(request.num_computed_tokens % self.page_size == 0 for request in requests)
 
-    def room(self, request: Request) -> int:
+    def available_slots(self, request: Request) -> int:
         """Return how many tokens a request could compute now, in its own and in free pages."""
         pages = len(self.pages_of(request)) + self.num_free_pages
         return pages * self.page_size - request.num_computed_tokens

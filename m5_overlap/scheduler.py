@@ -66,13 +66,13 @@ class Scheduler:
         # Decodes first: a chunk must not take the page that a decode needs.
         for request in running:
             if request.row is not None and request.num_uncomputed_tokens == 1:
-                self.make_room(request)
+                self.retract_for(request)
                 if request.row is not None:
                     self._add(batch, request, 1)
         for request in running:
             if request.row is not None and request.num_uncomputed_tokens > 1:
                 if not batch.requests:  # I5: the oldest request must make progress
-                    self.make_room(request)
+                    self.retract_for(request)
                 self._add_chunk(batch, request)
         self._admit_waiting(batch)
         self.admission.expect_less()
@@ -141,12 +141,12 @@ class Scheduler:
             self.running.remove(request)
             self.in_flight.free(request)
 
-    def make_room(self, request: Request) -> None:
+    def retract_for(self, request: Request) -> None:
         """Retract the newest requests until `request` can compute a token.
 
         The last one to be retracted is `request` itself.
         """
-        while request.row is not None and self.kv_cache.room(request) == 0:
+        while request.row is not None and self.kv_cache.available_slots(request) == 0:
             self.retract(self.running[-1])
 
     def retract(self, request: Request) -> None:
@@ -202,7 +202,7 @@ class Scheduler:
     def _add_chunk(self, batch: ScheduleBatch, request: Request) -> None:
         """Schedule as many tokens of a request as this step and the pool have room for."""
         budget = self.max_num_batched_tokens - batch.num_tokens
-        chunk = min(request.num_uncomputed_tokens, budget, self.kv_cache.room(request))
+        chunk = min(request.num_uncomputed_tokens, budget, self.kv_cache.available_slots(request))
         if chunk > 0:
             self._add(batch, request, chunk)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milestones.course.record import find_mutant
+from milestones.course.catalog import find_mutant
 from milestones.staff.maintain import mutants
 
 from .freshness import ROOT

@@ -23,7 +23,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from milestones.course.record import RecordError, find_mutant
+from milestones.course.catalog import CatalogError, find_mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 ELLIPSIS = "…"
@@ -138,7 +138,7 @@ def mutant_lines(engine: str, name: str) -> list[Line]:
     """Return the changed lines of a mutant of the course, and those around them."""
     try:
         _, _, hunk = find_mutant(engine, name, ROOT).patch.partition("\n@@ ")
-    except RecordError as error:
+    except CatalogError as error:
         raise BuildError(str(error)) from error
     rows = hunk.splitlines()[1:]
     margin = min(_margin(row[1:]) for row in rows if row[1:].strip())

@@ -137,10 +137,10 @@ class SamplingMetadata:
             penalties.token_ids = tokens_of(penalties.token_ids)
 
 
-Record = TypeVar("Record")
+Data = TypeVar("Data")
 
 
-def map_tensors(record: Record, move: Callable[[torch.Tensor], torch.Tensor]) -> Record:
+def map_tensors(data: Data, move: Callable[[torch.Tensor], torch.Tensor]) -> Data:
     """Return a copy of a dataclass of this file, with each tensor replaced by `move(tensor)`."""
 
     def moved(value: Any) -> Any:
@@ -148,8 +148,8 @@ def map_tensors(record: Record, move: Callable[[torch.Tensor], torch.Tensor]) ->
             return move(value)
         return map_tensors(value, move) if is_dataclass(value) else value
 
-    values = {field.name: moved(getattr(record, field.name)) for field in fields(record)}  # type: ignore[arg-type]
-    return type(record)(**values)
+    values = {field.name: moved(getattr(data, field.name)) for field in fields(data)}  # type: ignore[arg-type]
+    return type(data)(**values)
 
 
 def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:

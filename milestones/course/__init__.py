@@ -1,1 +1,1 @@
-"""The course: the record of its exercises, and the tools that release, check and prove them."""
+"""The course: the catalog of its exercises, and the tools that release, check and prove them."""

@@ -1,4 +1,4 @@
-"""`Exercise` and `Mutant`: one entry of a milestone's records, as data."""
+"""`Exercise` and `Mutant`: one entry of a milestone's catalog, or one of its mutants, as data."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from .server.settings import ServerSettings
 
 EXAMPLE = "python -m milestones serve m5 --port 8000 --max-num-seqs 32"
 FIELD = re.compile(r"^    (\w+): (.+?)(?=^    \w+: |^    \Z|^\s*$|\Z)", re.MULTILINE | re.DOTALL)
-Record = TypeVar("Record")
+Config = TypeVar("Config")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,27 +81,28 @@ def run(milestone: str, engine: LLMEngine, settings: ServerSettings, console: Co
     return server.serve_until_signal()
 
 
-def add_options(parser: argparse.ArgumentParser, record: type) -> None:
+def add_options(parser: argparse.ArgumentParser, config_class: type) -> None:
     """Add an option for each field of a dataclass: `--max-num-seqs` for `max_num_seqs`.
 
     The help of an option is the paragraph `name: text` of the docstring.
     """
-    group = parser.add_argument_group(record.__name__)
-    hints, help_of = get_type_hints(record), described(record)
-    for field in fields(record):
+    group = parser.add_argument_group(config_class.__name__)
+    hints, help_of = get_type_hints(config_class), described(config_class)
+    for field in fields(config_class):
         text = f"{help_of[field.name]} (default: {field.default})".replace("%", "%%")
         name = "--" + field.name.replace("_", "-")
         group.add_argument(name, default=field.default, help=text, **_reading(hints[field.name]))
 
 
-def from_options(record: type[Record], args: argparse.Namespace) -> Record:
+def from_options(config_class: type[Config], args: argparse.Namespace) -> Config:
     """Return a dataclass with the values of the options. Raises `ValueError` as it does."""
-    return record(**{field.name: getattr(args, field.name) for field in fields(record)})  # type: ignore[arg-type]
+    values = {field.name: getattr(args, field.name) for field in fields(config_class)}  # type: ignore[arg-type]
+    return config_class(**values)
 
 
-def described(record: type) -> dict[str, str]:
+def described(config_class: type) -> dict[str, str]:
     """Return the text about each field in the docstring of a dataclass."""
-    found = FIELD.findall(record.__doc__ or "")
+    found = FIELD.findall(config_class.__doc__ or "")
     return {name: " ".join(text.split()).replace("`", "") for name, text in found}
 
 

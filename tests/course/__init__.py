@@ -1,1 +1,1 @@
-"""The course: record, handouts, releases, the console of a student, the grader."""
+"""The course: catalog, handouts, releases, the console of a student, the grader."""

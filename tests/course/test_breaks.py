@@ -17,7 +17,7 @@ from m1_single.scheduler import Scheduler
 from m5_overlap import engine as m5_engine
 from m5_overlap.in_flight import StepsInFlight
 from milestones.chain import place
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.exercise import Exercise
 from milestones.course.student import break_it, predict
 from milestones.course.student.break_effect import marked
@@ -31,7 +31,7 @@ from tests.helpers.fake_overlap import HashRunner
 from tests.helpers.mini_course import Say
 from tests.helpers.oracle import greedy
 
-EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
+EXERCISES = [e for name in catalog.taught_engines(ROOT) for e in catalog.load(name)]
 SOURCE = "m2_mini/shelf.py"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.student import check, check_screen, hint, reset, watch
 from milestones.course.student import list as ladder
 from milestones.course.student.progress import load_progress
@@ -188,7 +188,7 @@ def test_a_change_is_seen_once(tmp_path: Path) -> None:
 
 def test_hints_come_one_by_one(tree: Path, say: Say) -> None:
     assert "no hint was shown yet" in say(hint, "m2.1", "--all")[1]
-    for number, text in enumerate(record.find("m2.1", tree).hints, start=1):
+    for number, text in enumerate(catalog.find("m2.1", tree).hints, start=1):
         status, said = say(hint, "m2.1")
         assert status == 0 and f"hint {number} of 3" in said and text in said
     status, said = say(hint, "m2.1")
@@ -253,7 +253,7 @@ def test_reset_of_a_file_that_is_no_python(tree: Path, say: Say) -> None:
 def test_the_reference_cannot_be_reset(tmp_path: Path) -> None:
     root = mini_course.make(tmp_path)
     with pytest.raises(reset.ResetError, match="only one that `release` has made"):
-        reset.reset(record.find("m2.1", root), root)
+        reset.reset(catalog.find("m2.1", root), root)
 
 
 def test_the_lines_are_those_of_the_complete_milestone(tree: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from m1_single import LLMEngine as M1Engine
 from m2_continuous.kv_pool import KVPool
 from m3_paged.triton_ops import split_size
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.student.handout import part
 from tests.conftest import ROOT, build_engine, shared_model
 from tests.exercises import test_m1_1 as m1_1
@@ -212,11 +212,11 @@ def two_retractions(_: pytest.MonkeyPatch) -> None:
     a, b = run(scheduler, "A", 8), run(scheduler, "B", 8)
     run(scheduler, "C", 3)
     scheduler.admission.new_token_ratio = 0.1
-    scheduler.make_room(a)
+    scheduler.retract_for(a)
     assert names(scheduler.waiting) == "C"
     once = scheduler.admission.new_token_ratio
     scheduler.kv_cache.allocate_slots(a, a.num_computed_tokens + 1)
-    scheduler.make_room(b)
+    scheduler.retract_for(b)
     assert names(scheduler.waiting) == "B C" and scheduler.kv_cache.num_free_pages == 2
     assert scheduler.counters.num_retractions == 2
     assert scheduler.admission.new_token_ratio >= once > 0.1
@@ -277,7 +277,7 @@ CLAIMS: dict[str, Claim] = {
     **upper_claims.CLAIMS,
     **elective_claims.CLAIMS,
 }  # fmt: skip
-EXERCISES = {e.id: e for name in record.recorded(ROOT) for e in record.load(name)}
+EXERCISES = {e.id: e for name in catalog.taught_engines(ROOT) for e in catalog.load(name)}
 
 
 def test_every_prediction_is_run() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from common import EMBEDDED_MODEL
 from milestones.chain import short
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.student import measure
 from milestones.course.student.measure import MEASUREMENTS
 from milestones.course.student.measuring import TINY, Row
@@ -63,7 +63,7 @@ def test_times_are_measured(name: str, size: float) -> None:
     assert row[0] == f"{size:g}" and all(float(cell) > 0 for cell in row)
 
 
-@pytest.mark.parametrize("name", record.recorded(ROOT))
+@pytest.mark.parametrize("name", catalog.taught_engines(ROOT))
 def test_every_handout_asks_before_it_measures(name: str) -> None:
     text = handout(name).partition("\n## Measure it\n")[2].partition("\n## ")[0]
     assert text.index("**Predict.**") < text.index("**Measure.**") < text.index("<details>")

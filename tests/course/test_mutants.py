@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from milestones.chain import is_elective
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.testing.runner import Runner
 from milestones.staff.maintain import mutants
 from milestones.staff.maintain.mutants import Fate
@@ -141,5 +141,5 @@ def test_every_mistake_of_the_course_is_caught(runner: Runner) -> None:
     found = list(mutants.fates_of(mutants.choose(None, None), runner))
     assert [(f.mutant.name, f.state, f.words) for f in found if f.state != "killed"] == []
     caught = Counter(fate.mutant.milestone for fate in found)
-    least = {name: 4 if is_elective(name) else 6 for name in record.recorded(ROOT)}
+    least = {name: 4 if is_elective(name) else 6 for name in catalog.taught_engines(ROOT)}
     assert {name: caught[name] for name in least if caught[name] < least[name]} == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milestones.chain import place
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.release.cut import cut
 from milestones.course.release.student_tree import student_files, told
 from milestones.course.testing.results import Run
@@ -22,7 +22,7 @@ class Stages:
     def __init__(self, milestone: str, root: Path) -> None:
         self.milestone = milestone
         self.root = root
-        self.exercises = record.load(milestone, root)
+        self.exercises = catalog.load(milestone, root)
         self.files, _ = student_files(milestone, root)
         self.told = told(milestone, self.exercises, self.files)
         for path in (root / place(milestone)).rglob("*.py"):
@@ -39,7 +39,7 @@ class Stages:
         return into
 
 
-def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> list[str]:
+def problems(exercises: tuple[catalog.Exercise, ...], solved: int, run: Run) -> list[str]:
     """Return the problems in the results of a tree with the first `solved` exercises solved.
 
     A solved exercise must pass. Each test of an unsolved exercise must fail with the error of that
@@ -50,7 +50,7 @@ def problems(exercises: tuple[record.Exercise, ...], solved: int, run: Run) -> l
     for exercise in exercises:
         files = {test.partition("::")[0] for test in exercise.tests}
         results = [r for r in run.results if r.node.partition("::")[0] in files]
-        needed = {exercise.id, *record.closure(exercise, exercises)} - done
+        needed = {exercise.id, *catalog.closure(exercise, exercises)} - done
         if not results:
             found.append(f"{solved} solved: no test of {exercise.id} ran")
         for result in results:
@@ -85,7 +85,7 @@ def prove(milestone: str, root: Path, folder: Path) -> list[str]:
 @pytest.mark.electives
 def test_the_exercises_of_a_milestone(milestone: str, tmp_path: Path) -> None:
     """With solutions 1..k, exercises 1..k pass, and the others fail with their own errors."""
-    if milestone in record.recorded(ROOT):
+    if milestone in catalog.taught_engines(ROOT):
         assert not (wrong := prove(milestone, ROOT, tmp_path)), "\n".join(wrong)
 
 

@@ -10,7 +10,7 @@ from statistics import mean
 import pytest
 
 from milestones.chain import course_place, is_elective
-from milestones.course import record
+from milestones.course import catalog
 from milestones.lab.bench.host_time import MILESTONES, SIZES
 from milestones.lab.bench.workloads import WORKLOADS
 from tests.conftest import ROOT
@@ -138,8 +138,8 @@ def test_points_and_hours_of_the_course_are_those_of_the_exercises(
 ) -> None:
     rows = table((HANDOUTS / "README.md").read_text(encoding="utf-8"), header)
     shown = [(float(row["points"]), float(row["hours"])) for row in rows]
-    wanted = [name for name in record.recorded(ROOT) if is_elective(name) == electives]
-    courses = [record.load(name) for name in wanted]
+    wanted = [name for name in catalog.taught_engines(ROOT) if is_elective(name) == electives]
+    courses = [catalog.load(name) for name in wanted]
     assert shown == [(sum(e.points for e in c), sum(e.hours for e in c)) for c in courses]
 
 

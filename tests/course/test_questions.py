@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.exercise import Exercise
 from milestones.staff.grading import submission
 from milestones.staff.grading.answers import Answers, Questions
@@ -18,7 +18,7 @@ from milestones.staff.grading.limits import Limits
 from tests.conftest import ROOT
 from tests.helpers.deselected import thorough_except
 
-EXERCISES = [e for name in record.recorded(ROOT) for e in record.load(name)]
+EXERCISES = [e for name in catalog.taught_engines(ROOT) for e in catalog.load(name)]
 SEEDS = tuple(range(12))
 FIRST = SEEDS[:3]  # one of them notices most mistakes
 LIMITS = Limits(seconds=120)
@@ -62,7 +62,7 @@ class Trees:
         assert outcome.broken is None and outcome.answers is not None
         return outcome.answers
 
-    def notice(self, mutant: record.Mutant, tree: Path, questions: Questions) -> bool:
+    def notice(self, mutant: catalog.Mutant, tree: Path, questions: Questions) -> bool:
         """Return whether a tree with a mistake has a wrong answer. Ask a few questions first: of a
         mistake that hangs, each question takes its time limit."""
         asked = [(FIRST, SHORT), (SEEDS[len(FIRST) :], SHORT)]
@@ -98,7 +98,7 @@ def test_only_code_without_a_mistake_has_the_right_answers(
     assert unwritten.right == 0
     assert "is yours to write" in unwritten.wrong
     unnoticed = set()
-    mistakes = [m for m in record.mutants(exercise.milestone) if m.exercise == exercise.id]
+    mistakes = [m for m in catalog.mutants(exercise.milestone) if m.exercise == exercise.id]
     for mutant in mistakes:
         tree = shutil.copytree(reference, tmp_path / mutant.name)
         subprocess.run(

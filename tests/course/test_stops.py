@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from milestones.chain import course_place, electives, is_elective, own_name, place, sources
-from milestones.course import delta, record
+from milestones.course import catalog, delta
 from milestones.course.diff import lesson_text
 from milestones.course.diff.choose import choose_stop, stop_of
 from milestones.course.diff.lesson import Lesson, lesson
@@ -253,7 +253,7 @@ def test_the_handout_lists_the_stops(below: str, above: str, count: int) -> None
     for stop in tour.stops:
         links = [
             f"[{exercise.id}](#{exercise.anchor})"
-            for exercise in record.load(above)
+            for exercise in catalog.load(above)
             if all(stop_of(symbol, tour) is stop for symbol in exercise.symbols)
         ]
         title, command = f"{stop.number}. {stop.title}", " ".join(short)
@@ -263,7 +263,7 @@ def test_the_handout_lists_the_stops(below: str, above: str, count: int) -> None
         ))  # fmt: skip
     assert shown == expected, "the table should have\n" + "\n".join(map(" | ".join, expected))
     assert all(row["it teaches"] for row in rows)
-    exercises = {exercise.id for exercise in record.load(above)}
+    exercises = {exercise.id for exercise in catalog.load(above)}
     assert set(re.findall(r"\[(\w+\.\d)\]", str(shown))) == exercises, (
         "an exercise is in several stops"
     )

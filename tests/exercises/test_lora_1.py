@@ -37,7 +37,7 @@ def loaded(slots: AdapterSlots) -> list[tuple[int, str]]:
 def test_the_base_needs_no_slot() -> None:
     slots, adapters = make_slots(1)
     run(slots, adapters["A"])
-    assert slots.has_room(None), "a request without an adapter may always join"
+    assert slots.can_use(None), "a request without an adapter may always join"
     assert slots.use(None) == BASE, "slot 0 is the model without an adapter"
     assert resident(slots) == "", "nothing is loaded for it"
 
@@ -73,7 +73,7 @@ def test_a_request_that_ends_in_this_step_needs_no_slot() -> None:
     slots, adapters = make_slots(1)
     run(slots, adapters["A"], tokens_left=0)
     slots.use(adapters["A"])
-    assert slots.has_room(adapters["B"]), "the request of A takes no part in the next step"
+    assert slots.can_use(adapters["B"]), "the request of A takes no part in the next step"
     assert slots.use(adapters["B"]) == 1, "B gets its slot"
 
 
@@ -81,10 +81,10 @@ def test_how_many_adapters_may_run() -> None:
     slots, adapters = make_slots(2)
     run(slots, adapters["A"])
     run(slots, adapters["A"])
-    assert slots.has_room(adapters["B"]), "two requests use one adapter"
+    assert slots.can_use(adapters["B"]), "two requests use one adapter"
     run(slots, adapters["B"])
-    assert not slots.has_room(adapters["C"]), "both slots are in use"
-    assert slots.has_room(adapters["A"]), "an adapter in use needs no other slot"
+    assert not slots.can_use(adapters["C"]), "both slots are in use"
+    assert slots.can_use(adapters["A"]), "an adapter in use needs no other slot"
 
 
 def test_a_later_load_of_a_slot_replaces_the_earlier_one() -> None:

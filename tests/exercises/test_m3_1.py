@@ -85,7 +85,7 @@ def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
     for computed, expected in ((0, 20), (1, 19), (3, 17), (4, 16), (5, 15), (20, 0)):
         manager.allocate_slots(a, computed)
         a.num_computed_tokens = computed
-        assert manager.room(a) == expected, (
+        assert manager.available_slots(a) == expected, (
             f"the pool has 5 pages of 4; A has computed {computed} tokens and holds "
             f"{len(manager.pages_of(a))} pages: room for {expected} more tokens"
         )
@@ -96,7 +96,7 @@ def test_room_does_not_count_pages_of_others() -> None:
     manager.allocate_slots(a, 5)
     manager.allocate_slots(b, 12)
     a.num_computed_tokens, b.num_computed_tokens = 5, 12
-    got = (manager.room(a), manager.room(b))
+    got = (manager.available_slots(a), manager.available_slots(b))
     assert got == (3, 0), "no page is free; A has 3 unused slots in its last page, B none"
 
 

@@ -1,4 +1,4 @@
-"""m3.4: retraction. `Scheduler.make_room`, `retract` and `send_back`, plain data."""
+"""m3.4: retraction. `Scheduler.retract_for`, `retract` and `send_back`, plain data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_newest_gives_way(why: str) -> None:
         name: run(scheduler, name, length or 6, output=int(length > 0), computed=length)
         for name, length in lengths.items()
     }
-    scheduler.make_room(requests[name])
+    scheduler.retract_for(requests[name])
     queues = names(scheduler.running), names(scheduler.waiting)
     assert queues == (running, waiting), f"{why}; {show(scheduler)}"
     assert scheduler.counters.num_retractions == len(scheduler.waiting), "each is counted"
@@ -43,7 +43,7 @@ def test_a_retracted_request_keeps_its_tokens_and_nothing_else() -> None:
     scheduler = make_scheduler(4)
     a, b = run(scheduler, "A", 8), run(scheduler, "B", 4, output=5)
     tokens = list(b.token_ids)
-    scheduler.make_room(a)
+    scheduler.retract_for(a)
     assert b.token_ids == tokens, "I2: the caller has seen B's 5 output tokens: they must stay"
     assert (b.row, b.num_computed_tokens) == (None, 0), "I3: B has no row and 0 computed tokens"
     assert scheduler.kv_cache.num_free_pages == 2, "I3: B's 2 pages must be free"
@@ -55,7 +55,7 @@ def test_a_retracted_request_waits_before_all_others() -> None:
     a, _ = run(scheduler, "A", 8), run(scheduler, "B", 8)
     wait(scheduler, "X", 3)
     wait(scheduler, "Y", 3)
-    scheduler.make_room(a)
+    scheduler.retract_for(a)
     assert names(scheduler.waiting) == "B X Y", "I5: B came before X and Y, and waits before them"
 
 
@@ -73,7 +73,7 @@ def test_a_retraction_makes_admission_less_hopeful(
     scheduler = make_scheduler(2 * -(-(6 + output) // 4))
     scheduler.admission.new_token_ratio = before
     a, _ = (run(scheduler, name, 7, output=output, max_tokens=max_tokens) for name in "AB")
-    scheduler.make_room(a)
+    scheduler.retract_for(a)
     after = scheduler.admission.new_token_ratio
     assert least <= after <= 1.0, f"it was {before}; {output} of {max_tokens} tokens have come"
 

@@ -182,12 +182,12 @@ def adapters_in_two_slots(_: pytest.MonkeyPatch) -> None:
     lora_1.run(slots, adapters["A"])
     slots.use(adapters["A"])
     slots.use(adapters["B"])
-    assert slots.has_room(adapters["C"]), "B is idle"
+    assert slots.can_use(adapters["C"]), "B is idle"
     slots.use(adapters["C"])
     assert lora_1.resident(slots) == "AC"
     lora_1.run(slots, adapters["C"])
-    assert not slots.has_room(adapters["B"])
-    assert slots.has_room(None)
+    assert not slots.can_use(adapters["B"])
+    assert slots.can_use(None)
 
 
 def rows_of_a_mixed_batch(_: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def largest(shelf: Shelf) -> int:
     return max(shelf.items)
 '''
 
-RECORD = """[[exercise]]
+CATALOG = """[[exercise]]
 id = "m2.1"
 title = "Put it there"
 points = 10
@@ -203,7 +203,7 @@ FILES = {
     "m3_mini/shelf.py": SHELF,
     "milestones/m1_mini/README.md": "# Milestone 1: one thing\n",
     "milestones/m2_mini/README.md": HANDOUT,
-    "milestones/m2_mini/exercises.toml": RECORD,
+    "milestones/m2_mini/exercises.toml": CATALOG,
     "milestones/m2_mini/DELTA.toml": 'below = "m1_mini"\n[changed]\n"shelf.py" = "many things"\n',
     "milestones/m2_mini/mutants/m2.1.patch": MUTANT,
     "milestones/m3_mini/README.md": "# Milestone 3: more\n",
@@ -238,12 +238,12 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 def make_elective(root: Path) -> Path:
     """Write the course with one elective, `extra`, that has the first exercise. Return `root`."""
-    record = RECORD.partition('\n[[exercise]]\nid = "m2.2"')[0].replace("m2.1", "extra.1")
+    catalog = CATALOG.partition('\n[[exercise]]\nid = "m2.2"')[0].replace("m2.1", "extra.1")
     folder = "milestones/electives/extra"
     files = {
         f"{folder}/__init__.py": '"""An elective."""\n',
         f"{folder}/shelf.py": SHELF,
-        f"{folder}/exercises.toml": record.replace("test_m2_1", "test_extra_1"),
+        f"{folder}/exercises.toml": catalog.replace("test_m2_1", "test_extra_1"),
         f"{folder}/README.md": HANDOUT.replace("m2.1", "extra.1"),
         "tests/exercises/test_extra_1.py": TEST_1.replace("m2_mini", "milestones.electives.extra"),
     }

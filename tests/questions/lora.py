@@ -29,12 +29,12 @@ def slots(chance: Random) -> Asked:
         if chance.random() < 0.3:
             about += ", a step is launched"
             yield about, [tuple(load) for load in map(shown, kept.take_loads())]
-        has_room = kept.has_room(adapter)
+        usable = kept.can_use(adapter)
         about += f", {name} arrives"
-        if has_room:
+        if usable:
             run(kept, adapter, tokens_left=chance.choice([0, 1, 5]))
-        used = kept.use(adapter) if has_room else None
-        yield about, [has_room, used, resident(kept), loaded(kept), kept.num_loads]
+        used = kept.use(adapter) if usable else None
+        yield about, [usable, used, resident(kept), loaded(kept), kept.num_loads]
 
 
 def shown(load: Any) -> tuple[int, str]:

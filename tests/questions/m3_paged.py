@@ -33,7 +33,7 @@ def pages(chance: Random) -> Asked:
         now = list(manager.pages_of(request))
         stayed = sum(a == b for a, b in zip(held, now, strict=False))
         owned = [page for row in manager.table.rows for page in row]
-        rooms = [manager.room(r) for r in requests]
+        rooms = [manager.available_slots(r) for r in requests]
         yield (
             f"{request.request_id} of {before} tokens gets {request.num_computed_tokens}, "
             f"page_size={size}",
@@ -119,9 +119,9 @@ def retraction(chance: Random) -> Asked:
         if request.row is None:
             continue
         before = show(scheduler)
-        scheduler.make_room(request)
-        room = None if request.row is None else scheduler.kv_cache.room(request)
-        yield f"make_room({request.request_id}); {before}", [
+        scheduler.retract_for(request)
+        room = None if request.row is None else scheduler.kv_cache.available_slots(request)
+        yield f"retract_for({request.request_id}); {before}", [
             names(scheduler.running), names(scheduler.waiting), scheduler.kv_cache.num_free_pages,
             scheduler.counters.num_retractions, [r.num_computed_tokens for r in requests], room,
         ]  # fmt: skip

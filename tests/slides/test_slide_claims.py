@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from m3_paged.admission import Admission
-from milestones.course import record
+from milestones.course import catalog
 from milestones.course.testing.runner import Runner
 from milestones.staff.maintain import mutants
 from slides import facts
@@ -321,7 +321,7 @@ def test_the_mistake_of_a_deck_gives_its_message(
 ) -> None:
     """A deck quotes the message of a test that a mistake turns red."""
     assert says in text_of(name)
-    found = record.find_mutant(name, mutant)
+    found = catalog.find_mutant(name, mutant)
     tree = mutants.copy(ROOT, tmp_path / "tree")
     with Runner() as runner, mutants.applied(found, tree) as refusal:
         assert refusal is None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from milestones.chain import place
-from milestones.course import record
+from milestones.course import catalog
 from slides import facts
 from slides.figures import forwards_of
 from slides.record_mistakes import M4_MUTANT, SPECULATIVE_MUTANT
@@ -127,7 +127,7 @@ ELECTIVES: Claims = [
     ("Up to the first difference, everything is right", lambda: all(
         step["own"][: step["appended"] - 1] == step["drafts"][: step["appended"] - 1]
         for step in DRAFTS["steps"])),
-    ("Three tests of the exercise find it", lambda: len(record.find("speculative.2").red) == 3),
+    ("Three tests of the exercise find it", lambda: len(catalog.find("speculative.2").red) == 3),
     ("Up to the first wrong draft they are equal", lambda: (
         MISTAKE["right"]["text"]["text"][:12] == MISTAKE["wrong"]["text"]["text"][:12]
         and MISTAKE["right"]["text"]["text"] != MISTAKE["wrong"]["text"]["text"])),
@@ -153,8 +153,8 @@ STRUCTURED: Claims = [
     ("`sample_newest` is called twice", lambda: (
         code("structured_output", "engine").count("self.sample_newest()") == 2)),
     ("One test of the exercise finds it", lambda: (
-        record.find("structured_output.1").mistake == "a_grammar_is_shared"
-        and len(record.find("structured_output.1").red) == 1)),
+        catalog.find("structured_output.1").mistake == "a_grammar_is_shared"
+        and len(catalog.find("structured_output.1").red) == 1)),
 ]  # fmt: skip
 PRIORITIES: Claims = [
     ("`urgent` arrives before step 3", lambda: (
@@ -174,8 +174,8 @@ PRIORITIES: Claims = [
         wait("host_2", "others_p50") - wait("m5", "others_p50") == 3)),
     ("Seven requests were preempted", lambda: wait("host_2", "preempted") == 7),
     ("Two tests of the exercise find it", lambda: (
-        record.find("priority.1").mistake == "a_source_is_dropped"
-        and len(record.find("priority.1").red) == 2)),
+        catalog.find("priority.1").mistake == "a_source_is_dropped"
+        and len(catalog.find("priority.1").red) == 2)),
 ]  # fmt: skip
 HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
@@ -191,8 +191,8 @@ HYBRID: Claims = [
     ("the third prompt resumes there", lambda: (
         STATES["prompt"] - STATES["computed"]["third"] == STATES["stem"] // 8 * 8)),
     ("Four tests of the exercise find it", lambda: (
-        record.find("hybrid_memory.2").mistake == "only_the_last_page_is_asked_for"
-        and len(record.find("hybrid_memory.2").red) == 4)),
+        catalog.find("hybrid_memory.2").mistake == "only_the_last_page_is_asked_for"
+        and len(catalog.find("hybrid_memory.2").red) == 4)),
 ]  # fmt: skip
 EMBEDDINGS: Claims = [
     ("`MEAN` arrives before step 2", lambda: (
@@ -214,8 +214,8 @@ EMBEDDINGS: Claims = [
     ("no vectors, any budget", lambda: (
         {row["gap_tokens_p50"] for row in BESIDE["rows"] if not row["vectors"]} == {8})),
     ("One test of the exercise finds it. A test that sends each text once", lambda: (
-        record.find("embedding.2").mistake == "a_mean_uses_cached_pages"
-        and len(record.find("embedding.2").red) == 1)),
+        catalog.find("embedding.2").mistake == "a_mean_uses_cached_pages"
+        and len(catalog.find("embedding.2").red) == 1)),
 ]  # fmt: skip
 LORA: Claims = [
     ("In step 2, C has no slot and waits", lambda: ADAPTERS["steps"][1]["waiting"] == ["r3"]),
@@ -228,8 +228,8 @@ LORA: Claims = [
         [load for step in ADAPTERS["steps"][1:] for load in step["loads"]] == ["C to 2"])),
     ("**Four**: A and B for each of two slots. Rows **1, 2 and 5**.", lambda: is_run("lora.2")),
     ("One test of the exercise finds it: rows of several", lambda: (
-        record.find("lora.2").mistake == "neighbours_share_an_adapter"
-        and len(record.find("lora.2").red) == 1)),
+        catalog.find("lora.2").mistake == "neighbours_share_an_adapter"
+        and len(catalog.find("lora.2").red) == 1)),
 ]  # fmt: skip
 M4_CASE: Claims = [
     ("# The case: B is wrong after a reset of the cache", lambda: (
@@ -257,7 +257,7 @@ CLAIMS = {
 
 
 def killer(engine: str, name: str) -> str:
-    return record.find_mutant(engine, name).killed_by.rpartition("::")[2]
+    return catalog.find_mutant(engine, name).killed_by.rpartition("::")[2]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """`release m3 DIR`: write a student's tree for a milestone, with the solutions cut out.
 
-Exit status: 0 the tree was written; 1 it could not be (DIR is not empty, or a record is wrong).
+Exit status: 0 the tree was written; 1 it could not be (DIR is not empty, or a catalog is wrong).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ...chain import course_place, find_engine, package, place
+from ..catalog import load
 from ..delta import ROOT, tomllib
 from ..exercise import Exercise
-from ..record import load
 from ..student.check_screen import INVARIANTS
 from ..student.list import lesson
 from .cut import Cut

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...chain import place
+from ..catalog import CatalogError
 from ..exercise import Exercise
-from ..record import RecordError
 from .imports import names_wanted, without_unused_imports
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -81,7 +81,7 @@ def without_body(source: str, symbol: str, parts: tuple[str, str], path: str = "
     """Replace the body of a function or method in a source by a `NotImplementedError`."""
     nodes = [node for name, node in functions(ast.parse(source)) if name == symbol]
     if not nodes:
-        raise RecordError(f"{path} has no function {symbol}")
+        raise CatalogError(f"{path} has no function {symbol}")
     lines = source.splitlines()
     for node in reversed(nodes):
         span, indent = body_span(node, lines), " " * (node.col_offset + 4)

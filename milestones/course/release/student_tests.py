@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ...chain import is_elective
-from ..record import RecordError, load, recorded
+from ..catalog import CatalogError, load, taught_engines
 from .cut import span_of, tidy
 from .imports import without_unused_imports
 
@@ -22,7 +22,7 @@ NOT_FOR_STUDENTS = ("displays/test_player.py", "helpers/browser.py", "helpers/se
 def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[str, bytes]:
     """Return the files of `tests/` for a tree with these milestones, by path from the root.
 
-    Raises `RecordError` if a graded test would not be among them.
+    Raises `CatalogError` if a graded test would not be among them.
     """
     found: dict[str, str] = {}
     tests = root / "tests"
@@ -35,7 +35,7 @@ def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[st
                 found[f"tests/{name}"] = source
     graded = {
         test.partition("::")[0]
-        for name in recorded(root) if name in milestones
+        for name in taught_engines(root) if name in milestones
         for exercise in load(name, root) for test in exercise.tests
     }  # fmt: skip
     for path in sorted((tests / "exercises").rglob("*.py")):
@@ -47,7 +47,7 @@ def chosen_tests(root: Path, milestones: list[str], absent: set[str]) -> dict[st
         found[conftest] = re.sub(naming(absent), milestones[-1], found[conftest])
     chosen = _closed(found, absent)
     if lost := sorted(graded - chosen.keys()):
-        raise RecordError(f"{lost} name one of {sorted(absent)}, or import tests that do")
+        raise CatalogError(f"{lost} name one of {sorted(absent)}, or import tests that do")
     return {name: source.encode() for name, source in chosen.items()}
 
 

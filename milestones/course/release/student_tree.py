@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...chain import below, chain, course_place, electives, engines, milestones, place, short
+from ..catalog import load
 from ..exercise import Exercise
-from ..record import load
 from ..student.list import size_of
 from .cut import Cut, cut
 from .student_tests import chosen_tests, naming

@@ -4,7 +4,7 @@ In the complete code base, the mistake is a patch, which is applied to a copy. I
 you make the mistake yourself: the command waits until you save it, runs the tests, and puts your
 files back. It then shows all tests that fail, and the answers of a few requests that change.
 
-Exit status: 0 the mistake does what the record says; 1 it does something else; 2 it could not be
+Exit status: 0 the mistake does what the catalog says; 1 it does something else; 2 it could not be
 tried.
 """
 
@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from ...chain import course_place, place
+from ..catalog import CatalogError, find, find_mutant
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, find, find_mutant
 from ..testing.runner import Runner, RunnerError
 from .break_effect import Effect, show_effect
 from .handout import part
@@ -41,7 +41,7 @@ class BreakError(Exception):
     """The mistake could not be tried. The message says why."""
 
 
-REFUSALS = (RecordError, RunnerError, BreakError)
+REFUSALS = (CatalogError, RunnerError, BreakError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,7 +161,7 @@ def answers_of(exercise: Exercise, tree: Path, runner: Runner) -> dict[str, Any]
 
 
 def compared(console: Console, exercise: Exercise, effect: Effect) -> bool:
-    """Print how the effect differs from the record. Return whether it is the same."""
+    """Print how the effect differs from the catalog. Return whether it is the same."""
     missing = [name for name in exercise.red if name not in effect.red]
     more = [name for name in effect.red if name not in exercise.red]
     for names, said in ((missing, "should fail, and pass"), (more, "fail, and should pass")):

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.status import Status
 
 from ...chain import course_place, find_engine, is_elective, place
+from ..catalog import CatalogError, find, load, taught_engines
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, find, load, recorded
 from ..release.cut import still_cut
 from ..testing.results import Result
 from ..testing.runner import SECONDS, Runner, RunnerError
@@ -63,9 +63,9 @@ def chosen(target: str | None, root: Path) -> tuple[Exercise, ...]:
 
 def own_milestone(root: Path) -> str:
     """Return the milestone of a student's tree, or else the highest milestone with exercises."""
-    names = recorded(root)
+    names = taught_engines(root)
     if not names:
-        raise RecordError("no milestone of this tree has exercises")
+        raise CatalogError("no milestone of this tree has exercises")
     started = [name for name in names if (root / course_place(name) / "start").is_dir()]
     return (started or [name for name in names if not is_elective(name)] or names)[-1]
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from ..catalog import CatalogError, find
 from ..delta import ROOT
-from ..record import RecordError, find
 from .progress import load_progress, save_progress
 
 EXAMPLE = "python -m milestones hint m3.2"
-REFUSALS = (RecordError,)
+REFUSALS = (CatalogError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,15 +22,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ...chain import below, chain, course_place, engines, own_name, place, sources
+from ..catalog import CatalogError, load, taught_engines
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, load, recorded
 from ..release.cut import still_cut
 from .check_screen import STYLES
 from .progress import Progress, load_progress
 
 EXAMPLE = "python -m milestones list"
-REFUSALS = (RecordError,)
+REFUSALS = (CatalogError,)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console = Console()
     names, progress = engines(root), load_progress(root)
     started = [name for name in names if (root / course_place(name) / "start").is_dir()]
-    exercises = {name: load(name, root, strict=False) for name in recorded(root)}
+    exercises = {name: load(name, root, strict=False) for name in taught_engines(root)}
     table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
     table.add_column("milestone and lesson", overflow="fold", ratio=1)
     for column in ("lines", "added", "changed", "points"):

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from ...chain import is_elective, short
+from ..catalog import CatalogError, find, load
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, find, load
 from .handout import part
 
 EXAMPLE = "python -m milestones predict m3.2"
-REFUSALS = (RecordError,)
+REFUSALS = (CatalogError,)
 FILE = "ANSWERS.md"
 PARTS = ("Prediction", "Break it", "Checkpoint")
 
@@ -39,7 +39,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     exercise = find(args.exercise, root)
     question, answer = part("Predict", exercise, root)
     if not question:
-        raise RecordError(f"the handout has no prediction for {exercise.id}")
+        raise CatalogError(f"the handout has no prediction for {exercise.id}")
     console.print(Markdown(f"**{exercise.id}, Predict.** {question}"))
     path = root / FILE
     exercises = load(exercise.milestone, root, strict=False)

@@ -15,9 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from ...chain import place
+from ..catalog import CatalogError, find
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..record import RecordError, find
 from ..release.cut import body_span, functions, span_of
 from .progress import note_result
 
@@ -28,7 +28,7 @@ class ResetError(Exception):
     """The exercise cannot be reset. The message says why. Nothing was changed."""
 
 
-REFUSALS = (RecordError, ResetError)
+REFUSALS = (CatalogError, ResetError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -132,7 +132,7 @@ class HybridKVCacheManager(KVCacheManager):
         """Return how many pages the next token of each request needs: one of each group."""
         return super().num_new_pages(requests) * self.allocator.pages_per_block
 
-    def room(self, request: Request) -> int:
+    def available_slots(self, request: Request) -> int:
         """Return how many tokens a request could compute now, in its own and in free pages."""
         blocks = len(self.pages_of(request))
         blocks += self.num_free_pages // self.allocator.pages_per_block

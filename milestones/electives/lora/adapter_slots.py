@@ -37,7 +37,7 @@ class AdapterSlots:
         """
         return {r.adapter for r in continuing(self.running) if r.adapter is not None}
 
-    def has_room(self, adapter: Adapter | None) -> bool:
+    def can_use(self, adapter: Adapter | None) -> bool:
         """Return whether a request with this adapter may join the running ones."""
         if adapter is None:
             return True

@@ -40,7 +40,7 @@ class Scheduler(M5Scheduler):
         for request in self.policy.order(self.waiting):
             if self.admission.waits_for_prefix(request, self.running):
                 continue
-            if not self.slots.has_room(request.adapter):
+            if not self.slots.can_use(request.adapter):
                 if self.policy.is_due(request):
                     break  # I5: no request behind it joins, so that a slot becomes free
                 continue  # the lesson: a request with an adapter in use, or none, may overtake

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import re
 import shlex
 import signal
@@ -26,6 +25,7 @@ from rich.console import Console
 
 from common.displays.demo import machine
 
+from ... import recording
 from ...chain import ROOT
 from ...console import wide_console
 from ...extras import missing
@@ -104,7 +104,7 @@ def _write(args: argparse.Namespace, model: str, runs: dict[str, list[Row]]) -> 
         figures = {name: [asdict(row) for row in rows] for name, rows in runs.items()}
         found = {"engines": figures} if args.engines else {"rows": figures[args.url]}
         document = {"machine": machine(), "model": model, **found}
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        recording.write(args.json, document)
     if args.svg:
         args.svg.write_text(chart(runs, f"{model}, {machine()}"), encoding="utf-8")
 

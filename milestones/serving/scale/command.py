@@ -10,13 +10,13 @@ missing packages.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from ... import recording
 from ...console import wide_console
 from ...extras import missing
 from . import ranks
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     """Run what the command line asks for."""
     console = wide_console()
     if args.what == "steps":
-        MEASURED.write_text(json.dumps(measured_steps(), indent=1) + "\n", encoding="utf-8")
+        recording.write(MEASURED, measured_steps())
         return 0
     if args.what == "page":
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         found = (real.measure if args.what == "measure" else real.kill)(args, console)
         is_wrong = not real.ENDS.issuperset(found.get("streams", ()))
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        recording.write(args.json, found)
     return 1 if is_wrong else 0
 
 

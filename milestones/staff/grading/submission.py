@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ... import chain
-from ...course import record
+from ...course import catalog
 from ...course.exercise import Exercise
 from ...course.release.student_tree import student_files
 from .upload import NOT_LOOKED_AT, Upload, places_of, readable
@@ -76,11 +76,11 @@ class Course:
 
 def prepare(milestone: str, root: Path, target: Path, hidden: Path | None = None) -> Course:
     """Write the templates below `target`. Raises `ValueError` that says what is wrong."""
-    exercises = record.load(milestone, root)
+    exercises = catalog.load(milestone, root)
     files, _ = student_files(milestone, root)
     template = target / "template"
     for file, data in files.items():
-        if not file.startswith("milestones/") or file.endswith(".py"):  # no record, no hints
+        if not file.startswith("milestones/") or file.endswith(".py"):  # no catalog, no hints
             (template / file).parent.mkdir(parents=True, exist_ok=True)
             (template / file).write_bytes(data)
     tests = {test.partition("::")[0] for exercise in exercises for test in exercise.tests}

@@ -10,8 +10,8 @@ import re
 import textwrap
 
 from ...chain import ROOT, course_place
+from ...course.catalog import load, taught_engines
 from ...course.exercise import Exercise
-from ...course.record import load, recorded
 
 WIDTH = 110  # columns of the generated paragraphs
 HINTS = ("First", "Second", "Third")
@@ -19,7 +19,7 @@ UP_TO = r"(?s:(?!\n## ).)*?"  # any text within a section
 
 
 def refreshed(handout: str, exercises: tuple[Exercise, ...]) -> str:
-    """Return a handout with the exercises' table, headings and hints as the record has them.
+    """Return a handout with the exercises' table, headings and hints as the catalog has them.
 
     Raises `ValueError` if the handout has no place for the part of an exercise.
     """
@@ -81,7 +81,7 @@ def _filled(text: str) -> str:
 
 def main() -> None:
     """Write the parts into all handouts."""
-    for milestone in recorded():
+    for milestone in taught_engines():
         path = ROOT / course_place(milestone) / "README.md"
         text = refreshed(path.read_text(encoding="utf-8"), load(milestone))
         path.write_text(text, encoding="utf-8")

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from ...chain import course_place, find_engine, milestones, place
 from ...console import wide_console
-from ...course import record
+from ...course import catalog
 from ...course.delta import ROOT
 from ...course.exercise import Mutant
 from ...course.testing.results import Run
@@ -89,13 +89,13 @@ def main(args: argparse.Namespace) -> int:
 def choose(milestone: str | None, exercise: str | None, root: Path = ROOT) -> list[Mutant]:
     """Return the chosen mutants. Raises `ValueError` for unknown names."""
     if exercise:
-        owner = record.find(exercise, root).milestone
+        owner = catalog.find(exercise, root).milestone
         if milestone and find_engine(milestone, root) != owner:
             raise ValueError(f"{exercise} is an exercise of {owner}, not of {milestone}")
         names = [owner]
     else:
-        names = [find_engine(milestone, root)] if milestone else record.recorded(root)
-    found = [mutant for name in names for mutant in record.mutants(name, root)]
+        names = [find_engine(milestone, root)] if milestone else catalog.taught_engines(root)
+    found = [mutant for name in names for mutant in catalog.mutants(name, root)]
     return [mutant for mutant in found if exercise in (None, mutant.exercise)]
 
 

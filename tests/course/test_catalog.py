@@ -1,4 +1,4 @@
-"""The record of the exercises: an error in it is reported with file and entry."""
+"""The catalog of the exercises: an error in it is reported with file and entry."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from pathlib import Path
 import pytest
 
 from milestones.chain import course_place, find_engine
-from milestones.course import record
+from milestones.course import catalog
 from milestones.staff.maintain.handouts import refreshed
 from tests.conftest import ROOT
 from tests.helpers import mini_course
 
-RECORD = "milestones/m2_mini/exercises.toml"
+CATALOG = "milestones/m2_mini/exercises.toml"
 
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Callable[[str, str], str]:
-    """`broken(old, new)` returns the error of `load` after one replacement in the small record."""
+    """`broken(old, new)` returns the error of `load` after one replacement in the small catalog."""
     mini_course.make(tmp_path)
 
     def message(old: str, new: str) -> str:
-        assert old in mini_course.RECORD
-        text = mini_course.RECORD.replace(old, new)
-        (tmp_path / RECORD).write_text(text)
-        with pytest.raises(record.RecordError) as caught:
-            record.load("m2_mini", tmp_path)
+        assert old in mini_course.CATALOG
+        text = mini_course.CATALOG.replace(old, new)
+        (tmp_path / CATALOG).write_text(text)
+        with pytest.raises(catalog.CatalogError) as caught:
+            catalog.load("m2_mini", tmp_path)
         return str(caught.value)
 
     return message
 
 
 def test_a_record_is_read(tmp_path: Path) -> None:
-    first, second = record.load("m2_mini", mini_course.make(tmp_path))
+    first, second = catalog.load("m2_mini", mini_course.make(tmp_path))
     assert (first.id, first.points, first.hours, first.requires) == ("m2.1", 10, 0.5, ())
     assert second.requires == ("m2.1",)
     assert second.section == "milestones/m2_mini/README.md#m22-count-them-all"
     assert second.sources == ("m2_mini/shelf.py",)
-    assert record.closure(second, (first, second)) == {"m2.1"}
-    assert record.find("m2.2", tmp_path) == second
+    assert catalog.closure(second, (first, second)) == {"m2.1"}
+    assert catalog.find("m2.2", tmp_path) == second
     assert find_engine("m2", tmp_path) == "m2_mini"
-    assert record.recorded(tmp_path) == ["m2_mini"]
+    assert catalog.taught_engines(tmp_path) == ["m2_mini"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_error_names_file_and_entry(
     broken: Callable[[str, str], str], old: str, new: str, said: str
 ) -> None:
     message = broken(old, new)
-    assert message.startswith(f"{RECORD}: m2.") and said in message
+    assert message.startswith(f"{CATALOG}: m2.") and said in message
 
 
 def test_everything_wrong_is_said_at_once(broken: Callable[[str, str], str]) -> None:
@@ -83,23 +83,23 @@ def test_everything_wrong_is_said_at_once(broken: Callable[[str, str], str]) -> 
 
 
 def test_a_file_that_is_no_toml_is_named(broken: Callable[[str, str], str]) -> None:
-    assert broken("points = 5", "points =").startswith(f"{RECORD}: ")
+    assert broken("points = 5", "points =").startswith(f"{CATALOG}: ")
     assert "unknown tables ['exercises']" in broken("[[exercise]]", "[[exercises]]")
 
 
 def test_what_there_is_is_listed(tmp_path: Path) -> None:
     mini_course.make(tmp_path)
     for name, said in (("m2.3", "m2_mini has m2.1, m2.2"), ("m9.1", "with exercises: m2_mini")):
-        with pytest.raises(record.RecordError, match=said):
-            record.find(name, tmp_path)
+        with pytest.raises(catalog.CatalogError, match=said):
+            catalog.find(name, tmp_path)
     with pytest.raises(ValueError, match="there are m1_mini, m2_mini"):
         find_engine("m9", tmp_path)
-    with pytest.raises(record.RecordError, match="m1_mini has no exercises"):
-        record.load("m1_mini", tmp_path)
+    with pytest.raises(catalog.CatalogError, match="m1_mini has no exercises"):
+        catalog.load("m1_mini", tmp_path)
 
 
 def test_a_mutant_is_read(tmp_path: Path) -> None:
-    (mutant,) = record.mutants("m2_mini", mini_course.make(tmp_path))
+    (mutant,) = catalog.mutants("m2_mini", mini_course.make(tmp_path))
     assert (mutant.name, mutant.exercise) == ("one_too_many", "m2.1")
     assert mutant.killed_by.endswith("::test_a_full_shelf_refuses")
     assert mutant.patch.startswith("--- a/m2_mini/shelf.py\n+++ b/")
@@ -125,33 +125,33 @@ def test_a_bad_mutant_is_refused(tmp_path: Path, old: str, new: str, line: int, 
     path = mini_course.make(tmp_path) / "milestones/m2_mini/mutants/m2.1.patch"
     assert old in mini_course.MUTANT
     path.write_text(mini_course.MUTANT.replace(old, new))
-    with pytest.raises(record.RecordError) as caught:
-        record.mutants("m2_mini", tmp_path)
+    with pytest.raises(catalog.CatalogError) as caught:
+        catalog.mutants("m2_mini", tmp_path)
     assert f"m2.1.patch:{line}: " in str(caught.value) and said in str(caught.value)
 
 
 def test_a_file_of_mutants_is_named_after_an_exercise(tmp_path: Path) -> None:
     path = mini_course.make(tmp_path) / "milestones/m2_mini/mutants/m2.1.patch"
     path.rename(path.with_name("m2.9.patch"))
-    with pytest.raises(record.RecordError, match=r"m2\.9\.patch:1: .* no such exercise"):
-        record.mutants("m2_mini", tmp_path)
-    with pytest.raises(record.RecordError, match="m1_single has no mutant two_too_many"):
-        record.find_mutant("m1_single", "two_too_many")
+    with pytest.raises(catalog.CatalogError, match=r"m2\.9\.patch:1: .* no such exercise"):
+        catalog.mutants("m2_mini", tmp_path)
+    with pytest.raises(catalog.CatalogError, match="m1_single has no mutant two_too_many"):
+        catalog.find_mutant("m1_single", "two_too_many")
 
 
 def test_the_records_of_the_milestones() -> None:
-    """Each real record is valid, and each exercise has mutants."""
-    for milestone in record.recorded(ROOT):
-        exercises = record.load(milestone)
-        mutants = record.mutants(milestone)
+    """Each real catalog is valid, and each exercise has mutants."""
+    for milestone in catalog.taught_engines(ROOT):
+        exercises = catalog.load(milestone)
+        mutants = catalog.mutants(milestone)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
 
 
-@pytest.mark.parametrize("name", record.recorded(ROOT))
+@pytest.mark.parametrize("name", catalog.taught_engines(ROOT))
 def test_a_handout_has_what_the_record_has(name: str) -> None:
     """Titles, points, hours, summaries and hints: `exercises.toml` is their only source."""
     handout = (ROOT / course_place(name) / "README.md").read_text(encoding="utf-8")
-    assert refreshed(handout, record.load(name)) == handout, (
+    assert refreshed(handout, catalog.load(name)) == handout, (
         "write it again: python -m milestones.staff.maintain.handouts"
     )
 
@@ -159,7 +159,7 @@ def test_a_handout_has_what_the_record_has(name: str) -> None:
 def test_parts_of_a_handout_are_written() -> None:
     """What is old is replaced, the rest stays, and no line of a hint begins a list."""
     exercise = replace(
-        record.find("m2.2"), title="New", requires=(), summary="Join.", symbols=("a.py:A.b",),
+        catalog.find("m2.2"), title="New", requires=(), summary="Join.", symbols=("a.py:A.b",),
         hints=("One.", f"{'x' * 105} - 1 - y", "`a` and\n`b`"),
     )  # fmt: skip
     run = "**Run.** `python -m milestones check m2.2`. Then\nwait.\n\n"

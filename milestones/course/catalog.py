@@ -1,6 +1,6 @@
-"""Read `exercises.toml`, the record of a milestone's exercises. All other parts are made from it.
+"""Read `exercises.toml`, the catalog of a milestone's exercises. All other parts are made from it.
 
-`load("m1_single")` reads and checks the record. `mutants("m1_single")` reads the mistakes that its
+`load("m1_single")` reads and checks it. `mutants("m1_single")` reads the mistakes that its
 tests must catch. Errors name file and entry, and all errors are reported together.
 """
 
@@ -12,41 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from ..chain import ROOT, course_place, engines, place, short
+from .catalog_checks import missing_test, problems_of_links, problems_of_table
 from .delta import tomllib
 from .exercise import Exercise, Mutant
-from .record_checks import missing_test, problems_of_links, problems_of_table
 
 HEADERS = ("Mutant", "Mistake", "Killed-by")
 
 
-class RecordError(ValueError):
-    """The record is wrong. The message has a line for each problem."""
+class CatalogError(ValueError):
+    """The catalog is wrong. The message has a line for each problem."""
 
 
-def recorded(root: Path = ROOT) -> list[str]:
+def taught_engines(root: Path = ROOT) -> list[str]:
     """Return the engines of a tree that have exercises."""
     return [name for name in engines(root) if path_of(name, root).exists()]
 
 
 def path_of(milestone: str, root: Path = ROOT) -> Path:
-    """Return the file of a milestone's record."""
+    """Return the file of a milestone's catalog."""
     return root / course_place(milestone) / "exercises.toml"
 
 
 def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exercise, ...]:
-    """Return the exercises of a milestone, in order. Raises `RecordError` with file and entry.
+    """Return the exercises of a milestone, in order. Raises `CatalogError` with file and entry.
 
-    Without `strict`, the files that the record names are not checked: in a student's tree a
+    Without `strict`, the files that it names are not checked: in a student's tree a
     function may be missing, and a file may have a syntax error for a while.
     """
     path = path_of(milestone, root)
     name = path.relative_to(root)
     if not path.exists():
-        raise RecordError(f"{name}: there is no such file; {milestone} has no exercises")
+        raise CatalogError(f"{name}: there is no such file; {milestone} has no exercises")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise RecordError(f"{name}: {error}") from error
+        raise CatalogError(f"{name}: {error}") from error
     problems = []
     tables = document.get("exercise", [])
     if unknown := sorted(document.keys() - {"exercise"}):
@@ -61,23 +61,23 @@ def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exe
     exercises = () if problems else tuple(_exercise(milestone, table) for table in tables)
     problems += problems_of_links(exercises, root if strict else None)
     if problems:
-        raise RecordError("\n".join(f"{name}: {problem}" for problem in problems))
+        raise CatalogError("\n".join(f"{name}: {problem}" for problem in problems))
     return exercises
 
 
 def find(name: str, root: Path = ROOT) -> Exercise:
-    """Return the exercise with an id. Raises `RecordError` that lists the existing ids."""
+    """Return the exercise with an id. Raises `CatalogError` that lists the existing ids."""
     owner, _, number = name.partition(".")
-    for milestone in recorded(root):
+    for milestone in taught_engines(root):
         if number and owner == short(milestone):
             exercises = load(milestone, root, strict=False)
             for exercise in exercises:
                 if exercise.id == name:
                     return exercise
             there = ", ".join(exercise.id for exercise in exercises)
-            raise RecordError(f"there is no exercise {name}; {milestone} has {there}")
-    there = ", ".join(recorded(root)) or "none"
-    raise RecordError(f"there is no exercise {name!r}; the milestones with exercises: {there}")
+            raise CatalogError(f"there is no exercise {name}; {milestone} has {there}")
+    there = ", ".join(taught_engines(root)) or "none"
+    raise CatalogError(f"there is no exercise {name!r}; the milestones with exercises: {there}")
 
 
 def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[str]:
@@ -93,7 +93,7 @@ def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[st
 
 
 def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
-    """Return the mutants of a milestone. Raises `RecordError` that names file, line and header."""
+    """Return the mutants of a milestone. Raises `CatalogError` that names file, line and header."""
     by_id = {exercise.id: exercise for exercise in load(milestone, root)}
     found: dict[str, Mutant] = {}
     errors = []
@@ -105,16 +105,16 @@ def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
                 wrong.append((1, f"there is another mutant {mutant.name}"))
             errors += [f"{path.relative_to(root)}:{first + n}: {what}" for n, what in wrong]
     if errors:
-        raise RecordError("\n".join(errors))
+        raise CatalogError("\n".join(errors))
     return tuple(found.values())
 
 
 def find_mutant(milestone: str, name: str, root: Path = ROOT) -> Mutant:
-    """Return the mutant of a milestone with a name. Raises `RecordError` if there is none."""
+    """Return the mutant of a milestone with a name. Raises `CatalogError` if there is none."""
     for mutant in mutants(milestone, root):
         if mutant.name == name:
             return mutant
-    raise RecordError(f"{milestone} has no mutant {name}")
+    raise CatalogError(f"{milestone} has no mutant {name}")
 
 
 def _exercise(milestone: str, table: dict[str, Any]) -> Exercise:

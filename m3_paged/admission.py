@@ -16,6 +16,9 @@ INITIAL_NEW_TOKEN_RATIO = 0.7  # the share of its remaining tokens that a reques
 MIN_NEW_TOKEN_RATIO = 0.1
 RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600  # per step
 RETRACTION_HEADROOM = 20  # tokens that each running request should get before the next retraction
+CLIP_MAX_NEW_TOKENS = (
+    4096  # a request with a generous `max_tokens` must not keep all others waiting
+)
 
 
 class Admission:
@@ -44,8 +47,13 @@ class Admission:
 
     def expected_pages(self, request: Request) -> int:
         """Return the number of pages that a request is expected to hold when it finishes."""
-        future = int(self.new_token_ratio * (request.max_num_tokens - request.num_tokens))
+        allowed = min(request.max_num_tokens - request.num_tokens, CLIP_MAX_NEW_TOKENS)
+        future = int(self.new_token_ratio * allowed)
         return self.kv_cache.pages_for(request.num_tokens + future)
+
+    def reset(self) -> None:
+        """Forget what was learned: the engine is idle, and the next requests may be different."""
+        self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
 
     def expect_less(self) -> None:
         """Lower the ratio a little. It falls as long as no request is retracted."""

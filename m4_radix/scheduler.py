@@ -109,6 +109,8 @@ class Scheduler:
         else:
             self.running.remove(request)
             self.kv_cache.free(request)
+        if not self.waiting and not self.running:
+            self.admission.reset()
 
     def retract_for(self, request: Request) -> None:
         """Retract the newest requests until `request` can compute a token.

@@ -20,6 +20,10 @@ INITIAL_NEW_TOKEN_RATIO = 0.7  # the share of its remaining tokens that a reques
 MIN_NEW_TOKEN_RATIO = 0.1
 RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600  # per step
 RETRACTION_HEADROOM = 20  # tokens that each running request should get before the next retraction
+CLIP_MAX_NEW_TOKENS = (
+    4096  # a request with a generous `max_tokens` must not keep all others waiting
+)
+LEAST_SHARED_PAGES = 2  # for less, a request does not wait a step
 
 
 class Admission:
@@ -56,12 +60,13 @@ class Admission:
         return missing <= self.kv_cache.num_free_pages
 
     def waits_for_prefix(self, request: Request, running: list[Request]) -> bool:
-        """Return whether a running request computes the next page of this request's prefix.
+        """Return whether a running request computes the next pages of this request's prefix.
 
-        Then the request waits until that page is cached, instead of computing it a second time
+        Then the request waits until they are cached, instead of computing them a second time
         (in-batch prefix sharing).
         """
-        end = (self.kv_cache.find_prefix(request).num_pages + 1) * self.kv_cache.page_size
+        num_pages = self.kv_cache.find_prefix(request).num_pages + LEAST_SHARED_PAGES
+        end = num_pages * self.kv_cache.page_size
         if end >= request.num_tokens or self.policy.is_due(request):
             return False
         key = self.kv_cache.cache_key(request, end)
@@ -87,8 +92,13 @@ class Admission:
 
     def expected_pages(self, request: Request) -> int:
         """Return the number of pages that a request is expected to hold when it finishes."""
-        future = int(self.new_token_ratio * (request.max_num_tokens - request.num_tokens))
+        allowed = min(request.max_num_tokens - request.num_tokens, CLIP_MAX_NEW_TOKENS)
+        future = int(self.new_token_ratio * allowed)
         return self.kv_cache.pages_for(request.num_tokens + future)
+
+    def reset(self) -> None:
+        """Forget what was learned: the engine is idle, and the next requests may be different."""
+        self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
 
     def expect_less(self) -> None:
         """Lower the ratio a little. It falls as long as no request is retracted."""

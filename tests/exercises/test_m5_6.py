@@ -113,6 +113,15 @@ def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
     assert not scheduler.needs_result(), "no page is free, but a cached page can be evicted"
 
 
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_two_prefills_overlap_unless_the_configuration_forbids_it(is_disabled: bool) -> None:
+    scheduler = scheduler_of(num_pages=20, disable_consecutive_prefill_overlap=is_disabled)
+    in_flight(scheduler, [1, 2, 3])
+    assert not scheduler.needs_result(), "no prompt waits: step N+1 is a decode step"
+    scheduler.add_request(make_request("next", [7, 8, 9]))
+    assert scheduler.needs_result() == is_disabled, "step N computes a prompt, and N+1 the next one"
+
+
 def test_a_prefix_in_flight_is_worth_waiting_for() -> None:
     scheduler = scheduler_of(num_pages=20)
     in_flight(scheduler, [1, 2, 3, 4, 5])

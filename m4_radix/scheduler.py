@@ -125,7 +125,7 @@ class Scheduler:
 
         vLLM calls this preemption by recomputation.
         """
-        self.admission.expect_more(self.running)
+        self.admission.expect_more(request, self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 

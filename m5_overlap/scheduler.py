@@ -171,7 +171,7 @@ class Scheduler:
         assert not self.in_flight.batches, (
             f"cannot retract {request} while a step that computes it is in flight"
         )
-        self.admission.expect_more(self.running)
+        self.admission.expect_more(request, self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 

@@ -121,6 +121,12 @@ def test_a_model_that_is_not_there(milestone: str, demo_here: DemoHere) -> None:
     assert code == "model '/nowhere/model.gguf' does not exist"
 
 
+@pytest.mark.before("m3_paged")
+def test_only_pages_can_be_retracted(milestone: str, demo_here: DemoHere) -> None:
+    code, _, _ = demo_here(milestone, "--model", "tiny-llama", "--retract-every", "5")
+    assert "--retract-every needs" in str(code)
+
+
 @pytest.mark.before("m2_continuous")
 def test_what_the_first_milestone_shows(milestone: str) -> None:
     assert_facts(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from common.tracing.data import State, TraceData
+from common.tracing.forced_retractions import force_retractions
 from common.tracing.live import LiveTrace
-from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, shared_model
 from tests.displays.test_trace import CONFIG, add_all
 from tests.helpers.oracle import drain, greedy

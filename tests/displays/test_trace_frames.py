@@ -11,8 +11,8 @@ import pytest
 
 from common.tracing.chrome import chrome_trace
 from common.tracing.data import State, TraceData
+from common.tracing.forced_retractions import force_retractions
 from common.tracing.trace import Trace
-from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory
 from tests.displays.test_trace import CONFIG, add_all, traced_run
 from tests.helpers.oracle import drain, greedy

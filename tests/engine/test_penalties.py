@@ -13,8 +13,8 @@ from common import EngineConfig, LLMEngine, Request, SamplingParams
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
+from common.tracing.forced_retractions import force_retractions
 from milestones.lab.instruments.audit import MODES, assert_idle, audited_engine_class
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.hash_model import hash_model
 from tests.conftest import EngineFactory, build_engine
 from tests.helpers.made_requests import TOKENIZER, request_with

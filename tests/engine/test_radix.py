@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from common.config import POLICIES
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.engine.test_paged_scheduler import fuzz
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens

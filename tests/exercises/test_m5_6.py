@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from common import EngineConfig, SamplingParams
+from common.tracing.forced_retractions import force_retractions
 from m5_overlap import engine as engine_module
 from m5_overlap.schedule_batch import ScheduleBatch
 from m5_overlap.scheduler import Scheduler
 from milestones.lab.instruments.audit import assert_idle
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.engine.test_overlap import fuzz

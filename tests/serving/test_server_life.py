@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from common import EngineDeadError, RequestOutput
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from tests.conftest import ROOT, EngineFactory
 from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Serve, call, hold_steps, read
 

@@ -1,11 +1,37 @@
-"""Forced retractions: a scheduler that loses memory at regular steps, for tests."""
+"""Forced retractions: a scheduler that loses memory at regular steps, from the outside."""
 
 from __future__ import annotations
 
+import argparse
 import weakref
 from typing import Any
 
-from common import Request
+from ..request import Request
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options with which a demo or a server shows retractions, and what is decided."""
+    parser.add_argument(
+        "--log-level",
+        choices=LEVELS,
+        default="warning",
+        help="info: also decisions (retractions)",
+    )
+    parser.add_argument(
+        "--retract-every", type=int, metavar="N",
+        help="retract a request before every N-th step, although memory is not short",
+    )  # fmt: skip
+
+
+def apply_options(args: argparse.Namespace, engine: Any) -> None:
+    """Force the retractions that were asked for. Raises `ValueError` if the engine has none."""
+    if args.retract_every is None:
+        return
+    if args.retract_every < 1 or not hasattr(engine.core.scheduler, "retract"):
+        raise ValueError("--retract-every needs a number from 1 on, and an engine from m3 on")
+    force_retractions(engine.core.scheduler, args.retract_every)
 
 
 def force_retractions(scheduler: Any, every: int | None) -> None:

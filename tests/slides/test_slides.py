@@ -33,6 +33,7 @@ from slides import (
     sources,
     workloads,
 )
+from slides.__main__ import main
 from slides.browser import MISSING, Browser, find
 from slides.deck import Deck, Reader, exists
 from slides.page import page
@@ -223,6 +224,15 @@ def test_a_stale_figure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(BuildError, match="stale"):  # a file that is gone is a change as well
         facts.data("m2_example")
     facts.data.cache_clear()
+
+
+def test_the_command_records_the_runs_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(record, "record", made.append)
+    for arguments, names in ((["m2_example"], ["m2_example"]), ([], [*record.RUNS])):
+        monkeypatch.setattr("sys.argv", ["slides", "record", *arguments])
+        assert main() == 0 and made == names
+        made.clear()
 
 
 def test_a_difference_shows_what_goes_before_what_comes() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from common import EngineConfig
 from m3_paged.admission import Admission
 from milestones.course import catalog
 from milestones.course.testing.runner import Runner
@@ -239,14 +240,8 @@ CLAIMS: dict[str, Claims] = {
 
 def kv_bytes() -> int:
     """Return the bytes that the keys and values of a token take in the embedded model."""
-    config = shared_model(record_model()).model.config
+    config = shared_model(EngineConfig().model).model.config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
-
-
-def record_model() -> str:
-    from common import EngineConfig
-
-    return EngineConfig().model
 
 
 def text_of(deck: str) -> str:

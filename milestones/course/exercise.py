@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..chain import course_place, place
 
@@ -23,7 +22,7 @@ class Exercise:
     symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": a release cuts these bodies
     tests: tuple[str, ...]  # node ids of pytest, or files, from the root
     hints: tuple[str, ...]  # three of them
-    # What the handout's "Break it" does: the patch in mutants/, the tests that fail, and whether
+    # What the handout's "Break it" does: the name of a mutant, the tests that fail, and whether
     # the answers of an engine are still "right", are "wrong", or the engine "stops".
     mistake: str = ""
     red: tuple[str, ...] = ()
@@ -61,7 +60,6 @@ class Mutant:
     mistake: str
     killed_by: str
     patch: str  # a unified diff against the root
-    path: Path
 
 
 def anchor_of(heading: str) -> str:

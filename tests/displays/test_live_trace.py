@@ -8,10 +8,9 @@ import pytest
 
 from common.tracing.data import State, TraceData
 from common.tracing.live import LiveTrace
-from milestones.lab.instruments.forced_retractions import force_retractions
-from tests.conftest import EngineFactory, shared_model
+from tests.conftest import EngineFactory
 from tests.displays.test_trace import CONFIG, add_all
-from tests.helpers.oracle import drain, greedy
+from tests.helpers.oracle import drain
 
 
 def seen(state: State) -> dict[str, Any]:
@@ -59,31 +58,6 @@ def test_a_snapshot_and_its_steps_agree_with_a_later_snapshot(make_engine: Engin
                 readers.append((fresh, snapshot.frames[0].step))
 
 
-@pytest.mark.since("m3_paged")
-def test_pages_are_right_after_each_step(make_engine: EngineFactory) -> None:
-    """A frame looks only at rows that changed. The sum of frames is still the whole memory."""
-    engine: Any = make_engine(**{**CONFIG, "num_pages": 24})
-    force_retractions(engine.core.scheduler, 3)
-    kv_cache = engine.core.scheduler.kv_cache
-    tree = getattr(kv_cache, "radix_cache", None)
-    with LiveTrace(engine) as trace:
-        state, step = begun(trace.snapshot()), 0
-        for max_tokens in (9, 5):  # with a tree, the second prompts are cached
-            add_all(engine, max_tokens)
-            while engine.has_unfinished_requests():
-                engine.step()
-                step = read(trace, state, step)
-                cached = {page for node in tree.nodes() for page in node.pages} if tree else set()
-                assert {p for p, owner in state.pages.items() if owner == "tree"} == cached
-                held = {page for row in kv_cache.table.rows for page in row}
-                assert set(state.pages) == held | cached
-                numbers = {info.request_id: info.number for info in trace.snapshot().requests}
-                for request in engine.core.scheduler.running:
-                    number = numbers[request.request_id]
-                    own = {page for page, owner in state.pages.items() if owner == number}
-                    assert own == set(kv_cache.pages_of(request)) - cached
-
-
 def test_requests_come_with_their_times(make_engine: EngineFactory) -> None:
     """A request comes when it is new, with its first token, and at its end; and not otherwise."""
     engine = make_engine(**CONFIG)
@@ -116,16 +90,3 @@ def test_memory_is_bounded(make_engine: EngineFactory) -> None:
         assert not (data.requests or data.frames or data.spans or data.forwards)
         assert not (observer._infos or observer._moved or observer._before.requests)
         assert trace.snapshot().requests == []
-
-
-def test_a_live_trace_leaves_nothing_behind(make_engine: EngineFactory) -> None:
-    engine: Any = make_engine(**CONFIG)
-    parts = [engine, engine.core.scheduler, engine.output_processor, engine.core.runner]
-    if tree := getattr(getattr(engine.core.scheduler, "kv_cache", None), "radix_cache", None):
-        parts.append(tree)
-    before = [set(vars(part)) for part in parts]
-    hooks = len(shared_model("tiny-llama").model._forward_hooks)
-    with LiveTrace(engine):
-        engine.generate([1, 2, 3], greedy(3))
-    assert [set(vars(part)) for part in parts] == before, "a wrapper was left behind"
-    assert len(shared_model("tiny-llama").model._forward_hooks) == hooks

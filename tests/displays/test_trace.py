@@ -14,6 +14,7 @@ from common import EngineConfig, LLMEngine
 from common.displays.demo import parser, recorded
 from common.tracing.data import Span, TraceData
 from common.tracing.forwards import StreamForwards
+from common.tracing.live import LiveTrace
 from common.tracing.trace import Trace
 from milestones.chain import load
 from tests.conftest import EngineFactory, shared_model
@@ -90,12 +91,13 @@ def test_one_forward_a_step(make_engine: EngineFactory) -> None:
 
 def test_the_engine_does_not_notice(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(**CONFIG)
-    parts = (engine, engine.core.scheduler, engine.output_processor, engine.core.runner)
-    before = [vars(part).keys() for part in parts]
+    parts = [engine, engine.core.scheduler, engine.output_processor, engine.core.runner]
+    if tree := getattr(getattr(engine.core.scheduler, "kv_cache", None), "radix_cache", None):
+        parts.append(tree)
+    methods = [set(vars(part)) for part in parts]
     hooks = len(shared_model("tiny-llama").model._forward_hooks)
-    methods = [set(names) for names in before]
     traced = engine.generate(PROMPTS, greedy(9))
-    with Trace(engine), Trace(engine):
+    with Trace(engine), Trace(engine), LiveTrace(engine):
         again = engine.generate(PROMPTS, greedy(9))
     assert [set(vars(part)) for part in parts] == methods, "a wrapper was left behind"
     assert len(shared_model("tiny-llama").model._forward_hooks) == hooks

@@ -67,6 +67,7 @@ def check_aborted(engine: LLMEngine, serve: Serve, fields: dict[str, Any], when:
     stats = run.get("/metrics")[1]
     assert 'vllm:num_requests_running{model_name="tiny-llama"} 0.0' in stats
     assert 'vllm:num_requests_waiting{model_name="tiny-llama"} 0.0' in stats
+    assert 'request_success_total{finished_reason="abort"' in stats
 
 
 @only_highest

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from common.displays.workload import percentile
+
 from ...drawing.chart import lines
 from .client import Answer
 
@@ -68,12 +70,6 @@ def summary(
         most_late_ms=1000 * max((a.late for a in counted), default=0.0),
         errors=errors,
     )
-
-
-def percentile(values: Sequence[float], point: int) -> float:
-    """Return the smallest value that at least `point` percent of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * point // 100) - 1)]
 
 
 def chart(runs: Mapping[str, Sequence[Row]], title: str) -> str:

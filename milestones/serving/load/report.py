@@ -88,7 +88,7 @@ def chart(runs: Mapping[str, Sequence[Row]], title: str) -> str:
     return lines(panels, title)
 
 
-def _percentiles(values: Sequence[float]) -> dict[int, float] | None:
+def _percentiles(values: list[float]) -> dict[int, float] | None:
     return {point: 1000 * percentile(values, point) for point in POINTS} if values else None
 
 

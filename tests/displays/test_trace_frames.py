@@ -15,8 +15,7 @@ from common.tracing.live import LiveTrace
 from common.tracing.trace import Trace
 from milestones.lab.instruments.forced_retractions import force_retractions
 from tests.conftest import EngineFactory
-from tests.displays.test_live_trace import begun, read
-from tests.displays.test_trace import CONFIG, add_all, traced_run
+from tests.displays.test_trace import CONFIG, add_all, begun, read, traced_run
 from tests.helpers.oracle import drain, greedy
 
 

@@ -89,13 +89,11 @@ def test_texts_and_vectors_are_counted(serve: Serve) -> None:
     running = serve()
     running.post("/v1/embeddings", {"input": [IDS, IDS[:4]]})
     running.post("/v1/completions", {"prompt": IDS, "max_tokens": 3, "ignore_eos": True})
-    _, page = running.get("/metrics")
-    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[:1] not in ("#", ""))
-    of = {name.partition("{")[0]: value for name, value in lines.items()}
-    assert float(of["vllm:prompt_tokens_total"]) == len(IDS) * 2 + 4
-    assert float(of["vllm:generation_tokens_total"]) == 3
-    assert float(of["vllm:e2e_request_latency_seconds_count"]) == 3
-    assert float(of["vllm:time_to_first_token_seconds_count"]) == 1
+    found = running.metrics()
+    assert found["vllm:prompt_tokens_total"] == len(IDS) * 2 + 4
+    assert found["vllm:generation_tokens_total"] == 3
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert found["vllm:time_to_first_token_seconds_count"] == 1
 
 
 def test_a_server_without_embeddings_names_the_elective(serve: Serve) -> None:

@@ -6,9 +6,13 @@ Most tests have their ranks in threads. `test_tensor_parallel_processes.py` has 
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,6 @@ from common.parallel.calls import Sender
 from common.parallel.ranks import RankError, Ranks
 from milestones.chain import electives, load
 from tests.conftest import build_engine, plain_model, shared_model
-from tests.helpers.fake_ranks import ThreadRank
 from tests.helpers.oracle import assert_one_answer, assert_same_tokens, generate, greedy
 from tests.helpers.serving import Serve, read
 
@@ -37,6 +40,28 @@ DIVISIBLE = [
 AT_ONCE = 10.0  # seconds, on a busy machine: much less than the timeout of a collective operation
 
 Divide = Callable[..., LoadedModel]
+
+
+class ThreadRank:
+    """A rank in a thread: it starts at once, and a test can break it.
+
+    It has the methods of `subprocess.Popen` that `RankGroup` uses.
+    """
+
+    def __init__(self, theirs: socket.socket, num_threads: int) -> None:
+        connection = Connection(os.dup(theirs.fileno()))
+        self.thread = threading.Thread(target=worker.serve, args=(connection,), daemon=True)
+        self.thread.start()
+
+    def kill(self) -> None:
+        """Do nothing: a thread cannot be killed. It ends when its connections close."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end of the thread, as `Popen.wait` waits for a process."""
+        self.thread.join(timeout)
+        if self.thread.is_alive():
+            raise subprocess.TimeoutExpired("a rank in a thread", timeout or 0.0)
+        return 0
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +25,7 @@ from slides import (
     sources,
 )
 from slides.__main__ import main
-from slides.browser import MISSING, Browser, find
+from slides.browser import Browser
 from slides.deck import Deck, Reader, exists
 from slides.freshness import fingerprint
 from slides.page import page
@@ -35,6 +34,7 @@ from slides.record_mistakes import MISTAKES
 from slides.sources import BuildError
 from slides.stops import Walk
 from tests.conftest import MILESTONES, ROOT, shared_model
+from tests.helpers.browser import find_browser
 from tests.helpers.deselected import thorough_except
 
 DECKS = sorted((ROOT / "slides" / "decks").glob("*.md"))
@@ -122,14 +122,9 @@ def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
 
 def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All slides fit in both themes, a PDF can be printed, and the speaker's view has the notes."""
-    program = find()
-    if program is None:
-        if os.environ.get("LADDER_BROWSER") == "1":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
     monkeypatch.setattr(build, "OUTPUT", tmp_path)
     built = build.build()
-    with Browser(program) as browser:
+    with Browser(find_browser()) as browser:
         wrong = [f"{p.stem}: {problem}" for p in built for problem in build.problems(browser, p)]
         assert not wrong, "\n".join(wrong)
         path, deck = next(iter(built.items()))

@@ -62,8 +62,8 @@ def _without_names(block: str, names: list[str]) -> str:
         for cell in block.split("|"):
             if TEST.search(cell):
                 items = cell.strip().split(", ")
-                kept = ", ".join(item for item in items if item.strip("`") not in names)
-                cell = f" {kept} "
+                cell = ", ".join(item for item in items if item.strip("`") not in names)
+                cell = f" {cell} "
             cells.append(cell)
         return "|".join(cells)
     sentences = SENTENCE.split(block.removeprefix("- "))

@@ -43,7 +43,7 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Made
 def make_course(root: Path) -> Path:
     """Write the small course with its first exercise only. Return `root`."""
     mini_course.make(root)
-    first = mini_course.RECORD.split("[[exercise]]")[1]
+    first = mini_course.CATALOG.split("[[exercise]]")[1]
     (root / "milestones/m2_mini/exercises.toml").write_text(f"[[exercise]]{first}")
     return root
 

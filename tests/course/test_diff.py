@@ -19,7 +19,7 @@ from milestones.course.diff import lesson_text
 from milestones.course.diff.choose import choose
 from milestones.course.diff.lesson import UNDECLARED, Lesson, lesson
 from milestones.course.diff.lesson_html import page
-from milestones.course.diff.outline import Line, outline
+from milestones.course.outline import Line, outline
 from tests.conftest import MILESTONES
 
 PAIRS = [*pairwise(MILESTONES), *((MILESTONES[-1], name) for name in electives())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -175,8 +174,7 @@ def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
         yield
 
     monkeypatch.setattr(break_it, "changes", saved)
-    args = argparse.Namespace(exercise="extra.1")
-    status = break_it.main(args, root=root, runner=mini_course.shared_runner())
+    status = mini_course.called(break_it, root, "extra.1", runner=mini_course.shared_runner())
     said = capsys.readouterr().out
     assert "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
     assert (status, watched) == (0, [source.parent])

@@ -149,7 +149,7 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
         try:
             next(saved)
             while error := syntax_error(root, exercise.milestone):
-                console.print(f"{error['where']}: {error['message']}", style="red")
+                console.print(f"{error.where}: {error.message}", style="red")
                 next(saved)
         except KeyboardInterrupt as stop:
             raise BreakError("nothing was tried") from stop

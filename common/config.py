@@ -74,6 +74,8 @@ class EngineConfig:
         says what the mode costs.
     schedule_policy: the order in which waiting requests are admitted.
     enable_overlap: plan step N+1 and process step N-1 while step N is computed.
+    disable_consecutive_prefill_overlap: if step N and step N+1 both compute prompts, plan N+1 when
+        N has ended. The first tokens of N then do not wait for the launch of N+1.
     cuda_graph: replay decode steps as CUDA graphs.
     lazy_cuda_graphs: capture each CUDA graph when it is first needed, instead of all at the start.
     emulated_forward_ms: on a CPU, let each forward of the overlap engine take at least this many
@@ -103,6 +105,7 @@ class EngineConfig:
     readable: bool = False
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random"] = "fcfs"
     enable_overlap: bool = True
+    disable_consecutive_prefill_overlap: bool = False
     cuda_graph: bool = True
     lazy_cuda_graphs: bool = False
     emulated_forward_ms: float = 0.0
@@ -128,8 +131,9 @@ class EngineConfig:
             require_int(field, getattr(self, field), low=low, high=LARGEST_COUNT, optional=True)
         require_choice("attention_backend", self.attention_backend, BACKENDS)
         require_choice("schedule_policy", self.schedule_policy, POLICIES)
-        for field in ("readable", "enable_overlap", "cuda_graph", "lazy_cuda_graphs"):
-            require_choice(field, getattr(self, field), (True, False))
+        for field, default in vars(EngineConfig).items():
+            if isinstance(default, bool):
+                require_choice(field, getattr(self, field), (True, False))
         require_float(
             "emulated_forward_ms", self.emulated_forward_ms, low=0.0, high=LONGEST_FORWARD_MS
         )

@@ -179,12 +179,7 @@ class HeldInterrupts:
         self.depth += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.depth > 1:
             self.depth -= 1
             return

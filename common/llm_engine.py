@@ -14,7 +14,6 @@ from abc import abstractmethod
 from bdb import BdbQuit
 from collections.abc import Iterable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
@@ -167,12 +166,7 @@ class LLMEngine(OfflineCalls):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def add(

@@ -2,7 +2,7 @@
 
     fcfs        first come, first served
     lpm         longest prefix match: the request with the most cached tokens, before their eviction
-    dfs-weight  depth first through the radix tree; the branch that most requests wait for is first
+    dfs-weight  depth first through the radix tree, branches before their node, the heaviest first
     lof         longest output first
     random      a random order
 
@@ -81,7 +81,9 @@ class SchedulePolicy:
     def _branch_by_branch(self, requests: list[Request]) -> list[Request]:
         """Walk the tree depth first, so that a branch is used while it is cached.
 
-        Of two branches, the one that more requests wait for comes first.
+        Branches come before the requests that end at their node: these use nothing of a branch, and
+        what they compute would evict it. Of two branches, the one that more requests wait for comes
+        first.
         """
         ending_at: dict[TreeNode, list[Request]] = defaultdict(list)
         weights: Counter[TreeNode] = Counter()
@@ -89,13 +91,12 @@ class SchedulePolicy:
             node = self.kv_cache.find_prefix(request).node
             ending_at[node].append(request)
             weights.update(node.path())
-        ordered, stack = [], [self.kv_cache.radix_cache.root]
+        nodes, stack = [], [self.kv_cache.radix_cache.root]  # `nodes`: last to first
         while stack:
-            node = stack.pop()
-            ordered += ending_at[node]
+            nodes.append(node := stack.pop())
             waited_for = [child for child in node.children.values() if weights[child]]
-            stack += sorted(waited_for, key=weights.__getitem__)
-        return ordered
+            stack += sorted(waited_for, key=weights.__getitem__, reverse=True)
+        return [request for node in reversed(nodes) for request in ending_at[node]]
 
     def _longest_output_first(self, requests: list[Request]) -> list[Request]:
         return sorted(requests, key=lambda r: r.num_tokens - r.max_num_tokens)

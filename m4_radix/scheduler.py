@@ -109,6 +109,8 @@ class Scheduler:
         else:
             self.running.remove(request)
             self.kv_cache.free(request)
+        if not self.waiting and not self.running:
+            self.admission.reset()
 
     def retract_for(self, request: Request) -> None:
         """Retract the newest requests until `request` can compute a token.
@@ -123,7 +125,7 @@ class Scheduler:
 
         vLLM calls this preemption by recomputation.
         """
-        self.admission.expect_more(self.running)
+        self.admission.expect_more(request, self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 

@@ -7,6 +7,7 @@ How much memory it will need is not known: `max_tokens` is only an upper bound. 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from common import EngineConfig, Request
@@ -20,6 +21,10 @@ INITIAL_NEW_TOKEN_RATIO = 0.7  # the share of its remaining tokens that a reques
 MIN_NEW_TOKEN_RATIO = 0.1
 RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600  # per step
 RETRACTION_HEADROOM = 20  # tokens that each running request should get before the next retraction
+CLIP_MAX_NEW_TOKENS = 4096  # a generous `max_tokens` must not keep all others waiting
+LEAST_SHARED_PAGES = 2  # for less, a request does not wait a step
+
+logger = logging.getLogger(__name__)
 
 
 class Admission:
@@ -56,12 +61,13 @@ class Admission:
         return missing <= self.kv_cache.num_free_pages
 
     def waits_for_prefix(self, request: Request, running: list[Request]) -> bool:
-        """Return whether a running request computes the next page of this request's prefix.
+        """Return whether a running request computes the next pages of this request's prefix.
 
-        Then the request waits until that page is cached, instead of computing it a second time
+        Then the request waits until they are cached, instead of computing them a second time
         (in-batch prefix sharing).
         """
-        end = (self.kv_cache.find_prefix(request).num_pages + 1) * self.kv_cache.page_size
+        num_pages = self.kv_cache.find_prefix(request).num_pages + LEAST_SHARED_PAGES
+        end = num_pages * self.kv_cache.page_size
         if end >= request.num_tokens or self.policy.is_due(request):
             return False
         key = self.kv_cache.cache_key(request, end)
@@ -87,14 +93,19 @@ class Admission:
 
     def expected_pages(self, request: Request) -> int:
         """Return the number of pages that a request is expected to hold when it finishes."""
-        future = int(self.new_token_ratio * (request.max_num_tokens - request.num_tokens))
+        allowed = min(request.max_num_tokens - request.num_tokens, CLIP_MAX_NEW_TOKENS)
+        future = int(self.new_token_ratio * allowed)
         return self.kv_cache.pages_for(request.num_tokens + future)
+
+    def reset(self) -> None:
+        """Forget what was learned: the engine is idle, and the next requests may be different."""
+        self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
 
     def expect_less(self) -> None:
         """Lower the ratio a little. It falls as long as no request is retracted."""
         self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - RATIO_DECAY)
 
-    def expect_more(self, running: list[Request]) -> None:
+    def expect_more(self, retracted: Request, running: list[Request]) -> None:
         """Raise the ratio, because a request must be retracted: the estimate was too low.
 
         From now on, a request is expected to use the share that the running requests have generated
@@ -102,4 +113,12 @@ class Admission:
         """
         generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in running)
         allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in running)
-        self.new_token_ratio = min(1.0, max(self.new_token_ratio, generated / allowed))
+        before = self.new_token_ratio
+        self.new_token_ratio = min(1.0, max(before, generated / allowed))
+        logger.info(
+            "KV cache pool is full: retract %s, which holds %d pages; new_token_ratio %.2f -> %.2f",
+            retracted.request_id,
+            len(self.kv_cache.pages_of(retracted)),
+            before,
+            self.new_token_ratio,
+        )

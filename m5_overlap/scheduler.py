@@ -38,6 +38,7 @@ class Scheduler:
         self.in_flight = StepsInFlight(self.kv_cache)
         self.counters = StepCounters()
         self.admission = Admission(config, self.kv_cache, self.policy)
+        self.disable_consecutive_prefill_overlap = config.disable_consecutive_prefill_overlap
 
     def add_request(self, request: Request) -> None:
         """Append a request to the waiting queue.
@@ -83,13 +84,24 @@ class Scheduler:
     def needs_result(self) -> bool:
         """Return whether the next step must not be planned before the step in flight completes.
 
-        There are two reasons. A request that finishes in this step may free enough pages to avoid a
-        retraction. Or a waiting request needs a prefix that the step in flight computes.
+        There are three reasons. A request that finishes in this step may free enough pages to avoid
+        a retraction. Or a waiting request needs a prefix that the step in flight computes. Or both
+        steps compute prompts, and the configuration forbids to overlap them.
         """
         new_pages = self.kv_cache.num_new_pages(continuing(self.running))
-        is_short = new_pages > self.kv_cache.num_free_pages
-        return is_short or self.admission.waits_for_step(
-            self.waiting, self.running, self.in_flight.batches
+        return (
+            new_pages > self.kv_cache.num_free_pages
+            or self.admission.waits_for_step(self.waiting, self.running, self.in_flight.batches)
+            or (self.disable_consecutive_prefill_overlap and self.is_prefill_next())
+        )
+
+    def is_prefill_next(self) -> bool:
+        """Return whether the step in flight and the next one both compute parts of prompts."""
+        computed = [request for batch in self.in_flight.batches for request in batch.requests]
+        if all(request.num_output_tokens > 1 for request in computed):
+            return False
+        return any(r.num_uncomputed_tokens > 1 for r in continuing(self.running)) or (
+            bool(self.waiting) and self.admission.has_budget(ScheduleBatch(), self.running)
         )
 
     def update_from_output(
@@ -140,6 +152,8 @@ class Scheduler:
         else:
             self.running.remove(request)
             self.in_flight.free(request)
+        if not self.waiting and not self.running:
+            self.admission.reset()
 
     def retract_for(self, request: Request) -> None:
         """Retract the newest requests until `request` can compute a token.
@@ -157,7 +171,7 @@ class Scheduler:
         assert not self.in_flight.batches, (
             f"cannot retract {request} while a step that computes it is in flight"
         )
-        self.admission.expect_more(self.running)
+        self.admission.expect_more(request, self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 

@@ -20,8 +20,8 @@ def main() -> int:
     shots.add_argument("--theme", choices=("light", "dark"), default="light")
     args = parser.parse_args()
     if args.command == "record":
-        from .catalog import RUNS  # This import needs torch. Building does not.
-        from .catalog import record as record_run
+        from .record import RUNS  # This import needs torch. Building does not.
+        from .record import record as record_run
 
         for name in args.names or RUNS:
             sys.stderr.write(f"recording {name}\n")

@@ -4,7 +4,7 @@ A build fails and names the slide if a symbol or a recorded number no longer exi
 a figure is stale, if a link is dead, if text or code does not fit its slide, or if the browser's
 console reports an error.
 
-A build also writes the recorded runs of `run_pages.py` as pages of the player.
+A build also writes the recorded runs of `facts.RUN_PAGES` as pages of the player.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from common.tracing.player import page_of
 
 from .browser import MISSING, Browser, find, install
 from .deck import Deck, Reader
-from .facts import data
+from .facts import RUN_PAGES, data
 from .page import HERE, page
-from .run_pages import RUN_PAGES
 from .sources import BuildError
 
 DECKS = HERE / "decks"

@@ -148,7 +148,7 @@ def growth(name: str = "m1_growth") -> str:
     return axes.picture("Time for the next token: flat with the cache, growing without")
 
 
-def roofline(name: str = "linears") -> str:
+def roofline(name: str) -> str:
     """Draw the milliseconds of all linear layers by rows, with the two roofs of the machine."""
     run: dict[str, Any] = data(name)
     machine: dict[str, Any] = data("ladder")["roofline"]  # measured without the model

@@ -1,8 +1,8 @@
 """Numbers for slides: `{{ladder.engines.m2_continuous.batch.tokens_per_second | .1f}}`.
 
-The first name is a file of recorded numbers, and the rest is the path to an entry of that file. A
+The first name is a file of results or a recorded run, and the rest is the path to an entry of it. A
 list of numbers stands for its median. Expressions can use arithmetic. `python -m milestones bench
---json` writes `milestones/docs/results/ladder.json`; most other files are in `slides/data/`.
+--json` writes `milestones/docs/results/ladder.json`; `slides/data/` has the recorded runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from .sources import ROOT, BuildError
 
 DATA = ROOT / "slides" / "data"
 RESULTS = ROOT / "milestones" / "docs" / "results"
+# The worked examples that a build also writes as pages of the player: `slides/workloads.py`. They
+# are the same three requests on each milestone, and a retraction. The handouts link to their steps.
+RUN_PAGES = ("m2_example", "m3_retract", "m4_example", "m5_example")
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -30,22 +33,35 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def place_of(name: str) -> Path:
-    """Return the file of a name: a measured result if there is one, otherwise a recorded run."""
-    for folder in (RESULTS, DATA):
-        if (folder / f"{name}.json").exists():
-            return folder / f"{name}.json"
-    raise BuildError(f"there is no {name}.json in milestones/docs/results/ or slides/data/")
+def recorded(name: str) -> Any:
+    """Return a measured result if there is one of this name, otherwise a recorded run."""
+    if (RESULTS / f"{name}.json").exists():
+        return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    file = file_of(name)
+    runs = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if name not in runs:
+        raise BuildError(
+            f"there is no {name}.json in milestones/docs/results/, and no {name} in {file.name}"
+        )
+    return runs[name]
+
+
+def file_of(name: str) -> Path:
+    """Return the file of a recorded run: `m2.json` for `m2_example`, and `run_m2_example` too.
+
+    The runs of all electives are in `electives.json`.
+    """
+    deck = name.removeprefix("run_").partition("_")[0]
+    return DATA / f"{deck if re.fullmatch('m[0-9]', deck) else 'electives'}.json"
 
 
 @functools.cache
 def data(name: str) -> Any:
-    """Return the contents of a file. Raises `BuildError` if it was recorded from other code."""
-    path = place_of(name)
-    content = json.loads(path.read_text(encoding="utf-8"))
+    """Return what `recorded` returns. Raises `BuildError` if it was recorded from other code."""
+    content = recorded(name)
     if "fingerprint" in content and fingerprint(content["sources"]) != content["fingerprint"]:
         raise BuildError(
-            f"{path.relative_to(ROOT)} is stale: the code that it was recorded from has changed. "
+            f"{name} is stale: the code that it was recorded from has changed. "
             f"Run `python -m slides record {name}` and check the slides that show it."
         )
     return content

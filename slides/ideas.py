@@ -58,7 +58,7 @@ def streaming(*rows: str, of: str = "requests") -> str:
 
     of: what several rows are, the tokens of "requests" or of a "prompt".
     """
-    machine, measured = data("ladder")["roofline"], data("linears")
+    machine, measured = data("ladder")["roofline"], data("m2_linears")
     read = measured["weights_gb"] / machine["bytes_per_second"] * 1e12
     each = measured["gflop_per_row"] / machine["flops_per_second"] * 1e12
     scale = (WIDTH - 250) / max(read, *(each * int(n) for n in rows))

@@ -7,6 +7,7 @@ of m5, the growth of m1) name the machine on which they were measured.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,69 +23,66 @@ from common.tracing.trace import Trace
 from milestones.chain import load
 from milestones.recording import write
 
-from .freshness import ROOT, fingerprint, sources_of
-from .record_electives import LESSONS
-from .record_embedding import EMBEDDING
-from .record_grammars import GRAMMARS, grammar_lanes
-from .record_hybrid import HYBRID
-from .record_ideas import IDEAS, PAGED, ROWS, mixed_lengths
-from .record_lanes import lanes, plan_lanes
-from .record_lora import LORA
+from .facts import RUN_PAGES, file_of
+from .freshness import fingerprint, sources_of
+from .record_electives import GRAMMARS, LESSONS
+from .record_ideas import IDEAS, PAGED, ROWS, TINY, mixed_lengths
+from .record_lanes import grammar_lanes, lanes, plan_lanes
 from .record_mistakes import MISTAKES
-from .record_priority import PRIORITY
-from .run_pages import RUN_PAGES
+from .record_steps import STEPS
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
 
-DATA = ROOT / "slides" / "data"
-TINY = "tiny-llama"
 Json = dict[str, Any]
+Runs = dict[str, tuple[tuple[str, ...], Callable[..., Json]]]  # engines, and what runs them
 
 
 def record(name: str) -> None:
-    """Make one file of `slides/data/`: run the engines and write the result."""
+    """Make one entry of a file of `slides/data/`: run the engines and write the result."""
     milestones, make = RUNS[name]
     recorders = [file for file, runs in RECORDERS.items() if name in runs]
     sources = sources_of(*milestones) + recorders
     made = {"sources": sources, "fingerprint": fingerprint(sources), **make(name)}
-    DATA.mkdir(exist_ok=True)
-    write(DATA / f"{name}.json", made)
+    file = file_of(name)
+    others = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    write(file, dict(sorted({**others, name: made}.items())))
 
 
 def example(name: str, loaded: LoadedModel | None = None, milestone: str | None = None) -> Json:
     """Run a worked example on its milestone, or on another engine. Return every step."""
     own, config = config_of(name)
-    milestone = milestone or own
     loaded = loaded or load_model(EngineConfig())
-    engine = load(milestone).LLMEngine(EngineConfig(**config), loaded)
-    with engine, Trace(engine) as trace:
-        for request_id, params in params_of(name).items():
-            engine.add_request(PROMPTS[request_id], params, request_id)
-        tables = []
-        while engine.has_unfinished_requests():
-            engine.step()
-            engine.check_invariants()
-            tables.append(_tables(engine))
+    data, tables = _played(name, loaded, milestone or own)
     words = {
         request_id: [loaded.tokenizer.decode([t]) for t in loaded.tokenizer(prompt)["input_ids"]]
         for request_id, prompt in PROMPTS.items()
         if request_id in params_of(name)
     }
-    steps = [{**s, "tables": t} for s, t in zip(steps_of(trace.data), tables, strict=True)]
-    return {"milestone": milestone, "config": config, "prompts": words, "steps": steps}
+    steps = [{**s, "tables": t} for s, t in zip(steps_of(data), tables, strict=True)]
+    return {"milestone": milestone or own, "config": config, "prompts": words, "steps": steps}
 
 
 def run_page(name: str, loaded: LoadedModel | None = None) -> Json:
     """Run a worked example, and return its trace for the player."""
-    milestone, config = config_of(name.removeprefix("run_"))
-    loaded = loaded or load_model(EngineConfig())
-    engine = load(milestone).LLMEngine(EngineConfig(**config), loaded)
+    name = name.removeprefix("run_")
+    data, _tables = _played(name, loaded or load_model(EngineConfig()), config_of(name)[0])
+    data.meta["machine"] = machine()
+    return {"trace": data.as_json()}
+
+
+def _played(
+    name: str, loaded: LoadedModel, milestone: str
+) -> tuple[TraceData, list[dict[str, list[int]]]]:
+    """Run a worked example. Return its trace, and the tables of pages after each step."""
+    tables = []
+    engine = load(milestone).LLMEngine(EngineConfig(**config_of(name)[1]), loaded)
     with engine, Trace(engine) as trace:
-        trace.data.meta["machine"] = machine()
-        for request_id, params in params_of(name.removeprefix("run_")).items():
+        for request_id, params in params_of(name).items():
             engine.add_request(PROMPTS[request_id], params, request_id)
         while engine.has_unfinished_requests():
             engine.step()
-    return {"trace": trace.data.as_json()}
+            engine.check_invariants()
+            tables.append(_tables(engine))
+    return trace.data, tables
 
 
 def plan_example(_name: str, loaded: LoadedModel | None = None) -> Json:
@@ -219,33 +217,30 @@ def reuse(_name: str) -> Json:
     }
 
 
-RUNS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
+# Another run of these is equal.
+EQUAL: Runs = {
     **{name: ((milestone,), example) for name, (milestone, _) in EXAMPLES.items()},
-    "linears": ((), linears),
-    "m1_growth": (("m1_single",), growth),
     "m3_memory": (("m2_continuous", "m3_paged"), memory),
     "m4_reuse": (("m3_paged", "m4_radix"), reuse),
-    "m5_lanes": (("m5_overlap",), lanes),
     "multi_step_example": (("multi_step",), plan_example),
-    "multi_step_lanes": (("m5_overlap", "multi_step"), plan_lanes),
     **IDEAS,
-    **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
-    **LESSONS,
     **MISTAKES,
+    **LESSONS,
+    **STEPS,
     **GRAMMARS,
-    **PRIORITY,
-    **EMBEDDING,
-    **HYBRID,
-    **LORA,
+}
+RUNS: Runs = {
+    **EQUAL,
+    "m2_linears": ((), linears),
+    "m1_growth": (("m1_single",), growth),
+    "m5_lanes": (("m5_overlap",), lanes),
+    "multi_step_lanes": (("m5_overlap", "multi_step"), plan_lanes),
     "structured_lanes": (("structured_output",), grammar_lanes),
-}  # fmt: skip
+    **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
+}
 RECORDERS = {
     "slides/record_ideas.py": IDEAS,
-    "slides/record_electives.py": LESSONS,
     "slides/record_mistakes.py": MISTAKES,
-    "slides/record_grammars.py": GRAMMARS,
-    "slides/record_priority.py": PRIORITY,
-    "slides/record_embedding.py": EMBEDDING,
-    "slides/record_hybrid.py": HYBRID,
-    "slides/record_lora.py": LORA,
+    "slides/record_electives.py": {**LESSONS, **GRAMMARS},
+    "slides/record_steps.py": STEPS,
 }

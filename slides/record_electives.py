@@ -1,22 +1,37 @@
-"""Record what the deck of the electives shows. No file here has a time, so another run is equal."""
+"""Record counters and an answer for the deck of the electives: plans, drafts, a grammar, and the
+tables of `measure`. No run here has a time, so another run is equal.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
 
-from common import EngineConfig, LoadedModel, SamplingParams, load_model
+import numpy as np
+
+from common import EngineConfig, LoadedModel, SamplingParams, StructuredOutputsParams, load_model
 from common.displays.workload import Workload, run
 from milestones.chain import load
+from milestones.course.student.measure_counters import by_budget, by_urgency
+
+from .record_ideas import TINY
 
 Json = dict[str, Any]
-TINY = "tiny-llama"
 PLANS = (1, 2, 4, 8)  # steps of a plan
 ENDS = range(0, 256, 24)  # tokens that end a request: about one in 24, and no plan can know it
 
 # A text that repeats itself, and then does not: drafts of both kinds.
 DRAFTED = "Monday is a good day. Tuesday is a good day. Wednesday is"
+
+QUESTION = "Name a fruit and describe it."
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "green", "blue"]}, "sweet": {"type": "boolean"}},
+    "required": ["color", "sweet"],
+    "additionalProperties": False,
+}
 
 
 def in_vain(_name: str) -> Json:
@@ -72,7 +87,76 @@ def drafts(_name: str, loaded: LoadedModel | None = None) -> Json:
     }  # fmt: skip
 
 
+def answer(_name: str, loaded: LoadedModel | None = None) -> Json:
+    """Return the tokens of an answer under a grammar: how many were allowed, the drawn one, and the
+    token that the model itself prefers. Beside it, the answer without the grammar."""
+    loaded = loaded or load_model(EngineConfig())
+    shape: Json = {"max_tokens": 24, "temperature": 0}
+    grammar = StructuredOutputsParams(json=json.dumps(SCHEMA))
+    allowed: list[int] = []
+    with load("structured_output").LLMEngine(EngineConfig(max_num_seqs=2), loaded) as engine:
+        talk = [{"role": "user", "content": QUESTION}]
+        prompt = engine.input_processor.apply_chat_template(talk)
+        masks = engine.core.scheduler.grammars.masks
+
+        def watched(requests: Any) -> Any:
+            rows, bits = masks(requests)
+            allowed.extend(int(np.unpackbits(row.view(np.uint8)).sum()) for row in bits)
+            return rows, bits
+
+        engine.core.scheduler.grammars.masks = watched
+        under = SamplingParams(**shape, logprobs=1, structured_outputs=grammar)
+        [masked] = engine.generate([prompt], under, progress=False)
+        [free] = engine.generate([prompt], SamplingParams(**shape), progress=False)
+    done = masked.outputs[0]
+    own = [max(found, key=lambda token: found[token]) for found in done.logprobs]
+    steps = [
+        {"token": loaded.tokenizer.decode([token]), "own": loaded.tokenizer.decode([mine]),
+         "allowed": count}
+        for token, mine, count in zip(done.token_ids, own, allowed, strict=True)
+    ]  # fmt: skip
+    return {
+        "question": QUESTION, "vocabulary": loaded.vocab_size, "steps": steps, "text": done.text,
+        "finish_reason": done.finish_reason, "free": free.outputs[0].text,
+    }  # fmt: skip
+
+
+def waits(_name: str) -> Json:
+    """Return the table of `measure priority`: a row for each load and engine."""
+    keys = (
+        "load", "engine", "urgent_p50", "urgent_p95", "others_p50", "steps", "computed", "cached",
+        "preempted", "loaded",
+    )  # fmt: skip
+    rows = [dict(zip(keys, row, strict=True)) for row in by_urgency("priority", TINY, (0.0, 2.0))]
+    for row in rows:
+        for key in keys[2:]:
+            row[key] = float(row[key]) if row[key] else None  # type: ignore[assignment]
+        row["engine"] = row["engine"].replace("host x ", "host_")
+    return {"rows": rows}
+
+
+def gaps(_name: str) -> Json:
+    """Return the table of `measure embedding`: a row for each budget, with vectors and without."""
+    keys = (
+        "budget", "vectors", "gap_steps", "gap_tokens_p50", "gap_tokens_max", "vector_steps",
+        "steps",
+    )  # fmt: skip
+    rows = by_budget("embedding", TINY, (16.0, 64.0, 256.0))
+    found = [dict(zip(keys, map(_number, row), strict=True)) for row in rows]
+    return {"rows": found}
+
+
+def _number(cell: str) -> int | None:
+    return int(float(cell)) if cell else None
+
+
 LESSONS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
     "multi_step_vain": (("m5_overlap", "multi_step"), in_vain),
     "speculative_drafts": (("speculative",), drafts),
+    "priority_waits": (("m5_overlap", "priority"), waits),
+    "embedding_gaps": (("embedding",), gaps),
+}
+# These need the extra `grammar`.
+GRAMMARS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
+    "structured_answer": (("structured_output",), answer),
 }

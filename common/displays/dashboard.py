@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -82,12 +81,7 @@ class Dashboard:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live is not None:
             if kind is None:
                 self._live.update(self.render())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
+from rich.logging import RichHandler
 
 from ..config import EMBEDDED_MODEL, EngineConfig
 from ..hf.gguf_folders import EmbeddedModelMissingError
 from ..llm_engine import LLMEngine
 from ..tracing.chrome import chrome_trace
+from ..tracing.forced_retractions import add_options, apply_options
 from ..tracing.player import player_html
 from ..tracing.trace import Trace
 
@@ -62,6 +66,7 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
         action="store_true",
         help="run every line of the milestone in Python, for breakpoints and prints (and --plain)",
     )
+    add_options(result)
     result.add_argument(
         "--trace", type=_writable, metavar="FILE", help="write a trace for ui.perfetto.dev"
     )
@@ -77,13 +82,17 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_console(args: argparse.Namespace) -> Console:
-    """Return a console for the demo. With `--plain` it never writes control codes.
+    """Return a console for the demo, and log to it. With `--plain` it never writes control codes.
 
     `--readable` implies it: a live screen and the prompt of a debugger would overwrite each other.
     """
-    if args.plain or args.readable:
-        return Console(force_terminal=False, no_color=True)
-    return Console()
+    is_plain = args.plain or args.readable
+    console = Console(force_terminal=False, no_color=True) if is_plain else Console()
+    handler: logging.Handler = logging.StreamHandler(sys.stdout)
+    if not is_plain:
+        handler = RichHandler(console=console, show_time=False, show_path=False)
+    logging.basicConfig(level=args.log_level.upper(), format="%(message)s", handlers=[handler])
+    return console
 
 
 def open_engine(
@@ -121,6 +130,10 @@ def recorded(engine: LLMEngine, args: argparse.Namespace, console: Console) -> I
     `--trace` and `--player` name the files. They are also written when the run fails or is
     interrupted: such a run is worth reading.
     """
+    try:
+        apply_options(args, engine)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     trace = Trace(engine)
     trace.data.meta["machine"] = machine()
     try:

@@ -27,8 +27,7 @@ from transformers import PreTrainedModel
 
 from ..fast import subclass
 from ..hf.support import UnsupportedModelError
-from .modules import Joined, Summed
-from .ranks import Ranks
+from .ranks import Joined, Ranks, Summed
 
 ROWS, COLUMNS, JOINED, EXPERTS = "colwise", "rowwise", "colwise_gather_output", "moe_tp_experts"
 PACKED_ROWS = "packed_colwise"  # of experts: the parts of gate and up are one weight

@@ -1,4 +1,7 @@
-"""`Ranks`: the operations in which all ranks take part at the same time."""
+"""`Ranks`: the operations in which all ranks take part at the same time.
+
+`Division` makes modules that use them: `Summed` and `Joined`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch import nn
 
 from ..guard import EngineDeadError
 
@@ -75,6 +79,28 @@ class Ranks:
                 "a module of a divided model was called by itself: the other ranks take part only "
                 "in a call of the whole model"
             )
+
+
+class Divided(nn.Module):
+    """A mixin for a module of which each rank computes a part."""
+
+    ranks: Ranks
+
+
+class Summed(Divided):
+    """A mixin for a module. Its output is the sum of what the ranks compute."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Compute the summand of this rank. Return the sum, on every rank."""
+        return self.ranks.add_parts(super().forward(*args, **kwargs))
+
+
+class Joined(Divided):
+    """A mixin for a linear layer. Each rank computes a part of its outputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in]. Return the outputs of all ranks, [..., out]."""
+        return self.ranks.join_parts(super().forward(x))
 
 
 def open_ranks(device: torch.device, rank: int, size: int, rendezvous: str) -> Ranks:

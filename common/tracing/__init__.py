@@ -1,1 +1,1 @@
-"""Traces of runs: recording, Chrome traces, and a player in HTML."""
+"""Traces of runs: recording, Chrome traces, a player in HTML; and forced retractions to watch."""

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from types import TracebackType
 
 from ..llm_engine import LLMEngine
 from .data import TraceData
@@ -28,12 +27,7 @@ class LiveTrace(Trace):
         self._lock = threading.Lock()  # guards `_steps`
         self._steps: deque[TraceData] = deque(maxlen=steps_kept)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def snapshot(self) -> TraceData:

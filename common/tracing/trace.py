@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
@@ -80,12 +79,7 @@ class Trace:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
         self._take_forwards()
         now = time.perf_counter()

@@ -1,7 +1,7 @@
 """Read `exercises.toml`, the catalog of a milestone's exercises. All other parts are made from it.
 
 `load("m1_single")` reads and checks it. `mutants("m1_single")` reads the mistakes that its
-tests must catch. Errors name file and entry, and all errors are reported together.
+tests must catch, from `mutants.patch`. Errors name file and entry, and are reported together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .catalog_checks import missing_test, problems_of_links, problems_of_table
 from .delta import tomllib
 from .exercise import Exercise, Mutant
 
-HEADERS = ("Mutant", "Mistake", "Killed-by")
+HEADERS = ("Mutant", "Exercise", "Mistake", "Killed-by")
 
 
 class CatalogError(ValueError):
@@ -31,6 +31,11 @@ def taught_engines(root: Path = ROOT) -> list[str]:
 def path_of(milestone: str, root: Path = ROOT) -> Path:
     """Return the file of a milestone's catalog."""
     return root / course_place(milestone) / "exercises.toml"
+
+
+def patches_of(milestone: str, root: Path = ROOT) -> Path:
+    """Return the file of a milestone's mutants. A student's tree has no such file."""
+    return root / course_place(milestone) / "mutants.patch"
 
 
 def load(milestone: str, root: Path = ROOT, *, strict: bool = True) -> tuple[Exercise, ...]:
@@ -97,13 +102,13 @@ def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
     by_id = {exercise.id: exercise for exercise in load(milestone, root)}
     found: dict[str, Mutant] = {}
     errors = []
-    for path in sorted((root / course_place(milestone) / "mutants").glob("*.patch")):
-        for first, lines in _blocks(path.read_text(encoding="utf-8")):
-            mutant, wrong = _mutant(milestone, path, lines)
-            wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
-            if mutant and found.setdefault(mutant.name, mutant) is not mutant:
-                wrong.append((1, f"there is another mutant {mutant.name}"))
-            errors += [f"{path.relative_to(root)}:{first + n}: {what}" for n, what in wrong]
+    path = patches_of(milestone, root)
+    for first, lines in _blocks(path.read_text(encoding="utf-8") if path.exists() else ""):
+        mutant, wrong = _mutant(milestone, lines)
+        wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
+        if mutant and found.setdefault(mutant.name, mutant) is not mutant:
+            wrong.append((1, f"there is another mutant {mutant.name}"))
+        errors += [f"{path.relative_to(root)}:{first + n}: {what}" for n, what in wrong]
     if errors:
         raise CatalogError("\n".join(errors))
     return tuple(found.values())
@@ -132,9 +137,7 @@ def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
         yield start, lines[start:end]
 
 
-def _mutant(
-    milestone: str, path: Path, lines: list[str]
-) -> tuple[Mutant | None, list[tuple[int, str]]]:
+def _mutant(milestone: str, lines: list[str]) -> tuple[Mutant | None, list[tuple[int, str]]]:
     """Read a mutant. Returns it, or None and the errors in its headers with their lines."""
     values, wrong = [], []
     for number, header in enumerate(HEADERS, start=1):
@@ -144,33 +147,33 @@ def _mutant(
         values.append(value.strip())
     if not wrong and not re.fullmatch(r"[a-z0-9_]+", values[0]):
         wrong.append((1, f"the name {values[0]} must be in snake_case"))
-    if len(lines) < 4 or lines[3].strip():
-        wrong.append((4, "an empty line must stand between the headers and the diff"))
-    if len(lines) < 6 or not lines[4].startswith(f"--- a/{place(milestone)}/"):
-        wrong.append((5, f"the diff must begin with --- a/{place(milestone)}/..."))
-    elif not lines[5].startswith(f"+++ b/{place(milestone)}/"):
-        wrong.append((6, f"the diff must go on with +++ b/{place(milestone)}/..."))
-    for number, line in enumerate(lines[6:], start=7):
+    if len(lines) < 5 or lines[4].strip():
+        wrong.append((5, "an empty line must stand between the headers and the diff"))
+    if len(lines) < 7 or not lines[5].startswith(f"--- a/{place(milestone)}/"):
+        wrong.append((6, f"the diff must begin with --- a/{place(milestone)}/..."))
+    elif not lines[6].startswith(f"+++ b/{place(milestone)}/"):
+        wrong.append((7, f"the diff must go on with +++ b/{place(milestone)}/..."))
+    for number, line in enumerate(lines[7:], start=8):
         if not line.startswith((" ", "+", "-", "@", "\n")):
             wrong.append((number, f'no line of a diff, and not "{HEADERS[0]}: ..."'))
     if wrong:
         return None, wrong
-    name, mistake, killed_by = values
-    patch = "".join(lines[4:]).rstrip("\n") + "\n"
-    return Mutant(milestone, name, path.stem, mistake, killed_by, patch, path), []
+    patch = "".join(lines[5:]).rstrip("\n") + "\n"
+    name, exercise, mistake, killed_by = values
+    return Mutant(milestone, name, exercise, mistake, killed_by, patch), []
 
 
 def _mutant_problems(
     mutant: Mutant, by_id: dict[str, Exercise], root: Path
 ) -> Iterator[tuple[int, str]]:
     if mutant.exercise not in by_id:
-        yield 1, f"the file is named after {mutant.exercise}, and there is no such exercise"
+        yield 2, f"there is no exercise {mutant.exercise}"
         return
     file, _, test = mutant.killed_by.partition("::")
     of_exercise = by_id[mutant.exercise].tests
     if "[" in test or not test:
-        yield 3, f"{mutant.killed_by} must be the node id of a test, without parameters"
+        yield 4, f"{mutant.killed_by} must be the node id of a test, without parameters"
     elif mutant.killed_by not in of_exercise and file not in of_exercise:
-        yield 3, f"{mutant.killed_by} is not among the tests of {mutant.exercise}"
+        yield 4, f"{mutant.killed_by} is not among the tests of {mutant.exercise}"
     elif wrong := missing_test(root, mutant.killed_by):
-        yield 3, wrong
+        yield 4, wrong

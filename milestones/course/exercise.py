@@ -28,7 +28,7 @@ class Exercise:
     symbols: tuple[str, ...]  # "scheduler.py:Scheduler.schedule": a release cuts these bodies
     tests: tuple[str, ...]  # node ids of pytest, or files, from the root
     hints: tuple[str, ...]  # three of them
-    # What the handout's "Break it" does: the patch in mutants/, the tests that fail, and whether
+    # What the handout's "Break it" does: the name of a mutant, the tests that fail, and whether
     # the answers of an engine are still "right", are "wrong", or the engine "stops".
     mistake: str = ""
     red: tuple[str, ...] = ()
@@ -75,7 +75,6 @@ class Mutant:
     mistake: str
     killed_by: str
     patch: str  # a unified diff against the root
-    path: Path
 
 
 def anchor_of(heading: str) -> str:

@@ -8,6 +8,7 @@ for wrong settings or missing packages.
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from rich.console import Console
 
 from common import EngineConfig, LLMEngine
+from common.tracing import forced_retractions
 
 from ..chain import ROOT, engines, find_engine, load
 from ..console import wide_console
@@ -33,6 +35,7 @@ Config = TypeVar("Config")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones serve`."""
     parser.add_argument("milestone", help=f"one of {', '.join(engines(ROOT))}, or m5 for short")
+    forced_retractions.add_options(parser)
     add_options(parser, EngineConfig)
     add_options(parser, ServerSettings)
     add_options(parser, ScaleSettings)
@@ -41,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Load the engine, and serve it until a signal arrives."""
     console = wide_console()
+    logging.basicConfig(level=args.log_level.upper())
     extras = ("serve", "scale") if args.replicas else ("serve",)
     if lines := [line for extra in extras if (line := missing(extra))]:
         console.print(lines[0], style="red")
@@ -51,10 +55,13 @@ def main(args: argparse.Namespace) -> int:
         if scale.replicas:
             from .scale.serve import run_replicas  # it needs the extra
 
+            if args.retract_every is not None:
+                raise ValueError("--retract-every needs one engine, and --replicas makes several")
             return run_replicas(milestone, from_options(EngineConfig, args), settings, scale)
         build: Callable[[EngineConfig], LLMEngine]
         build = load(milestone).LLMEngine
         engine = build(from_options(EngineConfig, args))
+        forced_retractions.apply_options(args, engine)
     except (ValueError, RuntimeError) as error:
         console.print(str(error), style="red")
         return 2

@@ -28,6 +28,7 @@ PATCHES = {
 }
 PATCH = """
 Mutant: {name}
+Exercise: m2.1
 Mistake: A test of the machinery.
 Killed-by: {test}
 
@@ -55,7 +56,7 @@ def fates(
     Returns the course's root, a snapshot from before, and the fates by name.
     """
     root = mini_course.make(tmp_path_factory.mktemp("course"))
-    with (root / "milestones/m2_mini/mutants/m2.1.patch").open("a") as file:
+    with (root / "milestones/m2_mini/mutants.patch").open("a") as file:
         for name, (test, old, new) in PATCHES.items():
             file.write(PATCH.format(name=name, test=test, old=old, new=new))
     before = snapshot(root)
@@ -108,7 +109,7 @@ def test_survivors_and_stale_patches_end_with_1(
         monkeypatch.setattr(mutants, "fates_of", lambda *_, chosen=chosen: iter(chosen))
         assert run(root, "m2") == status
     out = capsys.readouterr().out
-    assert "milestones/m2_mini/mutants/m2.1.patch: survives: survived: " in out
+    assert "milestones/m2_mini/mutants.patch: survives: survived: " in out
     assert "2 of 5 killed" in out
     assert run(root, "m2", "--json") == 0
     assert json.loads(capsys.readouterr().out) == []

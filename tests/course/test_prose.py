@@ -20,6 +20,7 @@ from milestones.course.student.measure import MEASUREMENTS
 from milestones.course.student.measuring import TINY, Row
 from milestones.lab.bench.host_time import MILESTONES, SIZES
 from milestones.lab.bench.workloads import WORKLOADS
+from slides.facts import recorded
 from tests.conftest import ROOT
 from tests.helpers.mini_course import called
 
@@ -98,7 +99,7 @@ def test_the_gaps_of_m5_1_are_those_of_the_table() -> None:
 
 def test_the_lanes_of_m5_are_those_of_the_slides() -> None:
     """One experiment has one number everywhere: the handout reads the run of the slides."""
-    run = json.loads((ROOT / "slides/data/m5_lanes.json").read_text(encoding="utf-8"))
+    run = recorded("m5_lanes")
     overlapped, serial = (100 * run[loop]["busy"] for loop in ("overlapped", "serial"))
     assert numbers(BUSY, handout("m5_overlap")) == [f"{overlapped:.1f}", f"{serial:.0f}"]
     gaps = [mean(_gaps(run[loop]["forward"])) for loop in ("serial", "overlapped")]

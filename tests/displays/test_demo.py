@@ -30,6 +30,7 @@ from tests.conftest import MILESTONES, ROOT, build_engine
 from tests.helpers.oracle import greedy
 
 DemoHere = Callable[..., tuple[str | int | None, str, str]]
+Live = Callable[..., str]
 not_of_electives = pytest.mark.before(*electives())
 
 
@@ -119,6 +120,12 @@ def test_a_model_that_is_not_there(milestone: str, demo_here: DemoHere) -> None:
     """The demo prints one line, and no traceback."""
     code, _, _ = demo_here(milestone, "--model", "/nowhere/model.gguf")
     assert code == "model '/nowhere/model.gguf' does not exist"
+
+
+@pytest.mark.before("m3_paged")
+def test_only_pages_can_be_retracted(milestone: str, demo_here: DemoHere) -> None:
+    code, _, _ = demo_here(milestone, "--model", "tiny-llama", "--retract-every", "5")
+    assert "--retract-every needs" in str(code)
 
 
 @pytest.mark.before("m2_continuous")
@@ -366,3 +373,49 @@ def test_a_race_fits_a_narrow_terminal(milestone: str) -> None:
     assert all(runner.name in shown[0] for runner in runners)
     assert shown[-1].count("tokens computed, 123.4 s") == 2
     assert "".join(line.split("│")[1].strip() for line in shown[1:-1]) == text
+
+
+# ---- The live parts, on the real model ---------------------------------------------------------
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Live:
+    """Return a function that runs a demo by default, without its comparisons. It returns stdout."""
+
+    def run(name: str, *compared: str) -> str:
+        demo = load(name, "demo")
+        for function in compared:
+            monkeypatch.setattr(demo, function, lambda *_: {})
+        monkeypatch.setattr(sys, "argv", ["demo", "--plain"])
+        demo.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.thorough("a demo on the real model")
+@pytest.mark.since("m3_paged")
+@pytest.mark.before("m4_radix")
+def test_the_live_demo_of_pages_retracts(live: Live, milestone: str) -> None:
+    shown = live(milestone, "run_milestones", "comparison")
+    assert shown.count("is retracted: it waits to be computed again") >= 1
+
+
+@pytest.mark.thorough("a demo on the real model")
+@pytest.mark.since("m4_radix")
+@pytest.mark.before("m5_overlap")
+def test_the_live_demo_of_the_tree_evicts(
+    live: Live, milestone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo, opened = load(milestone, "demo"), list[Any]()
+
+    def panels(*args: Any) -> Any:
+        opened.append(kept(*args))
+        return opened[-1]
+
+    kept = demo.Panels
+    monkeypatch.setattr(demo, "Panels", panels)
+    live(milestone, "run_milestones", "comparison", "compare_policies")
+    [shown] = opened
+    assert shown.num_evicted > 0
+    assert f"{shown.num_evicted} pages evicted" in str([*shown()][-1])

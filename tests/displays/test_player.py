@@ -1,7 +1,4 @@
-"""The player in a real browser, with the trace of a real run.
-
-Chromium opens the file without a window and prints the page that the script has made.
-"""
+"""The player in a real browser, with the trace of a real run."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ import dataclasses
 import functools
 import html
 import re
-import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from common.tracing.player import player_html, template
 from common.tracing.trace import Trace
 from milestones.chain import at_least
 from tests.conftest import MILESTONES, build_engine
-from tests.helpers.browser import find_browser
+from tests.helpers.browser import Tab, tab
 from tests.helpers.oracle import drain, greedy
 
 COMMON = "You are </script><script>throw 1</script> <!-- a \u2028 tutor. "
@@ -40,21 +38,26 @@ def trace_of(milestone: str) -> TraceData:
     return trace.data
 
 
-def dom(tmp_path: Path, page: str, where: str = "", *options: str) -> str:
-    """Return the page that the browser has made, without its scripts and styles."""
-    path = tmp_path / "player.html"
+@contextmanager
+def played(folder: Path, page: str, where: str = "") -> Iterator[Tab]:
+    """Open a player in the browser."""
+    path = folder / "player.html"
     path.write_text(page, encoding="utf-8")
-    done = subprocess.run(
-        [
-            find_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions",
-            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=300", *options,
-            "--dump-dom", path.as_uri() + where,
-        ],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    made = re.sub(r"<(script|style).*?</\1>", "", done.stdout, flags=re.DOTALL)
-    assert 'id="engine"' in made, done.stderr[-2000:]
-    return made
+    with tab(folder, path.as_uri() + where) as opened:
+        opened.wait_until("document.readyState === 'complete' && $('where').textContent")
+        yield opened
+
+
+def made_by(opened: Tab) -> str:
+    """Return the page that the script has made, without its scripts and styles."""
+    made: str = opened.evaluate("document.documentElement.outerHTML")
+    return re.sub(r"<(script|style).*?</\1>", "", made, flags=re.DOTALL)
+
+
+def dom(folder: Path, page: str, where: str = "") -> str:
+    """Return the page that the browser has made of a player."""
+    with played(folder, page, where) as opened:
+        return made_by(opened)
 
 
 def text_of(made: str, element: str) -> str:
@@ -141,8 +144,7 @@ def test_siblings_of_the_tree_are_told_apart(tmp_path: Path) -> None:
 def test_a_long_span_of_the_recording_has_a_readable_name(tmp_path: Path) -> None:
     """Its colour is that of a panel, so its name has the colour of other text."""
     data = trace_of(MILESTONES[0])
-    frame = data.frames[3]
-    long = Span("trace", frame.start, frame.end, frame.step)
+    long = Span("trace", data.frames[0].start, data.frames[-1].end, 3)
     made = dom(tmp_path, player_html(dataclasses.replace(data, spans=[long])), "#step=3")
     (kind,) = re.findall(r'<text class="(\w*)"[^>]*>trace</text>', made)
     assert kind != "on"
@@ -160,24 +162,17 @@ def test_the_keys(tmp_path: Path) -> None:
     """Arrows, Home and End move by steps. The space key plays to the end and stops there."""
     trace = trace_of(MILESTONES[-1])
     last = trace.frames[-1].step
-
-    def press(*keys: str) -> str:
-        """Return the page after these keys and some time."""
-        events = "".join(
-            f'dispatchEvent(new KeyboardEvent("keydown", {{ key: "{key}" }}));' for key in keys
-        )
-        # Without a window, frames come at any time. Timers follow the browser's virtual time.
-        timer = "requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 16);"
-        script = f'<script>{timer} $("speed").value = "50"; {events}</script></body>'
-        page = player_html(trace).replace("</body>", script)
-        return dom(tmp_path, page, "#step=1", "--virtual-time-budget=3000")
-
-    made = press("ArrowRight", "ArrowRight", "ArrowLeft")
-    assert text_of(made, "where").startswith("step 2 of ")
-    assert text_of(press("End", "ArrowLeft"), "where").startswith(f"step {last - 1} of ")
-    made = press("End", "Home", " ")
-    assert text_of(made, "where").startswith(f"step {last} of ") and "Play (space)" in made
-    assert text_of(made, "error") == ""
+    with played(tmp_path, player_html(trace), "#step=1") as page:
+        for keys, step in ((["ArrowRight", "ArrowRight", "ArrowLeft"], 2),
+                           (["End", "ArrowLeft"], last - 1), (["Home"], 0)):  # fmt: skip
+            for key in keys:
+                page.press(key)
+            page.wait_until(f"$('where').textContent.startsWith('step {step} of ')")
+        page.evaluate("$('speed').value = '50'")
+        page.press(" ")
+        page.wait_until(f"$('where').textContent.startsWith('step {last} of ')")
+        page.wait_until("$('play').title === 'Play (space)'")
+        assert page.evaluate("$('error').textContent") == "" and page.errors == []
 
 
 def test_an_emulated_forward_is_labelled(tmp_path: Path) -> None:

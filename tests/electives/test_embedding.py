@@ -20,11 +20,11 @@ from common import (
     load_model,
 )
 from common.hf.tiny import ARCHITECTURES
+from common.tracing.forced_retractions import force_retractions
 from milestones.chain import ROOT, course_place, load
 from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.lab.instruments.audit import assert_idle
 from milestones.lab.instruments.fake_cuda import FakeCuda
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, plain_model, schedules
 from tests.exercises.by_hand import scheduled, watch
@@ -456,9 +456,10 @@ def test_retractions_of_vectors_teach_nothing_about_outputs(module_of: ModuleOf)
     engine = hash_engine(module_of("engine"), LateStream(), 12, page_size=2)
     for token in (1, 2):
         engine.add_request([token] * 20, raw("LAST"))
+    vectors = list(engine.core.scheduler.waiting)
     engine.step()
     ratio = engine.core.scheduler.admission.new_token_ratio
-    engine.core.scheduler.admission.expect_more(engine.core.scheduler.running)
+    engine.core.scheduler.admission.expect_more(vectors[-1], vectors)
     assert engine.core.scheduler.admission.new_token_ratio == ratio
     drain(engine)
 

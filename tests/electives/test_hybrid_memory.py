@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.hf.support import LayerKV
 from common.hf.tiny import byte_tokenizer
+from common.tracing.forced_retractions import force_retractions
 from milestones.chain import ROOT, course_place, load
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.exercises.by_hand import make_request

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from common import EngineConfig, LoadedModel, UnsupportedModelError
 from common.hf.tiny import byte_tokenizer
+from common.tracing.forced_retractions import force_retractions
 from milestones.chain import ROOT, course_place, load
 from milestones.lab.instruments.audit import assert_idle
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf
 from tests.electives.test_hybrid_memory import PACKAGE, fuzz

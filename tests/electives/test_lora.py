@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from common import LoRARequest
+from common.tracing.forced_retractions import force_retractions
 from milestones.chain import load
 from milestones.lab.instruments.audit import assert_idle
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_overlap import expected_output, hash_engine

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from common.guard import EngineDeadError
+from common.tracing.forced_retractions import force_retractions
 from milestones.chain import ROOT, course_place, load
 from milestones.lab.instruments.audit import assert_idle, poison_free_pages
 from milestones.lab.instruments.fake_cuda import FakeCuda
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules
 from tests.exercises.by_hand import make_request, scheduled, watch

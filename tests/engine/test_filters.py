@@ -14,7 +14,7 @@ from common import Request, SamplingParams
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.filters import Filters, apply_filters, weights
 from common.sampling.sampler import SamplingMetadata, map_tensors, sample
-from tests.helpers.made_requests import request_with
+from tests.exercises.by_hand import request_with
 
 
 def request(params: SamplingParams) -> Request:

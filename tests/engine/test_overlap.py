@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_overlap import hash_engine

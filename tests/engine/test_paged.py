@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common import LLMEngine, SamplingParams, UnsupportedModelError
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, ModuleOf, shared_model, tokens_in_flight
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from tests.conftest import ModuleOf, schedules
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.random_schedule import random_prompt, random_sizes
@@ -172,14 +173,32 @@ def test_retraction_takes_the_newest_and_raises_the_ratio(module_of: ModuleOf) -
     assert engine.finished["new"] == expected_tokens([1, 2, 3], 9)
 
 
-def test_the_ratio_decays(module_of: ModuleOf, code_of: ModuleOf) -> None:
+def test_a_retraction_is_logged(module_of: ModuleOf, caplog: pytest.LogCaptureFixture) -> None:
+    """Operators look for this line: which request loses how many pages, and the new ratio."""
+    engine = engine_of(module_of, num_pages=6, page_size=2, max_num_seqs=3)
+    engine.scheduler.admission.new_token_ratio = 0.1
+    for name in ("old", "new"):
+        engine.add(name, [1, 2, 3], 9)
+    with caplog.at_level("INFO"):
+        while engine.live:
+            engine.step()
+    logged = [line for line in caplog.messages if "KV cache pool is full" in line]
+    assert len(logged) == engine.scheduler.counters.num_retractions > 0
+    assert re.search(r"retract new, which holds \d pages; new_token_ratio 0\.\d+ -> \d", logged[0])
+
+
+def test_the_ratio_decays_and_begins_anew_when_idle(module_of: ModuleOf, code_of: ModuleOf) -> None:
+    """The next requests of an idle engine may be of another kind than its last ones."""
     module = code_of("admission")
     engine = engine_of(module_of)
     engine.add("a", [1], 100)
-    while engine.live:
+    for _ in range(50):
         engine.step()
     lost = module.INITIAL_NEW_TOKEN_RATIO - engine.scheduler.admission.new_token_ratio
-    assert lost == pytest.approx(100 * module.RATIO_DECAY)
+    assert lost == pytest.approx(engine.scheduler.counters.num_steps * module.RATIO_DECAY, rel=0.1)
+    while engine.live:
+        engine.step()
+    assert engine.scheduler.admission.new_token_ratio == module.INITIAL_NEW_TOKEN_RATIO
 
 
 def test_a_prompt_that_never_fits(module_of: ModuleOf) -> None:

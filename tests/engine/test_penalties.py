@@ -13,11 +13,11 @@ from common import EngineConfig, LLMEngine, Request, SamplingParams
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
+from common.tracing.forced_retractions import force_retractions
 from milestones.lab.instruments.audit import MODES, assert_idle, audited_engine_class
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.hash_model import hash_model
 from tests.conftest import EngineFactory, build_engine
-from tests.helpers.made_requests import TOKENIZER, request_with
+from tests.exercises.by_hand import TOKENIZER, request_with
 from tests.helpers.oracle import greedy, serve_arrivals
 from tests.helpers.sampling_reference import adjusted, hash_answer
 

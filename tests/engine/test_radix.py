@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from common.config import POLICIES
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, ModuleOf, schedules
 from tests.engine.test_paged_scheduler import fuzz
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
@@ -293,7 +293,9 @@ def test_the_policies(module_of: ModuleOf) -> None:
     assert order("fcfs") == arrival
     assert order("lpm")[:2] == ["long", "short"]
     assert order("lof") == ["cold too", "cold", "cold three", "short", "long"]
-    assert order("dfs-weight")[:1] == ["cold"], "requests at the root come before its branches"
+    assert order("dfs-weight") == ["short", "long", "cold", "cold too", "cold three"], (
+        "branches come before the requests that end at their node, the root"
+    )
     assert sorted(order("random")) == sorted(arrival) and order("random") == order("random")
 
 

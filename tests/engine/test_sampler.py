@@ -29,7 +29,7 @@ from common.sampling.sampler import (
     scale_and_filter,
     uniform,
 )
-from tests.helpers.made_requests import request_with
+from tests.exercises.by_hand import request_with
 
 
 def metadata(*params: SamplingParams) -> SamplingMetadata:

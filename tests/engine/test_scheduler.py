@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from common import EngineConfig, Request
 from tests.conftest import ModuleOf
-from tests.helpers.made_requests import request_with
+from tests.exercises.by_hand import request_with
 from tests.helpers.oracle import greedy
 
 pytestmark = [pytest.mark.since("m2_continuous"), pytest.mark.before("m3_paged")]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from common import Request
+from common import Request, SamplingParams
 from common.hf.tiny import byte_tokenizer
 from common.text.output_text import OutputText
 from tests.helpers.oracle import greedy
@@ -31,13 +32,25 @@ def make_request(
     """
     tokens = [1 + i for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
     params = greedy(max_tokens, ignore_eos=True)
-    request = Request(
-        name, None, tokens, params, seed=0, max_model_len=max_model_len,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-    )  # fmt: skip
+    request = request_with(params, tokens, name, max_model_len=max_model_len)
     request.token_ids += [100 + i for i in range(output)]
     request.num_computed_tokens = computed
     return request
+
+
+def request_with(
+    params: SamplingParams,
+    prompt: Sequence[int] = (1, 2, 1),
+    name: str = "r",
+    end_token_ids: Sequence[int] = (),
+    max_model_len: int = 100,
+) -> Request:
+    """Return a request that waits. Its parameters may be any."""
+    return Request(
+        name, None, list(prompt), params, seed=params.seed or 0, max_model_len=max_model_len,
+        text=OutputText(TOKENIZER, params), arrival_time=0.0,
+        end_token_ids=np.array(end_token_ids, dtype=np.int64),
+    )  # fmt: skip
 
 
 def names(requests: Iterable[Request]) -> str:

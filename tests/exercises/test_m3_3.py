@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from m3_paged.admission import CLIP_MAX_NEW_TOKENS
 from m3_paged.schedule_batch import ScheduleBatch
 from m3_paged.scheduler import Scheduler
 from tests.exercises.by_hand import make_request
@@ -107,6 +108,18 @@ def test_expected_pages_at_page_edges(prompt: int, output: int, pages: int) -> N
     request = make_request("X", prompt, output=output, max_tokens=output + 8)
     assert scheduler.admission.expected_pages(request) == pages, (
         f"{prompt + output} tokens and 4 expected ones, in pages of 4"
+    )
+
+
+def test_a_generous_limit_is_clipped() -> None:
+    """A request that may generate a million tokens must not keep all others waiting."""
+    scheduler = make_scheduler(50)
+    scheduler.admission.new_token_ratio = 0.5
+    request = make_request("X", 4)
+    request.max_num_tokens = 1_000_000
+    pages = (4 + CLIP_MAX_NEW_TOKENS // 2) // 4
+    assert scheduler.admission.expected_pages(request) == pages, (
+        f"half of {CLIP_MAX_NEW_TOKENS} tokens are expected, not half of a million"
     )
 
 

@@ -145,6 +145,18 @@ def test_a_branch_weighs_what_waits_below_it() -> None:
     )
 
 
+def test_branches_come_before_what_ends_at_their_node() -> None:
+    """What ends above a branch uses nothing of it, and would evict it before it is used."""
+    scheduler = scheduler_of("dfs-weight")
+    queue(scheduler, {"cold": [9, 9]})
+    stem = cache_by_hand(scheduler.kv_cache, [1])
+    queue(scheduler, {"stem only": [1, 50]})
+    for branch in (2, 3):
+        cache_by_hand(scheduler.kv_cache, [branch], stem)
+    queue(scheduler, {"2a": [1, 2, 50], "3a": [1, 3, 50], "3b": [1, 3, 51]})
+    assert ordered(scheduler) == ["3a", "3b", "2a", "stem only", "cold"]
+
+
 def test_no_request_is_lost_in_the_branches() -> None:
     scheduler = scheduler_of("dfs-weight")
     branches(scheduler, [2, 2])
@@ -171,8 +183,8 @@ def test_a_request_that_is_due_waits_for_no_other() -> None:
     scheduler = scheduler_of(page_size=2)
     waits = beside(scheduler, [1, 2, 3, 4, 9], [1, 2, 3, 4, 5])
     assert scheduler.admission.waits_for_prefix(waits, scheduler.running), (
-        "a running request computes the first page, 1 2, and has not inserted it yet: one step "
-        "later the page can be shared"
+        "a running request computes the first pages, 1 2 and 3 4, and has not inserted them yet: "
+        "one step later they can be shared"
     )
     overtake(scheduler, MAX_OVERTAKING + 1)
     assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
@@ -184,10 +196,20 @@ def test_a_request_that_is_due_waits_for_no_other() -> None:
     ("why", "running", "waiting", "cached"),
     [
         ("the running prompt begins with other tokens", [5, 6, 7, 8], [1, 2, 3, 4, 9], []),
-        ("only half of the next page is the same", [1, 8, 3, 4], [1, 2, 3, 4, 9], []),
-        ("the page holds its last token, which it must compute itself", [1, 2, 3, 4], [1, 2], []),
-        ("the running prompt ends before the page does", [1], [1, 2, 3, 4, 9], []),
-        ("page 1 2 can be shared at once; 9 9 is not computed", [1, 2, 3], [1, 2, 9, 9, 9], [1, 2]),
+        ("only one page is the same: too few to wait for", [1, 2, 8, 9], [1, 2, 3, 4, 9], []),
+        (
+            "the pages hold its last token, which it must compute itself",
+            [1, 2, 3, 4, 5],
+            [1, 2, 3, 4],
+            [],
+        ),
+        ("the running prompt ends before the pages do", [1, 2, 3], [1, 2, 3, 4, 9], []),
+        (
+            "page 1 2 can be shared at once; 9 9 is not computed",
+            [1, 2, 3, 4, 5],
+            [1, 2, 9, 9, 9, 9, 9],
+            [1, 2],
+        ),
     ],
 )
 def test_no_request_waits_in_vain(

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import pytest
 
 from common import EngineConfig, SamplingParams
+from common.tracing.forced_retractions import force_retractions
 from m5_overlap import engine as engine_module
 from m5_overlap.schedule_batch import ScheduleBatch
 from m5_overlap.scheduler import Scheduler
 from milestones.lab.instruments.audit import assert_idle
-from milestones.lab.instruments.forced_retractions import force_retractions
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import build_engine
 from tests.engine.test_overlap import fuzz
@@ -111,6 +111,15 @@ def test_pages_that_the_tree_would_give_up_can_be_had() -> None:
     scheduler.kv_cache.radix_cache.insert([9, 9], [cached])
     in_flight(scheduler, [1, 2], [4])
     assert not scheduler.needs_result(), "no page is free, but a cached page can be evicted"
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_two_prefills_overlap_unless_the_configuration_forbids_it(is_disabled: bool) -> None:
+    scheduler = scheduler_of(num_pages=20, disable_consecutive_prefill_overlap=is_disabled)
+    in_flight(scheduler, [1, 2, 3])
+    assert not scheduler.needs_result(), "no prompt waits: step N+1 is a decode step"
+    scheduler.add_request(make_request("next", [7, 8, 9]))
+    assert scheduler.needs_result() == is_disabled, "step N computes a prompt, and N+1 the next one"
 
 
 def test_a_prefix_in_flight_is_worth_waiting_for() -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from milestones.chain import sources
-from tests.conftest import MILESTONES, ROOT
+from tests.conftest import ENGINES, MILESTONES, ROOT
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+OURS = re.compile(r"`[\w.]+` in `[\w/]+\.py`(?: \((?P<since>from )?(?P<mark>\w+)\))?")
 FENCED = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -124,3 +125,30 @@ def missing_in_page(text: str) -> Iterator[str]:
             yield from missing_in_diagram(diagram, highest_milestone(heading))
         for block in re.split(r"\n\s*\n|\n(?=- |\|)", FENCED.sub("", body)):
             yield from missing_in_block(block, highest_milestone(block, heading))
+
+
+def engines_of(ours: str) -> list[str]:
+    """Return the engines that have the symbol of a cell, by its mark."""
+    found = OURS.fullmatch(ours)
+    assert found, f"write `symbol` in `file.py`, and perhaps (m2) or (from m3), not: {ours}"
+    if found["mark"] in set(ENGINES) - set(MILESTONES):
+        return [found["mark"]]
+    if found["mark"] is None:
+        return MILESTONES
+    first = next(i for i, name in enumerate(MILESTONES) if name.startswith(found["mark"]))
+    return MILESTONES[first:] if found["since"] else [MILESTONES[first]]
+
+
+def wrong_in_ours(ours: str) -> Iterator[str]:
+    """Yield what is wrong in a cell of a table: `symbol` in `file.py`, with its mark.
+
+    The symbol must be in the engines of its mark, and in no other milestone.
+    """
+    symbol, file = spans(ours)
+    having = engines_of(ours)
+    for name in having:
+        yield from missing_in_block(ours, name)
+    for other in MILESTONES:
+        path = path_of(file, other)
+        if other not in having and path.exists() and symbol in defined(path):
+            yield f"{other} has {symbol} as well"

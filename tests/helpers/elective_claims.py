@@ -116,6 +116,7 @@ def requests_that_make_way(_: pytest.MonkeyPatch) -> None:
             before = priority_2.add(scheduler, "before", [1] * 7, priority=5)
             priority_2.step(scheduler)
             scheduler.finish_request(before, "abort")
+            scheduler.admission.new_token_ratio = 0.1  # idle: it began anew
         for name in "abcde":
             prompt = [1] * shared + [ord(name)] * (7 - shared)
             priority_2.add(scheduler, name, prompt, priority=5)

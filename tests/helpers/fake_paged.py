@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import EngineConfig, Request
-from tests.helpers.made_requests import TOKENIZER, request_with
+from tests.exercises.by_hand import TOKENIZER, request_with
 from tests.helpers.oracle import greedy
 
 __all__ = ["TOKENIZER"]

@@ -150,6 +150,7 @@ QUESTIONS = {"m2.1": shelf, "m2.2": sums}
 '''
 
 MUTANT = """Mutant: one_too_many
+Exercise: m2.1
 Mistake: A shelf takes one item more than it has room for.
 Killed-by: tests/exercises/test_m2_1.py::test_a_full_shelf_refuses
 
@@ -208,7 +209,7 @@ FILES = {
     "milestones/m2_mini/README.md": HANDOUT,
     "milestones/m2_mini/exercises.toml": CATALOG,
     "milestones/m2_mini/DELTA.toml": 'below = "m1_mini"\n[changed]\n"shelf.py" = "many things"\n',
-    "milestones/m2_mini/mutants/m2.1.patch": MUTANT,
+    "milestones/m2_mini/mutants.patch": MUTANT,
     "milestones/m3_mini/README.md": "# Milestone 3: more\n",
     "tests/__init__.py": "",
     "tests/conftest.py": '"""No fixtures."""\n',

@@ -98,6 +98,13 @@ class Running:
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         return self.call("GET", path, None, headers or {})[:2]
 
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics by name; the last one of those with the same name."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
     def call(
         self, method: str, path: str, data: bytes | None, headers: dict[str, str]
     ) -> tuple[int, Any, dict[str, str]]:

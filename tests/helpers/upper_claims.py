@@ -102,7 +102,7 @@ def adoption(_: pytest.MonkeyPatch) -> None:
 
 
 def policies(_: pytest.MonkeyPatch) -> None:
-    expected = {"fcfs": 0, "lpm": 128, "dfs-weight": 0}
+    expected = {"fcfs": 0, "lpm": 128, "dfs-weight": 128}
     for policy in (name for name in POLICIES if name in expected):
         for pages in (14, 40):
             engine = engine_m4(pages, max_num_seqs=1, schedule_policy=policy)
@@ -217,7 +217,7 @@ CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {
     "m4.4": (["8 tokens: 0, 4, 4", "9 tokens: 0, 8, 8"], the_same_prompt),
     "m4.5": (["B's row is `1 2 6`", "Pages 4 and 5 are free", "Two requests hold the node",
               "page 3 becomes free", "it cannot be evicted"], adoption),
-    "m4.6": (["reuses 0 of 240", "`lpm` reuses 128", "(40 pages)", "`dfs-weight` reuses 0 too"],
+    "m4.6": (["reuses 0 of 240", "`lpm` reuses 128", "(40 pages)", "`dfs-weight` reuses 128 too"],
              policies),
     "m5.1": (["raises `ZeroDivisionError`", "The list is `[1]`", "work runs again"],
              a_failed_work),

@@ -1,4 +1,7 @@
-"""The frame of electives: a folder with the files that differ is a complete engine."""
+"""The frame of electives: a folder with the files that differ is a complete engine.
+
+It also tests which packages lie below an engine.
+"""
 
 from __future__ import annotations
 
@@ -140,6 +143,19 @@ def test_the_tree_for_mypy_has_complete_electives(tmp_path: Path) -> None:
     assert (tree / "pyproject.toml").exists()
 
 
+def test_milestones_lie_one_above_the_other(tmp_path: Path) -> None:
+    names = ["m1_one", "m2_two", "m3_three"]
+    for name in [*reversed(names), "common", "milestones"]:
+        (tmp_path / name).mkdir()
+    assert chain.milestones(tmp_path) == names
+    assert [chain.below(name, tmp_path) for name in names] == [None, *names[:2]]
+    assert chain.chain("m2_two", tmp_path) == names[:2]
+    assert chain.above("m1_one", tmp_path) == names[1:]
+    assert chain.at_least("m2_two", "m2_two", tmp_path)
+    assert chain.at_least("m3_three", "m1_one", tmp_path)
+    assert not chain.at_least("m1_one", "m2_two", tmp_path)
+
+
 def test_the_electives_of_a_tree(tmp_path: Path) -> None:
     """An elective lies on the highest milestone, and takes the files that it does not have."""
     for file in (
@@ -154,6 +170,8 @@ def test_the_electives_of_a_tree(tmp_path: Path) -> None:
     assert chain.engines(tmp_path) == ["m1_one", "m2_two", "three"]
     assert chain.chain("three", tmp_path) == ["m1_one", "m2_two", "three"]
     assert chain.above("m1_one", tmp_path) == ["m2_two", "three"]
+    assert chain.at_least("three", "m2_two", tmp_path)
+    assert not chain.at_least("m2_two", "three", tmp_path)
     found = {name: path.relative_to(tmp_path).parts[0] for name, path in (
         chain.sources("three", tmp_path).items()
     )}  # fmt: skip

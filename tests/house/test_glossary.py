@@ -9,20 +9,16 @@ from typing import NamedTuple
 import pytest
 
 from milestones.chain import course_place
-from tests.conftest import ENGINES, MILESTONES, ROOT
+from tests.conftest import ROOT
 from tests.helpers.documented_symbols import (
-    defined,
     is_path,
-    missing_in_block,
     missing_in_page,
-    path_of,
     spans,
+    wrong_in_ours,
 )
 
 GLOSSARY = (ROOT / "milestones/docs/GLOSSARY.md").read_text(encoding="utf-8")
-ELECTIVES = set(ENGINES) - set(MILESTONES)
 HEADER = ["ours", "meaning", "vLLM", "SGLang"]
-OURS = re.compile(r"`[\w.]+` in `[\w/]+\.py`(?: \((?P<since>from )?(?P<mark>\w+)\))?")
 THEIRS = re.compile(
     r"(`[\w.]+`(?:, `[\w.]+`)* in `[\w/]+\.py`(?:, (?=`))?)+(?: \(v[\d.]+\)|[,:] .+)?"
 )
@@ -45,30 +41,13 @@ def rows() -> list[Row]:
     return [Row(*c) for c in cells if c != HEADER and set(c) != {"---"}]
 
 
-def engines_of(ours: str) -> list[str]:
-    """Return the engines that have the symbol of a row, by its mark."""
-    found = OURS.fullmatch(ours)
-    assert found, f"write `symbol` in `file.py`, and perhaps (m2) or (from m3), not: {ours}"
-    if found["mark"] in ELECTIVES:
-        return [found["mark"]]
-    if found["mark"] is None:
-        return MILESTONES
-    first = next(i for i, name in enumerate(MILESTONES) if name.startswith(found["mark"]))
-    return MILESTONES[first:] if found["since"] else [MILESTONES[first]]
-
-
 @pytest.mark.parametrize("row", rows(), ids=lambda row: spans(row.ours)[0])
 def test_a_row_of_the_glossary(row: Row) -> None:
     """Our symbol exists in the milestones of its mark and in no other; the row has a meaning."""
     assert row.meaning.endswith("."), f"{row.ours} has no meaning"
     for cell in (row.vllm, row.sglang):
         assert not cell or THEIRS.fullmatch(cell), f"write `symbol` in `file.py`, not: {cell}"
-    symbol, file = spans(row.ours)
-    having = engines_of(row.ours)
-    assert not [missing for name in having for missing in missing_in_block(row.ours, name)]
-    for other in set(MILESTONES) - set(having):
-        path = path_of(file, other)
-        assert not path.exists() or symbol not in defined(path), f"{other} has {symbol} as well"
+    assert not list(wrong_in_ours(row.ours))
 
 
 def test_a_name_has_one_row() -> None:

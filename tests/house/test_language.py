@@ -208,7 +208,7 @@ DOC = '"""Pages.\n\n{}\n"""\n'
         ("README.md", "```python\nwho = 1\n```\n\nEach rung\n", 5),
         ("slides/decks/a.md", "```keys\nstall: computed for nobody\n```\n", 2),
         ("milestones/a/DELTA.toml", '[added]\n"a.py" = "who owns which row"\n', 2),
-        ("milestones/a/mutants/a.patch", "--- a/a.py\n-    # x\n\nMistake: Everybody waits.\n", 4),
+        ("milestones/a/mutants.patch", "--- a/a.py\n-    # x\n\nMistake: Everybody waits.\n", 4),
         ("common/a.c", "int x; /* tokens whose page is full */\n", 1),
         ("common/a.html", '<b>\n"Nobody runs."</b>\n', 2),
     ],
@@ -238,7 +238,7 @@ def test_a_bad_sentence_is_found(path: str, text: str, line: int) -> None:
         ),
         ("README.md", "```text\nnobody runs\n```\n"),
         ("milestones/a/DELTA.toml", '"a.py" = "the answer to \\"who runs\\" is printed"\n'),
-        ("milestones/a/mutants/a.patch", "Mistake: None.\n\n--- a/a.py\n-    # who waits\n"),
+        ("milestones/a/mutants.patch", "Mistake: None.\n\n--- a/a.py\n-    # who waits\n"),
         ("data.json", "{}"),
     ],
 )
@@ -252,10 +252,10 @@ def test_a_good_sentence_passes(path: str, text: str) -> None:
         ("tests/test_a.py", "def test_who_runs() -> None:", False),
         ("tests/test_a.py", "async def test_padding_is_nobodys_token(x: int) -> None:", False),
         ("tests/test_a.py", "def test_a_page_whose_end_is_full(", False),
-        ("m5_overlap/mutants/m5.1.patch", "Mutant: forgets_who_runs\n", False),
+        ("m5_overlap/mutants.patch", "Mutant: forgets_who_runs\n", False),
         ("tests/test_a.py", "def test_a_whole_step(", True),
         ("tests/test_a.py", "def test_a_student_who_asks_is_answered(", True),
-        ("m5_overlap/mutants/m5.1.patch", "Mutant: forgets_all\n", True),
+        ("m5_overlap/mutants.patch", "Mutant: forgets_all\n", True),
     ],
 )
 def test_names_are_checked(path: str, text: str, is_good: bool) -> None:

@@ -13,7 +13,7 @@ from _pytest.config import get_config
 
 import common.fast
 from milestones.chain import ELECTIVES, course_place, electives, place, sources
-from slides.run_pages import RUN_PAGES
+from slides.facts import RUN_PAGES
 from tests.conftest import MILESTONES, ROOT
 
 SOURCES = sorted(

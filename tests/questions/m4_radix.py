@@ -212,6 +212,7 @@ def joining(chance: Random) -> Asked:
     scheduler = scheduler_of("dfs-weight")
     sizes = chance.sample(range(1, 7), 4)
     branches(scheduler, sizes)
+    queue(scheduler, {"stem": [chance.randint(1, 4), 99], "cold": [98, 99]})
     yield f"dfs-weight with branches of {sizes} requests", ordered(scheduler)
     policy = chance.choice(["lpm", "lof", "fcfs"])
     scheduler = scheduler_of(policy)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import random
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from common.displays.workload import percentile
 from milestones.chain import electives
 from milestones.drawing.chart import lines
 from milestones.serving.load import command
-from milestones.serving.load.arrivals import Arrival, Lengths, Workload, length_pairs, length_range
+from milestones.serving.load.arrivals import Arrival, Workload, length_range
 from tests.helpers.serving import Serve
 
-LENGTHS = Lengths((3, 5), (2, 4))
+LENGTHS = ((3, 5), (2, 4))  # of prompts and of outputs
 
 
 def test_arrivals_are_a_poisson_process() -> None:
     """Equal seeds give equal requests; mean and variance of the gaps are those of the rate."""
-    workload = Workload(LENGTHS, [1, 2, 3])
+    workload = Workload(*LENGTHS, [1, 2, 3])
     arrivals = list(workload.arrivals(50.0, 100.0, seed=4))
     assert arrivals == list(workload.arrivals(50.0, 100.0, seed=4))
     times = [arrival.time for arrival in arrivals]
@@ -35,33 +35,28 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 def test_prefixes_are_shared() -> None:
-    workload = Workload(LENGTHS, range(100), num_prefixes=2, prefix_tokens=8)
+    workload = Workload(*LENGTHS, range(100), num_prefixes=2, prefix_tokens=8)
     arrivals = list(workload.arrivals(20.0, 10.0, seed=0))
     assert len({tuple(arrival.prompt[:8]) for arrival in arrivals}) == 2
     assert len({tuple(arrival.prompt) for arrival in arrivals}) == len(arrivals)
 
 
-def test_lengths_are_read(tmp_path: Path) -> None:
+def test_lengths_are_read() -> None:
     assert length_range("7") == (7, 7) and length_range("7-9") == (7, 9)
-    path = tmp_path / "lengths.json"
-    path.write_text("[[5, 6]]")
-    assert Lengths((1, 1), (1, 1), length_pairs(str(path))).draw(random.Random(0)) == (5, 6)
     for text in ("0", "9-7", "x", "-1"):
         with pytest.raises(argparse.ArgumentTypeError):
             length_range(text)
-    for content in ("[]", "[[1]]", "[[0, 1]]", "{"):
-        path.write_text(content)
-        with pytest.raises(argparse.ArgumentTypeError):
-            length_pairs(str(path))
 
 
 @pytest.mark.extra("serve")
 def test_the_summary_leaves_the_warm_up_out() -> None:
     from milestones.serving.load.client import Answer
-    from milestones.serving.load.report import Limits, percentile, summary
+    from milestones.serving.load.report import Limits, summary
+
+    usage = {"completion_tokens": 3}
 
     def answer(time: float, first: float | None, total: float, error: str | None = None) -> Answer:
-        return Answer(Arrival(time, [1], 3), 0.0, first, [0.1, 0.3], total, 3, error)
+        return Answer(Arrival(time, [1], 3), 0.0, first, [0.1, 0.3], total, usage, error)
 
     answers = [
         answer(1.0, 9.0, 9.0), answer(2.0, 0.5, 0.7), answer(3.0, 0.5, 1.7),
@@ -71,7 +66,7 @@ def test_the_summary_leaves_the_warm_up_out() -> None:
     assert (row.num_requests, row.num_failed, row.errors) == (4, 1, {"status 429": 1})
     assert row.goodput == pytest.approx(0.1)  # the second one only
     assert row.first_ms == pytest.approx({50: 500.0, 95: 1500.0, 99: 1500.0})
-    assert [percentile(range(1, 101), point) for point in (1, 50, 99)] == [1, 50, 99]
+    assert [percentile([*range(1, 101)], point) for point in (1, 50, 99)] == [1, 50, 99]
     assert percentile([7.0], 99) == 7.0
 
 

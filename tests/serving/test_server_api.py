@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from common import LLMEngine, SamplingParams
 from tests.conftest import ROOT, EngineFactory
-from tests.helpers.serving import MODEL, Running, Serve
+from tests.helpers.serving import MODEL, Serve
 
 pytestmark = pytest.mark.extra("serve")
 
@@ -67,22 +66,6 @@ def test_chats_are_the_engines(make_engine: EngineFactory, serve: Serve) -> None
     assert [delta.role for delta in deltas if delta.role] == ["assistant"]
 
 
-def test_streams_at_the_same_time_are_the_engines(make_engine: EngineFactory, serve: Serve) -> None:
-    """I2: no client notices the others."""
-    expected = texts_of(make_engine())
-    run = serve(make_engine(max_num_seqs=4))
-
-    async def one(client: Any, prompt: str) -> str:
-        stream = await client.completions.create(prompt=prompt, stream=True, **greedy())
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-    async def all_of_them() -> list[str]:
-        async with run.async_client() as client:
-            return await asyncio.gather(*(one(client, prompt) for prompt in PROMPTS * 3))
-
-    assert asyncio.run(all_of_them()) == expected * 3
-
-
 def test_the_prefix_cache_is_seen_in_the_usage(serve: Serve) -> None:
     run = serve()
     client = run.client()
@@ -90,35 +73,6 @@ def test_the_prefix_cache_is_seen_in_the_usage(serve: Serve) -> None:
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]
     has_tree = run.in_engine(lambda engine: engine.stats()).kv_pages_cached > 0
     assert cached[0] == 0 and (cached[1] > 0) is has_tree
-
-
-def test_sampling_parameters_reach_the_engine(make_engine: EngineFactory, serve: Serve) -> None:
-    sampling: dict[str, Any] = {
-        "max_tokens": 12, "temperature": 0.9, "top_p": 0.8, "seed": 3, "stop": ["zz", "qq"],
-    }  # fmt: skip
-    extra: dict[str, Any] = {"top_k": 30, "min_p": 0.01, "ignore_eos": True, "stop_token_ids": [7]}
-    (expected,) = make_engine().generate("Hello", SamplingParams(**sampling, **extra))
-    client = serve().client()
-    for _ in range(2):
-        answer = client.completions.create(
-            model=MODEL, prompt="Hello", extra_body=extra, **sampling
-        )
-        assert answer.choices[0].text == expected.outputs[0].text
-        assert answer.choices[0].finish_reason == expected.outputs[0].finish_reason
-
-
-def test_an_aborted_stream_is_an_aborted_request(serve: Serve) -> None:
-    """The client closes its stream early; another one, which began later, is served to its end."""
-    run: Running = serve()
-    client = run.client()
-    stream = client.completions.create(prompt="Hello", stream=True, **greedy(400))
-    other = client.completions.create(prompt="Other", stream=True, **greedy(16))
-    next(iter(stream))
-    stream.close()
-    assert len([chunk for chunk in other if chunk.choices]) >= 1
-    run.wait_until(run.is_idle)
-    ended = run.get("/metrics")[1]
-    assert 'finished_reason="abort",model_name="tiny-llama"} 1.0' in ended
 
 
 @pytest.mark.parametrize("page", ["README.md", "milestones/docs/SERVING.md"])

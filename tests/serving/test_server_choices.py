@@ -20,17 +20,21 @@ SAMPLING: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"min_tokens": 12},
     {"logit_bias": {40: 5.0, 7: -100}},
-]
+    {"temperature": 0.9, "top_p": 0.8, "seed": 3, "stop": ["zz", "qq"], "top_k": 30, "min_p": 0.01,
+     "ignore_eos": True, "stop_token_ids": [7]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("fields", SAMPLING, ids=lambda fields: next(iter(fields)))
 def test_a_parameter_reaches_the_engine(
     fields: dict[str, Any], make_engine: EngineFactory, serve: Serve
 ) -> None:
-    params = SamplingParams(max_tokens=16, temperature=0, **fields)
+    params = SamplingParams(**{"max_tokens": 16, "temperature": 0, **fields})
     (expected,) = make_engine().generate("Hello", params)
     status, answer, _ = serve().post(COMPLETE, call(**fields))
-    assert status == 200 and answer["choices"][0]["text"] == expected.outputs[0].text
+    (choice,), (output,) = answer["choices"], expected.outputs
+    assert (status, choice["text"]) == (200, output.text)
+    assert choice["finish_reason"] == output.finish_reason
 
 
 @pytest.mark.parametrize("path", [COMPLETE, CHAT])
@@ -82,11 +86,15 @@ def test_several_prompts_with_several_choices(serve: Serve) -> None:
     """Choice i * n + j is output j of prompt i; each prompt counts once in the usage."""
     run = serve()
     sampled = {"temperature": 1.2, "seed": 4, "max_tokens": 6}
-    answer = run.post(COMPLETE, call(prompt=["a", "bb"], n=2, echo=True, **sampled))[1]
+    body = call(prompt=["a", "bb"], n=2, echo=True, **sampled)
+    answer = run.post(COMPLETE, body)[1]
     alone = [run.post(COMPLETE, call(prompt=p, n=2, **sampled))[1]["choices"] for p in ("a", "bb")]
     expected = ["a" + c["text"] for c in alone[0]] + ["bb" + c["text"] for c in alone[1]]
     assert [choice["text"] for choice in answer["choices"]] == expected
-    assert answer["usage"]["prompt_tokens"] == 3
+    *events, last, _ = run.events(COMPLETE, {**body, "stream_options": {"include_usage": True}})
+    ends = [e["choices"][0]["index"] for e in events if e["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] == 3
 
 
 @pytest.mark.parametrize("when", ["queued", "running"])
@@ -102,7 +110,6 @@ def test_choices_take_places(make_engine: EngineFactory, serve: Serve) -> None:
     run = serve(max_open_requests=4)
     assert run.post(COMPLETE, call(n=5, temperature=1))[0] == 400
     assert run.post(COMPLETE, call(n=4, temperature=1))[0] == 200
-    page = run.get("/metrics")[1]
-    assert 'time_to_first_token_seconds_count{model_name="tiny-llama"} 1.0' in page
+    assert run.metrics()["vllm:time_to_first_token_seconds_count"] == 1
     run.wait_until(run.is_idle)
     run.in_engine(assert_idle)

@@ -64,9 +64,9 @@ def check_aborted(engine: LLMEngine, serve: Serve, fields: dict[str, Any], when:
     release()
     run.wait_until(run.is_idle)
     run.in_engine(assert_idle)
-    stats = run.get("/metrics")[1]
-    assert 'vllm:num_requests_running{model_name="tiny-llama"} 0.0' in stats
-    assert 'vllm:num_requests_waiting{model_name="tiny-llama"} 0.0' in stats
+    found = run.metrics()
+    assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+    assert 'request_success_total{finished_reason="abort"' in run.get("/metrics")[1]
 
 
 @only_highest

@@ -16,36 +16,30 @@ from typing import Any
 import pytest
 
 from common import EngineDeadError, RequestOutput
-from milestones.lab.instruments.forced_retractions import force_retractions
+from common.tracing.forced_retractions import force_retractions
 from tests.conftest import ROOT, EngineFactory
 from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Serve, call, hold_steps, read
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
 
 
-def metric(page: str, name: str) -> float:
-    """Return the value of the one line of a metric."""
-    (value,) = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
-    return float(value)
-
-
 def test_metrics_count_what_happened(serve: Serve) -> None:
     run = serve()
     run.post(COMPLETE, call(prompt="a" * 40, max_tokens=5, ignore_eos=True))
     run.post(COMPLETE, call(prompt=["a" * 40, "b"], max_tokens=3, ignore_eos=True))
-    page = run.get("/metrics")[1]
-    assert metric(page, "vllm:generation_tokens_total") == 11
-    assert metric(page, "vllm:prompt_tokens_total") == 81
-    assert metric(page, "vllm:prefix_cache_queries_total") == 81
-    assert metric(page, "vllm:prefix_cache_hits_total") == 32
-    assert metric(page, "vllm:time_to_first_token_seconds_count") == 3
-    assert metric(page, "vllm:inter_token_latency_seconds_count") == 8
-    assert metric(page, "vllm:e2e_request_latency_seconds_count") == 3
-    assert metric(page, "vllm:request_success_total") == 3
-    assert metric(page, "vllm:kv_cache_usage_perc") == 0
+    found = run.metrics()
+    assert found["vllm:generation_tokens_total"] == 11
+    assert found["vllm:prompt_tokens_total"] == 81
+    assert found["vllm:prefix_cache_queries_total"] == 81
+    assert found["vllm:prefix_cache_hits_total"] == 32
+    assert found["vllm:time_to_first_token_seconds_count"] == 3
+    assert found["vllm:inter_token_latency_seconds_count"] == 8
+    assert found["vllm:e2e_request_latency_seconds_count"] == 3
+    assert found["vllm:request_success_total"] == 3
+    assert found["vllm:kv_cache_usage_perc"] == 0
     stats = run.in_engine(lambda engine: engine.stats())
-    assert metric(page, "ladder:num_steps_total") == stats.num_steps > 0
-    assert metric(page, "ladder:kv_pages_cached") == stats.kv_pages_cached > 0
+    assert found["ladder:num_steps_total"] == stats.num_steps > 0
+    assert found["ladder:kv_pages_cached"] == stats.kv_pages_cached > 0
 
 
 def test_the_first_token_is_recorded_once(make_engine: EngineFactory, serve: Serve) -> None:
@@ -55,11 +49,11 @@ def test_the_first_token_is_recorded_once(make_engine: EngineFactory, serve: Ser
     run = serve(engine)
     body = call(n=3, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True)
     assert run.post(COMPLETE, body)[0] == 200
-    page = run.get("/metrics")[1]
-    assert metric(page, "vllm:num_preemptions_total") > 0
-    assert metric(page, "vllm:time_to_first_token_seconds_count") == 1
-    assert metric(page, "vllm:generation_tokens_total") == 36
-    assert metric(page, "vllm:prompt_tokens_total") == 5
+    found = run.metrics()
+    assert found["vllm:num_preemptions_total"] > 0
+    assert found["vllm:time_to_first_token_seconds_count"] == 1
+    assert found["vllm:generation_tokens_total"] == 36
+    assert found["vllm:prompt_tokens_total"] == 5
 
 
 def test_an_engine_that_fails_ends_every_call(make_engine: EngineFactory, serve: Serve) -> None:

@@ -9,7 +9,7 @@ import pytest
 from common import SamplingParams
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import EngineFactory
-from tests.helpers.serving import CHAT, COMPLETE, Running, Serve, call, chat, read
+from tests.helpers.serving import CHAT, COMPLETE, Serve, call, chat, read
 
 pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
 
@@ -107,15 +107,6 @@ def test_echo_puts_the_prompt_first(stream: bool, prompt: Any, serve: Serve) -> 
     else:
         found = [choice["text"] for choice in run.post(COMPLETE, body)[1]["choices"]]
     assert found == [text + choice["text"] for text, choice in zip(texts, plain, strict=True)]
-
-
-def test_many_prompts_end_once_each(serve: Serve) -> None:
-    run: Running = serve()
-    body = call(prompt=["a", "bb", "ccc"], stream_options={"include_usage": True})
-    events = run.events(COMPLETE, body)
-    ends = [e["choices"][0]["index"] for e in events[:-2] if e["choices"][0]["finish_reason"]]
-    assert sorted(ends) == [0, 1, 2]
-    assert events[-2]["usage"]["prompt_tokens"] == 6
 
 
 def test_tokenize_and_detokenize(serve: Serve) -> None:

@@ -6,18 +6,18 @@ Each claim is a sentence of a slide or of its notes, and an expression on the re
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from common import EngineConfig
 from m3_paged.admission import Admission
 from milestones.course import catalog
 from milestones.course.testing.runner import Runner
 from milestones.staff.maintain import mutants
-from slides import facts
+from slides.facts import recorded
 from slides.figures import forwards_of
 from tests.conftest import ROOT, build_engine, shared_model
 from tests.exercises.by_hand import scheduled
@@ -28,14 +28,9 @@ from tests.helpers.oracle import greedy
 Json = dict[str, Any]
 
 
-def data(name: str) -> Json:
-    found: Json = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    return found
-
-
-M1, M2, M3, M4, M5 = (data(f"m{n}_example") for n in range(1, 6))
+M1, M2, M3, M4, M5 = (recorded(f"m{n}_example") for n in range(1, 6))
 RETRACT, FUTURES, SPLIT, MAP, SCORES = (
-    data(name) for name in ("m3_retract", "m5_futures", "m4_split", "m3_map", "m3_scores")
+    recorded(name) for name in ("m3_retract", "m5_futures", "m4_split", "m3_map", "m3_scores")
 )
 
 
@@ -245,14 +240,8 @@ CLAIMS: dict[str, Claims] = {
 
 def kv_bytes() -> int:
     """Return the bytes that the keys and values of a token take in the embedded model."""
-    config = shared_model(record_model()).model.config
+    config = shared_model(EngineConfig().model).model.config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
-
-
-def record_model() -> str:
-    from common import EngineConfig
-
-    return EngineConfig().model
 
 
 def text_of(deck: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from milestones.chain import place
 from milestones.course import catalog
-from slides import facts
+from slides.facts import recorded
 from slides.figures import forwards_of
 from slides.record_mistakes import M4_MUTANT, SPECULATIVE_MUTANT
 from slides.sources import mutant_lines
@@ -29,26 +29,21 @@ Json = dict[str, Any]
 Claims = list[tuple[str, Callable[[], Any]]]
 
 
-def data(name: str) -> Json:
-    found: Json = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    return found
-
-
 CASE, PLANS, M5, LANES, VAIN, DRAFTS, MISTAKE = (
-    data(name)
+    recorded(name)
     for name in (
         "m4_mistake", "multi_step_example", "m5_example", "multi_step_lanes", "multi_step_vain",
         "speculative_drafts", "speculative_mistake",
     )
 )  # fmt: skip
 ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
-    data(name)
+    recorded(name)
     for name in (
         "structured_answer", "structured_lanes", "priority_example", "priority_waits",
         "embedding_example", "embedding_gaps", "lora_example",
     )
 )  # fmt: skip
-PAGES, STATES = data("hybrid_pages"), data("hybrid_states")
+PAGES, STATES = recorded("hybrid_pages"), recorded("hybrid_states")
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
 TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A

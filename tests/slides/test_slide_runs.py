@@ -11,7 +11,7 @@ import pytest
 
 from common.tracing.player import page_of
 from slides import build, facts, record
-from slides.run_pages import RUN_PAGES
+from slides.facts import RUN_PAGES
 from tests.conftest import ROOT, shared_model
 
 Json = dict[str, Any]

@@ -8,44 +8,38 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from milestones.chain import electives
 from milestones.course.diff.lesson import lesson
+from milestones.recording import write
 from slides import (
     build,
     charts,
     facts,
     record,
-    record_electives,
-    record_embedding,
-    record_hybrid,
-    record_ideas,
-    record_mistakes,
-    record_priority,
     sources,
-    workloads,
 )
-from slides.browser import MISSING, Browser, find
+from slides.__main__ import main
+from slides.browser import Browser
 from slides.deck import Deck, Reader, exists
+from slides.freshness import fingerprint
 from slides.page import page
-from slides.record_grammars import GRAMMARS
+from slides.record_electives import GRAMMARS
+from slides.record_mistakes import MISTAKES
 from slides.sources import BuildError
 from slides.stops import Walk
 from tests.conftest import MILESTONES, ROOT, shared_model
+from tests.helpers.browser import find_browser
 from tests.helpers.deselected import thorough_except
 
 DECKS = sorted((ROOT / "slides" / "decks").glob("*.md"))
 SCHEDULER = "m2_continuous/scheduler.py:Scheduler"
 BODY = "---\ntitle: T\nabout: A\n---\n"
-REAL_MODEL = "it runs the real model"
 NOTES = "\nNote: 40 min\n\n" + "Say what there is to say about it. " * 4
 
 
@@ -128,14 +122,9 @@ def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
 
 def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All slides fit in both themes, a PDF can be printed, and the speaker's view has the notes."""
-    program = find()
-    if program is None:
-        if os.environ.get("LADDER_BROWSER") == "1":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
     monkeypatch.setattr(build, "OUTPUT", tmp_path)
     built = build.build()
-    with Browser(program) as browser:
+    with Browser(find_browser()) as browser:
         wrong = [f"{p.stem}: {problem}" for p in built for problem in build.problems(browser, p)]
         assert not wrong, "\n".join(wrong)
         path, deck = next(iter(built.items()))
@@ -209,20 +198,41 @@ def test_links_to_headings() -> None:
 
 
 def test_a_stale_figure_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = json.loads((facts.DATA / "m2_example.json").read_text(encoding="utf-8"))
+    content = facts.recorded("m2_example")
     content["fingerprint"] = "of other code"
-    (tmp_path / "m2_example.json").write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setattr(facts, "DATA", tmp_path)
-    monkeypatch.setattr(facts, "ROOT", tmp_path)
-    monkeypatch.setattr(facts, "RESULTS", tmp_path / "none")
     facts.data.cache_clear()
+    write(tmp_path / "m2.json", {"m2_example": content})
     with pytest.raises(BuildError, match="stale"):
         facts.data("m2_example")
     content["sources"].append("m2_continuous/no_such_file.py")
-    (tmp_path / "m2_example.json").write_text(json.dumps(content), encoding="utf-8")
+    content["fingerprint"] = fingerprint(content["sources"][:-1])
+    write(tmp_path / "m2.json", {"m2_example": content})
     with pytest.raises(BuildError, match="stale"):  # a file that is gone is a change as well
         facts.data("m2_example")
     facts.data.cache_clear()
+
+
+def test_a_run_is_recorded_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "DATA", tmp_path)
+    monkeypatch.setitem(record.RUNS, "m2_one", (("m2_continuous",), lambda name: {"it": name}))
+    monkeypatch.setitem(record.RUNS, "m2_two", ((), lambda name: {"it": name}))
+    for name in ("m2_two", "m2_one", "m2_two"):
+        record.record(name)
+    assert [*json.loads((tmp_path / "m2.json").read_text())] == ["m2_one", "m2_two"]
+    assert [facts.data(name)["it"] for name in ("m2_one", "m2_two")] == ["m2_one", "m2_two"]
+    facts.data.cache_clear()
+
+
+def test_the_command_records_the_runs_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(record, "record", made.append)
+    for arguments, names in ((["m2_example"], ["m2_example"]), ([], [*record.RUNS])):
+        monkeypatch.setattr("sys.argv", ["slides", "record", *arguments])
+        assert main() == 0 and made == names
+        made.clear()
 
 
 def test_a_difference_shows_what_goes_before_what_comes() -> None:
@@ -235,47 +245,28 @@ def test_a_difference_shows_what_goes_before_what_comes() -> None:
     assert new == sources.code_of("m2_continuous/scheduler.py:Scheduler.schedule")
 
 
-@pytest.mark.parametrize("name", [*workloads.EXAMPLES, "multi_step_example"])
-def test_the_worked_examples_are_what_the_engines_do(
-    name: str, monkeypatch: pytest.MonkeyPatch, real_model: Any
-) -> None:
-    """Another run gives the recorded steps: batches, rows, pages, tree and text."""
-    shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    again = json.loads(json.dumps(record.RUNS[name][1](name, real_model)))
-    assert again["steps"] == shown["steps"]
-
-
-@pytest.mark.parametrize("make", [record.memory, record.reuse])
-def test_the_counters_are_what_the_engines_count(make: Callable[[str], Any]) -> None:
-    name = {"memory": "m3_memory", "reuse": "m4_reuse"}[make.__name__]
-    shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    again = json.loads(json.dumps(make(name)))
-    assert again == {key: shown[key] for key in again}
+SLOW = {"m3_scores", "priority_waits", *MISTAKES}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *thorough_except({*record_ideas.IDEAS} - {"m3_scores"}, record_ideas.IDEAS, REAL_MODEL),
-        *record_electives.LESSONS,
-        *record_hybrid.HYBRID,
-        *thorough_except((), record_mistakes.MISTAKES, "engines in copies of the sources"),
-        *thorough_except(("priority_example",), record_priority.PRIORITY, REAL_MODEL),
-        *record_embedding.EMBEDDING,
+        *thorough_except(
+            {*record.EQUAL} - SLOW, record.EQUAL.keys() - GRAMMARS,
+            "the real model, or engines in copies of the sources",
+        ),
         *(pytest.param(name, marks=pytest.mark.extra("grammar")) for name in GRAMMARS),
     ],
-)
-def test_the_central_pictures_show_what_the_engines_do(name: str) -> None:
-    """Another run gives the same states and placeholders, and the same scores up to rounding."""
-    shown = json.loads((facts.DATA / f"{name}.json").read_text(encoding="utf-8"))
-    again = json.loads(json.dumps(record.RUNS[name][1](name)))
+)  # fmt: skip
+def test_another_run_is_equal(name: str) -> None:
+    """Another run gives the same steps, states and counters, and the same scores up to rounding."""
+    shown = facts.recorded(name)
+    make = record.RUNS[name][1]
+    is_example = make in (record.example, record.plan_example)
+    again = make(name, shared_model(record.EngineConfig().model)) if is_example else make(name)
+    again = json.loads(json.dumps(again))
     assert again.pop("scores", None) == pytest.approx(shown.pop("scores", None), abs=0.011)
     assert again == {key: shown[key] for key in again}
-
-
-@pytest.fixture(scope="module")
-def real_model() -> Any:
-    return shared_model(record.EngineConfig().model)
 
 
 def test_names_of_curves_that_end_together_stand_apart() -> None:

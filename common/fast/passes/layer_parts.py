@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...parallel.modules import Divided
+from ...parallel.ranks import Divided
 from ..cpu_kernels import Layer
 from .forwards import Forward, Forwards
 from .merge import SharedProduct

@@ -20,21 +20,22 @@ from ..catalog import load
 from ..exercise import Exercise
 from ..student.list import size_of
 from .cut import Cut, cut
+from .pages import fitting, folders_of
 from .student_tests import chosen_tests, naming
 
 # The modules of the commands that a student uses, besides all of `course/student/`. Some commands
 # start a server of tests.
 STARTED = (
     "course/diff/command.py", "course/testing/server.py", "demo.py", "lab/bench/gpu_check.py",
-    "lab/bench/host_time.py",
+    "lab/bench/host_time.py", "lab/instruments/path_of_a_token.py",
 )  # fmt: skip
 AS_THEY_ARE = (
-    "LICENSE", "requirements.txt", "constraints.txt",
-    "milestones/docs/GLOSSARY.md",
+    "LICENSE", "requirements.txt", "constraints.txt", "ARCHITECTURE.md",
+    "milestones/docs/GLOSSARY.md", "milestones/docs/WHERE.md",
     "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
 )  # fmt: skip
 ELECTIVE_FILES = ("milestones/electives/__init__.py", "milestones/electives/demos.py")
-LEFT_OUT = re.compile(r"(__pycache__|\.\w+_cache|mutants|\.DS_Store)(/|$)|\.pyc$")
+LEFT_OUT = re.compile(r"(__pycache__|\.\w+_cache|mutants\.patch|\.DS_Store)(/|$)|\.pyc$")
 
 Files = dict[str, bytes]
 
@@ -61,8 +62,7 @@ def student_files(milestone: str, root: Path) -> tuple[Files, Cut]:
         files[delta] = without_entries(files[delta].decode(), removed).encode()
     for path in files:
         if path.endswith(".md"):
-            page = without_run_pages(files[path].decode())
-            files[path] = without_dead_links(path, page, files).encode()
+            files[path] = fitting(path, files[path].decode(), files, done.files).encode()
     return files, done
 
 
@@ -92,30 +92,6 @@ def without_entries(text: str, symbols: Iterable[str]) -> str:
     for symbol in symbols:
         text = re.sub(rf'\s*"{re.escape(symbol)}",?', "", text)
     return text
-
-
-def without_run_pages(text: str) -> str:
-    """Remove the paragraphs about pages that `make slides` builds: the tree has no slides."""
-    paragraphs = text.split("\n\n")
-    return "\n\n".join(paragraph for paragraph in paragraphs if "`make slides`" not in paragraph)
-
-
-def without_dead_links(path: str, text: str, files: Files) -> str:
-    """Replace each link to a file that is not in the tree by the text of the link."""
-
-    def mended(match: re.Match[str]) -> str:
-        target = match["target"]
-        there = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        folders = {parent for name in files for parent in _parents(name)}
-        known = not target or "://" in target or there in files or there in folders
-        return match[0] if known else match["text"]
-
-    return re.sub(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]*)(#[^)]*)?\)", mended, text)
-
-
-def _parents(name: str) -> set[str]:
-    parts = name.split("/")[:-1]
-    return {"/".join(parts[: i + 1]) for i in range(len(parts))} | {"."}
 
 
 def _sources(root: Path, kept: list[str], milestone: str) -> Files:
@@ -159,7 +135,7 @@ def _console(root: Path, files: Files, absent: set[str]) -> Files:
             continue
         found[f"milestones/{name}"] = source.encode()
         todo += [*_imported(name, source), "__init__.py"]
-        todo += [f"{folder}/__init__.py" for folder in _parents(name)]
+        todo += [f"{folder}/__init__.py" for folder in folders_of(name)]
     return found
 
 

@@ -25,8 +25,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from ...chain import course_place, place
-from ..catalog import CatalogError, find, find_mutant
+from ...chain import place
+from ..catalog import CatalogError, find, find_mutant, patches_of
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..testing.results import Run
@@ -83,17 +83,12 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
         raise BreakError(f"the handout has no *Break it* for {exercise.id}")
     console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
     with nullcontext(runner) if runner else Runner() as server:
-        if patch_of(exercise, root).is_file():
+        if patches_of(exercise.milestone, root).is_file():
             effect = of_patch(exercise, root, server)
         else:
             effect = by_hand(exercise, root, server, console)
     show_effect(console, effect)
     return 0 if compared(console, exercise, effect) else 1
-
-
-def patch_of(exercise: Exercise, root: Path) -> Path:
-    """Return the file that has the mistake as a patch. A student's tree has no such file."""
-    return root / course_place(exercise.milestone) / "mutants" / f"{exercise.id}.patch"
 
 
 def of_patch(exercise: Exercise, root: Path, runner: Runner) -> Effect:

@@ -5,7 +5,6 @@ hash_model           a model with answers that any wrong slot, position or mask 
 plain_runner         a model runner in plain Python, for cores without torch
 streams              forward streams that run their work as late, or as early, as events allow
 audit                engines that check their invariants after each step, and memory of NaN
-forced_retractions   a scheduler that retracts a request at regular steps
 path_of_a_token      the files and functions that one decode token crosses
 paged_case           a random batch over a pool of pages, to compare kernels
 fake_cuda            a fake of `torch.cuda` that records calls and replays graphs

@@ -142,6 +142,7 @@ def _config(chance: random.Random) -> dict[str, Any]:
         "attention_backend": chance.choice(["auto", "torch"]),
         "schedule_policy": chance.choice(POLICIES),
         "cuda_graph": chance.choice([True, True, False]),
+        "disable_consecutive_prefill_overlap": chance.choice([False, False, True]),
         "seed": chance.randrange(1000),
         "max_loras": chance.choice([1, 1, 2, 4]),
     }

@@ -9,10 +9,10 @@ from itertools import chain, takewhile
 from typing import Any
 
 from common import EngineConfig, EngineDeadError, LoadedModel, Request, SamplingParams
+from common.tracing.forced_retractions import force_retractions
 
 from ...chain import load
 from ..instruments.audit import audited_engine_class
-from ..instruments.forced_retractions import force_retractions
 from .plan import Arrival, Plan, PlannedRequest
 from .results import SoakError
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 # The server tokenizes this text, and each prompt is a random order of its tokens. So no prompt has
 # a special token, and no two prompts begin alike, except for shared prefixes.
@@ -28,29 +26,16 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """Prompt and output lengths: drawn from two ranges, or from the pairs of a file."""
-
-    prompt: tuple[int, int]
-    output: tuple[int, int]
-    pairs: tuple[tuple[int, int], ...] = ()
-
-    def draw(self, source: random.Random) -> tuple[int, int]:
-        """Return a prompt length and an output length."""
-        if self.pairs:
-            return source.choice(self.pairs)
-        return source.randint(*self.prompt), source.randint(*self.output)
-
-
-@dataclass(frozen=True)
 class Workload:
     """What the requests of a run have in common.
 
+    prompt_tokens, output_tokens: the ranges that lengths are drawn from.
     token_ids: the tokens that prompts are made of.
     num_prefixes, prefix_tokens: each prompt begins with one of that many prefixes, of this length.
     """
 
-    lengths: Lengths
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
     token_ids: Sequence[int]
     num_prefixes: int = 0
     prefix_tokens: int = 0
@@ -67,10 +52,10 @@ class Workload:
         ]
         time = source.expovariate(rate)
         while time < seconds:
-            prompt_tokens, output_tokens = self.lengths.draw(source)
-            own = source.choices(self.token_ids, k=prompt_tokens)
+            size, most = source.randint(*self.prompt_tokens), source.randint(*self.output_tokens)
+            own = source.choices(self.token_ids, k=size)
             prefix = source.choice(prefixes) if prefixes else []
-            yield Arrival(time, [*prefix, *own], output_tokens)
+            yield Arrival(time, [*prefix, *own], most)
             time += source.expovariate(rate)
 
 
@@ -80,15 +65,3 @@ def length_range(text: str) -> tuple[int, int]:
     if found is None or int(found[2] or found[1]) < int(found[1]):
         raise argparse.ArgumentTypeError(f"a length is 100 or 100-1024, got {text!r}")
     return int(found[1]), int(found[2] or found[1])
-
-
-def length_pairs(text: str) -> tuple[tuple[int, int], ...]:
-    """Read a JSON file with a list of [prompt tokens, output tokens]."""
-    try:
-        rows = json.loads(Path(text).read_text(encoding="utf-8"))
-        pairs = tuple((int(prompt), int(output)) for prompt, output in rows)
-    except (OSError, ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
-    if not pairs or min(map(min, pairs)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: a list of pairs of lengths, each at least 1")
-    return pairs

@@ -20,7 +20,7 @@ class Answer:
 
     first: from sending it to its first text. gaps: from one event with text to the next. total:
     from sending it to its end. late: how much later than planned it was sent; if this is large, the
-    client was the bottleneck.
+    client was the bottleneck. usage: the token counts, as the server sends them.
     """
 
     arrival: Arrival
@@ -28,8 +28,13 @@ class Answer:
     first: float | None = None
     gaps: list[float] = field(default_factory=list)
     total: float = 0.0
-    num_tokens: int = 0
+    usage: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of output tokens, as the server counts them."""
+        return int(self.usage.get("completion_tokens", 0))
 
     @property
     def per_token(self) -> float:
@@ -81,10 +86,11 @@ class Target:
         for arrival in arrivals:
             await asyncio.sleep(max(0.0, start + arrival.time - time.perf_counter()))
             late = time.perf_counter() - start - arrival.time
-            tasks.append(asyncio.create_task(self._send(model, Answer(arrival, late))))
+            tasks.append(asyncio.create_task(self.send(model, Answer(arrival, late))))
         return list(await asyncio.gather(*tasks))
 
-    async def _send(self, model: str, answer: Answer) -> Answer:
+    async def send(self, model: str, answer: Answer) -> Answer:
+        """Send the request of `answer` now, follow its stream, and return what happened to it."""
         body = streamed(model, answer.arrival.prompt, answer.arrival.max_tokens)
         start = time.perf_counter()
         try:
@@ -109,7 +115,7 @@ class Target:
             if "error" in event:
                 answer.error = str(event["error"]["message"])
             if event.get("usage"):
-                answer.num_tokens = event["usage"]["completion_tokens"]
+                answer.usage = event["usage"]
             if not event.get("choices") or not event["choices"][0]["text"]:
                 continue
             if answer.first is None:

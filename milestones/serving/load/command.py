@@ -29,7 +29,7 @@ from ... import recording
 from ...chain import ROOT
 from ...console import wide_console
 from ...extras import missing
-from .arrivals import TEXT, Lengths, Workload, length_pairs, length_range
+from .arrivals import TEXT, Workload, length_range
 
 if TYPE_CHECKING:
     from .report import Row
@@ -55,8 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="uniform distribution of prompt lengths (64-256)")  # fmt: skip
     parser.add_argument("--output-tokens", type=length_range, default=(32, 128), metavar="N-M",
                         help="uniform distribution of output lengths (32-128)")  # fmt: skip
-    parser.add_argument("--lengths", type=length_pairs, default=(), metavar="FILE",
-                        help="JSON: [[prompt tokens, output tokens], ...], drawn")  # fmt: skip
     parser.add_argument("--prefixes", type=int, default=0, metavar="K",
                         help="each prompt begins with one of K shared prefixes (0)")  # fmt: skip
     parser.add_argument("--prefix-tokens", type=int, default=256, help="length of a prefix (256)")
@@ -133,8 +131,9 @@ async def _run(args: argparse.Namespace, url: str) -> tuple[str, list[Row]]:
     async with target.client:
         model = await target.model()
         token_ids = await target.tokenize(model, TEXT)
-        lengths = Lengths(args.prompt_tokens, args.output_tokens, args.lengths)
-        workload = Workload(lengths, token_ids, args.prefixes, args.prefix_tokens)
+        workload = Workload(
+            args.prompt_tokens, args.output_tokens, token_ids, args.prefixes, args.prefix_tokens
+        )
         for rate in args.rates:
             seconds = args.warm_up + args.duration
             arrivals = list(workload.arrivals(rate, seconds, args.seed))

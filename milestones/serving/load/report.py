@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from common.displays.workload import percentile
+
 from ...drawing.chart import lines
 from .client import Answer
 
@@ -70,12 +72,6 @@ def summary(
     )
 
 
-def percentile(values: Sequence[float], point: int) -> float:
-    """Return the smallest value that at least `point` percent of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * point // 100) - 1)]
-
-
 def chart(runs: Mapping[str, Sequence[Row]], title: str) -> str:
     """Draw the rate against p95 latencies and goodput, as SVG: one curve for each server."""
     figures: dict[str, Callable[[Row], float | None]] = {
@@ -92,7 +88,7 @@ def chart(runs: Mapping[str, Sequence[Row]], title: str) -> str:
     return lines(panels, title)
 
 
-def _percentiles(values: Sequence[float]) -> dict[int, float] | None:
+def _percentiles(values: list[float]) -> dict[int, float] | None:
     return {point: 1000 * percentile(values, point) for point in POINTS} if values else None
 
 

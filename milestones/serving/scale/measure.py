@@ -13,17 +13,14 @@ steps, and a prompt that is cached one. A device that sleeps needs no core of a 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
-import httpx2
-
-from ..load.client import events, streamed
+from ..load.arrivals import Arrival
+from ..load.client import Answer, Target
 from .policy import make_policy
 from .simulation import Fleet, simulate
 from .steps import StepModel
@@ -60,6 +57,14 @@ class Counted:
         """Return the part of the prompt tokens that a cache had."""
         return self.cached_tokens / self.prompt_tokens
 
+    def add(self, answer: Answer) -> None:
+        """Count one answer. Raises `RuntimeError` if the server did not give it."""
+        if answer.first is None or answer.error is not None:
+            raise RuntimeError(answer.error)
+        self.first.append(answer.first)
+        self.prompt_tokens += answer.usage["prompt_tokens"]
+        self.cached_tokens += answer.usage["prompt_tokens_details"]["cached_tokens"]
+
 
 def shared(vocab_size: int, seed: int) -> list[Conversation]:
     """Return 96 questions about eight system prompts of 300 tokens, in a random order."""
@@ -94,10 +99,14 @@ def _tokens(source: random.Random, vocab_size: int, size: int) -> list[int]:
 
 
 async def run_real(url: str, model: str, work: Sequence[Conversation]) -> Counted:
-    """Send all conversations to a server, and return what their clients have counted."""
-    counted, started = Counted(), time.perf_counter()
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(timeout=600.0, limits=limits) as client:
+    """Send all conversations to a server, and return what their clients have counted.
+
+    In the next prompt, `FILLER` stands for an output. The server streams text, and the text of
+    random tokens does not always have the same tokens. So the next prompt has the cached prefix up
+    to this output, and not beyond it.
+    """
+    counted, started, target = Counted(), time.perf_counter(), Target(url, None)
+    async with target.client:
 
         async def converse(one: Conversation) -> None:
             await asyncio.sleep(max(0.0, started + one.start - time.perf_counter()))
@@ -106,34 +115,11 @@ async def run_real(url: str, model: str, work: Sequence[Conversation]) -> Counte
                 if turn:
                     await asyncio.sleep(one.thinks[turn - 1])
                 prompt = prompt + own
-                await ask(client, url, model, prompt, counted)
+                counted.add(await target.send(model, Answer(Arrival(0.0, prompt, OUTPUT_TOKENS))))
                 prompt += FILLER
 
         await asyncio.gather(*map(converse, work))
     return counted
-
-
-async def ask(
-    client: httpx2.AsyncClient, url: str, model: str, prompt: list[int], counted: Counted
-) -> None:
-    """Send one request. In the next prompt, `FILLER` stands for its output.
-
-    The server streams text, and the text of random tokens does not always have the same tokens. So
-    the next prompt has the cached prefix up to this output, and not beyond it.
-    """
-    body, sent = streamed(model, prompt, OUTPUT_TOKENS), time.perf_counter()
-    is_first = True
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as got:
-        async for data in events(got):
-            if is_first:
-                counted.first.append(time.perf_counter() - sent)
-                is_first = False
-            event: dict[str, Any] = {} if data == "[DONE]" else json.loads(data)
-            if "error" in event:
-                raise RuntimeError(event["error"]["message"])
-            if usage := event.get("usage"):
-                counted.prompt_tokens += usage["prompt_tokens"]
-                counted.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
 
 
 def emulated_steps() -> StepModel:

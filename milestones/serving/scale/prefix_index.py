@@ -67,10 +67,6 @@ class PrefixIndex:
         """Forget the pages of a replica, and keep the replica."""
         self.add(replica, self._capacity[replica])
 
-    def size(self, replica: str) -> int:
-        """Return the number of pages that a replica is believed to hold."""
-        return len(self._pages[replica])
-
     def keys(self, replica: str) -> frozenset[PageKey]:
         """Return the pages that a replica is believed to hold."""
         return frozenset(self._pages[replica])

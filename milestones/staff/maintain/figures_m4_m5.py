@@ -24,7 +24,7 @@ from ...drawing.lanes import Span, lane
 from ...drawing.tree import tree
 
 Json = dict[str, Any]
-LANES = ROOT / "slides" / "data" / "m5_lanes.json"
+LANES = ROOT / "slides" / "data" / "m5.json"
 TIMELINES = ROOT / "milestones" / "m5_overlap" / "timelines.json"
 # The colours of Okabe and Ito, which people with any colour vision can distinguish.
 STYLE = """
@@ -107,12 +107,13 @@ def _shown(text: str) -> str:
 
 def pictures() -> dict[str, str]:
     """Draw all pictures. Returns them by path below `milestones/`."""
-    serial, timelines = (
+    recorded, timelines = (
         json.loads(path.read_text(encoding="utf-8")) for path in (LANES, TIMELINES)
     )
+    lanes = recorded["m5_lanes"]
     named = {
-        f"{loop}: gap {_gap(serial[loop]):.2f} ms, the forward lane is busy "
-        f"{serial[loop]['busy']:.1%}": serial[loop]
+        f"{loop}: gap {_gap(lanes[loop]):.2f} ms, the forward lane is busy "
+        f"{lanes[loop]['busy']:.1%}": lanes[loop]
         for loop in ("serial", "overlapped")
     }
     note = "a tiny model, 16 requests · emulated forwards of 10 ms: they sleep · {} · one scale"
@@ -120,7 +121,7 @@ def pictures() -> dict[str, str]:
     by_tokens = f"a forward shows the tokens that it computes · {note}"
     return {
         "m4_radix/tree.svg": tree_picture(),
-        "m5_overlap/lanes.svg": lanes_picture(named, note.format(serial["machine"])),
+        "m5_overlap/lanes.svg": lanes_picture(named, note.format(lanes["machine"])),
         "m5_overlap/timelines.svg": lanes_picture(numbered, by_tokens.format(timelines["machine"])),
     }
 

@@ -154,7 +154,7 @@ def write(root: Path, steps: list[Step]) -> None:
         os.replace(name, path)
     for one in steps:
         if one.after is None:
-            (root / one.milestone / one.file).unlink()
+            (root / place(one.milestone) / one.file).unlink()
 
 
 def _staged(path: Path, text: str) -> str:

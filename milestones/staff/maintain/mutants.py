@@ -1,7 +1,7 @@
 """`python -m milestones mutants`: check that the tests catch the mistakes that students make.
 
-`milestones/<milestone>/mutants/<exercise>.patch` has the mutants of an exercise. Each is applied to
-a copy of the sources. Then the test that it names must fail; without the patch, the same test must
+`milestones/<milestone>/mutants.patch` has the mutants of its exercises. Each is applied to a copy
+of the sources. Then the test that it names must fail; without the patch, the same test must
 pass. The working tree is never changed.
 
 Exit status: 0 every mutant is killed; 1 a mutant survives, does not apply, or proves nothing;
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ...chain import course_place, find_engine, milestones, place
+from ...chain import find_engine, milestones, place
 from ...console import wide_console
 from ...course import catalog
 from ...course.delta import ROOT
@@ -205,7 +205,7 @@ def _report(fates: list[Fate]) -> None:
     console = wide_console()
     for fate in fates:
         if fate.state != "killed":
-            place_of = f"{course_place(fate.mutant.milestone)}/mutants/{fate.mutant.path.name}"
-            console.print(f"{place_of}: {fate.mutant.name}: {fate.state}: {fate.words}")
+            path = catalog.patches_of(fate.mutant.milestone, Path())
+            console.print(f"{path}: {fate.mutant.name}: {fate.state}: {fate.words}")
     killed = sum(fate.state == "killed" for fate in fates)
     console.print(f"{killed} of {len(fates)} killed" if fates else "there are no mutants")

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..chain import ROOT, below, course_place, own_name, sources
+from .outline import MODULE, Definition, Function, definitions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -170,22 +171,12 @@ def covers(entry: str, symbol: str) -> bool:
 def symbols(path: Path) -> dict[str, str]:
     """Return the symbols of a file, each with a dump of its syntax tree."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    result: dict[str, str] = {}
-    rest: list[ast.stmt] = []
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            result[node.name] = ast.dump(node)
-        elif isinstance(node, ast.ClassDef):
-            methods = [
-                n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-            ]
-            for method in methods:
-                # A property and its setter share a name: the dump holds both.
-                name = f"{node.name}.{method.name}"
-                result[name] = result.get(name, "") + ast.dump(method)
-            node.body = [n for n in node.body if n not in methods]
-            result[node.name] = ast.dump(node)
-        else:
-            rest.append(node)
-    result["<module>"] = "".join(map(ast.dump, rest))
+    named = [*definitions(tree)]
+    rest = [node for node in tree.body if not isinstance(node, Definition)]
+    result = {MODULE: "".join(map(ast.dump, rest))}
+    for name, node in named:
+        if isinstance(node, ast.ClassDef):
+            node.body = [inner for inner in node.body if not isinstance(inner, Function)]
+        # A property and its setter share a name: the dump holds both.
+        result[name] = result.get(name, "") + ast.dump(node)
     return result

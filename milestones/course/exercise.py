@@ -1,11 +1,17 @@
-"""`Exercise` and `Mutant`: one entry of a milestone's catalog, or one of its mutants, as data."""
+"""`Exercise` and `Mutant`: one entry of a milestone's catalog, or one of its mutants, as data.
+
+An exercise also finds the parts of its section in the handout: "Predict", "Break it".
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..chain import course_place, place
+
+ANSWER = re.compile(r"<details><summary>Answer</summary>\s*(.*?)\s*</details>", re.S)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,15 @@ class Exercise:
         """The files of its symbols, from the root."""
         names = dict.fromkeys(symbol.partition(":")[0] for symbol in self.symbols)
         return tuple(f"{place(self.milestone)}/{name}" for name in names)
+
+    def part(self, name: str, root: Path) -> tuple[str, str]:
+        """Return the question of a part of its section, and its folded answer ("" if none)."""
+        path = root / course_place(self.milestone) / "README.md"
+        _, _, text = path.read_text(encoding="utf-8").partition(f"\n## {self.id}: ")
+        _, _, text = text.partition("\n## ")[0].partition(f"**{name}.**")
+        text = re.split(r"\n\*\*[A-Z][\w ]+\.\*\*", text, maxsplit=1)[0]
+        answer = ANSWER.search(text)
+        return text.partition("<details>")[0].strip(), answer[1] if answer else ""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,15 +24,10 @@ def tree(tmp_path: Path) -> Path:
 def say(tree: Path, capsys: pytest.CaptureFixture[str]) -> Say:
     """`say(check, "m2.1", "--trace")` returns the exit status and what was printed."""
 
-    def run(command: object, *arguments: str) -> tuple[int, str]:
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)  # type: ignore[attr-defined]
-        args = parser.parse_args(arguments)
+    def run(command: ModuleType, *arguments: str) -> tuple[int, str]:
         runner = {"runner": mini_course.shared_runner()} if command in (check, break_it) else {}
-        try:
-            status: int = command.main(args, root=tree, **runner)  # type: ignore[attr-defined]
-        except command.REFUSALS as error:  # type: ignore[attr-defined]
-            return 2, str(error)  # as `python -m milestones` does
-        return status, capsys.readouterr().out
+        status = mini_course.called(command, tree, *arguments, **runner)
+        said = capsys.readouterr()
+        return status, said.out + said.err
 
     return run

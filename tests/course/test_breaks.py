@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ from milestones.chain import place
 from milestones.course import catalog
 from milestones.course.exercise import Exercise
 from milestones.course.student import break_it, predict
-from milestones.course.student.break_effect import marked
-from milestones.course.student.handout import part
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ROOT, shared_model
 from tests.engine.test_overlap import fuzz
@@ -57,7 +54,7 @@ def test_a_mistake_does_what_the_record_says(exercise: Exercise, patches: break_
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_a_handout_names_the_tests_that_fail(exercise: Exercise) -> None:
     """The answer names every one of them, unless it says how many there are."""
-    question, answer = part("Break it", exercise, ROOT)
+    question, answer = exercise.part("Break it", ROOT)
     assert question and answer
     named = dict.fromkeys(re.findall(r"`(test_\w+)`", answer))
     assert named.keys() <= {*exercise.red}, "the answer names a test that does not fail"
@@ -69,7 +66,7 @@ def test_a_handout_names_the_tests_that_fail(exercise: Exercise) -> None:
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_every_exercise_asks_for_a_prediction(exercise: Exercise) -> None:
-    question, answer = part("Predict", exercise, ROOT)
+    question, answer = exercise.part("Predict", ROOT)
     assert question and answer and "<details>" not in question + answer
 
 
@@ -177,8 +174,7 @@ def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
         yield
 
     monkeypatch.setattr(break_it, "changes", saved)
-    args = argparse.Namespace(exercise="extra.1")
-    status = break_it.main(args, root=root, runner=mini_course.shared_runner())
+    status = mini_course.called(break_it, root, "extra.1", runner=mini_course.shared_runner())
     said = capsys.readouterr().out
     assert "1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in said
     assert (status, watched) == (0, [source.parent])
@@ -209,8 +205,8 @@ def test_what_does_not_pass_cannot_be_broken(
 
 
 def test_the_first_difference_is_marked() -> None:
-    assert marked([1, 2, 3], [1, 5, 3], "red").spans[0].start == len("1 ")
-    assert marked([1, 2], [1, 2, 3], "red").plain.strip() == "1 2"
+    assert break_it.marked([1, 2, 3], [1, 5, 3], "red").spans[0].start == len("1 ")
+    assert break_it.marked([1, 2], [1, 2, 3], "red").plain.strip() == "1 2"
 
 
 def test_a_prediction_is_kept_before_the_answer_is_shown(

@@ -45,21 +45,12 @@ SHOWN: dict[str, tuple[str, list[str]]] = {
             "failed 1 of 2 tests",
         ],
     ),
-    "no work": (
-        "        return 0",
-        ["test_items_are_counted fails", "These tests fail too: test_a_full_shelf_refuses"],
-    ),
     "an error": (
         "        return self.boxes[item]",
         [
             "raised AttributeError: 'Shelf' object has no attribute 'boxes'",
             "your code m2_mini/shelf.py:23 in put",
         ],
-    ),
-    # It ends pytest: what did not run has not passed.
-    "an interrupt": (
-        PUT.replace("            raise ValueError", "            raise KeyboardInterrupt"),
-        ["raised KeyboardInterrupt", "failed 1 of 2 tests"],
     ),
     # Otherwise each test of the exercise would take its whole limit, one after the other.
     "an endless loop": (

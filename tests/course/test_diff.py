@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -10,17 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from milestones.chain import electives, sources
 from milestones.course import delta
 from milestones.course.diff import command as diff
-from milestones.course.diff import lesson_text
 from milestones.course.diff.choose import choose
 from milestones.course.diff.lesson import UNDECLARED, Lesson, lesson
 from milestones.course.diff.lesson_html import page
-from milestones.course.diff.outline import Line, outline
+from milestones.course.outline import Line, outline
 from tests.conftest import MILESTONES
+from tests.helpers import mini_course
 
 PAIRS = [*pairwise(MILESTONES), *((MILESTONES[-1], name) for name in electives())]
 OLD = '''"""A shelf."""
@@ -85,11 +83,7 @@ def ladder(root: Path, new: str = NEW, declared: str = DELTA) -> Path:
 
 
 def run(root: Path, *arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    diff.add_arguments(parser)
-    args = parser.parse_args(arguments)
-    args.root = root
-    return diff.main(args)
+    return mini_course.called(diff, root, *arguments)
 
 
 def test_every_line_of_a_file_is_in_one_symbol(milestone: str) -> None:
@@ -188,17 +182,6 @@ def test_plain_output_is_a_diff(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_two_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(ladder(tmp_path), "m1", "m2", "--symbol", "Shelf.put", "--side-by-side") == 0
     assert re.search(r"        return item +\|         return item \+ 1\n", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize("columns", [False, True])
-def test_a_person_sees_reasons_and_code(tmp_path: Path, columns: bool) -> None:
-    console = Console(
-        record=True, width=120, force_terminal=True, file=(tmp_path / "out").open("w")
-    )
-    lesson_text.show(lesson("m1", "m2", ladder(tmp_path / "x")), console, columns=columns)
-    text = console.export_text()
-    assert "# shelf.py:Shelf.put (changed): one is added" in text
-    assert text.count("return item + 1") == 1 and "a = 1" not in text
 
 
 @pytest.mark.parametrize(

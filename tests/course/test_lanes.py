@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from itertools import pairwise
@@ -17,6 +16,7 @@ from milestones.chain import load
 from milestones.course.student import lanes
 from milestones.staff.maintain import timelines
 from tests.conftest import ROOT, shared_model
+from tests.helpers.mini_course import called
 from tests.helpers.oracle import greedy
 
 Json = dict[str, Any]
@@ -119,12 +119,11 @@ def test_no_fault_changes_an_answer() -> None:
     assert all(found == answers["none"] for found in answers.values())
 
 
-def said(*arguments: Any) -> tuple[int, str]:
+def said(*arguments: object) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         out = io.StringIO()
         patch.setattr(lanes, "Console", lambda: Console(width=100, file=out))
-        timeline, fault = (*arguments, None, None)[:2]
-        status = lanes.main(argparse.Namespace(timeline=timeline, fault=fault))
+        status = called(lanes, ROOT, *map(str, arguments))
     return status, out.getvalue()
 
 

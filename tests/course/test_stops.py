@@ -135,7 +135,8 @@ def test_whole_files_are_a_normal_diff(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("columns", [False, True])
-def test_a_person_sees_the_title_of_each_stop_once(tmp_path: Path, columns: bool) -> None:
+def test_a_person_sees_titles_reasons_and_code(tmp_path: Path, columns: bool) -> None:
+    """The title of each stop is shown once. Lines that are far from a change are not shown."""
     console = Console(
         record=True, width=120, force_terminal=True, file=(tmp_path / "out").open("w")
     )
@@ -145,6 +146,8 @@ def test_a_person_sees_the_title_of_each_stop_once(tmp_path: Path, columns: bool
     assert text.count("Stop 1: Put & take (lines +1 -2, symbols 2)") == 1
     assert text.index("Stop 2: More of it") < text.index("# shelf.py:more (added)")
     assert text.count("# Stop 2: More of it") == 1
+    assert "# shelf.py:Shelf.put (changed): one is added" in text
+    assert text.count("return item + 1") == 1 and "a = 1" not in text
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import functools
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from milestones.chain import electives, place
 from milestones.course.testing.runner import Runner
@@ -250,6 +253,18 @@ def make_elective(root: Path) -> Path:
     }
     write(make(root), files)
     return root
+
+
+def called(command: ModuleType, root: Path, *arguments: str, **more: object) -> int:
+    """Run a command on a tree, as `python -m milestones` does. Return its exit status."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    try:
+        status: int = command.main(parser.parse_args(arguments), root=root, **more)
+    except command.REFUSALS as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return status
 
 
 @functools.cache

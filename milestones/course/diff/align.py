@@ -6,7 +6,7 @@ import difflib
 import re
 from functools import lru_cache
 
-from .outline import Line
+from ..outline import Line
 
 ALIKE = 0.6  # share of equal words; lines that are less alike do not correspond
 LARGEST = 2500  # pairs of lines that are compared; the lines of a larger block are not paired

@@ -12,14 +12,16 @@ differ.
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from ...chain import ROOT, below, find_engine, find_pair, own_name, sources
 from ...console import ReportConsole
-from ..delta import ROOT
+from .. import delta
 from . import lesson_text
 from .choose import choose, choose_stop
-from .in_order import in_order, lower_of
 from .lesson import lesson
 from .lesson_html import page, size
 
@@ -27,6 +29,7 @@ EXAMPLE = """python -m milestones diff m2 m3
               python -m milestones diff m3 --files
               python -m milestones diff m2 m3 --symbol Scheduler.schedule --side-by-side
               python -m milestones diff m2 m3 --html m2-m3.html"""
+REFUSALS = (ValueError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,25 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--side-by-side", action="store_true", help="two columns")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page to FILE")
-    parser.set_defaults(root=ROOT)
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Show the lesson. Return the exit status."""
-    try:
-        above = args.above or args.below
-        below = args.below if args.above else lower_of(above, args.root)
-        if args.files:
-            sys.stdout.writelines(f"{line}\n" for line in in_order(below, above, args.root))
-            return 0
-        found = lesson(below, above, args.root)
-        if args.symbol:
-            found = choose(found, args.symbol)
-        elif args.stop not in (None, "all"):
-            found = choose_stop(found, args.stop)
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
+    upper = args.above or args.below
+    lower = args.below if args.above else lower_of(upper, root)
+    if args.files:
+        sys.stdout.writelines(f"{line}\n" for line in in_order(lower, upper, root))
+        return 0
+    found = lesson(lower, upper, root)
+    if args.symbol:
+        found = choose(found, args.symbol)
+    elif args.stop not in (None, "all"):
+        found = choose_stop(found, args.stop)
     if args.html:
         args.html.write_text(page(found), encoding="utf-8")
         sys.stderr.write(f"{args.html}: {size(found)}\n")
@@ -73,3 +71,54 @@ def main(args: argparse.Namespace) -> int:
         return 0
     lesson_text.show(found, ReportConsole(), columns=args.side_by_side)
     return 0
+
+
+def in_order(lower: str, upper: str, root: Path = ROOT) -> Iterator[str]:
+    """Yield the lines of a unified diff of whole files between two engines, as they are now.
+
+    The files come in the order of the stops in `DELTA.toml`, and the other files follow. `diff -r`
+    takes the order of the alphabet, so the lesson comes late. The demo is left out, because it only
+    shows the lesson.
+
+    Raises `ValueError` for a name that is no engine, and if `lower` is not below `upper`.
+    """
+    lower, upper = find_pair(lower, upper, root)
+    old, new = sources(lower, root), sources(upper, root)
+    extending = {own_name(name) for name in new if own_name(name) != name}  # all lines are new
+    for name in _reading_order({**old, **new}, lower, upper, root):
+        before, after = None if name in extending else old.get(name), new.get(name)
+        # An elective has `m5_scheduler.py` besides its own file, and takes other files as they are.
+        if own_name(name) != name or before == after:
+            continue
+        yield from difflib.unified_diff(
+            _lines(before),
+            _lines(after),
+            _label(before, root),
+            _label(after, root),
+            lineterm="",
+        )
+
+
+def lower_of(upper: str, root: Path = ROOT) -> str:
+    """Return the milestone directly below one. Raises `ValueError` for the lowest."""
+    lower = below(find_engine(upper, root), root)
+    if lower is None:
+        raise ValueError(f"{upper} is the lowest milestone; name two")
+    return lower
+
+
+def _reading_order(files: dict[str, Path], lower: str, upper: str, root: Path) -> list[str]:
+    """Return the names of the files: those of the first stop first, and those of no stop last."""
+    stops = delta.declared(upper, root).stops if below(upper, root) == lower else {}
+    of_stops = [entry.partition(":")[0] for entries in stops.values() for entry in entries]
+    first = [name for name in dict.fromkeys(of_stops) if name in files]
+    rest = [name for name in sorted(files) if name not in first]
+    return [name for name in (*first, *rest) if not name.startswith("demo/")]
+
+
+def _lines(path: Path | None) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path else []
+
+
+def _label(path: Path | None, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path else "/dev/null"

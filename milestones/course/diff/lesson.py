@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...chain import chain, find_pair, sources
 from .. import delta
-from .outline import MODULE, Line, outline
+from ..outline import MODULE, Line, outline
 
 CONTEXT = 3  # unchanged lines around a change
 REWRITTEN = 0.3  # if old and new text are less alike than this, both are shown completely

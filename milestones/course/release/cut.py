@@ -22,9 +22,8 @@ from pathlib import Path
 from ...chain import place
 from ..catalog import CatalogError
 from ..exercise import Exercise
+from ..outline import Function, Span, definitions, span_of
 from .imports import names_wanted, without_unused_imports
-
-Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,6 @@ class Cut:
 
     files: dict[str, str]
     removed: tuple[str, ...]  # "m1_single/engine.py:LLMEngine._helper"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Lines of a file, counted from 1, including both ends."""
-
-    first: int
-    last: int
 
 
 def cut(milestone: str, exercises: Iterable[Exercise], root: Path, told: str = "") -> Cut:
@@ -111,7 +102,7 @@ def still_cut(exercise: Exercise, root: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def body_span(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> Span:
+def body_span(node: Function, lines: list[str]) -> Span:
     """Return the lines of a function's body without its docstring, with comments at both ends."""
     body = node.body
     first, last = body[0].lineno, node.end_lineno or node.lineno
@@ -127,40 +118,24 @@ def body_span(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) ->
     return Span(first, max(last, first - 1))
 
 
-def functions(
-    tree: ast.Module,
-) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
     """Yield the functions and methods of a file by name. A property and its setter share a name."""
-    for node in tree.body:
-        if isinstance(node, Function):
-            yield node.name, node
-        elif isinstance(node, ast.ClassDef):
-            for method in node.body:
-                if isinstance(method, Function):
-                    yield f"{node.name}.{method.name}", method
+    for name, node in definitions(tree):
+        if not isinstance(node, ast.ClassDef):
+            yield name, node
 
 
 def helpers(source: str) -> Iterator[tuple[str, Span]]:
     """Yield the private symbols of a file and their lines, with the comments directly above."""
     tree, lines = ast.parse(source), source.splitlines()
-    named: list[tuple[str, ast.stmt]] = list(functions(tree))
+    named: list[tuple[str, ast.stmt]] = [*definitions(tree)]
     for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            named.append((node.name, node))
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             named += [(target.id, node) for target in targets[:1] if isinstance(target, ast.Name)]
     for name, node in named:
         if re.match(r"_(?!_)", name.rpartition(".")[2]):
             yield name, span_of(node, lines)
-
-
-def span_of(node: ast.stmt, lines: list[str]) -> Span:
-    """Return the lines of a definition, with its decorators and the comments directly above."""
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-    while first > 1 and lines[first - 2].strip().startswith("#"):
-        first -= 1
-    return Span(first, node.end_lineno or node.lineno)
 
 
 def _helpers_to_remove(

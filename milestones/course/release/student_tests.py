@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ...chain import is_elective
 from ..catalog import CatalogError, load, taught_engines
-from .cut import span_of, tidy
+from ..outline import span_of
+from .cut import tidy
 from .imports import without_unused_imports
 
 # The folders of `tests/` with tests of an engine. The others test the repository, the course, the

@@ -16,25 +16,50 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
 
 from ...chain import place
 from ..catalog import CatalogError, find, find_mutant, patches_of
 from ..delta import ROOT
 from ..exercise import Exercise
+from ..testing.results import Run
 from ..testing.runner import Runner, RunnerError
-from .break_effect import Effect, show_effect
-from .handout import part
 from .progress import ANSWERS, FOLDER
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones break m3.2"
 SECONDS = 20.0  # limit for each test
 PROGRAM = "milestones/course/student/engine_answers.py"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a mistake does: to the tests of its exercise, and to the answers of an engine."""
+
+    run: Run
+    right: dict[str, Any]  # the results of `engine_answers.py`, without the mistake
+    wrong: dict[str, Any]  # and with it; both empty if the engine is not complete
+
+    @property
+    def red(self) -> tuple[str, ...]:
+        """The names of the tests that fail, without parameters, in order."""
+        nodes = (r.node.rpartition("::")[2].partition("[")[0] for r in self.run.failures)
+        return tuple(dict.fromkeys(nodes))
+
+    @property
+    def answers(self) -> str:
+        """Whether the answers are "right", "wrong", or the engine "stops"."""
+        if any(result["error"] for result in self.wrong.values()):
+            return "stops"
+        same = all(self.wrong[s]["answers"] == r["answers"] for s, r in self.right.items())
+        return "right" if same else "wrong"
 
 
 class BreakError(Exception):
@@ -53,7 +78,7 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
     """Try the mistake, and show its effect."""
     console = Console()
     exercise = find(args.exercise, root)
-    question, _ = part("Break it", exercise, root)
+    question, _ = exercise.part("Break it", root)
     if not question:
         raise BreakError(f"the handout has no *Break it* for {exercise.id}")
     console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
@@ -119,7 +144,7 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
         try:
             next(saved)
             while error := syntax_error(root, exercise.milestone):
-                console.print(f"{error['where']}: {error['message']}", style="red")
+                console.print(f"{error.where}: {error.message}", style="red")
                 next(saved)
         except KeyboardInterrupt as stop:
             raise BreakError("nothing was tried") from stop
@@ -168,3 +193,53 @@ def compared(console: Console, exercise: Exercise, effect: Effect) -> bool:
     if not (missing or more or other):
         console.print("This is what the handout's mistake does.", style="green")
     return not (missing or more or other)
+
+
+def show_effect(console: Console, effect: Effect) -> None:
+    """Print the tests that fail, then what changes in the run of an engine."""
+    results = effect.run.results
+    failures = effect.run.failures
+    console.print(f"\n{len(failures)} of {len(results)} tests fail:", highlight=False)
+    for result in failures:
+        failure = result.failure
+        why = (failure.message or failure.explanation or failure.kind) if failure else ""
+        name = result.node.rpartition("::")[2]
+        console.print(Text.assemble("  ", (name, "bold red")))
+        console.print(Text(f"      {why.splitlines()[0] if why else result.outcome}", style="dim"))
+    if not effect.right:
+        console.print("\nThe whole engine is not written yet, so there are no answers to compare.")
+        return
+    for stream, right in effect.right.items():
+        console.print()
+        show_run(console, stream, right, effect.wrong.get(stream, {}))
+
+
+def show_run(console: Console, stream: str, right: dict[str, Any], wrong: dict[str, Any]) -> None:
+    """Print the answers of a run that differ, and its counters that differ."""
+    where = f" {stream}" if stream else ""
+    if wrong.get("error"):
+        console.print(f"The engine{where} stops: {wrong['error']}", style="red", highlight=False)
+        return
+    differ = [n for n, tokens in right["answers"].items() if wrong["answers"].get(n) != tokens]
+    count = len(right["answers"])
+    if not differ:
+        console.print(f"The engine{where} gives all {count} answers as before.", highlight=False)
+    else:
+        said = f"The engine{where} gives {len(differ)} of {count} answers wrong:"
+        console.print(said, style="red", highlight=False)
+        table = Table("request", "right", "wrong", box=None, padding=(0, 2), header_style="dim")
+        for name in sorted(differ):
+            one, other = right["answers"][name], wrong["answers"].get(name, [])
+            table.add_row(name, marked(one, other, "green"), marked(other, one, "red"))
+        console.print(table)
+    for name, value in right["counters"].items():
+        if wrong["counters"][name] != value:
+            console.print(f"  {name}: {value} before, {wrong['counters'][name]} now")
+
+
+def marked(tokens: list[int], other: list[int], style: str) -> Text:
+    """Return tokens with a colour from the first place on where they differ from others."""
+    pairs = zip(tokens, other, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(tokens), len(other)))
+    words = [" ".join(map(str, part)) for part in (tokens[:same], tokens[same:])]
+    return Text.assemble(words[0], " " if words[0] else "", (words[1], style))

@@ -202,11 +202,11 @@ def what_next(attempt: Attempt, trace: bool) -> list[str]:
     return lines
 
 
-def show_syntax_error(console: Console, error: dict[str, str]) -> None:
+def show_syntax_error(console: Console, error: Failure) -> None:
     """Show a syntax error: its place, its message and the line."""
-    console.print(f"{error['where']}: {error['message']}", style="red", highlight=False)
-    if error["source"]:
-        console.print(Text(textwrap.indent(error["source"], "    ")))
+    console.print(f"{error.where}: {error.message}", style="red", highlight=False)
+    if error.source:
+        console.print(Text(textwrap.indent(error.source, "    ")))
 
 
 def invariants_in(text: str) -> list[int]:

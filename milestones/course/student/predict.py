@@ -20,7 +20,6 @@ from ...chain import is_elective, short
 from ..catalog import CatalogError, find, load
 from ..delta import ROOT
 from ..exercise import Exercise
-from .handout import part
 
 EXAMPLE = "python -m milestones predict m3.2"
 REFUSALS = (CatalogError,)
@@ -37,7 +36,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Ask, keep and show."""
     console = Console()
     exercise = find(args.exercise, root)
-    question, answer = part("Predict", exercise, root)
+    question, answer = exercise.part("Predict", root)
     if not question:
         raise CatalogError(f"the handout has no prediction for {exercise.id}")
     console.print(Markdown(f"**{exercise.id}, Predict.** {question}"))

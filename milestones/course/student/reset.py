@@ -18,7 +18,8 @@ from ...chain import place
 from ..catalog import CatalogError, find
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..release.cut import body_span, functions, span_of
+from ..outline import span_of
+from ..release.cut import body_span, functions
 from .progress import note_result
 
 EXAMPLE = "python -m milestones reset m3.2"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ...chain import place
+from ..testing.results import Failure, with_caret
 
 INTERVAL = 0.3  # seconds between two comparisons
 Sleep = Callable[[float], None]
@@ -41,19 +41,14 @@ def stamps(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def syntax_error(root: Path, milestone: str) -> dict[str, str] | None:
-    """Return the first syntax error in a milestone: place, message, and line with a caret."""
+def syntax_error(root: Path, milestone: str) -> Failure | None:
+    """Return the first syntax error in a milestone, or why a file of it cannot be read."""
     for path in sorted((root / place(milestone)).rglob("*.py")):
         try:
             ast.parse(path.read_text(encoding="utf-8"), str(path))
         except SyntaxError as error:
-            line = (error.text or "").rstrip("\n").expandtabs()
-            caret = " " * max(0, (error.offset or 1) - 1) + "^"
-            return {
-                "where": f"{path.relative_to(root)}:{error.lineno}",
-                "message": error.msg,
-                "source": textwrap.dedent(f"{line}\n{caret}") if line else "",
-            }
+            where = f"{path.relative_to(root)}:{error.lineno}"
+            return Failure("SyntaxError", error.msg, where=where, source=with_caret(error))
         except (OSError, ValueError) as error:  # deleted while it is saved; not UTF-8; null bytes
-            return {"where": str(path.relative_to(root)), "message": str(error), "source": ""}
+            return Failure(type(error).__name__, str(error), where=str(path.relative_to(root)))
     return None

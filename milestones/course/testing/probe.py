@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from .results import Failure, Outcome, Result
+from .results import Failure, Outcome, Result, with_caret
 
 UNWRITTEN = re.compile(r"(\w+\.\d+): ")
 LONGEST = 300  # characters of a value that are kept
@@ -150,11 +149,8 @@ class Probe:
         return replace(failure, called=called and cut(called), returned=returned, expected=expected)
 
     def _syntax(self, error: SyntaxError, trace: str) -> Failure:
-        line = (error.text or "").rstrip("\n")
-        caret = " " * (len(line[: (error.offset or 1) - 1].expandtabs())) + "^"
-        source = textwrap.dedent(f"{line.expandtabs()}\n{caret}") if line else None
-        path = Path(error.filename or "")
-        place = self._place((path, error.lineno or 0))
+        place = self._place((Path(error.filename or ""), error.lineno or 0))
+        source = with_caret(error)
         return Failure("SyntaxError", error.msg, where=place, source=source, trace=trace)
 
     def _place(self, frame: tuple[Any, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,6 +77,13 @@ class Run:
     @property
     def first_failure(self) -> Result | None:
         return next(iter(self.failures), None)
+
+
+def with_caret(error: SyntaxError) -> str:
+    """Return the line of a syntax error with a caret below its place, or "" without a line."""
+    line = (error.text or "").rstrip("\n")
+    caret = " " * len(line[: (error.offset or 1) - 1].expandtabs()) + "^"
+    return textwrap.dedent(f"{line.expandtabs()}\n{caret}") if line else ""
 
 
 def result_of(data: dict[str, Any]) -> Result:

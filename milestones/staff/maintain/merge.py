@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...chain import place
-from ...course.diff.outline import MODULE, symbol_at
+from ...course.outline import MODULE, symbol_at
 
 BEGIN, MIDDLE, END = "<<<<<<< ", "=======\n", ">>>>>>> "  # Git's conflict markers
 

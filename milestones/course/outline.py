@@ -1,4 +1,4 @@
-"""Find the lines of each symbol of a Python file, with its decorators and the comments above it.
+"""Find the symbols of a Python file, and their lines with the decorators and comments above them.
 
 The symbols are those of `DELTA.toml`: functions, methods, a class without its methods, and
 `<module>` for all other lines.
@@ -7,10 +7,12 @@ The symbols are those of `DELTA.toml`: functions, methods, a class without its m
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MODULE = "<module>"
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,36 @@ class Line:
     text: str
 
 
+@dataclass(frozen=True)
+class Span:
+    """Lines of a file, counted from 1, including both ends."""
+
+    first: int
+    last: int
+
+
+def definitions(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
+    """Yield the functions, classes and methods of a file by name, a class before its methods.
+
+    A property and its setter share a name.
+    """
+    for node in tree.body:
+        if isinstance(node, Definition):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, Function):
+                    yield f"{node.name}.{method.name}", method
+
+
+def span_of(node: ast.stmt, lines: list[str]) -> Span:
+    """Return the lines of a definition, with its decorators and the comments directly above."""
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+    while first > 1 and lines[first - 2].startswith(f"{' ' * node.col_offset}#"):
+        first -= 1
+    return Span(first, node.end_lineno or node.lineno)
+
+
 def outline(text: str) -> dict[str, list[Line]]:
     """Return the lines of each symbol, in the order of the file. The parts of a symbol are joined.
 
@@ -28,14 +60,9 @@ def outline(text: str) -> dict[str, list[Line]]:
     """
     lines = text.splitlines()
     owner = [MODULE] * len(lines)
-    for node in ast.parse(text).body:
-        if isinstance(node, FUNCTIONS):
-            _claim(owner, node, node.name, lines)
-        elif isinstance(node, ast.ClassDef):
-            _claim(owner, node, node.name, lines)
-            for method in node.body:
-                if isinstance(method, FUNCTIONS):
-                    _claim(owner, method, f"{node.name}.{method.name}", lines)
+    for name, node in definitions(ast.parse(text)):
+        span = span_of(node, lines)
+        owner[span.first - 1 : span.last] = [name] * (span.last - span.first + 1)
     found: dict[str, list[Line]] = {}
     for number, (name, line) in enumerate(zip(owner, lines, strict=True), start=1):
         found.setdefault(name, []).append(Line(number, line))
@@ -51,21 +78,6 @@ def symbol_at(text: str, number: int) -> str:
     except SyntaxError:
         pass
     return MODULE
-
-
-def _claim(
-    owner: list[str],
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
-    name: str,
-    lines: list[str],
-) -> None:
-    """Assign a node's lines, and those of the comment directly above, to a symbol."""
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    indent = " " * node.col_offset
-    while first > 1 and lines[first - 2].startswith(f"{indent}#"):
-        first -= 1
-    last = node.end_lineno or node.lineno
-    owner[first - 1 : last] = [name] * (last - first + 1)
 
 
 def _trimmed(lines: list[Line]) -> list[Line]:

@@ -1,12 +1,12 @@
 """The predictions of the handouts are true: each answer is run. m1 to m3.
 
-An entry has the words of the answer, and a function that runs what they say. `upper_claims.py` has
-those of m4 and m5, and `elective_claims.py` those of the electives.
+An entry has the words of the answer, and the functions that run what they say. `upper_claims.py`
+has those of m4 and m5, and `elective_claims.py` those of the electives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,12 +23,11 @@ from tests.exercises import test_m2_2 as m2_2
 from tests.exercises import test_m2_4 as m2_4
 from tests.exercises import test_m3_1 as m3_1
 from tests.exercises import test_m3_2 as m3_2
-from tests.exercises.by_hand import make_request, names, scheduled
+from tests.exercises.by_hand import break_next_forward, names, scheduled
 from tests.exercises.paged_states import make_scheduler, run, wait
 from tests.helpers import elective_claims, upper_claims
 from tests.helpers.oracle import drain, greedy
-
-Claim = tuple[list[str], Callable[[pytest.MonkeyPatch], None]]
+from tests.helpers.upper_claims import Claim
 
 
 def fed(engine: Any, prompt: list[int], max_tokens: int) -> list[int]:
@@ -43,15 +42,7 @@ def fed(engine: Any, prompt: list[int], max_tokens: int) -> list[int]:
     return counts
 
 
-def one_after_the_other(_: pytest.MonkeyPatch) -> None:
-    for computed, count in ((7, 1), (0, 8)):
-        running = make_request("A", 5, output=3, computed=computed)
-        scheduler = m1_1.make_scheduler(make_request("B", 10), running=running)
-        assert scheduled(scheduler.schedule()) == [("A", count)]
-        assert names(scheduler.waiting) == "B"
-
-
-def only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_what_is_new() -> None:
     loaded = shared_model("tiny-llama")
     for use_cache, expected in ((True, [5, 1, 1, 1, 1, 1]), (False, [5, 6, 7, 8, 9, 10])):
         engine = M1Engine(loaded=loaded, use_cache=use_cache)
@@ -63,13 +54,13 @@ def only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
             seen.append(int(kwargs["position_ids"][0, -1]) + 1)
             return forward(*args, **kwargs)
 
-        monkeypatch.setattr(model, "forward", watched)
-        assert fed(engine, [1, 2, 3, 4, 5], 6) == expected
-        monkeypatch.undo()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(model, "forward", watched)
+            assert fed(engine, [1, 2, 3, 4, 5], 6) == expected
         assert seen[-1] == 10  # the query of the last position sees the keys of all before it
 
 
-def tokens_become_outputs(_: pytest.MonkeyPatch) -> None:
+def tokens_become_outputs() -> None:
     engine: Any = build_engine("m1_single")
     engine.add_request([1, 2, 3], greedy(2, ignore_eos=True), "A")
     (request,) = engine.core.scheduler.waiting
@@ -83,7 +74,7 @@ def tokens_become_outputs(_: pytest.MonkeyPatch) -> None:
     assert not engine.has_unfinished_requests()
 
 
-def after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def after_a_failure() -> None:
     answers, counts = [], []
     for fails in (False, True):
         engine = m1_4.make_engine()
@@ -92,8 +83,9 @@ def after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         engine.step()
         engine.step()
         if fails:
-            m1_4.break_next_forward(engine, monkeypatch)
-            assert engine.step() == [] and request.num_computed_tokens == 0
+            with pytest.MonkeyPatch.context() as patch:
+                break_next_forward(engine, patch)
+                assert engine.step() == [] and request.num_computed_tokens == 0
             before = engine.stats()
             engine.step()
             after = engine.stats()
@@ -103,7 +95,7 @@ def after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [7] and answers[0] == answers[1]
 
 
-def rows_without_holes(_: pytest.MonkeyPatch) -> None:
+def rows_without_holes() -> None:
     for order, moves, between in (
         ("BA", [(3, 1, 7), (2, 0, 6)], "A D C"), ("AB", [(3, 0, 7), (2, 1, 6)], "D B C"),
     ):  # fmt: skip
@@ -115,7 +107,7 @@ def rows_without_holes(_: pytest.MonkeyPatch) -> None:
         assert names(manager.rows) == ("C D" if order == "BA" else "D C")
 
 
-def which_may_join(_: pytest.MonkeyPatch) -> None:
+def which_may_join() -> None:
     scheduler = m2_2.make_scheduler(10, 2, 2, 30, max_num_batched_tokens=32)
     steps, padding = [], []
     for _step in range(3):
@@ -129,15 +121,16 @@ def which_may_join(_: pytest.MonkeyPatch) -> None:
     assert padding == [16, 0, 0]
 
 
-def an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def an_undone_step() -> None:
     engine: Any = build_engine("m2_continuous")
     for name in "AB":
         engine.add_request([1, 2, 3], greedy(9, ignore_eos=True), name)
     engine.step()
     for name in "XY":
         engine.add_request([4, 5, 6], greedy(9, ignore_eos=True), name)
-    m1_4.break_next_forward(engine, monkeypatch)
-    engine.step()
+    with pytest.MonkeyPatch.context() as patch:
+        break_next_forward(engine, patch)
+        engine.step()
     assert names(engine.core.scheduler.waiting) == "X" and not engine.core.scheduler.running
     batches: list[Any] = []
     schedule = engine.core.scheduler.schedule
@@ -154,7 +147,7 @@ def an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.close()
 
 
-def padding_is_overwritten(_: pytest.MonkeyPatch) -> None:
+def padding_is_overwritten() -> None:
     inputs = m2_4.prefill([1, 2, 3], [4])
     assert m2_4.sees(inputs, 1, 0) == [0], "the query of the short prompt sees its own slot only"
     decodes = m2_4.decode(3, 1)
@@ -163,14 +156,14 @@ def padding_is_overwritten(_: pytest.MonkeyPatch) -> None:
     assert m2_4.decode(4, 2).position_ids.tolist() == [[4], [2]], "its second decode writes slot 2"
 
 
-def slots_that_are_read(_: pytest.MonkeyPatch) -> None:
+def slots_that_are_read() -> None:
     inputs = m2_4.decode(4, 1, 7)
     mask = inputs.attention_mask
     assert mask.shape[0] * mask.shape[-1] == 24 and KVPool is not None
     assert sum(len(m2_4.sees(inputs, row, 0)) for row in range(3)) == 15
 
 
-def forwards_for_17_requests(_: pytest.MonkeyPatch) -> None:
+def forwards_for_17_requests() -> None:
     engine: Any = build_engine("m2_continuous", max_num_seqs=16)
     for number in range(17):
         engine.add_request([number + 1, 2], greedy(8, ignore_eos=True), f"{number}")
@@ -178,7 +171,7 @@ def forwards_for_17_requests(_: pytest.MonkeyPatch) -> None:
     assert engine.stats().num_steps == 16
 
 
-def pages_as_a_request_grows(_: pytest.MonkeyPatch) -> None:
+def pages_as_a_request_grows() -> None:
     manager, (a,) = m3_1.manager_with("A", size=4)
     seen = []
     for tokens in (8, 9, 10):
@@ -188,13 +181,13 @@ def pages_as_a_request_grows(_: pytest.MonkeyPatch) -> None:
     assert seen == [(2, 0), (3, 3), (3, 2)]
 
 
-def slots_of_positions(_: pytest.MonkeyPatch) -> None:
+def slots_of_positions() -> None:
     assert m3_2.PAGES[0][:3] == [7, 2, 9], "row 0 of this runner begins like A's"
     slots = m3_2.prepare((3, 9)).metadata.slot_mapping.tolist()
     assert slots == [31, 8, 9, 10, 11, 36]
 
 
-def admission(_: pytest.MonkeyPatch) -> None:
+def admission() -> None:
     for ratio, pages, fits in ((0.5, (4, 4), True), (1.0, (5, 5), False)):
         scheduler = make_scheduler(8)
         a = run(scheduler, "A", 7, output=1, max_tokens=13)
@@ -206,7 +199,7 @@ def admission(_: pytest.MonkeyPatch) -> None:
         assert scheduler.admission.fits(x, scheduler.running) is fits
 
 
-def two_retractions(_: pytest.MonkeyPatch) -> None:
+def two_retractions() -> None:
     scheduler = make_scheduler(5)
     a, b = run(scheduler, "A", 8), run(scheduler, "B", 8)
     run(scheduler, "C", 3)
@@ -221,7 +214,7 @@ def two_retractions(_: pytest.MonkeyPatch) -> None:
     assert scheduler.admission.new_token_ratio >= once > 0.1
 
 
-def pages_before_chunks(_: pytest.MonkeyPatch) -> None:
+def pages_before_chunks() -> None:
     scheduler = make_scheduler(60, max_num_batched_tokens=8)
     run(scheduler, "A", 5, max_tokens=40)
     run(scheduler, "B", 5, max_tokens=40)
@@ -237,7 +230,7 @@ def pages_before_chunks(_: pytest.MonkeyPatch) -> None:
     assert chunks == [6, 6, 6, 2] and decodes == 2 * 4
 
 
-def programs_of_a_decode(_: pytest.MonkeyPatch) -> None:
+def programs_of_a_decode() -> None:
     requests, kv_heads, contexts = 2, 3, (300, 20)
     size = split_size(requests * kv_heads, max(contexts))
     splits = -(-max(contexts) // size)
@@ -247,32 +240,36 @@ def programs_of_a_decode(_: pytest.MonkeyPatch) -> None:
 
 
 CLAIMS: dict[str, Claim] = {
-    "m1.1": (["A with 1 token; B waits", "gives A with 8"], one_after_the_other),
-    "m1.2": (["5, 1, 1, 1, 1, 1", "5, 6, 7, 8, 9, 10", "attends to 10 keys"], only_what_is_new),
-    "m1.3": (["3, 3, 0", "4 of its 5 tokens", "3 and 1"], tokens_become_outputs),
-    "m1.4": (["7: the prompt and two tokens", "The answer is the same"], after_a_failure),
+    "m1.1": (["A with 1 token; B waits", "gives A with 8"], [
+        partial(m1_1.test_a_step_computes_what_is_not_computed, computed=7, expected=1),
+        partial(m1_1.test_a_step_computes_what_is_not_computed, computed=0, expected=8),
+        m1_1.test_a_waiting_request_does_not_join_a_running_one,
+    ]),
+    "m1.2": (["5, 1, 1, 1, 1, 1", "5, 6, 7, 8, 9, 10", "attends to 10 keys"], [only_what_is_new]),
+    "m1.3": (["3, 3, 0", "4 of its 5 tokens", "3 and 1"], [tokens_become_outputs]),
+    "m1.4": (["7: the prompt and two tokens", "The answer is the same"], [after_a_failure]),
     "m2.1": (
         ["row 3 to row 1, 7 tokens", "rows are A D C", "row 2 to row 0, 6 tokens",
          "rows are C D", "D would have moved to row 0 and then C to row 1"],
-        rows_without_holes,
+        [rows_without_holes],
     ),
     "m2.2": (["30 positions, 16 of them padding", "the prompt of 30, alone",
-              "one token of each of the four"], which_may_join),
+              "one token of each of the four"], [which_may_join]),
     "m2.3": (["A prefill of X alone", "After X the engine tries Y, and then all four"],
-             an_undone_step),
-    "m2.4": (["first decode overwrites", "slot 1", "slot 2"], padding_is_overwritten),
-    "m2.5": (["8 = 24 are read", "= 15 may be seen"], slots_that_are_read),
-    "m2.6": (["16 forwards"], forwards_for_17_requests),
+             [an_undone_step]),
+    "m2.4": (["first decode overwrites", "slot 1", "slot 2"], [padding_is_overwritten]),
+    "m2.5": (["8 = 24 are read", "= 15 may be seen"], [slots_that_are_read]),
+    "m2.6": (["16 forwards"], [forwards_for_17_requests]),
     "m3.1": (["2 pages, 0 slots", "3 pages, 3 slots", "3 pages, 2 slots"],
-             pages_as_a_request_grows),
-    "m3.2": (["slot 31", "slots 8, 9, 10, 11", "slot 36"], slots_of_positions),
+             [pages_as_a_request_grows]),
+    "m3.2": (["slot 31", "slots 8, 9, 10, 11", "slot 36"], [slots_of_positions]),
     "m3.3": (["2 + 4 = 6 pages", "6 are free: yes", "3 + 5 = 8 pages", "6 are free: no"],
-             admission),
+             [admission]),
     "m3.4": (["C is retracted", "B itself is retracted", "The queue is B, C",
-              "it expects more of every request"], two_retractions),
-    "m3.5": (["6, 6, 6, 2", "A and B get four tokens each"], pages_before_chunks),
+              "it expects more of every request"], [two_retractions]),
+    "m3.5": (["6, 6, 6, 2", "A and B get four tokens each"], [pages_before_chunks]),
     "m3.6": (["= 12 programs", "6 + 3 = 9", "3 query heads of one KV head"],
-             programs_of_a_decode),
+             [programs_of_a_decode]),
     **upper_claims.CLAIMS,
     **elective_claims.CLAIMS,
 }  # fmt: skip
@@ -285,9 +282,10 @@ def test_every_prediction_is_run() -> None:
 
 
 @pytest.mark.parametrize("number", CLAIMS)
-def test_the_answer_to_a_prediction_is_true(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words, claim = CLAIMS[number]
+def test_the_answer_to_a_prediction_is_true(number: str) -> None:
+    words, checks = CLAIMS[number]
     answer = " ".join(EXERCISES[number].part("Predict", ROOT)[1].split())
     missing = [phrase for phrase in words if phrase not in answer]
     assert words and not missing, f"the answer of {number} has changed: change its claim too"
-    claim(monkeypatch)
+    for check in checks:
+        check()

@@ -1,9 +1,12 @@
-"""What the answers to the predictions of m4 and m5 say, and functions that run it."""
+"""What the answers to the predictions of m4 and m5 say, and functions that run it.
+
+If a test of the exercise states what an answer says, the test itself is the function.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,34 +15,28 @@ import torch
 from common.config import POLICIES
 from m4_radix import scheduler as m4_scheduler
 from m4_radix.radix_cache import RadixCache
-from m5_overlap.future_map import FutureMap
-from m5_overlap.placeholders import placeholder
 from m5_overlap.stream import ThreadStream
 from milestones.lab.instruments.streams import LateStream
+from tests.exercises import test_m4_1 as m4_1
+from tests.exercises import test_m4_3 as m4_3
 from tests.exercises import test_m4_5 as m4_5
+from tests.exercises import test_m4_6 as m4_6
+from tests.exercises import test_m5_2 as m5_2
+from tests.exercises import test_m5_3 as m5_3
 from tests.exercises import test_m5_4 as m5_4
 from tests.exercises import test_m5_5 as m5_5
 from tests.exercises import test_m5_6 as m5_6
 from tests.exercises.by_hand import make_request, watch
 from tests.exercises.overlap_states import plan, running, steps_in_flight
-from tests.exercises.radix_states import give_row, hang, offer_leaves, picture
+from tests.exercises.radix_states import give_row, hang, picture
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import greedy
 
-
-def a_split(_: pytest.MonkeyPatch) -> None:
-    tree = RadixCache(page_size=2)
-    node = hang(tree, tree.root, [1, 2, 3, 4, 5, 6], [7, 8, 9])
-    tree.lock(node)
-    tree.lock(node)
-    tree.match_prefix([1, 2, 3, 4, 9, 9])
-    assert picture(tree) == {
-        "1 2 3 4": "pages 7 8, locks 2", "1 2 3 4 / 5 6": "pages 9, locks 2",
-    }  # fmt: skip
-    assert node.tokens == [5, 6] and node.prefix_pages() == [7, 8, 9]
+# The words of the answer, and what is called to see that they are true.
+Claim = tuple[list[str], list[Callable[[], object]]]
 
 
-def locks(_: pytest.MonkeyPatch) -> None:
+def locks() -> None:
     tree = RadixCache(page_size=1)
     stem = hang(tree, tree.root, [1, 2], [1, 2])
     leaf = hang(tree, stem, [3], [3])
@@ -51,19 +48,13 @@ def locks(_: pytest.MonkeyPatch) -> None:
     assert (tree.protected_size, tree.evictable_size, leaf.in_heap) == (2, 1, True)
 
 
-def eviction(_: pytest.MonkeyPatch) -> None:
-    for count, left in ((3, {"1 2", "1 2 / 5", "6"}), (7, set())):
-        tree = RadixCache(page_size=1)
-        stem = hang(tree, tree.root, [1, 2], [1, 2], used=9)
-        hang(tree, stem, [3, 4], [3, 4], used=5)
-        hang(tree, stem, [5], [5], used=9)
-        hang(tree, tree.root, [6, 7], [6, 7], used=7)
-        taken = offer_leaves(tree).evict(count)
-        assert len(taken) == count and set(picture(tree)) == left
-        assert {*taken[:2]} == {3, 4} and (taken[2] == 7 or count == 7)
-    tree = RadixCache(page_size=1)
-    hang(tree, tree.root, [3, 4], [3, 4])
-    assert offer_leaves(tree).evict(1) == [4], "the last page goes first"
+def eviction() -> None:
+    for bites, taken, left in (
+        ([1], [4], ["1 2", "1 2 / 3", "1 2 / 5", "6 7"]),
+        ([3], [3, 4, 7], ["1 2", "1 2 / 5", "6"]),
+        ([7], [1, 2, 3, 4, 5, 6, 7], []),
+    ):  # type: tuple[list[int], list[int], list[str]]
+        m4_3.test_the_leaf_used_longest_ago_goes_first(bites, taken, left)
 
 
 def engine_m4(num_pages: int, **config: Any) -> FakePagedEngine:
@@ -77,16 +68,7 @@ def drained(engine: FakePagedEngine) -> int:
     return int(engine.scheduler.counters.cached_prompt_tokens)
 
 
-def the_same_prompt(_: pytest.MonkeyPatch) -> None:
-    for length, expected in ((8, [0, 4, 4]), (9, [0, 8, 8])):
-        engine, reused = engine_m4(20), [0]
-        for number in range(3):
-            engine.add(f"{number}", list(range(1, length + 1)), 2)
-            reused.append(drained(engine))
-        assert [b - a for a, b in pairwise(reused)] == expected
-
-
-def adoption(_: pytest.MonkeyPatch) -> None:
+def adoption() -> None:
     kv_cache = m4_5.manager()
     a, b = (make_request(name, list(range(1, 11))) for name in "ab")
     assert give_row(kv_cache, a, 9) == [1, 2, 3] and give_row(kv_cache, b, 9) == [4, 5, 6]
@@ -101,7 +83,7 @@ def adoption(_: pytest.MonkeyPatch) -> None:
     assert kv_cache.radix_cache.evictable_size == 0
 
 
-def policies(_: pytest.MonkeyPatch) -> None:
+def policies() -> None:
     expected = {"fcfs": 0, "lpm": 128, "dfs-weight": 128}
     for policy in (name for name in POLICIES if name in expected):
         for pages in (14, 40):
@@ -116,7 +98,7 @@ def policies(_: pytest.MonkeyPatch) -> None:
                 assert reused == 128, "as many as with memory for everything"
 
 
-def a_failed_work(_: pytest.MonkeyPatch) -> None:
+def a_failed_work() -> None:
     stream, seen = ThreadStream(), []
     stream.launch(lambda: seen.append(1))
     stream.launch(lambda: seen.append(1 // 0))
@@ -130,65 +112,26 @@ def a_failed_work(_: pytest.MonkeyPatch) -> None:
     stream.close()
 
 
-def names_for_tokens(_: pytest.MonkeyPatch) -> None:
+def names_for_tokens() -> None:
     steps = steps_in_flight()
-    a, chunk, c = (
-        running(steps, name, tokens, computed)
-        for name, tokens, computed in (("a", [1], 0), ("b", [1] * 8, 0), ("c", [2], 0))
-    )
-    assert (a.row, chunk.row, c.row) == (0, 1, 2) or {a.row, c.row} <= {0, 1, 2, 3}
-    batch = plan(steps, (a, 1), (chunk, 3), (c, 1))
-    batch.sampled_indices[:] = [0, 2]
-    steps.advance(batch)
-    assert [r.token_ids[-1] for r in (a, chunk, c)] == [placeholder(a.row), 1, placeholder(c.row)]
-    assert (placeholder(0), placeholder(2)) == (-1, -3)
-    future_map = FutureMap(4, torch.device("cpu"))
-    future_map.store(torch.tensor([1, 3]), torch.tensor([50, 70]))
-    assert future_map.resolve(torch.tensor([-3, -1, 0])).tolist() == [70, 50, 0]
+    a, chunk, c = (running(steps, name, [1] * 8, computed=0) for name in "abc")
+    assert (a.row, chunk.row, c.row) == (0, 1, 2)
+    del a.token_ids[1:], c.token_ids[1:]
+    steps.advance(plan(steps, a, (chunk, 3), c))
+    assert [request.token_ids[-1] for request in (a, chunk, c)] == [-1, 1, -3]
+    futures = m5_2.stored(row0=50, row2=70)
+    assert futures.resolve(torch.tensor([-3, -1, 0])).tolist() == [70, 50, 0]
 
 
-def the_last_step_frees(_: pytest.MonkeyPatch) -> None:
-    for ends in ("complete", "undo"):
-        steps = steps_in_flight()
-        free = steps.kv_cache.num_free_pages
-        a = running(steps, "a", [1, 2, 3], computed=2)
-        first = plan(steps, (a, 1))
-        steps.advance(first)
-        second = plan(steps, (a, 1))
-        steps.advance(second)
-        a.finish_reason = "abort"
-        steps.free(a)
-        steps.complete(first)
-        assert a.row is not None and steps.kv_cache.num_free_pages < free
-        if ends == "complete":
-            steps.complete(second)
-        else:
-            steps.undo(second)
-        assert a.row is None and steps.kv_cache.num_free_pages == free
-
-
-def buffers_in_turns(_: pytest.MonkeyPatch) -> None:
-    buffers, stream, waits = m5_4.two_buffers(), LateStream(), []
-    for step in range(4):
-        mine = buffers[step % 2]
-        mine.begin()
-        waits.append(stream.num_waits)
-        mine.in_use = stream.launch(lambda: None)
-    assert waits == [0, 0, 1, 2]
-
-
-def a_padded_batch(_: pytest.MonkeyPatch) -> None:
+def a_padded_batch() -> None:
     runner = m5_5.make_runner()
-    inputs = m5_5.padded_input(runner, m5_5.three_decodes(runner))
-    meta = inputs.metadata
-    assert meta.seq_lens.tolist() == [6, 3, 10, 1]
-    assert inputs.input_ids[0, 3] == inputs.position_ids[0, 3] == 0
-    assert 0 <= meta.slot_mapping[3] < 4, "a slot of page 0"
-    assert meta.page_table.shape == (4, 8) and not meta.page_table[3].any()
+    m5_5.test_a_decode_batch_is_laid_out_and_padded(runner)
+    m5_5.test_padding_writes_to_the_padding_page(runner)
+    assert (m5_5.MAX_MODEL_LEN, m5_5.PAGE_SIZE) == (30, 4)
     assert runner.graphs.size_for(5) is None
 
 
-def one_step_behind(_: pytest.MonkeyPatch) -> None:
+def one_step_behind() -> None:
     serial, overlapped = "launch wait " * 4, "launch launch wait launch wait launch wait wait "
     for overlap, expected in ((False, serial), (True, overlapped)):
         assert _calls(overlap, [])[0] == expected.split()
@@ -209,24 +152,32 @@ def _calls(overlap: bool, stops: list[int]) -> tuple[list[str], int]:
     return calls, len(engine.core.result_queue)
 
 
-CLAIMS: dict[str, tuple[list[str], Callable[[pytest.MonkeyPatch], None]]] = {
-    "m4.1": (["pages `7 8`", "page `9`", "Both nodes have 2 locks", "still `7 8 9`"], a_split),
+CLAIMS: dict[str, Claim] = {
+    "m4.1": (["pages `7 8`", "page `9`", "Both nodes have 2 locks", "still `7 8 9`"], [
+        m4_1.test_a_split_hands_its_locks_on,
+        m4_1.test_a_handle_from_before_a_split_still_spells_its_prefix,
+    ]),
     "m4.2": (["count of the stem is 2", "count of the leaf is 1", "3 pages are protected",
-              "`protected_size` is 2, `evictable_size` is 1", "has been offered"], locks),
-    "m4.3": (["`3 4` is the oldest leaf", "so `6` stays cached", "takes everything"], eviction),
-    "m4.4": (["8 tokens: 0, 4, 4", "9 tokens: 0, 8, 8"], the_same_prompt),
+              "`protected_size` is 2, `evictable_size` is 1", "has been offered"], [locks]),
+    "m4.3": (["`3 4` is the oldest leaf", "so `6` stays cached", "takes everything"], [eviction]),
+    "m4.4": (["8 tokens: 0, 4, 4", "9 tokens: 0, 8, 8"], [
+        partial(m4_6.test_the_same_prompt_three_times, length) for length in (8, 9)
+    ]),
     "m4.5": (["B's row is `1 2 6`", "Pages 4 and 5 are free", "Two requests hold the node",
-              "page 3 becomes free", "it cannot be evicted"], adoption),
+              "page 3 becomes free", "it cannot be evicted"], [adoption]),
     "m4.6": (["reuses 0 of 240", "`lpm` reuses 128", "(40 pages)", "`dfs-weight` reuses 128 too"],
-             policies),
+             [policies]),
     "m5.1": (["raises `ZeroDivisionError`", "The list is `[1]`", "work runs again"],
-             a_failed_work),
+             [a_failed_work]),
     "m5.2": (["`-1` for row 0 and `-3` for row 2", "has no placeholder",
-              "`resolve` returns `[70, 50, 0]`"], names_for_tokens),
-    "m5.3": (["free when step N+1 has ended", "If step N+1 fails"], the_last_step_frees),
-    "m5.4": (["0, 0, 1, 2"], buffers_in_turns),
+              "`resolve` returns `[70, 50, 0]`"], [names_for_tokens]),
+    "m5.3": (["free when step N+1 has ended", "If step N+1 fails"], [
+        m5_3.test_the_last_of_two_steps_counts,
+        m5_3.test_undo_leaves_an_ended_request_alone_and_frees_it,
+    ]),
+    "m5.4": (["0, 0, 1, 2"], [m5_4.test_no_step_waits_for_more_than_the_step_before_last]),
     "m5.5": (["four rows", "token 0 at position 0", "8 columns", "fit no size"],
-             a_padded_batch),
+             [a_padded_batch]),
     "m5.6": (["launch, wait, four times", "launch, launch, wait, launch, wait, launch, wait, wait",
-              "three launches", "nothing is in flight"], one_step_behind),
+              "three launches", "nothing is in flight"], [one_step_behind]),
 }  # fmt: skip

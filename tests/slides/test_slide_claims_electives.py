@@ -82,7 +82,8 @@ def code(name: str, file: str) -> str:
 
 def is_run(number: str) -> bool:
     """Run the claim about the prediction of an exercise. It raises if it is wrong."""
-    elective_claims.CLAIMS[number][1](pytest.MonkeyPatch())
+    for check in elective_claims.CLAIMS[number][1]:
+        check()
     return True
 
 

@@ -22,8 +22,8 @@ from common.fast.stored.formats import FORMATS
 from milestones.chain import load
 from milestones.lab.instruments.paged_case import SCALE, PagedCase
 from tests.conftest import ROOT
-from tests.helpers.kernel_widths import WIDTHS, compiled_for
 from tests.helpers.stored_weights import random_weight
+from tests.models.conftest import WIDTHS, compiled_for
 
 pytestmark = pytest.mark.cpu
 

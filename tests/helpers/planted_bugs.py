@@ -16,7 +16,10 @@ BUGS: dict[str, Bug] = {}
 
 @dataclass
 class Bug:
-    """A bug, and where the soak must find it. It decorates the mistake, whose name it gets."""
+    """A decorator that registers a mistake in `BUGS`, under the name of its function.
+
+    The fields say what the mistake replaces, and where the soak must find it.
+    """
 
     milestone: str
     place: str  # what it replaces, in the package of the milestone or in `common`

@@ -20,7 +20,7 @@ from tests.helpers.submissions import Graded, make_course, once, skeleton_of
 pytestmark = pytest.mark.thorough("some forty hostile submissions, each in a process")
 
 HONEST = "zoe_of_another_group"
-KERNEL = [name for name in vars(hostile_kernel) if name.isupper() and name != "RULES"]
+KERNEL = [name for name in vars(hostile_kernel) if name.isupper()]
 TEXTS = {
     name: text
     for name, text in {**vars(hostile), **vars(hostile_kernel)}.items()
@@ -66,7 +66,7 @@ class Hostile(Graded):
             "SECRETS": [f"[{secret[0]}]{secret[1:]}" for secret in secrets],  # match not themselves
         }  # fmt: skip
         given = "".join(f"{name} = {value}\n" for name, value in names.items())
-        given = f"{skeleton_of(course)}\n{hostile_kernel.RULES}\n{given}"
+        given = f"{skeleton_of(course)}\n{hostile.RULES}\n{given}"
         before = snapshot(course)
         sources = {name: given + text for name, text in TEXTS.items()}
         seeds = tuple(range(12))  # some of them fill a shelf, and some do not

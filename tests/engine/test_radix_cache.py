@@ -1,4 +1,7 @@
-"""The radix tree compared with a brute-force model; the eviction order; the cost of operations."""
+"""The radix tree compared with a brute-force model; the cost of operations.
+
+Single calls, and the order of eviction, are in `tests/exercises/test_m4_1.py` to `test_m4_3.py`.
+"""
 
 from __future__ import annotations
 
@@ -119,52 +122,6 @@ def test_the_tree_is_a_dict_of_prefixes(module_of: ModuleOf, size: int) -> None:
         Machine,
         settings=settings(max_examples=schedules(150), stateful_step_count=40, deadline=None),
     )
-
-
-def test_least_recently_used_goes_first(module_of: ModuleOf) -> None:
-    tree = module_of("radix_cache").RadixCache(1)
-    tree.insert([1, 2], [1, 2])
-    tree.insert([1, 3, 4], [1, 3, 4])
-    tree.insert([5], [5])
-    tree.match_prefix([1, 2])  # a use of [1, 2]: now [3, 4] is the oldest leaf, then [5]
-    assert tree.evict(1) == [4]  # from the end of the leaf, and only as many as asked for
-    assert set(tree.evict(3)) == {3, 5, 2}
-    assert tree.evict(1) == [1]  # a parent can be evicted once it is a leaf
-    assert tree.find([1]).num_pages == 0
-
-
-def test_a_split_keeps_the_locks(module_of: ModuleOf) -> None:
-    """A node that was locked before a split still unlocks its whole path."""
-    tree = module_of("radix_cache").RadixCache(2)
-    long = tree.insert([1, 2, 3, 4, 5, 6], [1, 2, 3])
-    tree.lock(long)
-    short = tree.match_prefix([1, 2, 9, 9])
-    assert short.prefix_pages() == [1] and short.lock_count == 1
-    tree.lock(short)
-    assert tree.protected_size == 3
-    tree.unlock(long)
-    assert (tree.protected_size, tree.evictable_size) == (1, 2)
-    tree.unlock(short)
-    assert (tree.protected_size, tree.evictable_size) == (0, 3)
-    tree.check_invariants([])
-
-
-def test_what_is_in_use_is_not_evicted(module_of: ModuleOf) -> None:
-    tree = module_of("radix_cache").RadixCache(1)
-    tree.lock(tree.insert([1, 2], [1, 2]))
-    tree.insert([1, 3], [1, 3])
-    assert tree.evict(1) == [3]
-    with pytest.raises(AssertionError, match="I3"):
-        tree.evict(1)
-
-
-def test_a_look_leaves_no_trace(module_of: ModuleOf) -> None:
-    tree = module_of("radix_cache").RadixCache(1)
-    tree.insert([1, 2, 3], [1, 2, 3])
-    tree.insert([7], [7])
-    assert tree.find([1, 2, 9]).num_pages == 2
-    assert [len(node.pages) for node in tree.nodes()] == [3, 1], "`find` split a node"
-    assert tree.evict(1) == [3], "`find` counted as a use"
 
 
 class Counted(tuple[int, ...]):

@@ -1,4 +1,7 @@
-"""The scheduler of continuous batching, tested with plain data and no model."""
+"""The scheduler of continuous batching in random schedules, with plain data and no model.
+
+Single steps are in `tests/exercises/test_m2_2.py` and `test_m2_3.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,75 +37,10 @@ def run(batch: Any) -> None:
         request.token_ids.append(1)
 
 
-def names(requests: Any) -> list[str]:
-    return [request.request_id for request in requests]
-
-
-def test_prefill_first_then_decode_all(module_of: ModuleOf) -> None:
-    scheduler = make_scheduler(module_of, 5, 3)
-    batch = scheduler.schedule()
-    assert (names(batch.requests), batch.num_scheduled_tokens) == (["0", "1"], [5, 3])
-    assert batch.num_padding_tokens == 2
-    run(batch)
-    batch = scheduler.schedule()
-    assert (names(batch.requests), batch.num_scheduled_tokens) == (["0", "1"], [1, 1])
-    run(batch)
-    scheduler.add_request(make_request(4, "2"))
-    assert names(scheduler.schedule().requests) == ["2"], "a new prompt goes before decode"
-
-
-def test_rows_bound_admission(module_of: ModuleOf) -> None:
-    scheduler = make_scheduler(module_of, 1, 1, 1, max_num_seqs=2)
-    run(scheduler.schedule())
-    assert (names(scheduler.running), names(scheduler.waiting)) == (["0", "1"], ["2"])
-    assert names(scheduler.schedule().requests) == ["0", "1"]
-
-
-def test_the_token_budget_counts_padding(module_of: ModuleOf) -> None:
-    """Three prompts of 10, 2 and 2 tokens are computed as 30 positions."""
-    scheduler = make_scheduler(module_of, 10, 2, 2, max_num_batched_tokens=29)
-    assert names(scheduler.schedule().requests) == ["0", "1"]
-    scheduler = make_scheduler(module_of, 10, 2, 2, max_num_batched_tokens=30)
-    assert names(scheduler.schedule().requests) == ["0", "1", "2"]
-
-
-def test_no_request_overtakes_another(module_of: ModuleOf) -> None:
-    """A short prompt that fits does not overtake a long prompt that does not fit."""
-    scheduler = make_scheduler(module_of, 10, 20, 1, max_num_batched_tokens=20)
-    assert names(scheduler.schedule().requests) == ["0"]
-
-
 def test_decode_respects_the_token_budget(module_of: ModuleOf) -> None:
     scheduler = make_scheduler(module_of, *[1] * 5, max_num_batched_tokens=3)
     run(scheduler.schedule())
     assert len(scheduler.schedule().requests) == 3
-
-
-def test_rows_stay_compact(module_of: ModuleOf) -> None:
-    scheduler = make_scheduler(module_of, 4, 5, 6, 7)
-    batch = scheduler.schedule()
-    run(batch)
-    first, second, third, last = batch.requests
-    scheduler.finish_request(second, "abort")
-    moves = scheduler.kv_cache.moves
-    assert moves == [(3, 1, 7)], "the last row must move into the hole, with its 7 tokens"
-    assert [r.row for r in (first, second, third, last)] == [0, None, 2, 1]
-    scheduler.finish_request(third, "abort")
-    assert len(moves) == 1, "removing the last row must move no row"
-    scheduler.check_invariants()
-    assert names(scheduler.schedule().requests) == ["0", "3"]
-
-
-def test_undo_puts_a_failed_prefill_back_at_the_head(module_of: ModuleOf) -> None:
-    scheduler = make_scheduler(module_of, 4, 5, 6, max_num_seqs=2)
-    batch = scheduler.schedule()
-    scheduler.undo(batch)
-    assert names(scheduler.waiting) == ["0", "1", "2"] and not scheduler.running
-    scheduler.check_invariants()
-    assert scheduler.schedule().requests == batch.requests
-    run(batch)
-    scheduler.undo(scheduler.schedule())
-    assert names(scheduler.running) == ["0", "1"], "undo of a decode must keep requests running"
 
 
 @given(

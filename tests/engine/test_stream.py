@@ -1,4 +1,7 @@
-"""The parts that overlap needs: the stream, futures, double buffers, static decode steps."""
+"""The stream, static decode steps, and the engine that overlaps them.
+
+Futures and double buffers are in `tests/exercises/test_m5_2.py` and `test_m5_4.py`.
+"""
 
 from __future__ import annotations
 
@@ -124,41 +127,6 @@ def test_an_emulated_forward_takes_its_time(module_of: ModuleOf) -> None:
 def test_a_gpu_is_not_emulated(module_of: ModuleOf) -> None:
     with pytest.raises(ValueError, match="emulated_forward_ms"):
         module_of("stream").open_stream(torch.device("cuda"), 10.0)
-
-
-def test_futures(module_of: ModuleOf) -> None:
-    module = module_of("placeholders")
-    futures = module_of("future_map").FutureMap(3, torch.device("cpu"))
-    assert [module.placeholder(row) for row in range(3)] == [-1, -2, -3], "they must be below 0"
-    indices = torch.tensor([module.future_index(2), module.future_index(0)])
-    futures.store(indices, torch.tensor([70, 50]))
-    ids = torch.tensor([[0, -1, 7, -3]])
-    assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]]
-    futures.store(torch.tensor([module.PADDING_INDEX]), torch.tensor([99]))
-    assert futures.resolve(ids).tolist() == [[0, 50, 7, 70]], "padding changed a future"
-
-
-def test_buffers_are_filled_again_only_when_their_step_is_done(module_of: ModuleOf) -> None:
-    """With three steps on two buffers, the third step waits for the first, and for no other."""
-    buffers = [module_of("buffers").StepBuffers(torch.device("cpu"), size=64) for _ in range(2)]
-    stream, seen = LateStream(), []
-    for step in range(3):
-        mine = buffers[step % 2]
-        mine.begin()
-        inputs = mine.upload(torch.full((4,), step))
-        mine.in_use = stream.launch(lambda x=inputs: seen.append(x.tolist()))  # type: ignore[misc]
-        assert stream.num_waits == (1 if step == 2 else 0)
-    stream.synchronize()
-    assert seen == [[0] * 4, [1] * 4, [2] * 4]
-
-
-def test_buffers_grow_and_leave_what_was_taken(module_of: ModuleOf) -> None:
-    buffers = module_of("buffers").StepBuffers(torch.device("cpu"), size=32)
-    tensors = [torch.arange(n, dtype=torch.int32) for n in (3, 0, 7, 100)]
-    taken = [buffers.upload(t) for t in tensors]
-    taken.append(buffers.download(torch.tensor([[1.5], [2.5]])))
-    assert all(torch.equal(a, b) for a, b in zip(taken, tensors, strict=False))
-    assert taken[-1].tolist() == [[1.5], [2.5]]
 
 
 @pytest.mark.before("multi_step", "speculative")

@@ -13,6 +13,7 @@ from common import Request, SamplingParams
 from common.hf.tiny import byte_tokenizer
 from common.text.output_text import OutputText
 from tests.helpers.oracle import greedy
+from tests.helpers.replaced import fail_forward
 
 TOKENIZER = byte_tokenizer()
 
@@ -83,14 +84,7 @@ def break_next_forward(
     engine: Any, monkeypatch: pytest.MonkeyPatch, error: type[BaseException] = Broken
 ) -> None:
     """Let the next forward fail in layer 1, after layer 0 has stored its keys and values."""
-    layer = engine.loaded.model.model.layers[1]
-    forward = layer.forward
-
-    def fail(*_: Any, **__: Any) -> None:
-        monkeypatch.setattr(layer, "forward", forward)
-        raise error
-
-    monkeypatch.setattr(layer, "forward", fail)
+    fail_forward(monkeypatch, engine.loaded, 1, error)
 
 
 def failing_step(engine: Any, chance: Random) -> list[Any]:

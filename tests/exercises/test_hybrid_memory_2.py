@@ -28,6 +28,14 @@ def lose(cache: HybridRadixCache, *blocks: int, number: int = 0) -> None:
         cache.allocator.drop(cache.windows[number], block)
 
 
+def tree_without(*places: int, windows: tuple[int, ...] = ()) -> tuple[HybridRadixCache, list[int]]:
+    """Return a tree with `TOKENS`, and its blocks. Those at these places have lost their pages."""
+    cache = make_cache(*windows)
+    blocks = cached(cache, TOKENS)
+    lose(cache, *(blocks[place] for place in places))
+    return cache, blocks
+
+
 def found(cache: HybridRadixCache, tokens: list[int]) -> int:
     """Return the number of tokens that are found, with and without a change of the tree."""
     prefix = cache.find(tokens)
@@ -37,30 +45,23 @@ def found(cache: HybridRadixCache, tokens: list[int]) -> int:
 
 
 def test_a_window_that_is_whole_is_enough() -> None:
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
-    lose(cache, blocks[0], blocks[1])
+    cache, blocks = tree_without(0, 1)
     assert cache.resumable(blocks) == 4, "the query at position 16 sees 9 to 16"
 
 
 def test_a_shorter_prefix_needs_other_pages() -> None:
     """The prefix of 12 tokens needs the page of block 1, and that of 8 needs block 0."""
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
-    lose(cache, blocks[0], blocks[1])
+    cache, blocks = tree_without(0, 1)
     assert cache.resumable(blocks[:3]) == 0, "a gap is in each window"
 
 
 def test_the_longest_of_several() -> None:
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
-    lose(cache, blocks[2])
+    cache, blocks = tree_without(2)
     assert cache.resumable(blocks) == 2, "with 3 or 4 blocks, block 2 would be in the window"
 
 
 def test_each_group_must_resume() -> None:
-    cache = make_cache(8, 4)
-    blocks = cached(cache, TOKENS)
+    cache, blocks = tree_without(windows=(8, 4))
     lose(cache, blocks[3], number=1)
     assert cache.resumable(blocks) == 3, "the second group lacks the last page"
     lose(cache, blocks[1], number=0)
@@ -68,23 +69,18 @@ def test_each_group_must_resume() -> None:
 
 
 def test_a_window_shorter_than_a_page() -> None:
-    cache = make_cache(2)
-    blocks = cached(cache, TOKENS)
-    lose(cache, *blocks[:3])
+    cache, blocks = tree_without(0, 1, 2, windows=(2,))
     assert (cache.resumable(blocks), cache.resumable(blocks[:3])) == (4, 0), "only its last page"
 
 
 def test_requests_find_what_can_be_resumed() -> None:
     """I1: the tree has all 16 tokens, but a request of 13 to 16 tokens must not use 12."""
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
-    lose(cache, blocks[0], blocks[1])
+    cache, _blocks = tree_without(0, 1)
     assert (found(cache, TOKENS), found(cache, TOKENS[:12])) == (16, 0), "16 tokens, or none"
 
 
 def test_the_end_of_a_leaf_without_a_page_is_removed() -> None:
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
+    cache, blocks = tree_without()
     leaf = cache.match_prefix(TOKENS)
     lose(cache, blocks[2], blocks[3])
     assert sorted(cache.trim(leaf)) == sorted(blocks[2:]), "no request can resume at their ends"
@@ -104,9 +100,7 @@ def test_a_leaf_that_has_lost_all_pages_is_removed_with_its_parent() -> None:
 
 
 def test_a_complete_leaf_stays() -> None:
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
-    lose(cache, *blocks[:2])
+    cache, _blocks = tree_without(0, 1)
     leaf = cache.match_prefix(TOKENS)
     assert cache.trim(leaf) == [], "its last block has all its pages"
     assert cache.resumable(leaf.pages) == 4, "requests can resume at its end"
@@ -114,8 +108,7 @@ def test_a_complete_leaf_stays() -> None:
 
 def test_a_locked_leaf_stays() -> None:
     """I3: a request reads the pages of full attention."""
-    cache = make_cache()
-    blocks = cached(cache, TOKENS)
+    cache, blocks = tree_without()
     leaf = cache.match_prefix(TOKENS)
     cache.lock(leaf)
     lose(cache, *blocks)

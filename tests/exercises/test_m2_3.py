@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common import EngineConfig, FinishReason, Request
+from common import FinishReason, Request
 from m2_continuous.schedule_batch import ScheduleBatch
 from m2_continuous.scheduler import Scheduler
 from tests.exercises.by_hand import make_request, names
-from tests.exercises.test_m2_2 import run
+from tests.exercises.test_m2_2 import make_scheduler, run
 
 
 def state(running: str = "", waiting: str = "", joined: str = "") -> Scheduler:
@@ -16,9 +16,7 @@ def state(running: str = "", waiting: str = "", joined: str = "") -> Scheduler:
 
     `running`: requests with 5 computed prompt tokens. `joined`: requests that have only a row.
     """
-    scheduler = Scheduler(EngineConfig(max_model_len=100, max_num_seqs=8))
-    for name in running.split():
-        run(scheduler, make_request(name, 5, output=1, computed=5))
+    scheduler = make_scheduler(running=running, max_num_seqs=8)
     for name in joined.split():
         run(scheduler, make_request(name, 3))
     for name in waiting.split():

@@ -7,7 +7,7 @@ from milestones.electives.multi_step.schedule_batch import ScheduleBatch
 
 from common import Request
 from milestones.electives.multi_step.in_flight import StepsInFlight
-from tests.exercises.by_hand import make_request
+from tests.exercises.overlap_states import end, running
 
 PAGE_SIZE = 2
 
@@ -15,11 +15,7 @@ PAGE_SIZE = 2
 def planned(num_steps: int, *names: str) -> tuple[StepsInFlight, list[Request]]:
     """Return requests of 3 tokens, 2 of them computed, and a plan of that many decodes of each."""
     steps = StepsInFlight(KVCacheManager(num_rows=4, num_pages=16, page_size=PAGE_SIZE))
-    requests = [make_request(name, [1, 2, 3], max_tokens=20) for name in names]
-    for request in requests:
-        steps.kv_cache.allocate(request)
-        steps.kv_cache.allocate_slots(request, 2)
-        request.num_computed_tokens = 2
+    requests = [running(steps, name, [1, 2, 3], computed=2) for name in names]
     for _ in range(num_steps):
         if steps.batches:
             steps.advance(steps.batches[-1])
@@ -29,11 +25,6 @@ def planned(num_steps: int, *names: str) -> tuple[StepsInFlight, list[Request]]:
             batch.add(request, 1)
         steps.batches.append(batch)
     return steps, requests
-
-
-def end(steps: StepsInFlight, request: Request) -> None:
-    request.finish_reason = "stop"
-    steps.free(request)
 
 
 def test_retreating_restores_the_lengths() -> None:

@@ -1,10 +1,26 @@
-"""Submissions that cheat, break or misbehave. Each follows a skeleton that solves nothing."""
+"""Submissions that cheat, break or misbehave.
+
+Each follows a skeleton that solves nothing, and `RULES`.
+"""
 
 from __future__ import annotations
 
-LEAVE = "import os\nos._exit(0)\n"
-STOP = "import sys\nsys.exit(0)\n"
-CRASH = "import os\nos.kill(os.getpid(), 11)\n"
+RULES = """
+import ctypes, glob, json, mmap, os, pathlib, re, signal, socket, sys, time, types
+class Held(Exception):
+    "The submission has reached its aim."
+def tell(data):
+    "Write to each file that the process has, but not to its standard streams."
+    for number in range(3, 256):
+        try:
+            os.write(number, data)
+        except OSError:
+            pass
+libc = ctypes.CDLL(None, use_errno=True)
+"""
+LEAVE = "os._exit(0)\n"
+STOP = "sys.exit(0)\n"
+CRASH = "os.kill(os.getpid(), 11)\n"
 # Correct, except that it never returns when the shelf is full.
 HANG = """
 def put(self, item):
@@ -15,7 +31,6 @@ def put(self, item):
 Shelf.put = put
 """
 BOMB = """
-import os, time
 def burn():
     while True:
         time.sleep(0.05)
@@ -33,19 +48,13 @@ for _ in range(200):
 MEMORY = "\nx = bytearray(1 << 33)\n"
 # Writes a claim of "passed" to every descriptor, and exits.
 CLAIM = """
-import os, json
 test = "tests/exercises/test_m2_1.py::test_items_are_counted"
 result = {"node": test, "outcome": "passed", "seconds": 0.0, "title": "", "failure": None}
 claim = {"token": "", "collected": [[test]], "results": [result], "problems": [], "ended": None}
-for number in range(3, 256):
-    try:
-        os.write(number, json.dumps(claim).encode() + b"\\n")
-    except OSError:
-        pass
+tell(json.dumps(claim).encode() + b"\\n")
 os._exit(0)
 """
 EDIT = """
-import pathlib
 for path in pathlib.Path(".").rglob("test_*.py"):
     try:
         names = "test_items_are_counted", "test_a_full_shelf_refuses"
@@ -54,7 +63,6 @@ for path in pathlib.Path(".").rglob("test_*.py"):
         pass
 """
 READ = """
-import glob, os
 source = "/m2_mini/shelf.py"
 places = [REFERENCE + source, "/proc/1/root" + REFERENCE + source, "/proc/1/cwd" + source]
 for up in ("/..", "/../..", "/../../.."):
@@ -69,7 +77,6 @@ for place in places:
         exec(text, globals())
 """
 WRITE = """
-import os
 for path in (OUTSIDE, "/usr/written", "/etc/written", os.path.expanduser("~/../../written")):
     try:
         open(path, "w").write("here I was")
@@ -82,7 +89,6 @@ with open("/tmp/large", "wb") as file:
         file.write(bytes(1 << 20))
 """
 DAEMON = """
-import os, time
 if not os.fork():
     os.setsid()
     if not os.fork():
@@ -95,7 +101,6 @@ if not os.fork():
     os._exit(0)
 """
 NETWORK = """
-import socket
 try:
     socket.create_connection(("127.0.0.1", PORT), timeout=5).sendall(b"the tests")
 except OSError:
@@ -103,7 +108,6 @@ except OSError:
 """
 # Lets each test do nothing, without a change to a function of the tests.
 CONFTEST = """
-import sys
 sys.modules["_pytest.python"].Function.runtest = lambda self: None
 """
 # A value that claims to equal everything, and that no with-block lets an error through.
@@ -143,49 +147,35 @@ Shelf.put = put
 """
 # Memory that no process has mapped is in no measure of a process.
 HIDDEN_MEMORY = """
-import os
 handles = [os.memfd_create("hidden") for _ in range(40)]
 for handle in handles:
     os.write(handle, bytes(32 << 20))
 """
 # Says answers of its own for each number that the process was given.
 FORGE = """
-import json, os, sys
 frame, seeds = sys._getframe(), ()
 while frame is not None:
     seeds = frame.f_locals.get("seeds", seeds)
     frame = frame.f_back
-for number in range(3, 256):
-    for seed in seeds:
-        for claim in ([seed, [], None], [seed, [["put", [1, [7]]]], None], []):
-            try:
-                os.write(number, json.dumps(claim).encode() + b"\\n")
-            except OSError:
-                pass
+for seed in seeds:
+    for claim in ([seed, [], None], [seed, [["put", [1, [7]]]], None], []):
+        tell(json.dumps(claim).encode() + b"\\n")
 """
 # Replaces the questions by none, and what is said by what the grader might want to hear.
 NO_QUESTIONS = """
-import json, sys, types
 module = types.ModuleType("tests.questions")
 module.QUESTIONS = dict.fromkeys(["m2.1", "m2.2"], lambda chance: iter(()))
 sys.modules["tests.questions"] = module
 """
 RIGHT = """
-import json
 dumps = json.dumps
 json.dumps = lambda data, **named: dumps(True if type(data) is list else data, **named)
 """
 LOUD = """
-import os
-for number in range(3, 256):
-    try:
-        for _ in range(10):
-            os.write(number, b"x" * (1 << 20))
-    except OSError:
-        pass
+for _ in range(10):
+    tell(b"x" * (1 << 20))
 """
 KILL = """
-import os, signal
 for target in (os.getppid(), 1, -1):
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP):
         if target != -1 or number != signal.SIGKILL:
@@ -195,7 +185,6 @@ for target in (os.getppid(), 1, -1):
                 pass
 """
 DEAF = """
-import signal
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 signal.setitimer = lambda *_: None
 def put(self, item):

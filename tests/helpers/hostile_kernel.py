@@ -1,17 +1,10 @@
 """Submissions that hold memory which no process shows, or look for what is not theirs.
 
-Each follows a skeleton that solves nothing, and the names of `RULES`. It raises `Held` at its
-import if it has what it should not have, so that its failures show the name of this class.
+Each follows a skeleton that solves nothing, and the names of `hostile.RULES`. It raises `Held` at
+its import if it has what it should not have, so that its failures show the name of this class.
 """
 
 from __future__ import annotations
-
-RULES = """
-import ctypes, gc, json, mmap, os, sys
-class Held(Exception):
-    "The submission has reached its aim."
-libc = ctypes.CDLL(None, use_errno=True)
-"""
 
 # Semaphores and messages of System V are in the kernel, and in no process.
 SEMAPHORES = """
@@ -43,7 +36,6 @@ SHARED = views.replace("FILE", "-1")
 ZERO = views.replace("FILE", 'os.open("/dev/zero", os.O_RDWR)')
 # The page tables of memory that is only read: 4 KB for each 2 MB.
 PAGE_TABLES = """
-import time
 pages = mmap.mmap(-1, 600 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000,
                   prot=mmap.PROT_READ)
 for place in range(0, 600 << 30, 2 << 20):
@@ -70,7 +62,6 @@ if libc.clone(work, top, 0x10000000 | 17, None) > 0:
 # What the process was forked from may still be in its memory: solutions, names of other students.
 # `SECRETS` are regular expressions that do not match their own text.
 REMAINS = """
-import re
 wanted = re.compile("|".join(SECRETS).encode())
 memory = os.open("/proc/self/mem", os.O_RDONLY)
 for line in open("/proc/self/maps"):
@@ -101,12 +92,7 @@ if libc.ptrace(16, target, 0, 0) == 0:
 ODD_CLAIM = """
 failure = {"kind": "E\\x1b[2J", "message": "\\ud800", "unwritten": ["\\ud800\\x1b[2J"] * 9}
 result = {"node": "", "outcome": "failed", "seconds": 0.0, "title": "\\x1b]0;x", "failure": failure}
-data = json.dumps({"results": [result], "ended": "\\x1b[2J"}).encode() + b"\\n"
-for number in range(3, 256):
-    try:
-        os.write(number, data)
-    except OSError:
-        pass
+tell(json.dumps({"results": [result], "ended": "\\x1b[2J"}).encode() + b"\\n")
 os._exit(0)
 """
 SCREEN = """
@@ -116,11 +102,7 @@ def put(self, item):
 Shelf.put = put
 """
 LINES = """
-for number in range(3, 256):
-    try:
-        os.write(number, b"[]\\n" * 300_000)
-    except OSError:
-        pass
+tell(b"[]\\n" * 300_000)
 """
 # Empty files take no space of a disk, only of the kernel. They leave no room for what other
 # processes of the exam would write.
@@ -136,7 +118,7 @@ raise KeyError("full")
 """
 # Files that the next process might load instead of the originals.
 CACHES = """
-import importlib.util, pathlib, sysconfig
+import importlib.util, sysconfig
 spread = "import sys\\nsys.modules['m2_mini.shelf'].Held = 1\\nopen('/tmp/ran', 'w')\\n"
 if os.path.exists("/tmp/ran"):
     raise Held("code of another process")

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 
 from common.config import POLICIES
@@ -17,6 +16,7 @@ from m4_radix import scheduler as m4_scheduler
 from m4_radix.radix_cache import RadixCache
 from m5_overlap.stream import ThreadStream
 from milestones.lab.instruments.streams import LateStream
+from tests.engine.test_stream import test_what_follows_a_failure_fails_unrun
 from tests.exercises import test_m4_1 as m4_1
 from tests.exercises import test_m4_3 as m4_3
 from tests.exercises import test_m4_5 as m4_5
@@ -99,16 +99,8 @@ def policies() -> None:
 
 
 def a_failed_work() -> None:
-    stream, seen = ThreadStream(), []
-    stream.launch(lambda: seen.append(1))
-    stream.launch(lambda: seen.append(1 // 0))
-    event = stream.launch(seen.clear)
-    with pytest.raises(ZeroDivisionError):
-        event.wait()
-    assert seen == [1]
-    stream.synchronize()
-    stream.launch(lambda: seen.append(2)).wait()
-    assert seen == [1, 2], "after `synchronize`, work runs again"
+    stream = ThreadStream()
+    test_what_follows_a_failure_fails_unrun(stream)
     stream.close()
 
 

@@ -79,15 +79,15 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     planted = BUGS[name]
     planted.plant(monkeypatch)
     attacks = {"interrupts": planted.interrupts, "failures": planted.failures}
-    found = Soak(planted.seed, [planted.milestone], **attacks)
-    for _ in found.run(iter(planted.schedules)):
+    found = Soak(0, [planted.milestone], **attacks)
+    for _ in found.run(iter(range(planted.at, planted.at + 100))):
         if found.results.failed:
             break
     (failed,) = found.results.failed
     assert failed.message.startswith(planted.kind), failed.message
-    assert f"--seed {planted.seed} --milestone {planted.milestone}" in failed.command
+    assert f"--seed 0 --milestone {planted.milestone}" in failed.command
     if not planted.interrupts:
-        again = Soak(planted.seed, [planted.milestone], **attacks)
+        again = Soak(0, [planted.milestone], **attacks)
         list(again.run(iter([failed.number])))
         assert len(again.results.failed) == 1
 

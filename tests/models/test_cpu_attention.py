@@ -15,8 +15,8 @@ from common.fast.cpu_kernels.space import SPACE
 from milestones.chain import load
 from milestones.lab.instruments.paged_case import PagedCase
 from tests.conftest import build_engine
-from tests.helpers.kernel_widths import on_threads
 from tests.helpers.oracle import assert_one_answer, greedy
+from tests.models.conftest import on_threads
 
 pytestmark = [
     pytest.mark.since("m3_paged"),

@@ -26,8 +26,8 @@ from common.fast.passes import apply_passes, pack
 from common.fast.passes.layer_parts import CompiledParts, TorchParts
 from common.fast.stored.weight import StoredWeight
 from tests.conftest import plain_model
-from tests.helpers.kernel_widths import on_threads
 from tests.helpers.process import run_python
+from tests.models.conftest import on_threads
 
 pytestmark = pytest.mark.cpu
 

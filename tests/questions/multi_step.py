@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 from tests.exercises.by_hand import make_request
+from tests.exercises.overlap_states import end
 from tests.exercises.test_multi_step_1 import decoding, make_scheduler, plan
-from tests.exercises.test_multi_step_2 import end, planned
+from tests.exercises.test_multi_step_2 import planned
 
 Asked = Iterator[tuple[str, Any]]
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import ELECTIVES, above, place
+from milestones.chain import ELECTIVES, above, chain, course_place, place
 from milestones.course import catalog
 from milestones.course.release import command as release
 from milestones.course.release import cut
 from milestones.course.release.imports import without_unused_imports
 from milestones.course.release.student_tests import naming, pruned
+from milestones.staff.maintain import one_step
 from tests.conftest import ROOT
 from tests.helpers import mini_course
 
@@ -201,6 +202,11 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
     release.release(milestone, tree)
     found = texts(tree)
     assert not [name for name, text in found.items() if "`make slides`" in text], "no slides here"
+    for name in one_step.STEPS.keys() & {*chain(milestone)}:
+        page = f"{course_place(name)}/README.md"
+        _, start, rest = (ROOT / page).read_text("utf-8").partition(f"<!-- {one_step.BLOCK} -->")
+        block, end, _ = rest.partition(f"<!-- /{one_step.BLOCK} -->")
+        assert start and end and start + block + end in found[page], "each handout keeps its table"
     absent = above(milestone)
     for name, text in found.items():
         if absent and not name.endswith(".md") and not name.startswith("milestones/"):

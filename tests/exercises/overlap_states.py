@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from common import Request
 from m5_overlap.in_flight import StepsInFlight
 from m5_overlap.kv_cache import KVCacheManager
@@ -17,7 +19,7 @@ def steps_in_flight() -> StepsInFlight:
     return StepsInFlight(KVCacheManager(num_rows=4, num_pages=NUM_PAGES, page_size=PAGE_SIZE))
 
 
-def running(steps: StepsInFlight, name: str, tokens: list[int], computed: int) -> Request:
+def running(steps: Any, name: str, tokens: list[int], computed: int) -> Request:
     """Return a running request with the first `computed` of its tokens computed."""
     request = make_request(name, tokens, max_tokens=20)
     steps.kv_cache.allocate(request)
@@ -46,7 +48,7 @@ def plan(steps: StepsInFlight, *parts: Request | tuple[Request, int]) -> Schedul
     return batch
 
 
-def end(steps: StepsInFlight, *requests: Request) -> None:
+def end(steps: Any, *requests: Request) -> None:
     """End requests, as `finish_request` does."""
     for request in requests:
         request.finish_reason = "stop"

@@ -390,7 +390,7 @@ def test_random_schedules_with_copies_that_fail(
                 raise Refused("no memory for a copy")
             super()._copy(transfers, computed)
 
-    engines = [fuzz(module, seed, forwards, copies, FailingRunner) for seed in range(60)]
+    engines = [fuzz(module, seed, forwards, copies, FailingRunner) for seed in range(90)]
     assert len(failures) > 20
     assert sum(cache_of(e).num_loaded for e in engines) > 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from common import SamplingParams
+from common.guard import Caller, Guard
 from common.sampling.sampler import uniform
 from milestones.chain import at_least, load
 from milestones.lab.instruments import hash_chain
@@ -23,6 +25,7 @@ from milestones.lab.soak import command as soak
 from milestones.lab.soak import faults, interrupts, results, runner
 from milestones.lab.soak.answers import HashSource
 from milestones.lab.soak.extras import EXTRAS, GRAMMARS, PLAIN
+from milestones.lab.soak.interrupts import Interrupter
 from milestones.lab.soak.matrix import FaultMatrix
 from milestones.lab.soak.parts import KINDS, MAY_DIE, MAY_END, parts_of
 from milestones.lab.soak.plan import PAGE_SIZES, make_plan
@@ -171,6 +174,30 @@ def busy() -> int:
 
 def nothing() -> int:
     return 1
+
+
+def test_a_ctrl_c_at_any_call_loses_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The soak sends no Ctrl-C where Python would handle none: when the guard has just ended."""
+    interrupter, caller = Interrupter(), Caller()
+    monkeypatch.setattr(Interrupter, "_arm_timer", Interrupter._arm_ctrl_c)
+    monkeypatch.setattr(random.Random, "uniform", lambda _, low, high: high)
+    outcomes = set[str]()
+
+    def step() -> list[int]:
+        with Guard(caller, "step", lambda: None) as call:
+            began.append(True)
+            return call.keep([1])
+
+    with interrupter.handling():
+        for count in range(1, 500):  # more events than the call has
+            began: list[bool] = []
+            caller.undelivered = None
+            monkeypatch.setattr(interrupts, "MOST_EVENTS", math.log10(count + 0.5))
+            value, hit = interrupter.call(random.Random(0), step)
+            kept = [1] if not hit else caller.undelivered and caller.undelivered[1]
+            assert kept == ([1] if began else None), f"event {count}: the result is lost"
+            outcomes.add("returned" if value else "kept" if began else "not begun")
+    assert outcomes == {"not begun", "kept", "returned"}
 
 
 def test_a_leak_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

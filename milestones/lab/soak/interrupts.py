@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from common.guard import Guard
+
 from ..instruments import audit
 from .checker import Progress
 
@@ -85,7 +87,7 @@ class Interrupter:
 
     def _count(self, frame: FrameType, event: str, _arg: Any) -> None:
         self.left -= 1
-        if self.left <= 0 and not _returns_to_soak(frame, event):
+        if self.left <= 0 and not _is_past_handlers(frame, event):
             sys.setprofile(None)
             self.sent = True
             os.kill(os.getpid(), signal.SIGINT)
@@ -101,14 +103,16 @@ class Interrupter:
             raise KeyboardInterrupt if number == signal.SIGINT else TimerError
 
 
-def _returns_to_soak(frame: FrameType, event: str) -> bool:
-    """Return whether a call of the engine returns to the code of the soak.
+def _is_past_handlers(frame: FrameType, event: str) -> bool:
+    """Return whether a call of the engine returns to the code of the soak, or its guard has ended.
 
     An exception of a profile hook would be raised outside all handlers of the engine, and would
-    replace the result. No signal does that: Python handles it in the caller, after the call.
+    replace the result. No signal does that: Python handles it in the caller, at its next call.
     """
     caller = frame.f_back
-    return event == "return" and caller is not None and caller.f_code.co_filename.startswith(SOAK)
+    if event != "return" or caller is None:
+        return False
+    return frame.f_code is Guard.__exit__.__code__ or caller.f_code.co_filename.startswith(SOAK)
 
 
 def _is_in_engine(frame: FrameType | None) -> bool:

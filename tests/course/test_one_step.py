@@ -38,8 +38,9 @@ def recorded(milestone: str) -> RecordedStep:
 
 def deck_steps(milestone: str) -> list[Any]:
     """Return what the decks show of each call of `step`. One of m5 launches the next step."""
-    path = ROOT / f"slides/data/{short(milestone)}_example.json"
-    steps: list[Any] = json.loads(path.read_text(encoding="utf-8"))["steps"]
+    path = ROOT / f"slides/data/{short(milestone)}.json"
+    runs = json.loads(path.read_text(encoding="utf-8"))
+    steps: list[Any] = runs[f"{short(milestone)}_example"]["steps"]
     return steps
 
 

@@ -22,15 +22,24 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 
-from .model_input import ModelInput
+from .model_input import BatchDescriptor, ModelInput
+from .schedule_batch import ScheduleBatch
 
 SIZE_STEP = 8  # sizes are 1, 2, 4, and then multiples of this
 
 logger = logging.getLogger(__name__)
 Forward = Callable[[ModelInput], torch.Tensor]  # logits of the sampled tokens, [N, V]
+
+
+class CUDAGraphMode(Enum):
+    """How a step runs. vLLM also has `PIECEWISE`: graphs of the parts between attentions."""
+
+    NONE = "kernel by kernel"
+    FULL = "one graph"
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -41,7 +50,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 @dataclass
 class StaticStep:
-    """The tensors of one size that a graph reads and writes."""
+    """The tensors of one descriptor, which a graph reads and writes."""
 
     inputs: ModelInput
     graph: torch.cuda.CUDAGraph | None = None
@@ -70,22 +79,29 @@ class DecodeGraphs:
         self.forward = forward
         self.sizes = sizes
         self.capture = capture
-        self.steps: dict[int, StaticStep] = {}
+        self.steps: dict[BatchDescriptor, StaticStep] = {}
         self.pool = torch.cuda.graph_pool_handle() if capture else None
         self.logits: torch.Tensor | None = None  # [S, V] of the largest size so far
         self.num_replays = 0
 
-    def size_for(self, num_requests: int) -> int | None:
-        """Return the size to which a decode batch is padded; None if no graph is large enough."""
-        place = bisect_left(self.sizes, num_requests)
-        return self.sizes[place] if place < len(self.sizes) else None
+    def dispatch(self, batch: ScheduleBatch) -> tuple[CUDAGraphMode, BatchDescriptor]:
+        """Return how a step runs, and the descriptor of the batch that the forward gets.
+
+        A decode batch is padded to the next size. Any other batch runs as it is, and so does one
+        that is larger than the largest size.
+        """
+        num_reqs = len(batch.requests)
+        place = bisect_left(self.sizes, num_reqs)
+        if batch.is_decode and place < len(self.sizes):
+            return CUDAGraphMode.FULL, BatchDescriptor(self.sizes[place])
+        return CUDAGraphMode.NONE, BatchDescriptor(num_reqs)
 
     def run(self, inputs: ModelInput) -> torch.Tensor:
         """Return the logits [S, V] of a batch that is padded to one of the sizes."""
-        size = inputs.input_ids.shape[1]
-        if size not in self.steps:
-            self.steps[size] = self._make(inputs)
-        step = self.steps[size]
+        assert inputs.descriptor is not None, "only a padded batch has a graph"
+        if inputs.descriptor not in self.steps:
+            self.steps[inputs.descriptor] = self._make(inputs)
+        step = self.steps[inputs.descriptor]
         step.fill(inputs)
         if step.graph is None:
             return self.forward(step.inputs)

@@ -22,6 +22,17 @@ from .placeholders import PADDING_INDEX, future_index
 from .schedule_batch import ScheduleBatch
 
 
+@dataclass(frozen=True)
+class BatchDescriptor:
+    """What decides which graph runs a step. As only decodes have graphs, their number is enough.
+
+    vLLM's descriptor also has the number of tokens. Its second model runner calls it
+    `BatchExecutionDescriptor`.
+    """
+
+    num_reqs: int
+
+
 @dataclass
 class ModelInput:
     """The tokens of all requests of a step, one after the other: T tokens."""
@@ -30,7 +41,7 @@ class ModelInput:
     position_ids: torch.Tensor  # [1, T]
     logits_indices: torch.Tensor  # [N] indices in T of the tokens that get a next token
     metadata: AttentionMetadata
-    is_static: bool = False  # a decode that is padded to a size of `DecodeGraphs`
+    descriptor: BatchDescriptor | None = None  # of the graph that runs this step
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors that differ from step to step of one size."""
@@ -57,10 +68,12 @@ class InputBuilder:
         for row, column, page in table.take_updates():
             self.page_table[future_index(row), column] = page
 
-    def prepare(self, batch: ScheduleBatch, static_size: int | None = None) -> ModelInput:
+    def prepare(
+        self, batch: ScheduleBatch, descriptor: BatchDescriptor | None = None
+    ) -> ModelInput:
         """Lay out the tokens of a batch one after the other, each request from its own position.
 
-        static_size: pad a decode batch to that many requests, for `DecodeGraphs`.
+        descriptor: pad a decode batch to its number of requests, for `DecodeGraphs`.
         """
         requests, query_lens = batch.requests, batch.num_scheduled_tokens
         starts = [request.num_computed_tokens for request in requests]
@@ -68,16 +81,16 @@ class InputBuilder:
         tokens = self.tokens_of(batch)
         rows = [future_index(request.row) for request in requests]
         sampled, width = batch.sampled_indices, -(-max(seq_lens) // self.page_size)
-        if static_size is not None:  # a padding row is token 0 at position 0, in the padding page
-            padding = static_size - len(requests)
+        if descriptor is not None:  # a padding row is token 0 at position 0, in the padding page
+            padding = descriptor.num_reqs - len(requests)
             tokens, query_lens = tokens + [0] * padding, query_lens + [1] * padding
             starts, seq_lens = starts + [0] * padding, seq_lens + [1] * padding
             rows = rows + [PADDING_INDEX] * padding
-            sampled, width = list(range(static_size)), self.page_table.shape[1]
+            sampled, width = list(range(descriptor.num_reqs)), self.page_table.shape[1]
         positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
         page_table = self.page_table[rows, :width]  # [B, P]
         inputs = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)
-        inputs.is_static = static_size is not None
+        inputs.descriptor = descriptor
         return inputs
 
     def tokens_of(self, batch: ScheduleBatch) -> list[int]:

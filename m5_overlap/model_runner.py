@@ -28,12 +28,12 @@ from . import attention
 from .attention import PagedBatch, use_paged_attention
 from .attention_backend import select_backend
 from .buffers import StepBuffers
-from .cuda_graph import DecodeGraphs, garbage_kept, graph_sizes
+from .cuda_graph import CUDAGraphMode, DecodeGraphs, garbage_kept, graph_sizes
 from .future_map import FutureMap
 from .in_flight import num_rows
 from .kv_cache import PageTable
 from .kv_pool import KVPool
-from .model_input import InputBuilder, ModelInput
+from .model_input import BatchDescriptor, InputBuilder, ModelInput
 from .placeholders import future_index
 from .schedule_batch import ScheduleBatch
 from .stream import Event, open_stream
@@ -118,8 +118,8 @@ class ModelRunner:
 
     def prepare(self, batch: ScheduleBatch) -> Step:
         """Make the tensors of a step on the host, and start their copies to the device."""
-        static_size = self.graphs.size_for(len(batch.requests)) if batch.is_decode else None
-        inputs = self.inputs.prepare(batch, static_size)
+        mode, descriptor = self.graphs.dispatch(batch)
+        inputs = self.inputs.prepare(batch, descriptor if mode is CUDAGraphMode.FULL else None)
         metadata = SamplingMetadata.from_requests(batch.sampled_requests, "cpu")
         metadata = map_tensors(metadata, self.buffers[0].upload)
         places = np.array([future_index(r.row) for r in batch.sampled_requests], np.int64)
@@ -128,7 +128,7 @@ class ModelRunner:
     def compute(self, step: Step) -> torch.Tensor:
         """Return the logits of a step, [N, V] or more rows. Runs on the forward stream."""
         inputs = step.inputs
-        return self.graphs.run(inputs) if inputs.is_static else self.forward(inputs)
+        return self.forward(inputs) if inputs.descriptor is None else self.graphs.run(inputs)
 
     def choose(self, logits: torch.Tensor, step: Step, result: StepResult) -> None:
         """Sample the next tokens, and store them for the next step and for the host."""
@@ -182,4 +182,5 @@ class ModelRunner:
         """Return the inputs of one decode step of each kind. Here: a step with padding only."""
         zeros, ones, rows = np.zeros(size, np.int64), [1] * size, list(range(size))
         table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
-        return [self.inputs.flatten([0] * size, zeros, table, ones, ones, rows)]
+        inputs = self.inputs.flatten([0] * size, zeros, table, ones, ones, rows)
+        return [replace(inputs, descriptor=BatchDescriptor(size))]

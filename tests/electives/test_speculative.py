@@ -362,8 +362,8 @@ def test_drafts_end_before_max_model_len(make_engine: EngineFactory, distance: i
     )
     prepare, positions = engine.core.runner.inputs.prepare, list[int]()
 
-    def watched(batch: Any, static_size: Any = None) -> Any:
-        inputs = prepare(batch, static_size)
+    def watched(batch: Any, descriptor: Any = None) -> Any:
+        inputs = prepare(batch, descriptor)
         positions.append(int(inputs.position_ids.max()))
         return inputs
 

@@ -163,10 +163,10 @@ def test_planning_starts_no_threads(make_engine: EngineFactory) -> None:
         runner, sizes, started = engine.core.runner, list[int](), list[int]()
         prepare = runner.inputs.prepare
 
-        def counted(batch: Any, static_size: int | None) -> Any:
+        def counted(batch: Any, descriptor: Any) -> Any:
             runner.stream.synchronize()  # a forward that runs may start threads of its own
             threads = {path.name for path in THREADS.iterdir()}
-            inputs = prepare(batch, static_size)
+            inputs = prepare(batch, descriptor)
             started.append(len({path.name for path in THREADS.iterdir()} - threads))
             sizes.append(len(batch.requests))
             return inputs
@@ -252,7 +252,7 @@ def test_padded_decodes_change_nothing(make_engine: EngineFactory, sizes: list[i
     params = [greedy(2 + (5 * i) % 11, ignore_eos=True) for i in range(9)]
     for output, one in zip(engine.generate(prompts, params), params, strict=True):
         assert_one_answer("tiny-llama", output, one.max_tokens)
-    assert set(engine.core.runner.graphs.steps) <= set(sizes)
+    assert {descriptor.num_reqs for descriptor in engine.core.runner.graphs.steps} <= {*sizes}
     assert bool(engine.core.runner.graphs.steps) == bool(sizes)
 
 
@@ -267,7 +267,8 @@ def test_padding_writes_to_the_padding_page_only(make_engine: EngineFactory) -> 
     untouched = [page for page in range(41) if page not in held]
     for memory in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values):
         assert memory[:, untouched].isnan().all()
-    static = engine.core.runner.graphs.steps[8].inputs
+    (step,) = engine.core.runner.graphs.steps.values()
+    static = step.inputs
     assert static.metadata.slot_mapping.tolist()[1:] == [0] * 7
     assert static.metadata.page_table[1:].eq(0).all()
     assert static.metadata.page_table.shape == (8, -(-engine.config.max_model_len // 4))

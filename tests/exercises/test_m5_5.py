@@ -11,8 +11,8 @@ import torch
 
 from common import EngineConfig, Request
 from m5_overlap import model_runner
-from m5_overlap.cuda_graph import DecodeGraphs
-from m5_overlap.model_input import ModelInput
+from m5_overlap.cuda_graph import CUDAGraphMode, DecodeGraphs
+from m5_overlap.model_input import BatchDescriptor, ModelInput
 from m5_overlap.model_runner import ModelRunner
 from m5_overlap.placeholders import placeholder
 from m5_overlap.schedule_batch import ScheduleBatch
@@ -99,19 +99,39 @@ def tensors_of(inputs: ModelInput) -> dict[str, torch.Tensor]:
 
 def padded_input(runner: ModelRunner, batch: ScheduleBatch) -> ModelInput:
     """Return the input of a decode batch that is padded to four requests."""
-    return runner.inputs.prepare(batch, static_size=4)
+    return runner.inputs.prepare(batch, BatchDescriptor(4))
 
 
-def test_a_batch_runs_as_the_next_size_there_is() -> None:
+def decodes(count: int) -> ScheduleBatch:
+    """Return a step of that many decodes."""
+    requests = [make_request(f"r{i}", [1, 2]) for i in range(count)]
+    for request in requests:
+        request.num_computed_tokens = 1
+    return batch_of(*((request, 1) for request in requests))
+
+
+def test_a_decode_batch_runs_as_the_next_size_there_is() -> None:
     graphs = DecodeGraphs(torch.Tensor, [1, 2, 4, 8, 16], capture=False)
-    sizes = {n: graphs.size_for(n) for n in (1, 2, 3, 4, 5, 8, 9, 16)}
+    chosen = {n: graphs.dispatch(decodes(n)) for n in (1, 2, 3, 4, 5, 8, 9, 16)}
+    assert {mode for mode, _ in chosen.values()} == {CUDAGraphMode.FULL}
+    sizes = {n: descriptor.num_reqs for n, (_, descriptor) in chosen.items()}
     assert sizes == {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16}, "requests: their size"
 
 
 def test_a_batch_larger_than_the_largest_graph_has_none() -> None:
     """Such a batch runs as it is, by a forward that is not captured."""
-    assert DecodeGraphs(torch.Tensor, [1, 2, 4], capture=False).size_for(5) is None
-    assert DecodeGraphs(torch.Tensor, [], capture=False).size_for(1) is None, "no size is captured"
+    for sizes in ([1, 2, 4], []):
+        graphs = DecodeGraphs(torch.Tensor, sizes, capture=False)
+        assert graphs.dispatch(decodes(5)) == (CUDAGraphMode.NONE, BatchDescriptor(5)), sizes
+
+
+def test_a_step_that_is_no_decode_has_no_graph() -> None:
+    """A chunk of three tokens, and one of a single token in the middle of a prompt."""
+    graphs = DecodeGraphs(torch.Tensor, [1, 2, 4], capture=False)
+    prompt = make_request("prompt", range(9))
+    for num_tokens in (3, 1):
+        mode, descriptor = graphs.dispatch(batch_of((prompt, num_tokens)))
+        assert mode is CUDAGraphMode.NONE and descriptor == BatchDescriptor(1), num_tokens
 
 
 def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
@@ -126,7 +146,7 @@ def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
     )
     assert inputs.logits_indices.tolist() == [0, 1, 2, 3], "a graph has logits for each of its rows"
     assert meta.seq_lens.tolist() == meta.seq_lens_cpu == [6, 3, 10, 1]
-    assert meta.query_lens_cpu == [1, 1, 1, 1] and inputs.is_static
+    assert meta.query_lens_cpu == [1, 1, 1, 1] and inputs.descriptor == BatchDescriptor(4)
     assert meta.page_table.shape == (4, -(-MAX_MODEL_LEN // PAGE_SIZE)), "pages for max_model_len"
     assert meta.page_table[0, :3].tolist() == [5, 6, 7]
 
@@ -144,14 +164,14 @@ def test_a_full_size_needs_no_padding(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
     batch.add(request_in(runner, 5, [10], 1), 1)
     inputs = padded_input(runner, batch)
-    assert inputs.is_static and inputs.input_ids.tolist() == [[5, 22, 39, 51]]
+    assert inputs.descriptor is not None and inputs.input_ids.tolist() == [[5, 22, 39, 51]]
 
 
 def test_a_batch_that_fits_no_size_runs_as_it_is(runner: ModelRunner) -> None:
-    """`launch` passes None as the size if `size_for` returns None."""
-    inputs = runner.inputs.prepare(three_decodes(runner), static_size=None)
+    """`launch` passes no descriptor if `dispatch` returns the mode NONE."""
+    inputs = runner.inputs.prepare(three_decodes(runner))
     meta = inputs.metadata
-    assert not inputs.is_static, "no size was given"
+    assert inputs.descriptor is None, "no size was given"
     assert inputs.input_ids.tolist() == [[5, 22, 39]], "there must be no padding"
     assert inputs.logits_indices.tolist() == [0, 1, 2] and meta.seq_lens.tolist() == [6, 3, 10]
     assert meta.page_table.tolist() == [[5, 6, 7], [8, 9, 2], [1, 3, 4]], (
@@ -166,7 +186,7 @@ def test_a_step_with_a_chunk_runs_as_it_is(runner: ModelRunner) -> None:
     last = request_in(runner, 2, [9], 0, num_tokens=3)
     inputs = runner.inputs.prepare(batch_of((decode, 1), (middle, 3), (last, 3)))
     meta = inputs.metadata
-    assert not inputs.is_static, "no size was given"
+    assert inputs.descriptor is None, "no size was given"
     assert inputs.input_ids.tolist() == [[5, 14, 15, 16, 20, 21, 22]]
     assert inputs.position_ids.tolist() == [[5, 4, 5, 6, 0, 1, 2]]
     assert inputs.logits_indices.tolist() == [0, 6], "the requests that get a next token"
@@ -178,7 +198,7 @@ def test_a_single_token_that_is_no_decode_is_not_static(runner: ModelRunner) -> 
     """A chunk of one token in the middle of a prompt samples no token and needs no logits."""
     middle = request_in(runner, 0, [5], 1, num_tokens=4)
     inputs = runner.inputs.prepare(batch_of((middle, 1)))
-    assert not inputs.is_static and inputs.logits_indices.tolist() == []
+    assert inputs.descriptor is None and inputs.logits_indices.tolist() == []
     assert inputs.metadata.seq_lens.tolist() == [2], "I1: a chunk's context ends with the chunk"
 
 
@@ -269,7 +289,7 @@ def test_a_replayed_graph_reads_what_was_filled_in(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
     inputs = padded_input(runner, batch)
     step = runner.graphs._make(inputs)
-    runner.graphs.steps[4] = step
+    runner.graphs.steps[BatchDescriptor(4)] = step
     captured = replace(step.inputs, metadata=step.inputs.metadata)  # the tensors of the capture
     seen: list[list[Any]] = []
 

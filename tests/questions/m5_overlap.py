@@ -14,6 +14,7 @@ from m5_overlap import engine as engine_module
 from m5_overlap.buffers import ALIGNMENT, StepBuffers
 from m5_overlap.cuda_graph import DecodeGraphs
 from m5_overlap.future_map import FutureMap
+from m5_overlap.model_input import BatchDescriptor
 from m5_overlap.placeholders import PADDING_INDEX, future_index, placeholder
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.engine.test_overlap import fuzz
@@ -21,7 +22,7 @@ from tests.exercises.by_hand import make_request, watch
 from tests.exercises.overlap_states import plan, running, steps_in_flight
 from tests.exercises.test_m5_1 import run, worker_of
 from tests.exercises.test_m5_4 import CPU, launched
-from tests.exercises.test_m5_5 import batch_of, make_runner
+from tests.exercises.test_m5_5 import batch_of, decodes, make_runner
 from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
 from tests.helpers.oracle import greedy
 
@@ -155,7 +156,8 @@ def static_steps(chance: Random) -> Asked:
     sizes = sorted(chance.sample(range(1, 40), 5))
     graphs = DecodeGraphs(torch.Tensor, sizes, capture=False)
     numbers = [chance.randint(1, 45) for _ in range(4)]
-    yield f"size_for {numbers} of {sizes}", [graphs.size_for(n) for n in numbers]
+    chosen = [graphs.dispatch(decodes(n)) for n in numbers]
+    yield f"dispatch {numbers} of {sizes}", [(mode.name, key.num_reqs) for mode, key in chosen]
 
     def padded(count: int) -> Any:
         parts = []
@@ -167,7 +169,7 @@ def static_steps(chance: Random) -> Asked:
             pages = torch.tensor(chance.sample(range(1, 20), 3), dtype=torch.int32)
             runner.inputs.page_table[row + 1, :3] = pages
             parts.append((request, 1))
-        return runner.inputs.prepare(batch_of(*parts), static_size=4)
+        return runner.inputs.prepare(batch_of(*parts), BatchDescriptor(4))
 
     def fields(inputs: Any, count: int) -> list[Any]:
         meta = inputs.metadata

@@ -19,6 +19,7 @@ from .hybrid_kv_cache import HybridPageTable
 from .in_flight import num_rows
 from .kv_cache import PageTable
 from .kv_groups import FULL_ATTENTION, Groups
+from .m5_model_input import BatchDescriptor
 from .m5_model_input import InputBuilder as M5InputBuilder
 from .m5_model_input import ModelInput as M5ModelInput
 from .placeholders import future_index
@@ -55,8 +56,10 @@ class InputBuilder(M5InputBuilder):
         for states in table.allocator.states:
             self.copies = states.take_copies()
 
-    def prepare(self, batch: ScheduleBatch, static_size: int | None = None) -> ModelInput:
-        inputs = super().prepare(batch, static_size)
+    def prepare(
+        self, batch: ScheduleBatch, descriptor: BatchDescriptor | None = None
+    ) -> ModelInput:
+        inputs = super().prepare(batch, descriptor)
         assert isinstance(inputs, ModelInput)
         rows = [request.row or 0 for request in batch.requests]
         inputs.states = StateStep(rows, batch.num_scheduled_tokens, *self.copies)

@@ -14,7 +14,7 @@ from .lora_layers import LoRALayers
 from .m5_model_runner import ModelRunner as M5ModelRunner
 from .m5_model_runner import Step as M5Step
 from .m5_model_runner import StepResult
-from .model_input import ModelInput
+from .model_input import BatchDescriptor, ModelInput
 from .schedule_batch import ScheduleBatch
 
 __all__ = ["ModelRunner", "Step", "StepResult"]
@@ -50,11 +50,10 @@ class ModelRunner(M5ModelRunner):
     def inputs_to_capture(self, size: int) -> list[ModelInput]:
         """Return two: a step without adapters, and one with adapters."""
         base, lora = super().inputs_to_capture(size) + super().inputs_to_capture(size)
-        lora.is_static = True
+        lora.descriptor = BatchDescriptor(size, has_lora=True)
         lora.lora = self.inputs.lora_rows(lora, [BASE] * size)
         return [base, lora]
 
     def close(self) -> None:
         super().close()
-        self.graphs.clear()
         self.lora.weights.clear()

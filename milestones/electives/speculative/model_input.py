@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from .m5_model_input import BatchDescriptor, ModelInput
 from .m5_model_input import InputBuilder as M5InputBuilder
-from .m5_model_input import ModelInput
 from .schedule_batch import ScheduleBatch
 
-__all__ = ["InputBuilder", "ModelInput"]
+__all__ = ["BatchDescriptor", "InputBuilder", "ModelInput"]
 
 
 class InputBuilder(M5InputBuilder):
     """Builds the input of a forward. Each draft gets logits, too."""
 
-    def prepare(self, batch: ScheduleBatch, static_size: int | None = None) -> ModelInput:
-        inputs = super().prepare(batch, static_size)
+    def prepare(
+        self, batch: ScheduleBatch, descriptor: BatchDescriptor | None = None
+    ) -> ModelInput:
+        inputs = super().prepare(batch, descriptor)
         if batch.drafts:
             inputs.logits_indices = self._upload(self._places_of_outputs(batch))
         return inputs

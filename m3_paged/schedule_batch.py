@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from common import Request
 
+from .add_req_result import AddReqResult
+
 
 @dataclass
 class ScheduleBatch:
@@ -20,6 +22,7 @@ class ScheduleBatch:
     requests: list[Request] = field(default_factory=list)
     num_scheduled_tokens: list[int] = field(default_factory=list)
     sampled_indices: list[int] = field(default_factory=list)
+    add_result: AddReqResult = AddReqResult.CONTINUE  # of the last request that was to join
 
     def tokens_per_request(self) -> Iterable[tuple[Request, int]]:
         """Return the requests, each with the number of tokens by which the step advances it."""

@@ -14,6 +14,7 @@ from common import EngineConfig, EngineStats, FinishReason, Request
 from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
+from .add_req_result import AddReqResult
 from .admission import Admission
 from .kv_cache import KVCacheManager
 from .schedule_batch import ScheduleBatch
@@ -119,7 +120,7 @@ class Scheduler:
 
         vLLM calls this preemption by recomputation.
         """
-        self.admission.expect_more(request, self.running)
+        self.admission.expect_more(self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 
@@ -170,9 +171,8 @@ class Scheduler:
         """Let waiting requests run, the oldest first, and schedule their first chunks."""
         while self.waiting:
             request = self.waiting[0]
-            if not self.admission.has_budget(batch):
-                break
-            if not self.admission.fits(request, self.running):
+            batch.add_result = self.admission.check(request, batch, self.running)
+            if batch.add_result is not AddReqResult.CONTINUE:
                 break
             self._admit(request)
             self._add_chunk(batch, request)

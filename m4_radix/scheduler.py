@@ -14,6 +14,7 @@ from common import EngineConfig, EngineStats, FinishReason, Request
 from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
+from .add_req_result import AddReqResult
 from .admission import Admission
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
@@ -125,7 +126,7 @@ class Scheduler:
 
         vLLM calls this preemption by recomputation.
         """
-        self.admission.expect_more(request, self.running)
+        self.admission.expect_more(self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 
@@ -176,14 +177,16 @@ class Scheduler:
 
     def _admit_waiting(self, batch: ScheduleBatch) -> None:
         """Let waiting requests run, as the policy orders them, and schedule their first chunks."""
-        if not self.waiting or not self.admission.has_budget(batch):
+        if not self.waiting:
             return
+        batch.add_result = self.admission.budget_state(batch)
+        if batch.add_result is not AddReqResult.CONTINUE:
+            return  # before the policy spends time on an order
         for request in self.policy.order(self.waiting):
-            if self.admission.waits_for_prefix(request, self.running):
+            batch.add_result = self.admission.check(request, batch, self.running)
+            if batch.add_result is AddReqResult.PREFIX_IN_FLIGHT:
                 continue
-            if not self.admission.has_budget(batch):
-                break
-            if not self.admission.fits(request, self.running):
+            if batch.add_result is not AddReqResult.CONTINUE:
                 break
             self._admit(request)
             self._add_chunk(batch, request)

@@ -7,11 +7,11 @@ How much memory it will need is not known: `max_tokens` is only an upper bound. 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from common import EngineConfig, Request
 
+from .add_req_result import AddReqResult
 from .in_flight import continuing
 from .kv_cache import KVCacheManager
 from .policy import SchedulePolicy
@@ -23,8 +23,6 @@ RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600  # per step
 RETRACTION_HEADROOM = 20  # tokens that each running request should get before the next retraction
 CLIP_MAX_NEW_TOKENS = 4096  # a generous `max_tokens` must not keep all others waiting
 LEAST_SHARED_PAGES = 2  # for less, a request does not wait a step
-
-logger = logging.getLogger(__name__)
 
 
 class Admission:
@@ -39,13 +37,24 @@ class Admission:
         self.policy = policy
         self.new_token_ratio = INITIAL_NEW_TOKEN_RATIO
 
-    def has_budget(self, batch: ScheduleBatch, running: list[Request]) -> bool:
+    def budget_state(self, batch: ScheduleBatch, running: list[Request]) -> AddReqResult:
         """Return whether one more request may run, and a token of this step's budget is free.
 
         A request that finishes with the step in flight makes room already.
         """
-        below_limit = len(continuing(running)) < self.max_num_running
-        return below_limit and batch.num_tokens < self.max_num_batched_tokens
+        if len(continuing(running)) >= self.max_num_running:
+            return AddReqResult.NO_ROW
+        if batch.num_tokens >= self.max_num_batched_tokens:
+            return AddReqResult.NO_BUDGET
+        return AddReqResult.CONTINUE
+
+    def check(self, request: Request, batch: ScheduleBatch, running: list[Request]) -> AddReqResult:
+        """Return whether a waiting request joins this step, or why not."""
+        if (state := self.budget_state(batch, running)) is not AddReqResult.CONTINUE:
+            return state
+        if self.waits_for_prefix(request, running):
+            return AddReqResult.PREFIX_IN_FLIGHT
+        return AddReqResult.CONTINUE if self.fits(request, running) else AddReqResult.NO_MEMORY
 
     def fits(self, request: Request, running: list[Request]) -> bool:
         """Return whether the KV memory is expected to last until all requests have finished.
@@ -84,7 +93,7 @@ class Admission:
         in_flight: Iterable[ScheduleBatch],
     ) -> bool:
         """Return whether a request could join now, but waits for a prefix of a step in flight."""
-        if not waiting or not self.has_budget(ScheduleBatch(), running):
+        if not waiting or self.budget_state(ScheduleBatch(), running) is not AddReqResult.CONTINUE:
             return False
         computed = [request for batch in in_flight for request in batch.requests]
         if all(request.num_output_tokens > 1 for request in computed):
@@ -105,7 +114,7 @@ class Admission:
         """Lower the ratio a little. It falls as long as no request is retracted."""
         self.new_token_ratio = max(MIN_NEW_TOKEN_RATIO, self.new_token_ratio - RATIO_DECAY)
 
-    def expect_more(self, retracted: Request, running: list[Request]) -> None:
+    def expect_more(self, running: list[Request]) -> None:
         """Raise the ratio, because a request must be retracted: the estimate was too low.
 
         From now on, a request is expected to use the share that the running requests have generated
@@ -113,12 +122,4 @@ class Admission:
         """
         generated = sum(r.num_output_tokens + RETRACTION_HEADROOM for r in running)
         allowed = sum(r.max_num_tokens - r.num_prompt_tokens for r in running)
-        before = self.new_token_ratio
-        self.new_token_ratio = min(1.0, max(before, generated / allowed))
-        logger.info(
-            "KV cache pool is full: retract %s, which holds %d pages; new_token_ratio %.2f -> %.2f",
-            retracted.request_id,
-            len(self.kv_cache.pages_of(retracted)),
-            before,
-            self.new_token_ratio,
-        )
+        self.new_token_ratio = min(1.0, max(self.new_token_ratio, generated / allowed))

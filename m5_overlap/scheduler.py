@@ -17,6 +17,7 @@ from common import EngineConfig, EngineStats, FinishReason, Request
 from common.engine_core import EngineCoreOutput, SampledToken, append_token
 from common.outputs import StepCounters
 
+from .add_req_result import AddReqResult
 from .admission import Admission
 from .in_flight import StepsInFlight, continuing, num_rows
 from .kv_cache import KVCacheManager
@@ -101,7 +102,8 @@ class Scheduler:
         if all(request.num_output_tokens > 1 for request in computed):
             return False
         return any(r.num_uncomputed_tokens > 1 for r in continuing(self.running)) or (
-            bool(self.waiting) and self.admission.has_budget(ScheduleBatch(), self.running)
+            bool(self.waiting)
+            and self.admission.budget_state(ScheduleBatch(), self.running) is AddReqResult.CONTINUE
         )
 
     def update_from_output(
@@ -171,7 +173,7 @@ class Scheduler:
         assert not self.in_flight.batches, (
             f"cannot retract {request} while a step that computes it is in flight"
         )
-        self.admission.expect_more(request, self.running)
+        self.admission.expect_more(self.running)
         self.counters.num_retractions += 1
         self.send_back(request)
 
@@ -222,14 +224,16 @@ class Scheduler:
 
     def _admit_waiting(self, batch: ScheduleBatch) -> None:
         """Let waiting requests run, as the policy orders them, and schedule their first chunks."""
-        if not self.waiting or not self.admission.has_budget(batch, self.running):
+        if not self.waiting:
             return
+        batch.add_result = self.admission.budget_state(batch, self.running)
+        if batch.add_result is not AddReqResult.CONTINUE:
+            return  # before the policy spends time on an order
         for request in self.policy.order(self.waiting):
-            if self.admission.waits_for_prefix(request, self.running):
+            batch.add_result = self.admission.check(request, batch, self.running)
+            if batch.add_result is AddReqResult.PREFIX_IN_FLIGHT:
                 continue
-            if not self.admission.has_budget(batch, self.running):
-                break
-            if not self.admission.fits(request, self.running):
+            if batch.add_result is not AddReqResult.CONTINUE:
                 break
             self._admit(request)
             self._add_chunk(batch, request)

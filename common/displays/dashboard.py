@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ from typing_extensions import Self
 
 from ..llm_engine import LLMEngine
 from ..outputs import PoolingRequestOutput, RequestOutput
+from ..tracing.decisions import Decision, watch
 
 STATE_STYLES = {
     "waiting": "yellow",
@@ -73,8 +75,11 @@ class Dashboard:
         self.output_tokens = 0
         self._started = self._refreshed = time.perf_counter()
         self._live: Live | None = None
+        self._waits = ""  # why no more requests join, since the last step
+        self._watching = ExitStack()
 
     def __enter__(self) -> Self:
+        watch(self.engine.core, self._note, self._watching)
         self._started = time.perf_counter()
         if not self.plain:
             self._live = Live(console=self.console, auto_refresh=False)
@@ -82,6 +87,7 @@ class Dashboard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._watching.close()
         if self._live is not None:
             if kind is None:
                 self._live.update(self.render())
@@ -99,6 +105,7 @@ class Dashboard:
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, show what changed, and return the outputs."""
+        self._waits = ""
         outputs = self.engine.step()
         for output in outputs:
             self._update(self.entries[output.request_id], output)
@@ -157,6 +164,10 @@ class Dashboard:
                 entry.state = "waiting"
                 self._line(f"{request_id} is retracted: it waits to be computed again")
 
+    def _note(self, decision: Decision) -> None:
+        if decision.kind == "wait":
+            self._waits = f" ({decision.reason})"
+
     def _line(self, event: str) -> None:
         if self.plain:
             self.console.print(f"{self.elapsed:7.2f}s  {event}", soft_wrap=True, highlight=False)
@@ -184,7 +195,8 @@ class Dashboard:
                 Text(" ".join(entry.text.split())[-text_width:], "default"),
             )
         summary = Text(
-            f"step {stats.num_steps} · {stats.num_waiting} waiting · {stats.num_running} running · "
+            f"step {stats.num_steps} · {stats.num_waiting} waiting{self._waits} · "
+            f"{stats.num_running} running · "
             f"{self.output_tokens} tokens · {rate:.1f} tokens/s · {self.elapsed:.1f} s"
         )
         return Group(summary, table)

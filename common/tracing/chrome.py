@@ -28,6 +28,7 @@ def chrome_trace(data: TraceData) -> dict[str, Any]:
             *_names(data),
             *_lanes(data),
             *_arrows(data),
+            *_decisions(data),
             *_counters(data),
             *_requests(data),
         ],
@@ -83,6 +84,18 @@ def _arrows(data: TraceData) -> Iterator[Event]:
         for phase, lane, at in (("s", CPU, middle), ("f", FORWARD, forward.start)):
             event = _event("forward", phase, ENGINE, lane)
             yield {**event, "cat": "step", "id": number, "ts": _us(data, at), "bp": "e"}
+
+
+def _decisions(data: TraceData) -> Iterator[Event]:
+    """Yield what the scheduler, the cache and the graphs decided, at the start of its step."""
+    ids = [request.request_id for request in data.requests]
+    for frame in data.frames:
+        for decision in frame.decisions:
+            args = {"count": decision.count, "reason": decision.reason}
+            if decision.request is not None:
+                args["request"] = ids[decision.request]
+            event = _event(decision.kind, "i", ENGINE, CPU)
+            yield {**event, "ts": _us(data, frame.start), "s": "t", "args": args}
 
 
 def _counters(data: TraceData) -> Iterator[Event]:

@@ -9,13 +9,13 @@ of `time.perf_counter`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 TREE = "tree"  # the owner of a page in the radix tree
 PageOwner = int | str | None  # a request's number, `TREE`, or None: the page is free
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TIMES = ("start", "end", "arrival", "first_token")
 
 
@@ -48,13 +48,22 @@ class RequestInfo:
 
 
 @dataclass(slots=True)
+class FrameDecision:
+    """A `Decision` of a step. `request` is a number as in frames."""
+
+    kind: str
+    request: int | None
+    count: int
+    reason: str
+
+
+@dataclass(slots=True)
 class Frame:
     """One step: what was scheduled, and what changed.
 
     batches: for each batch, the number of scheduled tokens of each request. A step has one batch,
         or two if the engine fills its pipeline.
-    retracted: the requests that lost their memory, in order. A request may be admitted again in the
-        same step.
+    decisions: what the engine decided, in order.
     waiting: the queue in order; None if it did not change.
     requests: the fields that changed: `state` (waiting, prefill, decode, stop, length, abort,
         error), `row`, `tokens`, `computed`, `cached`, `node` (the last node of the prefix that the
@@ -70,13 +79,18 @@ class Frame:
     start: float
     end: float
     batches: list[dict[int, int]] = field(default_factory=list)
-    retracted: list[int] = field(default_factory=list)
+    decisions: list[FrameDecision] = field(default_factory=list)
     waiting: list[int] | None = None
     requests: dict[int, dict[str, Any]] = field(default_factory=dict)
     pages: dict[int, PageOwner] = field(default_factory=dict)
     nodes: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
     error: str | None = None
+
+    @property
+    def retracted(self) -> list[int]:
+        """The requests that lost their memory, in order. The step may admit one again."""
+        return [d.request for d in self.decisions if d.kind == "retract" and d.request is not None]
 
 
 @dataclass(slots=True)
@@ -154,11 +168,13 @@ class TraceData:
         return {name: [self._compact(row) for row in these] for name, these in rows.items()}
 
     def _compact(self, row: Any) -> dict[str, Any]:
-        fields = {}
+        fields: dict[str, Any] = {}
         for name in row.__slots__:
             value = getattr(row, name)
             if name in TIMES and value is not None:
                 value = round(value - self.origin, 6)
+            elif name == "decisions":
+                value = [asdict(decision) for decision in value]
             if value is not None and value != {}:
                 fields[name] = value
         return fields

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import weakref
+from contextlib import ExitStack
 from typing import Any
 
 from ..request import Request
+from .decisions import watch
 
 LEVELS = ("debug", "info", "warning", "error")
+
+logger = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log-level",
         choices=LEVELS,
         default="warning",
-        help="info: also decisions (retractions)",
+        help="info: also what the engine decides: admissions, retractions, evictions",
     )
     parser.add_argument(
         "--retract-every", type=int, metavar="N",
@@ -26,7 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def apply_options(args: argparse.Namespace, engine: Any) -> None:
-    """Force the retractions that were asked for. Raises `ValueError` if the engine has none."""
+    """Force the retractions that were asked for, and log decisions from the level `info` on.
+
+    Raises `ValueError` if the engine has no retractions.
+    """
+    if args.log_level in ("debug", "info"):
+        watch(engine.core, logger.info, ExitStack())
     if args.retract_every is None:
         return
     if args.retract_every < 1 or not hasattr(engine.core.scheduler, "retract"):

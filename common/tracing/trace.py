@@ -26,7 +26,8 @@ from typing_extensions import Self
 from ..engine_core import ForwardError
 from ..llm_engine import LLMEngine
 from ..request import Request
-from .data import Frame, Span, TraceData
+from .data import Frame, FrameDecision, Span, TraceData
+from .decisions import Decision, watch, wrap
 from .forwards import Forwards, HookedForwards, StreamForwards
 from .frames import Observer
 
@@ -46,7 +47,7 @@ class Trace:
         self._step = 0
         self._in_step = False
         self._batches: list[dict[int, int]] = []  # of this step
-        self._retracted: list[int] = []  # of this step
+        self._decisions: list[FrameDecision] = []  # of this step
         self._failure: str | None = None  # the exception of the step or of its forward
         self._scheduled: deque[int] = deque()  # the steps of batches that have no forward yet
         self._schedule_ended = 0.0
@@ -59,23 +60,22 @@ class Trace:
         with ExitStack() as undo:  # if anything fails here, all wrappers are removed
             self._forwards = self._watch_forwards(undo)
             engine = self.engine
-            self._wrap(undo, engine.output_processor, "add_request", self._around_add_request)
-            self._wrap(undo, engine.core.scheduler, "schedule", self._around_schedule)
-            if hasattr(engine.core.scheduler, "retract"):  # may be undone in the same step
-                self._wrap(undo, engine.core.scheduler, "retract", self._around_retract)
+            wrap(undo, engine.output_processor, "add_request", self._around_add_request)
+            wrap(undo, engine.core.scheduler, "schedule", self._around_schedule)
+            watch(engine.core, self._note, undo)
             if hasattr(engine.core, "undo_steps_in_flight"):
-                self._wrap(undo, engine.core, "undo_steps_in_flight", self._around_undo)
-            self._wrap(undo, engine, "find_cause", self._around_find_cause)
+                wrap(undo, engine.core, "undo_steps_in_flight", self._around_undo)
+            wrap(undo, engine, "find_cause", self._around_find_cause)
             for name in TIMED:
                 if hasattr(engine.core, name):
-                    self._wrap(undo, engine.core, name, functools.partial(self._timed, name))
-            self._wrap(undo, engine.core.scheduler, "update_from_output", self._around_update)
-            self._wrap(undo, engine, "process", functools.partial(self._timed, "process"))
+                    wrap(undo, engine.core, name, functools.partial(self._timed, name))
+            wrap(undo, engine.core.scheduler, "update_from_output", self._around_update)
+            wrap(undo, engine, "process", functools.partial(self._timed, "process"))
             for name in TREE_METHODS:
                 if hasattr(self._observer.radix_cache, name):
                     tree = self._observer.radix_cache
-                    self._wrap(undo, tree, name, self._around_tree_method)
-            self._wrap(undo, engine, "step", self._around_step)
+                    wrap(undo, tree, name, self._around_tree_method)
+            wrap(undo, engine, "step", self._around_step)
             self._undo = undo.pop_all()
         return self
 
@@ -86,18 +86,6 @@ class Trace:
         last = self._observer.look(Frame(self._step + 1, now, now))
         if last.requests or last.pages or last.nodes:  # requests were aborted after the last step
             self.data.frames.append(last)
-
-    def _wrap(
-        self, undo: ExitStack, owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]
-    ) -> None:
-        """Replace a method on the instance; `undo` restores what the instance had before."""
-        own = vars(owner).get(name)
-        method = getattr(owner, name)
-        setattr(owner, name, functools.wraps(method)(around(method)))
-        if own is None:
-            undo.callback(delattr, owner, name)
-        else:
-            undo.callback(setattr, owner, name, own)
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -129,12 +117,12 @@ class Trace:
 
         return schedule
 
-    def _around_retract(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def retract(request: Request) -> None:
-            self._retracted.append(self._observer.number(request))
-            method(request)
-
-        return retract
+    def _note(self, decision: Decision) -> None:
+        request = decision.request
+        number = None if request is None else self._observer.number(request)
+        self._decisions.append(
+            FrameDecision(decision.kind, number, decision.count, decision.reason)
+        )
 
     def _around_tree_method(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Note that the tree changed, so that frames of other steps need not look at it."""
@@ -184,7 +172,7 @@ class Trace:
         def step(*args: Any, **kwargs: Any) -> Any:
             self._step += 1
             self._in_step = True
-            self._batches, self._retracted, self._failure = [], [], None
+            self._batches, self._decisions, self._failure = [], [], None
             started = time.perf_counter()
             try:
                 return timed(*args, **kwargs)
@@ -203,7 +191,7 @@ class Trace:
         if self._failure is not None:
             self._scheduled.clear()  # a batch may have failed before its forward began
         frame = Frame(
-            self._step, started, ended, self._batches, self._retracted, error=self._failure
+            self._step, started, ended, self._batches, self._decisions, error=self._failure
         )
         self.data.frames.append(self._observer.look(frame))
         self._add_span("trace", ended)

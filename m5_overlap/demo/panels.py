@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from string import ascii_uppercase
 
 from rich.console import Console, RenderableType
@@ -13,6 +14,7 @@ from rich.tree import Tree
 
 from common import Request
 from common.displays.dashboard import bar
+from common.tracing.decisions import Decision, watch
 
 from .. import LLMEngine
 from ..kv_cache import PADDING_PAGE
@@ -29,7 +31,7 @@ class Panels:
         self.console = console
         self.tree_lines = max(4, console.height // 5)
         self.num_evicted = 0
-        self._count_evictions()
+        watch(engine.core, self._count_evictions, ExitStack())
 
     @property
     def num_lines(self) -> int:
@@ -105,14 +107,6 @@ class Panels:
             return "x"
         return ascii_uppercase[int(request.request_id[1:]) % 26]
 
-    def _count_evictions(self) -> None:
-        """Count the pages that the tree gives up from now on."""
-        radix_cache = self.engine.core.scheduler.kv_cache.radix_cache
-        evict = radix_cache.evict
-
-        def counted(num_pages: int) -> list[int]:
-            pages = evict(num_pages)
-            self.num_evicted += len(pages)
-            return pages
-
-        vars(radix_cache)["evict"] = counted
+    def _count_evictions(self, decision: Decision) -> None:
+        if decision.kind == "evict":
+            self.num_evicted += decision.count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from types import ModuleType
 from typing import Any
 
@@ -171,20 +170,6 @@ def test_retraction_takes_the_newest_and_raises_the_ratio(module_of: ModuleOf) -
     while engine.live:
         engine.step()
     assert engine.finished["new"] == expected_tokens([1, 2, 3], 9)
-
-
-def test_a_retraction_is_logged(module_of: ModuleOf, caplog: pytest.LogCaptureFixture) -> None:
-    """Operators look for this line: which request loses how many pages, and the new ratio."""
-    engine = engine_of(module_of, num_pages=6, page_size=2, max_num_seqs=3)
-    engine.scheduler.admission.new_token_ratio = 0.1
-    for name in ("old", "new"):
-        engine.add(name, [1, 2, 3], 9)
-    with caplog.at_level("INFO"):
-        while engine.live:
-            engine.step()
-    logged = [line for line in caplog.messages if "KV cache pool is full" in line]
-    assert len(logged) == engine.scheduler.counters.num_retractions > 0
-    assert re.search(r"retract new, which holds \d pages; new_token_ratio 0\.\d+ -> \d", logged[0])
 
 
 def test_the_ratio_decays_and_begins_anew_when_idle(module_of: ModuleOf, code_of: ModuleOf) -> None:

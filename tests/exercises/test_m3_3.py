@@ -1,4 +1,4 @@
-"""m3.3: admission by expectation. `Admission.has_budget`, `fits`, `expected_pages`; plain data."""
+"""m3.3: admission by expectation. `Admission.check` and what it asks; plain data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from m3_paged.add_req_result import AddReqResult
 from m3_paged.admission import CLIP_MAX_NEW_TOKENS
 from m3_paged.schedule_batch import ScheduleBatch
 from m3_paged.scheduler import Scheduler
@@ -19,39 +20,46 @@ def fits(scheduler: Scheduler) -> bool:
     return scheduler.admission.fits(scheduler.waiting[0], scheduler.running)
 
 
-def can_admit(scheduler: Scheduler, scheduled: int = 0) -> bool:
-    """Ask whether X can join a step in which `scheduled` tokens are scheduled already."""
-    batch = ScheduleBatch([make_request("before", scheduled)], [scheduled], [])
-    has_budget = scheduler.admission.has_budget(batch if scheduled else ScheduleBatch())
-    return has_budget and fits(scheduler)
+def result_of(scheduler: Scheduler, scheduled: int = 0) -> AddReqResult:
+    """Ask whether X joins a step in which `scheduled` tokens are scheduled already."""
+    batch = ScheduleBatch()
+    if scheduled:
+        batch.add(make_request("before", scheduled), scheduled)
+    return scheduler.admission.check(scheduler.waiting[0], batch, scheduler.running)
 
 
 def test_rows_and_tokens_do_not_ask_for_memory() -> None:
-    """`has_budget` is about this step. Only `fits` compares the memory."""
+    """`budget_state` is about this step. Only `fits` compares the memory."""
     scheduler = make_scheduler(3)
     scheduler.admission.new_token_ratio = 1.0
     run(scheduler, "A", 8, max_tokens=30)
     wait(scheduler, "X", 12)
-    assert scheduler.admission.has_budget(ScheduleBatch()), f"a row is free; {show(scheduler)}"
+    state = scheduler.admission.budget_state(ScheduleBatch())
+    assert state is AddReqResult.CONTINUE, f"a row is free; {show(scheduler)}"
     assert not fits(scheduler), f"no page is; {show(scheduler)}"
+    assert result_of(scheduler) is AddReqResult.NO_MEMORY
 
 
 def test_all_rows_are_taken() -> None:
     scheduler = make_scheduler(100, max_num_seqs=2)
     wait(scheduler, "X", 3)
     run(scheduler, "A", 5)
-    assert can_admit(scheduler), f"one of two rows is free; {show(scheduler)}"
+    joins = result_of(scheduler) is AddReqResult.CONTINUE
+    assert joins, f"one of two rows is free; {show(scheduler)}"
     run(scheduler, "B", 5)
-    assert not can_admit(scheduler), f"both rows are taken; {show(scheduler)}"
+    assert result_of(scheduler) is AddReqResult.NO_ROW, f"both rows are taken; {show(scheduler)}"
 
 
-@pytest.mark.parametrize(("scheduled", "expected"), [(0, True), (15, True), (16, False)])
-def test_the_step_has_a_token_left(scheduled: int, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("scheduled", "expected"), [(0, "CONTINUE"), (15, "CONTINUE"), (16, "NO_BUDGET")]
+)
+def test_the_step_has_a_token_left(scheduled: int, expected: str) -> None:
     """One token is enough, because a chunk may be one token long."""
     scheduler = make_scheduler(100, max_num_batched_tokens=16)
     run(scheduler, "A", 5)
     wait(scheduler, "X", 30)
-    assert can_admit(scheduler, scheduled) == expected, f"{scheduled} of 16 tokens are scheduled"
+    result = result_of(scheduler, scheduled)
+    assert result.name == expected, f"{scheduled} of 16 tokens are scheduled"
 
 
 # With a ratio of 0.5, A is expected to need 4 pages (8 + 6 tokens), of which it holds 2, and X is
@@ -86,7 +94,8 @@ def test_memory_is_there_for_what_is_expected(why: str) -> None:
     for name, request in zip("AB", running, strict=False):
         run(scheduler, name, **request)
     wait(scheduler, "X", **waiting)
-    assert can_admit(scheduler) == expected, f"{why}; {show(scheduler)}"
+    joins = result_of(scheduler) is AddReqResult.CONTINUE
+    assert joins == expected, f"{why}; {show(scheduler)}"
 
 
 def test_alone_a_request_has_the_pool_to_itself() -> None:
@@ -94,7 +103,8 @@ def test_alone_a_request_has_the_pool_to_itself() -> None:
     scheduler = make_scheduler(5)
     scheduler.admission.new_token_ratio = 1.0
     wait(scheduler, "X", 18, max_tokens=30)
-    assert can_admit(scheduler), "I5: no request runs, so X joins, although it may outgrow 5 pages"
+    joins = result_of(scheduler) is AddReqResult.CONTINUE
+    assert joins, "I5: no request runs, so X joins, although it may outgrow 5 pages"
 
 
 @pytest.mark.parametrize(
@@ -133,5 +143,5 @@ def test_asking_changes_nothing() -> None:
         return copy.deepcopy(rows), show(scheduler), ratio
 
     before = state()
-    can_admit(scheduler)
+    result_of(scheduler)
     assert state() == before, "I3: asking must change nothing"

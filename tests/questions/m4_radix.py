@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from m4_radix import scheduler as scheduler_module
+from m4_radix.admission import LEAST_SHARED_PAGES
 from m4_radix.kv_cache import KVCacheManager
 from m4_radix.radix_cache import RadixCache, TreeNode
 from tests.exercises.by_hand import make_request
@@ -223,11 +224,11 @@ def joining(chance: Random) -> Asked:
         queue(scheduler, {f"{i}": [*stem[:cut], 9, 9]}, max_tokens=chance.randint(1, 30))
         overtake(scheduler, chance.choice([0, 5, 20]))
     yield f"{policy} with {stem} cached", ordered(scheduler)
-    running = make_request("running", [chance.randrange(3) for _ in range(chance.randint(3, 9))])
+    running = make_request("running", [chance.randrange(3) for _ in range(chance.randint(4, 9))])
     give_row(scheduler.kv_cache, running, 0)
     scheduler.running.append(running)
-    for _ in range(4):
-        cut = chance.randint(0, running.num_tokens)
+    least = LEAST_SHARED_PAGES * scheduler.kv_cache.page_size
+    for cut in (least, *(chance.randint(0, running.num_tokens) for _ in range(3))):
         request = make_request(
             "new", [*running.token_ids[:cut], *[7] * chance.randint(0, 2)] or [7]
         )

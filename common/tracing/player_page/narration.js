@@ -18,7 +18,10 @@ function narrate(frame, before) {
     if (numbers.length) sentences.push(`${title} ${numbers.map(id).join(", ")}.`);
   };
   list("Arrived:", changes.map(([n]) => n).filter(n => !before[n]));
-  list("Retracted:", frame.retracted);
+  const decided = kind => frame.decisions.filter(d => d.kind === kind);
+  list("Retracted:", decided("retract").map(d => d.request));
+  const evicted = decided("evict").reduce((sum, d) => sum + d.count, 0);
+  if (evicted) sentences.push(`Evicted: ${evicted} page${evicted > 1 ? "s" : ""}.`);
   if (decodes.length) {
     parts.push(`one ${decodes.length > 1 ? "each " : ""}of ${decodes.map(id).join(", ")}`);
   }
@@ -31,6 +34,9 @@ function narrate(frame, before) {
   const count = (tokens === 1 ? "1 token" : `${tokens} tokens`)
     + (frame.batches.length > 1 ? ` in ${frame.batches.length} forwards` : "");
   if (tokens) sentences.push(`${count} computed: ${parts.join("; ")}.`);
+  for (const { reason } of decided("wait").slice(-1)) {
+    sentences.push(`No more requests join: ${reason}.`);
+  }
   for (const reason of ["stop", "length", "abort", "error"]) {
     list(`Ended (${reason}):`, changes.filter(([, c]) => c.state === reason).map(([n]) => n));
   }

@@ -153,6 +153,6 @@ function goTo(step) {
 function saved() {
   const whole = new State(base);
   whole.apply(frames[0]);
-  return { version: 2, meta, requests: Object.values(requests), spans, forwards,
+  return { version: 3, meta, requests: Object.values(requests), spans, forwards,
            frames: [{ ...frames[0], ...whole }, ...frames.slice(1)] };
 }

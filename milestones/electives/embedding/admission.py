@@ -16,8 +16,8 @@ class Admission(M5Admission):
             return False  # it computes its whole prompt in any case
         return super().waits_for_prefix(request, running)
 
-    def expect_more(self, retracted: Request, running: list[Request]) -> None:
+    def expect_more(self, running: list[Request]) -> None:
         # Pooling requests say nothing about the number of output tokens.
         generating = [r for r in running if not isinstance(r, PoolingRequest)]
         if generating:
-            super().expect_more(retracted, generating)
+            super().expect_more(generating)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from common import EngineConfig, Request
 
 from .adapter_slots import AdapterSlots
+from .add_req_result import AddReqResult
 from .m5_scheduler import Scheduler as M5Scheduler
 from .schedule_batch import ScheduleBatch
 
@@ -35,18 +36,21 @@ class Scheduler(M5Scheduler):
         batch.add(request, num_tokens, self.slots.use(request.adapter))
 
     def _admit_waiting(self, batch: ScheduleBatch) -> None:
-        if not self.waiting or not self.admission.has_budget(batch, self.running):
+        if not self.waiting:
             return
+        batch.add_result = self.admission.budget_state(batch, self.running)
+        if batch.add_result is not AddReqResult.CONTINUE:
+            return  # before the policy spends time on an order
         for request in self.policy.order(self.waiting):
-            if self.admission.waits_for_prefix(request, self.running):
-                continue
             if not self.slots.can_use(request.adapter):
+                batch.add_result = AddReqResult.OTHER
                 if self.policy.is_due(request):
                     break  # I5: no request behind it joins, so that a slot becomes free
                 continue  # the lesson: a request with an adapter in use, or none, may overtake
-            if not self.admission.has_budget(batch, self.running):
-                break
-            if not self.admission.fits(request, self.running):
+            batch.add_result = self.admission.check(request, batch, self.running)
+            if batch.add_result is AddReqResult.PREFIX_IN_FLIGHT:
+                continue
+            if batch.add_result is not AddReqResult.CONTINUE:
                 break
             self._admit(request)
             self._add_chunk(batch, request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from common import EngineConfig, Request
 
+from .add_req_result import AddReqResult
 from .in_flight import continuing
 from .m5_scheduler import Scheduler as M5Scheduler
 from .preemption import Preemption
@@ -38,22 +39,28 @@ class Scheduler(M5Scheduler):
         return any(self.policy.may_preempt(r, least) for least in last for r in self.waiting)
 
     def _admit_waiting(self, batch: ScheduleBatch) -> None:
-        has_budget = self.admission.has_budget(batch, self.running)
-        if not self.waiting or not (has_budget or self._is_one_more_urgent()):
+        if not self.waiting:
+            return
+        batch.add_result = self.admission.budget_state(batch, self.running)
+        has_budget = batch.add_result is AddReqResult.CONTINUE
+        if not has_budget and not self._is_one_more_urgent():
             return
         for request in self.policy.order(self.waiting):
             if self.admission.waits_for_prefix(request, self.running):
+                batch.add_result = AddReqResult.PREFIX_IN_FLIGHT
                 continue
             victims = self.preemption.make_way(
                 request, self.running, batch, may_preempt=not self.in_flight.batches
             )
             if victims is None:
+                batch.add_result = self.admission.check(request, batch, self.running)
                 break
             for victim in victims:  # the lesson: they make way, and keep their tokens
                 batch.remove(victim)
                 self.send_back(victim)
             self._admit(request)
             self._add_chunk(batch, request)
+            batch.add_result = AddReqResult.CONTINUE
 
     def _admit(self, request: Request) -> None:
         super()._admit(request)

@@ -176,6 +176,13 @@ def test_the_counters_are_those_of_the_handout(name: str) -> None:
     assert tuple(shown[0]) == columns
 
 
+def test_static_batches_are_those_of_the_handout() -> None:
+    found = {row[1]: row[2:4] for row in measure.STATIC.rows("m2_continuous", TINY, (6,))}
+    shown = table(handout("m2_continuous"), "| | forwards |")
+    static, continuous = ([*row.values()][1:3] for row in shown[1:])
+    assert found == {"static": tuple(static), "continuous": tuple(continuous)}
+
+
 def test_the_tokens_that_m1_feeds_are_those_of_the_handout() -> None:
     found = rows("m1_single", 16, 480)
     assert [(context, cached, plain) for context, cached, _, plain, _ in found] == [
@@ -223,5 +230,6 @@ def test_the_command_shows_a_table(
     monkeypatch.setitem(MEASUREMENTS, "m4", changed)
     assert called(measure, ROOT, "m4") == 0
     assert "49%" in capsys.readouterr().out
+    assert called(measure, ROOT, "m4", "--static") == 2
     assert called(measure, ROOT, "m9") == 2
     assert "there is no milestone 'm9'" in capsys.readouterr().err

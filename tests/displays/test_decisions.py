@@ -90,6 +90,6 @@ def test_decisions_are_logged(make_engine: EngineFactory, caplog: pytest.LogCapt
         decided(engine, max_tokens=40)
     logged = [line for line in caplog.messages if line.startswith("retract ")]
     assert len(logged) == engine.stats().num_retractions > 0
-    said = r"retract request-\d, which holds \d+ pages; new_token_ratio 0\.\d+ -> \d\.\d+, because the KV "
-    assert re.match(said + "cache pool is full", logged[0])
+    said = r"retract request-\d, which holds \d+ pages; new_token_ratio 0\.\d+ -> \d\.\d+"
+    assert re.fullmatch(said + ", because the KV cache pool is full", logged[0])
     assert "admit request-0: 0 tokens are cached" in caplog.messages

@@ -1,7 +1,7 @@
 """Measure what a milestone is about: one table, with the place where it bends.
 
     m1  the time of a step against the context, with the cache and without
-    m2  the time of a step against the rows of a batch
+    m2  the time of a step against the rows of a batch; --static: static batches beside (counters)
     m3  the requests that fit in one pool against the page size (counters)
     m4  the share of prompt tokens that are reused against the size of the pool (counters)
     m5  the time of a step against the time of the forward, serial and overlapped
@@ -31,6 +31,10 @@ from .measuring import TINY, Measurement
 EXAMPLE = "python -m milestones measure m3"
 REFUSALS = (ValueError,)
 WINDOWED = "tiny-gemma3_text"  # random weights: the pages are counted, and the text means nothing
+STATIC = Measurement(
+    ("rows", "batches", "forwards", "padding computed", "tokens per forward"),
+    counters.by_batching, TINY, (1, 2, 4, 6, 8, 14),
+)  # fmt: skip
 MEASUREMENTS = {
     "m1": Measurement(
         ("context", "tokens fed, cache", "ms, cache", "tokens fed, no cache", "ms, no cache"),
@@ -98,6 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones measure`."""
     parser.add_argument("milestone", help="a milestone: m3")
     parser.add_argument("--model", help="default: that of the handout")
+    parser.add_argument(
+        "--static", action="store_true", help="m2: count static and continuous batches"
+    )
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
@@ -105,6 +112,10 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console = Console()
     milestone = find_engine(args.milestone, root)
     chosen = MEASUREMENTS[short(milestone)]
+    if args.static:
+        if short(milestone) != "m2":
+            raise ValueError("--static compares the batches of m2, and of no other engine")
+        chosen = STATIC
     model = args.model or chosen.model
     table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")
     with console.status("measuring …"):

@@ -17,9 +17,33 @@ from common import (
 from common.displays.workload import Workload, percentile
 
 from ...chain import load, short
-from .measuring import Row, lower_engine, measured, prompts_of
+from .measuring import Row, lower_engine, measured, prompts_of, short_and_long
 
 POOL = 96  # pages of priority's pool
+
+
+def by_batching(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """m2: requests in static groups, of which each ends before the next begins, and continuous."""
+    requests = short_and_long()
+    for size in map(int, sizes):
+        static = [requests[i : i + size] for i in range(0, len(requests), size)]
+        for name, groups in (("static", static), ("continuous", [requests])):
+            config = EngineConfig(model=model, device="cpu", max_num_seqs=size, max_model_len=96)
+            with load(milestone).LLMEngine(config) as engine:
+                for group in groups:
+                    for prompt, max_tokens in group:
+                        params = SamplingParams(
+                            max_tokens=max_tokens, temperature=0, ignore_eos=True
+                        )
+                        engine.add_request(prompt, params)
+                    while engine.has_unfinished_requests():
+                        engine.step()
+                stats = engine.stats()
+            num_tokens = sum(max_tokens for _, max_tokens in requests)
+            yield (
+                f"{size}", name, f"{stats.num_steps}", f"{stats.padding_tokens}",
+                f"{num_tokens / stats.num_steps:.1f}",
+            )  # fmt: skip
 
 
 def by_page_size(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:

@@ -65,3 +65,12 @@ def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
     """Return random prompts for any vocabulary."""
     drawn = random.Random(seed)
     return [[drawn.randrange(3, 250) for _ in range(length)] for length in lengths]
+
+
+def short_and_long() -> list[tuple[list[int], int]]:
+    """Return the prompts and output lengths of the 14 requests in the handouts of m1 to m3."""
+    drawn = random.Random(5)
+    return [
+        ([drawn.randrange(50) for _ in range(drawn.randint(4, 32))], drawn.randint(8, 64))
+        for _ in range(14)
+    ]

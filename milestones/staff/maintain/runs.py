@@ -6,7 +6,6 @@ A run is therefore the same on every machine.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +13,8 @@ import m1_single
 import m2_continuous
 import m3_paged
 from common import EngineConfig, LLMEngine, LoadedModel, SamplingParams, load_model
+
+from ...course.student.measuring import short_and_long
 
 MODEL = "tiny-llama"
 NUM_REQUESTS = 14
@@ -51,15 +52,9 @@ def load() -> LoadedModel:
 
 def jobs(spacing: int) -> list[Job]:
     """Return short and long requests, two in every `spacing` steps. 0: all arrive at once."""
-    chance = random.Random(5)
     return [
-        Job(
-            name=chr(ord("A") + i),
-            arrival=i // 2 * spacing,
-            prompt=[chance.randrange(50) for _ in range(chance.randint(4, 32))],
-            max_tokens=chance.randint(8, 64),
-        )
-        for i in range(NUM_REQUESTS)
+        Job(chr(ord("A") + i), i // 2 * spacing, *request)
+        for i, request in enumerate(short_and_long())
     ]
 
 

@@ -177,10 +177,19 @@ def test_the_counters_are_those_of_the_handout(name: str) -> None:
 
 
 def test_static_batches_are_those_of_the_handout() -> None:
-    found = {row[1]: row[2:4] for row in measure.STATIC.rows("m2_continuous", TINY, (6,))}
+    found = {
+        row[1]: row[2:4] for row in measure.MORE["static"][1].rows("m2_continuous", TINY, (6,))
+    }
     shown = table(handout("m2_continuous"), "| | forwards |")
     static, continuous = ([*row.values()][1:3] for row in shown[1:])
     assert found == {"static": tuple(static), "continuous": tuple(continuous)}
+
+
+@pytest.mark.thorough("it runs the real model")
+def test_the_kv_that_is_read_is_that_of_the_handout() -> None:
+    _, chosen = measure.MORE["shared"]
+    shown = [tuple(row.values()) for row in table(handout("m4_radix"), "| prefix | KV read, MB |")]
+    assert shown == list(chosen.rows("m4_radix", chosen.model, chosen.sizes))
 
 
 def test_the_tokens_that_m1_feeds_are_those_of_the_handout() -> None:

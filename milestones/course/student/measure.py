@@ -3,7 +3,8 @@
     m1  the time of a step against the context, with the cache and without
     m2  the time of a step against the rows of a batch; --static: static batches beside (counters)
     m3  the requests that fit in one pool against the page size (counters)
-    m4  the share of prompt tokens that are reused against the size of the pool (counters)
+    m4  the share of prompt tokens that are reused against the size of the pool (counters);
+        --shared: the KV that requests with a common prefix read
     m5  the time of a step against the time of the forward, serial and overlapped
 
 Read "Measure it" in the handout first, and write down what you expect. Counters are the same on
@@ -31,10 +32,17 @@ from .measuring import TINY, Measurement
 EXAMPLE = "python -m milestones measure m3"
 REFUSALS = (ValueError,)
 WINDOWED = "tiny-gemma3_text"  # random weights: the pages are counted, and the text means nothing
-STATIC = Measurement(
-    ("rows", "batches", "forwards", "padding computed", "tokens per forward"),
-    counters.by_batching, TINY, (1, 2, 4, 6, 8, 14),
-)  # fmt: skip
+# More tables, each by the name of its option: the milestone, and what is measured.
+MORE = {
+    "static": ("m2", Measurement(
+        ("rows", "batches", "forwards", "padding computed", "tokens per forward"),
+        counters.by_batching, TINY, (1, 2, 4, 6, 8, 14),
+    )),
+    "shared": ("m4", Measurement(
+        ("prefix", "KV read, MB", "if read once, MB", "share"),
+        counters.by_prefix, EMBEDDED_MODEL, (0, 64, 128, 256, 448),
+    )),
+}  # fmt: skip
 MEASUREMENTS = {
     "m1": Measurement(
         ("context", "tokens fed, cache", "ms, cache", "tokens fed, no cache", "ms, no cache"),
@@ -105,6 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--static", action="store_true", help="m2: count static and continuous batches"
     )
+    parser.add_argument(
+        "--shared", action="store_true", help="m4: count the KV that a step reads of a prefix"
+    )
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
@@ -112,10 +123,11 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console = Console()
     milestone = find_engine(args.milestone, root)
     chosen = MEASUREMENTS[short(milestone)]
-    if args.static:
-        if short(milestone) != "m2":
-            raise ValueError("--static compares the batches of m2, and of no other engine")
-        chosen = STATIC
+    for option, (own, more) in MORE.items():
+        if getattr(args, option):
+            if short(milestone) != own:
+                raise ValueError(f"--{option} measures {own}, and no other engine")
+            chosen = more
     model = args.model or chosen.model
     table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")
     with console.status("measuring …"):

@@ -80,6 +80,38 @@ def by_pool(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
         )  # fmt: skip
 
 
+def by_prefix(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """m4: a decode step of 16 requests that have a prefix in common and 16 tokens of their own.
+
+    Attention reads the pages of each row, also those that rows share.
+    """
+    config = EngineConfig(
+        model=model, device="cpu", max_model_len=512, page_size=16, num_pages=600, max_num_seqs=16
+    )
+    loaded = load_model(config)
+    with load(milestone).LLMEngine(config, loaded) as engine:
+        pool = engine.core.runner.kv_pool
+        page_mb = sum(tensor[:, 0].nbytes for tensor in (*pool.keys, *pool.values)) / 1e6
+        for size in map(int, sizes):
+            [stem] = prompts_of([size], seed=1)
+            engine.reset_prefix_cache()
+            params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+            for own in prompts_of([16] * 16, seed=2):
+                engine.add_request(stem + own, params)
+            while len(rows := engine.core.scheduler.running) < 16 or any(
+                request.num_output_tokens == 0 for request in rows
+            ):
+                engine.step()
+            read = [page for r in rows for page in engine.core.scheduler.kv_cache.pages_of(r)]
+            once = len(set(read))
+            yield (
+                f"{size}", f"{page_mb * len(read):.1f}", f"{page_mb * once:.1f}",
+                f"{once / len(read):.2f}",
+            )  # fmt: skip
+            while engine.has_unfinished_requests():
+                engine.step()
+
+
 def by_length(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
     """hybrid_memory: the pages of a request with a prompt of that many tokens, after its steps.
 

@@ -213,6 +213,43 @@ def test_prompt_lookup(module_of: ModuleOf, tokens: list[int], drafts: list[int]
     assert drafter.propose(make_request("a", tokens), 4) == drafts
 
 
+def test_suffix_decoding_learns_from_earlier_requests(module_of: ModuleOf) -> None:
+    """The most frequent follower counts, and of equal ones the newest. Doubt ends the drafts."""
+    drafter = module_of("suffix_drafter").SuffixDrafter(depth=3)
+    assert drafter.propose(make_request("a", [1, 2, 3, 4]), 4) == []
+    assert drafter.propose(make_request("b", [9, 1, 2]), 4) == [3, 4], "what followed in a"
+    assert drafter.propose(make_request("c", [1, 2, 5]), 4) == []
+    assert drafter.propose(make_request("d", [8, 1, 2]), 1) == [5], "3 and 5 once each: the newest"
+    request = make_request("e", [1, 2])
+    assert drafter.propose(request, 1) == [5] and drafter.propose(request, 1) == [5], "counted once"
+    sure = module_of("suffix_drafter").SuffixDrafter(depth=3, min_share=0.6)
+    for text in ([1, 2, 3], [1, 2, 5], [7, 1]):
+        sure.learn(make_request("x", text))
+    assert sure.propose(make_request("y", [7, 1]), 4) == [2], "3 and 5 are too uncertain"
+
+
+def test_suffix_decoding_forgets_the_oldest(module_of: ModuleOf) -> None:
+    drafter = module_of("suffix_drafter").SuffixDrafter(depth=2, most_contexts=10)
+    for i in range(50):
+        drafter.learn(make_request("x", [3 * i, 3 * i + 1, 3 * i + 2]))
+    assert len(drafter.followers) == 10
+    assert drafter.propose(make_request("y", [147]), 4) == [148, 149]
+    assert drafter.propose(make_request("y", [0]), 4) == []
+
+
+def test_a_request_that_was_answered_before_is_drafted(
+    make_engine: EngineFactory, module_of: ModuleOf
+) -> None:
+    engine = with_drafter(make_engine(), module_of("suffix_drafter").SuffixDrafter().propose)
+    for _ in range(2):
+        before = engine.stats()
+        [output] = engine.generate([PROMPT], greedy(20, ignore_eos=True), progress=False)
+        assert_one_answer("tiny-llama", output, 20)
+    after = engine.stats()
+    assert after.num_accepted_tokens - before.num_accepted_tokens >= 14
+    assert after.num_steps - before.num_steps <= 7
+
+
 def test_a_model_that_drafts_for_itself_is_always_right(
     make_engine: EngineFactory, module_of: ModuleOf
 ) -> None:

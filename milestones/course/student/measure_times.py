@@ -88,19 +88,26 @@ def by_plan(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
 
 
 def by_text(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """speculative: repetitive and free text, beside the milestone below. The tokens are equal."""
+    """speculative: texts with prompt lookup, and one that was asked before with `SuffixDrafter`.
+
+    The tokens are those of the milestone below.
+    """
     loaded = load_model(EngineConfig(model=model, device="cpu"))
+    free = "Write a long story about town number {i} at the sea, its people and its weather."
     texts = {
         "repetitive": "The lamp number {i} is on. The lamp number {i} is off. " * 6,
-        "free": "Write a long story about town number {i} at the sea, its people and its weather.",
+        "free": free,
+        "asked before": free,
     }
     for (name, text), size in product(texts.items(), map(int, sizes)):
         prompts = [loaded.tokenizer.encode(text.replace("{i}", f"{i}")) for i in range(size)]
         workload = Workload(prompts, [48] * size, True, {"model": model, "max_num_seqs": 16})
         plain = measured(lower_engine(milestone), workload, loaded=loaded)
         config = EngineConfig(device="cpu", **workload.config)
-        with load(milestone).LLMEngine(config, loaded) as engine:
-            run(engine, workload.warm_up())
+        asked_before = name == "asked before"
+        drafter = load(milestone, "suffix_drafter").SuffixDrafter() if asked_before else None
+        with load(milestone).LLMEngine(config, loaded, drafter) as engine:
+            run(engine, workload if asked_before else workload.warm_up())
             engine.reset_prefix_cache()
             before, ours, after = engine.stats(), run(engine, workload), engine.stats()
         drafted = after.num_draft_tokens - before.num_draft_tokens

@@ -20,7 +20,7 @@ class LLMEngine(M5LLMEngine):
         loaded: LoadedModel | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        """drafter: guesses tokens; by default prompt lookup."""
+        """drafter: guesses tokens; None: prompt lookup."""
         self.drafter = drafter or NGramDrafter()
         super().__init__(config, loaded)
 

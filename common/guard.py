@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Handler = Callable[[int, "FrameType | None"], Any]
+Exit = Callable[
+    ["type[BaseException] | None", "BaseException | None", "TracebackType | None"], None
+]
 
 LOOKING = ("stats", "check_invariants", "has_unfinished_requests", "close")  # even if it is dead
 # The signals that programs usually handle. Checking all 64 signals in each step would be too slow.
@@ -78,24 +81,34 @@ class Guard:
         self.returned = returned
         return returned
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.caller.depth -= 1
-        if error is not None:
-            self.caller.judge(self.name, error, self.held.was_forced)
-        try:
-            self.held.__exit__(kind, error, traceback)
-        except BaseException:
-            # A signal that was held back is raised here. Python checks for signals when a function
-            # is called. This clause calls none, so no other signal can arrive before `undelivered`
-            # is set.
-            if self.returned is not None:
-                self.caller.undelivered = (self.name, self.returned)
-            raise
+    @property
+    def __exit__(self) -> Exit:
+        """A function, and not a method: after a function, Python does not look for signals.
+
+        After a method, it does so in the frame of the `with` block, where nothing holds them back:
+        an interrupt there would lose the result. After a function, it looks when the caller has the
+        result. (Python 3.10 looks after both.)
+        """
+
+        def leave(
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None:
+            self.caller.depth -= 1
+            if error is not None:
+                self.caller.judge(self.name, error, self.held.was_forced)
+            try:
+                self.held.__exit__(kind, error, traceback)
+            except BaseException:
+                # A signal that was held back is raised here. Python checks for signals when a
+                # function is called. This clause calls none, so no other signal can arrive before
+                # `undelivered` is set.
+                if self.returned is not None:
+                    self.caller.undelivered = (self.name, self.returned)
+                raise
+
+        return leave
 
 
 class Caller:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 
 from common import EngineDeadError, LoadedModel, guard, llm_engine
-from common.guard import interrupts_held
+from common.guard import HeldInterrupts, interrupts_held
 from milestones.lab.instruments.hash_model import expected_tokens, hash_model
 from milestones.lab.instruments.streams import EarlyStream
 from tests.conftest import MILESTONES, ROOT, EngineFactory, assert_idle, build_engine
@@ -204,6 +207,39 @@ def test_a_timer_interrupts_at_random_moments(milestone: str) -> None:
         signal.signal(signal.SIGALRM, previous)
     assert interrupts[0] > 10
     assert_idle(engine)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="3.10 checks for signals after every call")
+def test_a_signal_at_the_very_end_reaches_the_caller(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that arrives when handlers are restored is handled when the caller has the result.
+
+    The signal is sent when the last function of the guard frees its variables, from C, so that
+    Python does not look for signals before it looks for them by itself.
+    """
+    engine: Any = make_engine()
+    kill = functools.partial(ctypes.CDLL(None).kill, os.getpid(), int(signal.SIGUSR1))
+    sender = type("Sender", (), {"__del__": staticmethod(kill)})
+
+    def interrupted(*_: Any) -> None:
+        raise Interrupted
+
+    def end_with_a_signal(held: HeldInterrupts, *_: Any) -> None:
+        leave(held)
+        _sent_when_freed = sender()
+
+    leave, previous = HeldInterrupts.__exit__, signal.signal(signal.SIGUSR1, interrupted)
+    name = None
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(HeldInterrupts, "__exit__", end_with_a_signal)
+            with pytest.raises(Interrupted):
+                name = engine.add_request([1, 2, 3], greedy(4))
+                sorted([])  # the first call after the result was taken
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert name is not None, "the call was interrupted, and its request stays in the engine"
 
 
 def test_a_second_ctrl_c_ends_the_engine(milestone: str) -> None:

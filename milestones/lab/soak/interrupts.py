@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from common.guard import Guard
+from common import guard
 
 from ..instruments import audit
 from .checker import Progress
@@ -112,7 +112,8 @@ def _is_past_handlers(frame: FrameType, event: str) -> bool:
     caller = frame.f_back
     if event != "return" or caller is None:
         return False
-    return frame.f_code is Guard.__exit__.__code__ or caller.f_code.co_filename.startswith(SOAK)
+    is_guard = (frame.f_code.co_filename, frame.f_code.co_name) == (guard.__file__, "leave")
+    return is_guard or caller.f_code.co_filename.startswith(SOAK)
 
 
 def _is_in_engine(frame: FrameType | None) -> bool:

@@ -91,7 +91,8 @@ def admission(chance: Random) -> Asked:
         run(scheduler, name, chance.randint(1, 20), max_tokens=chance.randint(1, 60))
     for i in range(5):
         most = chance.choice([chance.randint(1, 60), 9 * CLIP_MAX_NEW_TOKENS])
-        request = make_request(f"X{i}", chance.randint(1, 60), max_tokens=most)
+        length = chance.randint(1, 60)
+        request = make_request(f"X{i}", length, max_tokens=most, max_model_len=length + most)
         scheduled_tokens = chance.randint(0, 24)
         before = make_request("before", max(1, scheduled_tokens))
         batch = ScheduleBatch([before], [scheduled_tokens], [])

@@ -34,13 +34,14 @@ class Decision:
 
     def __str__(self) -> str:
         name = "" if self.request is None else self.request.request_id
+        pages = "1 page" if self.count == 1 else f"{self.count} pages"
         return {
-            "admit": f"admit {name}: {self.count} tokens are cached",
+            "admit": f"admit {name}, cached tokens: {self.count}",
             "wait": f"no more requests join: {self.reason}",
-            "retract": f"retract {name}, which holds {self.count} pages; {self.reason}",
-            "evict": f"evict {self.count} pages",
-            "split": f"split a node after {self.count} pages",
-            "capture": f"capture a graph for {self.count} requests",
+            "retract": f"retract {name}, which holds {pages}; {self.reason}",
+            "evict": f"evict {pages}",
+            "split": f"split a node after {pages}",
+            "capture": f"capture a graph, requests: {self.count}",
         }[self.kind]
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ..request import Request
-from .decisions import watch
+from .decisions import Decision, Note, watch
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -36,12 +36,26 @@ def apply_options(args: argparse.Namespace, engine: Any) -> None:
     Raises `ValueError` if the engine has no retractions.
     """
     if args.log_level in ("debug", "info"):
-        watch(engine.core, logger.info, ExitStack())
+        watch(engine.core, logged(), ExitStack())
     if args.retract_every is None:
         return
     if args.retract_every < 1 or not hasattr(engine.core.scheduler, "retract"):
         raise ValueError("--retract-every needs a number from 1 on, and an engine from m3 on")
     force_retractions(engine.core.scheduler, args.retract_every)
+
+
+def logged() -> Note:
+    """Return a function that logs decisions. Why requests wait is logged when it changes."""
+    last = ""
+
+    def log(decision: Decision) -> None:
+        nonlocal last
+        if decision.kind != "wait" or decision.reason != last:
+            logger.info(decision)
+        if decision.kind == "wait":
+            last = decision.reason
+
+    return log
 
 
 def force_retractions(scheduler: Any, every: int | None) -> None:

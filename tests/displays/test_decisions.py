@@ -6,6 +6,7 @@ import argparse
 import re
 from collections import Counter
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -90,6 +91,8 @@ def test_decisions_are_logged(make_engine: EngineFactory, caplog: pytest.LogCapt
         decided(engine, max_tokens=40)
     logged = [line for line in caplog.messages if line.startswith("retract ")]
     assert len(logged) == engine.stats().num_retractions > 0
-    said = r"retract request-\d, which holds \d+ pages; new_token_ratio 0\.\d+ -> \d\.\d+"
+    said = r"retract request-\d, which holds \d+ pages?; new_token_ratio 0\.\d+ -> \d\.\d+"
     assert re.fullmatch(said + ", because the KV cache pool is full", logged[0])
-    assert "admit request-0: 0 tokens are cached" in caplog.messages
+    assert "admit request-0, cached tokens: 0" in caplog.messages
+    waits = [line for line in caplog.messages if line.startswith("no more")]
+    assert all(a != b for a, b in pairwise(waits)), "a reason is not repeated"

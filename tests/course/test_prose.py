@@ -185,11 +185,14 @@ def test_static_batches_are_those_of_the_handout() -> None:
     assert found == {"static": tuple(static), "continuous": tuple(continuous)}
 
 
-@pytest.mark.thorough("it runs the real model")
-def test_the_kv_that_is_read_is_that_of_the_handout() -> None:
-    _, chosen = measure.MORE["shared"]
-    shown = [tuple(row.values()) for row in table(handout("m4_radix"), "| prefix | KV read, MB |")]
-    assert shown == list(chosen.rows("m4_radix", chosen.model, chosen.sizes))
+@pytest.mark.thorough("it measures whole tables")
+@pytest.mark.parametrize(("name", "option"), [("m3_paged", "chunks"), ("m4_radix", "shared")])
+def test_other_counters_are_those_of_the_handout(name: str, option: str) -> None:
+    _, chosen = measure.MORE[option]
+    shown = table(handout(name), f"| {chosen.columns[0]} | {chosen.columns[1]} |")
+    assert [tuple(row.values()) for row in shown] == list(
+        chosen.rows(name, chosen.model, chosen.sizes)
+    )
 
 
 def test_the_tokens_that_m1_feeds_are_those_of_the_handout() -> None:

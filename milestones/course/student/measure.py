@@ -2,7 +2,8 @@
 
     m1  the time of a step against the context, with the cache and without
     m2  the time of a step against the rows of a batch; --static: static batches beside (counters)
-    m3  the requests that fit in one pool against the page size (counters)
+    m3  the requests that fit in one pool against the page size (counters);
+        --chunks: time to first token and the gaps of others against the tokens of a step
     m4  the share of prompt tokens that are reused against the size of the pool (counters);
         --shared: the KV that requests with a common prefix read
     m5  the time of a step against the time of the forward, serial and overlapped
@@ -37,6 +38,10 @@ MORE = {
     "static": ("m2", Measurement(
         ("rows", "batches", "forwards", "padding computed", "tokens per forward"),
         counters.by_batching, TINY, (1, 2, 4, 6, 8, 14),
+    )),
+    "chunks": ("m3", Measurement(
+        ("tokens of a step", "TTFT, steps", "TTFT, ms", "most tokens in a step", "ITL at most, ms"),
+        counters.by_chunk, TINY, (16, 32, 64, 128, 256, 512),
     )),
     "shared": ("m4", Measurement(
         ("prefix", "KV read, MB", "if read once, MB", "share"),
@@ -112,6 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="default: that of the handout")
     parser.add_argument(
         "--static", action="store_true", help="m2: count static and continuous batches"
+    )
+    parser.add_argument(
+        "--chunks", action="store_true", help="m3: the tokens of a step against TTFT and ITL"
     )
     parser.add_argument(
         "--shared", action="store_true", help="m4: count the KV that a step reads of a prefix"

@@ -20,6 +20,9 @@ from ...chain import load, short
 from .measuring import Row, lower_engine, measured, prompts_of, short_and_long
 
 POOL = 96  # pages of priority's pool
+# A model of a GPU's step, for 8 billion weights in bf16: reading them at 2 TB/s takes 8 ms, and the
+# 16 GFLOP of a token take 0.1 ms at 160 TFLOP/s.
+STEP_MS, TOKEN_MS = 8.0, 0.1
 
 
 def by_batching(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
@@ -61,6 +64,37 @@ def by_page_size(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterat
         assert waste is not None, "the requests hold memory"
         steps, retractions = result.stats["num_steps"], result.stats["num_retractions"]
         yield f"{size}", f"{result.most_running}", f"{waste:.0%}", f"{steps}", f"{retractions}"
+
+
+def by_chunk(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
+    """m3: a prompt of 480 tokens arrives beside 8 decoding requests. sizes: tokens of a step.
+
+    Times are those of the step model, so they do not depend on the machine.
+    """
+    loaded = load_model(EngineConfig(model=model, device="cpu"))
+    for size in map(int, sizes):
+        config = EngineConfig(
+            model=model, device="cpu", max_num_seqs=9, max_model_len=512, page_size=16,
+            num_pages=100, max_num_batched_tokens=size,
+        )  # fmt: skip
+        with load(milestone).LLMEngine(config, loaded) as engine:
+            for prompt in prompts_of([8] * 8):
+                engine.add_request(prompt, SamplingParams(100, temperature=0, ignore_eos=True))
+            while any(r.num_output_tokens == 0 for r in engine.core.scheduler.running) or (
+                engine.core.scheduler.waiting
+            ):
+                engine.step()
+            name, first, steps = engine.add_request(prompts_of([480], 1)[0]), False, list[int]()
+            while not first:
+                before = engine.stats()
+                outputs, after = engine.step(), engine.stats()
+                steps.append(
+                    after.prefill_tokens + after.decode_tokens
+                    - before.prefill_tokens - before.decode_tokens
+                )  # fmt: skip
+                first = any(output.request_id == name for output in outputs)
+        times = [STEP_MS + TOKEN_MS * num_tokens for num_tokens in steps]
+        yield f"{size}", f"{len(steps)}", f"{sum(times):.0f}", f"{max(steps)}", f"{max(times):.0f}"
 
 
 def by_pool(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:

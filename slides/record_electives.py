@@ -14,7 +14,7 @@ import numpy as np
 from common import EngineConfig, LoadedModel, SamplingParams, StructuredOutputsParams, load_model
 from common.displays.workload import Workload, run
 from milestones.chain import load
-from milestones.course.student.measure_counters import by_budget, by_urgency
+from milestones.course.student.measure_electives import by_budget, by_urgency
 
 from .record_ideas import TINY
 

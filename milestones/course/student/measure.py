@@ -27,6 +27,7 @@ from common import EMBEDDED_MODEL
 from ...chain import find_engine, short
 from ..delta import ROOT
 from . import measure_counters as counters
+from . import measure_electives as electives
 from . import measure_times as times
 from .measuring import TINY, Measurement
 
@@ -92,21 +93,21 @@ MEASUREMENTS = {
     ),
     "hybrid_memory": Measurement(
         ("tokens", "layers alike", "most", "at the end", "share"),
-        counters.by_length, WINDOWED, (32, 64, 128, 256, 480),
+        electives.by_length, WINDOWED, (32, 64, 128, 256, 480),
     ),
     "priority": Measurement(
         (
             "load", "engine", "urgent TTFT p50, steps", "p95", "others p50", "steps", "computed",
             "cached", "preempted", "pages loaded",
         ),
-        counters.by_urgency, TINY, (0, 2),
+        electives.by_urgency, TINY, (0, 2),
     ),
     "embedding": Measurement(
         (
             "budget", "vectors", "gap, steps", "gap, tokens p50", "gap, tokens max",
             "vector, steps p50", "steps",
         ),
-        counters.by_budget, TINY, (16, 32, 64, 256),
+        electives.by_budget, TINY, (16, 32, 64, 256),
     ),
 }  # fmt: skip
 

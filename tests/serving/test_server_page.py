@@ -84,7 +84,7 @@ def slow_steps(engine: Any, seconds: float) -> None:
 def test_a_page_gets_steps_and_the_end_of_its_request(serve: Serve) -> None:
     run = serve()
     with watching(run) as page:
-        assert page.first["begin"]["version"] == 2 and len(page.first["begin"]["frames"]) == 1
+        assert page.first["begin"]["version"] == 3 and len(page.first["begin"]["frames"]) == 1
         status, answer = page.post("ask", temperature=0, **TALK)
         assert status == 200
         events = page.until("answers")

@@ -221,7 +221,8 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
         if of_console and name.endswith(".py"):  # an engine is tested by its suite
             assert not missing_modules(name, text, found), name
     assert not solution_lines(milestone, found)
-    assert {f"{DOCS}/GLOSSARY.md", f"{DOCS}/WHERE.md", "ARCHITECTURE.md"} <= found.keys()
+    pages = {f"{DOCS}/{name}.md" for name in ("GLOSSARY", "QUESTIONS", "WHERE")}
+    assert {*pages, "ARCHITECTURE.md"} <= found.keys()
     commands = "break_it", "check", "doctor", "hint", "list", "measure", "predict", "reset"
     for module in (*commands, "engine_answers"):
         assert f"milestones/course/student/{module}.py" in found

@@ -22,9 +22,9 @@ def fits(scheduler: Scheduler) -> bool:
 
 def result_of(scheduler: Scheduler, scheduled: int = 0) -> AddReqResult:
     """Ask whether X joins a step in which `scheduled` tokens are scheduled already."""
-    batch = ScheduleBatch()
-    if scheduled:
-        batch.add(make_request("before", scheduled), scheduled)
+    batch = (
+        ScheduleBatch([make_request("before", 16)], [scheduled]) if scheduled else ScheduleBatch()
+    )
     return scheduler.admission.check(scheduler.waiting[0], batch, scheduler.running)
 
 

@@ -181,7 +181,7 @@ class Scheduler:
             return
         batch.add_result = self.admission.budget_state(batch)
         if batch.add_result is not AddReqResult.CONTINUE:
-            return  # before the policy spends time on an order
+            return  # none can join, so their order does not matter
         for request in self.policy.order(self.waiting):
             batch.add_result = self.admission.check(request, batch, self.running)
             if batch.add_result is AddReqResult.PREFIX_IN_FLIGHT:

@@ -40,7 +40,7 @@ class Scheduler(M5Scheduler):
             return
         batch.add_result = self.admission.budget_state(batch, self.running)
         if batch.add_result is not AddReqResult.CONTINUE:
-            return  # before the policy spends time on an order
+            return  # none can join, so their order does not matter
         for request in self.policy.order(self.waiting):
             if not self.slots.can_use(request.adapter):
                 batch.add_result = AddReqResult.OTHER

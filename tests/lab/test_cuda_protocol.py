@@ -111,7 +111,8 @@ def test_graphs_are_captured_at_the_start(
     expected = tokens_of(make_engine(loaded), 5)
     engine = make_engine(loaded, attention_backend="triton", max_num_seqs=3, enable_overlap=True)
     graphs = started_on_gpu(engine, module_of).core.runner.graphs
-    captured = sorted(descriptor.num_reqs for descriptor in graphs.steps)
+    # A set, because lora has two graphs of each size: with and without adapters.
+    captured = sorted({descriptor.num_reqs for descriptor in graphs.steps})
     assert captured == graphs.sizes == [1, 2, 4] and graphs.num_replays == 0
     assert cuda.names().count("new stream") == 1
     memory = {step.logits.untyped_storage().data_ptr() for step in graphs.steps.values()}
@@ -140,9 +141,9 @@ def test_a_capture_that_fails_keeps_no_graphs(
 
     engine.core.runner.forward = short_of_memory
     graphs = started_on_gpu(engine, module_of).core.runner.graphs
-    ((failed, step),) = graphs.steps.items()
-    assert graphs.sizes == [] and failed.num_reqs == 2, "no smaller size is tried"
-    assert step.graph is None
+    failed = {descriptor.num_reqs for descriptor in graphs.steps}
+    assert graphs.sizes == [] and failed == {2}, "no smaller size is tried"
+    assert all(step.graph is None for step in graphs.steps.values())
     assert tokens_of(engine, 4) == expected and engine.stats().num_graph_replays == 0
 
 

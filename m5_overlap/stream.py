@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 
-from common.fast import release_threads
 from common.tracing.event_clock import EventClock
 
 Work = Callable[[], None]
@@ -126,7 +125,6 @@ class ThreadStream(ForwardStream):
     def launch(self, work: Work) -> ThreadEvent:
         if self.thread.ident is None:
             self.thread.start()
-        release_threads()
         self.last = ThreadEvent()
         self.input_queue.put((work, self.last))
         return self.last

@@ -20,9 +20,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # The suite is for CPUs, also on a machine with a GPU: `device="auto"` must not choose the GPU,
 # where kernels would be interpreted. `python -m milestones gpu-check` is for the GPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-# A thread that spins at a barrier of OpenMP takes the core that the work of another worker needs.
-# OpenMP reads this when torch is imported, also in the processes that tests start.
-os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 import functools
 import gc

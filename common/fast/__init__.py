@@ -18,7 +18,7 @@ and benchmarks, which check and measure the parts, do.
 
 from . import cpu_attention
 from .cpu_kernels import kernels
-from .cpu_runtime import keep_freed_memory, release_freed_memory, release_threads
+from .cpu_runtime import keep_freed_memory, release_freed_memory
 from .passes import apply_passes, has_passes, parse_passes
 from .passes.forwards import Forward
 from .passes.layer import joined_layers
@@ -46,7 +46,6 @@ __all__ = [
     "parse_passes",
     "read_stored",
     "release_freed_memory",
-    "release_threads",
     "shards_of",
     "shared_products",
     "subclass",

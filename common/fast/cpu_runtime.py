@@ -10,27 +10,36 @@ import ctypes
 import functools
 import mmap
 import platform
-from collections.abc import Callable
-from pathlib import Path
+import threading
 
 import torch
 
-PAUSE_HARD = 2  # omp_pause_hard: the threads end; OpenMP starts new ones when it needs them
+LARGE = 1 << 20  # numbers: torch divides operations on so many among its threads
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt
 KEPT_BYTES = 1 << 30
 LARGEST_IN_HEAP = 32 << 20  # glibc's own upper limit
 
 
-def release_threads() -> None:
-    """End the OpenMP threads of the calling thread, if it has any. Takes 0.3 us.
+@functools.cache
+def let_waiting_threads_sleep() -> None:
+    """Let torch's threads sleep between two of its parallel loops.
 
-    Each thread that computes has its own pool of OpenMP threads. If all pools together have more
-    threads than the CPU has cores, the threads sleep between two parallel loops instead of spinning
-    for a moment. The small matrix products of a decode step then take 1.5 times as long. Therefore
-    a thread that only plans must not keep a pool.
+    GNU's OpenMP keeps a pool of threads for each thread that computes. After a loop, they spin for
+    up to 10 ms, and take the cores from the threads of our kernels, and from other programs. They
+    spin for some microseconds only if all pools together have more threads than there are cores. So
+    this function starts a second pool, which never does anything.
     """
-    if (pause := _pause_function()) is not None:
-        pause(PAUSE_HARD)
+    if torch.get_num_threads() == 1:
+        return
+    started = threading.Event()
+
+    def own_a_pool() -> None:
+        torch.empty(LARGE).fill_(0)
+        started.set()
+        threading.Event().wait()
+
+    threading.Thread(target=own_a_pool, name="second pool", daemon=True).start()
+    started.wait()
 
 
 @functools.cache
@@ -74,18 +83,3 @@ def in_huge_pages(memory: torch.Tensor) -> torch.Tensor:
             madvise = ctypes.CDLL(None).madvise
             madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)  # the system may refuse
     return memory
-
-
-@functools.cache
-def _pause_function() -> Callable[[int], int] | None:
-    """Return `omp_pause_resource_all` of the OpenMP library that torch has loaded.
-
-    Returns None if that library is not GNU's.
-    """
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-        path = next(line.split()[-1] for line in maps.splitlines() if "libgomp" in line)
-        pause: Callable[[int], int] = ctypes.CDLL(path).omp_pause_resource_all
-    except (OSError, StopIteration, AttributeError):
-        return None
-    return pause

@@ -5,6 +5,7 @@ Futures and double buffers are in `tests/exercises/test_m5_2.py` and `test_m5_4.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -19,7 +20,6 @@ import pytest
 import torch
 
 from common import EngineConfig, SamplingParams
-from common.fast.cpu_runtime import release_threads
 from milestones.chain import package
 from milestones.lab.instruments.streams import LateStream
 from tests import conftest
@@ -149,12 +149,19 @@ def test_a_step_returns_while_the_next_one_runs(
     assert engine.stats().padding_tokens == 0
 
 
+def end_threads() -> None:
+    """End the OpenMP threads of this thread, if torch has loaded GNU's OpenMP."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    for library in {line.split()[-1] for line in maps if "libgomp" in line}:
+        ctypes.CDLL(library).omp_pause_resource_all(2)  # omp_pause_hard
+
+
 @pytest.mark.skipif(not THREADS.exists(), reason="only Linux lists the threads of a process")
 def test_planning_starts_no_threads(make_engine: EngineFactory) -> None:
     """Planning a step must not start OpenMP threads.
 
     Torch splits some operations for OpenMP, however small they are. On the host's thread they would
-    start a second pool of threads, which would share the cores with the pool of the forward.
+    start a pool of threads, which would share the cores with the forward.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -172,7 +179,7 @@ def test_planning_starts_no_threads(make_engine: EngineFactory) -> None:
             return inputs
 
         runner.inputs.prepare = counted
-        release_threads()  # the threads of earlier tests
+        end_threads()  # of earlier tests
         for arrivals in (10, 6):
             for i in range(arrivals):
                 engine.add_request([i] * 30, greedy(12, ignore_eos=True))

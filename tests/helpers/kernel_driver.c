@@ -12,11 +12,7 @@
 enum { END, LINEAR, ROWS, ATTENTION, LAYERS, LOW_RANK };
 
 /* Functions that the other files have for Python only. */
-void linear_alone(const Linear *, const float *, const float *, float *, int64_t, int);
 void take_rows(const Weight *, int64_t, const int64_t *, int64_t, float *, int);
-void paged_attention(
-    const Memory *, const BatchLayout *, int64_t, int64_t, const float *, int64_t, int64_t, float *,
-    Softmax *, float *, int64_t, int64_t, float, int);
 void add_low_rank(
     const float *, float *, int64_t, const int64_t *, const int64_t *, const float *,
     const float *, int64_t, int64_t, int64_t, int64_t, int);
@@ -91,11 +87,11 @@ static void linear_case(void)
     const float *x = array(), *add = array(), *expected = array();
     float *out = space(4 * rows * l.out);
     for (int threads = 1; threads <= 3; threads++) {
-        linear_alone(&l, x, add, out, rows, threads);
+        linear(&l, x, add, out, rows, threads);
         compare("linear", out, expected, 4 * rows * l.out);
     }
     for (int64_t r = 0; r < rows; r++) {
-        linear_alone(&l, x + r * l.in, add ? add + r * l.out : NULL, out, 1, 1);
+        linear(&l, x + r * l.in, add ? add + r * l.out : NULL, out, 1, 1);
         compare("linear, a row alone", out, expected + r * l.out, 4 * l.out);
     }
 }

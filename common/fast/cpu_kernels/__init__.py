@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..cpu_runtime import let_waiting_threads_sleep
 from ..stored.weight import StoredWeight
 from .build import load_library
 from .rows import SIGNATURES, RowKernels
@@ -85,7 +86,7 @@ class Kernels(RowKernels):
         out = x.new_empty((*x.shape[:-1], linear.out))
         if add is not None and checked(add := add.contiguous()).shape != out.shape:
             raise ValueError(f"add has shape {tuple(add.shape)}, but out {tuple(out.shape)}")
-        self.library.linear_alone(
+        self.library.linear(
             ctypes.byref(linear), x.data_ptr(), None if add is None else add.data_ptr(),
             out.data_ptr(), out.numel() // linear.out, torch.get_num_threads(),
         )  # fmt: skip
@@ -221,8 +222,10 @@ def _heads_of(x: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def kernels() -> Kernels | None:
     """Return the kernels for this machine; None if they cannot be compiled."""
-    library = load_library()
-    return None if library is None else bind(library)
+    if (library := load_library()) is None:
+        return None
+    let_waiting_threads_sleep()
+    return bind(library)
 
 
 def bind(library: ctypes.CDLL) -> Kernels:
@@ -230,16 +233,11 @@ def bind(library: ctypes.CDLL) -> Kernels:
     signatures: dict[str, tuple[Any, ...]] = {
         **SIGNATURES,
         "take_rows": (POINTER, SIZE, POINTER, SIZE, POINTER, ctypes.c_int),
-        "linear_alone": (*[POINTER] * 4, SIZE, ctypes.c_int),
+        "linear": (*[POINTER] * 4, SIZE, ctypes.c_int),
         "before_attention": (*[POINTER] * 4, ctypes.c_int),
         "after_attention": (*[POINTER] * 5, SIZE, ctypes.c_int),
         "decode_layers": (
-            *[POINTER] * 2,
-            SIZE,
-            *[POINTER] * 7,
-            SIZE,
-            ctypes.c_float,
-            ctypes.c_int,
+            *[POINTER] * 2, SIZE, *[POINTER] * 7, SIZE, ctypes.c_float, ctypes.c_int,
         ),
         "store_kv": (*[POINTER] * 2, *[SIZE] * 2, POINTER, *[SIZE] * 2, POINTER, SIZE),
         "paged_attention": (
@@ -252,7 +250,7 @@ def bind(library: ctypes.CDLL) -> Kernels:
             ctypes.c_float,
             ctypes.c_int,
         ),
-    }
+    }  # fmt: skip
     library.stored_bytes.argtypes, library.stored_bytes.restype = (SIZE, SIZE), SIZE
     for name, arguments in signatures.items():
         function = getattr(library, name)

@@ -7,6 +7,8 @@
    in chunks, alone or in any batch (I2). */
 #include "attention.h"
 
+#include "team.h"
+
 #define SPLIT 256 /* the number of tokens in a part */
 #define AHEAD 32  /* a key is prefetched so many tokens before its use */
 #define BLOCK 64  /* the number of tokens that are computed at the same time */
@@ -171,66 +173,81 @@ static void combine(
         add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
-/* Causal attention for the queries of `requests` requests, from request `first` on. Each query
-   attends to the tokens of its request up to its own position. */
-void attend_pages(
-    const Memory *m, const BatchLayout *all, int64_t first, int64_t requests,
-    const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
-    float *output, int64_t heads, int64_t splits, float scale)
+/* A block of tokens that are computed together, and their tiles: tile i has the tokens from tile[i]
+   to tile[i + 1], all of one request. */
+typedef struct {
+    const Memory *m;
+    const int32_t *page_table;
+    int64_t width;
+    const float *query; /* of the first token of the block */
+    int64_t query_token, query_head;
+    float *parts;
+    Softmax *softmax;
+    float *output;
+    int64_t heads, splits;
+    float scale;
+    int64_t tiles, rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* rows, seen: request and context */
+} Block;
+
+/* Compute one part of the contexts of a tile, for the queries that share a KV head. */
+static void attend_piece(const void *args, int64_t piece)
 {
-    const int32_t *page_table = all->page_table + first * all->width;
-    const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
-    int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
-    int64_t together = larger(1, TILE / group); /* the most tokens of a request in a tile */
-    for (int64_t block = 0; block < tokens; block += BLOCK) {
-        int64_t count = smaller(BLOCK, tokens - block), tiles = 0;
-        int64_t rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* request and context of a token */
-        for (int64_t t = 0; t < count; t++) {
-            while (starts[request + 1] - starts[0] <= block + t)
-                request++;
-            rows[t] = request;
-            seen[t] = lengths[request] - (starts[request + 1] - starts[0] - 1 - block - t);
-            if (t == 0 || rows[t] != rows[t - 1] || t - tile[tiles - 1] == together)
-                tile[tiles++] = t;
+    const Block *b = args;
+    const Memory *m = b->m;
+    int64_t i = piece % b->tiles, kv_head = piece / b->tiles % m->kv_heads;
+    int64_t s = piece / b->tiles / m->kv_heads, group = b->heads / m->kv_heads;
+    int64_t last = b->tile[i + 1] - 1, start = s * SPLIT, slots[SPLIT], n = 0;
+    int64_t length = smaller(SPLIT, b->seen[last] - start);
+    if (length <= 0)
+        return;
+    find_slots(b->page_table + b->rows[last] * b->width, m->page_size, start, length, slots);
+    Row row[TILE + group];
+    for (int64_t t = b->tile[i]; t <= last; t++)
+        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++, n++) {
+            int64_t part = (t * b->heads + h) * b->splits + s;
+            row[n] = (Row){b->query + t * b->query_token + h * b->query_head,
+                           larger(0, smaller(SPLIT, b->seen[t] - start)),
+                           b->parts + part * m->value_dim, b->softmax + part};
         }
-        tile[tiles] = count;
-#pragma omp for collapse(3) schedule(dynamic)
-        for (int64_t s = 0; s < splits; s++)
-            for (int64_t kv_head = 0; kv_head < m->kv_heads; kv_head++)
-                for (int64_t i = 0; i < tiles; i++) {
-                    int64_t last = tile[i + 1] - 1, start = s * SPLIT, slots[SPLIT], n = 0;
-                    int64_t length = smaller(SPLIT, seen[last] - start);
-                    if (length <= 0)
-                        continue;
-                    const int32_t *pages = page_table + rows[last] * all->width;
-                    find_slots(pages, m->page_size, start, length, slots);
-                    Row row[TILE + group];
-                    for (int64_t t = tile[i]; t <= last; t++)
-                        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++, n++) {
-                            int64_t line = t * heads + h, part = line * splits + s;
-                            row[n] = (Row){query + (block + t) * query_token + h * query_head,
-                                           larger(0, smaller(SPLIT, seen[t] - start)),
-                                           parts + part * m->value_dim, softmax + part};
-                        }
-                    attend(m, kv_head, row, n, slots, length, scale);
-                }
-#pragma omp for
-        for (int64_t i = 0; i < count * heads; i++)
-            combine(parts + i * splits * m->value_dim, softmax + i * splits,
-                    (seen[i / heads] + SPLIT - 1) / SPLIT, m->value_dim,
-                    output + (block * heads + i) * m->value_dim);
-    }
+    attend(m, kv_head, row, n, slots, length, b->scale);
 }
 
-/* attend_pages() with its own parallel region. */
+static void combine_token(const void *args, int64_t t)
+{
+    const Block *b = args;
+    int64_t dim = b->m->value_dim, count = (b->seen[t] + SPLIT - 1) / SPLIT;
+    for (int64_t i = t * b->heads; i < (t + 1) * b->heads; i++)
+        combine(b->parts + i * b->splits * dim, b->softmax + i * b->splits, count, dim,
+                b->output + i * dim);
+}
+
 void paged_attention(
     const Memory *m, const BatchLayout *all, int64_t first, int64_t requests,
     const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
     float *output, int64_t heads, int64_t splits, float scale, int threads)
 {
-#pragma omp parallel num_threads(threads)
-    attend_pages(m, all, first, requests, query, query_token, query_head, parts, softmax, output,
-                 heads, splits, scale);
+    const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
+    int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
+    int64_t together = larger(1, TILE / group); /* the most tokens of a request in a tile */
+    for (int64_t start = 0; start < tokens; start += BLOCK) {
+        int64_t count = smaller(BLOCK, tokens - start);
+        Block b = {.m = m, .page_table = all->page_table + first * all->width, .width = all->width,
+                   .query = query + start * query_token, .query_token = query_token,
+                   .query_head = query_head, .parts = parts, .softmax = softmax,
+                   .output = output + start * heads * m->value_dim, .heads = heads,
+                   .splits = splits, .scale = scale};
+        for (int64_t t = 0; t < count; t++) {
+            while (starts[request + 1] - starts[0] <= start + t)
+                request++;
+            b.rows[t] = request;
+            b.seen[t] = lengths[request] - (starts[request + 1] - starts[0] - 1 - start - t);
+            if (t == 0 || b.rows[t] != b.rows[t - 1] || t - b.tile[b.tiles - 1] == together)
+                b.tile[b.tiles++] = t;
+        }
+        b.tile[b.tiles] = count;
+        spread(threads, splits * m->kv_heads * b.tiles, attend_piece, &b);
+        spread(threads, count, combine_token, &b);
+    }
 }
 
 void store_kv(

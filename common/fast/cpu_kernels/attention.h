@@ -28,12 +28,11 @@ typedef struct {
 
    query: [tokens, heads, key_dim], with strides query_token and query_head. parts: [BLOCK, heads,
    splits, value_dim] and softmax: [BLOCK, heads, splits] are space for intermediate results;
-   `splits` is the number of parts of the longest context. output: [tokens, heads, value_dim].
-   All threads of a parallel region call this. It returns when all of them are done. */
-void attend_pages(
+   `splits` is the number of parts of the longest context. output: [tokens, heads, value_dim]. */
+void paged_attention(
     const Memory *m, const BatchLayout *all, int64_t first, int64_t requests,
     const float *query, int64_t query_token, int64_t query_head, float *parts, Softmax *softmax,
-    float *output, int64_t heads, int64_t splits, float scale);
+    float *output, int64_t heads, int64_t splits, float scale, int threads);
 
 /* Write key [tokens, kv_heads, key_dim] and value [tokens, kv_heads, value_dim] to their slots.
    *_token, *_head: the strides of their tokens and heads. */

@@ -27,10 +27,8 @@ from ...hf.cache import cache_folder
 
 HERE = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
-# The loops run on the threads of the OpenMP library that torch has loaded. We compile for that
-# library and do not link another one: the threads of two libraries would compete for the cores.
 LANGUAGE = ["-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
-LANGUAGE += ["-fopenmp", "-fPIC", "-Wno-psabi"]
+LANGUAGE += ["-pthread", "-fopenmp-simd", "-fPIC", "-Wno-psabi"]
 FLAGS = [*LANGUAGE, "-O3", f"-march={MARCH}"]
 FAILURES = (OSError, ValueError, RuntimeError, subprocess.SubprocessError)
 logger = logging.getLogger(__name__)

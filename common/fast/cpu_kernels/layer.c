@@ -2,10 +2,12 @@
 
        x -> norm -> q, k, v -> rotate q, k | attention | -> o, + x -> norm -> gate, up -> down, + x
 
-   Each part is one parallel region. In a decode step, all layers with their attention are one
-   parallel region. The threads wait for each other after each operation. */
+   The caller's thread runs this code. Workers help it with the pieces of each operation. */
 #include "attention.h"
 #include "linear.h"
+#include "team.h"
+
+#define GRAIN 16 /* rows in a piece of a small operation: to share fewer takes longer than they do */
 
 typedef struct {
     const float *input_norm, *mlp_norm; /* [hidden] */
@@ -43,21 +45,41 @@ static void rotate(float *head, const float *cos, const float *sin, int64_t head
     }
 }
 
-/* to = the norms of `rows` rows of `from`, [rows, n]. */
-static void norm_all(
-    const float *from, const float *weight, double epsilon, int64_t n, float *to, int64_t rows)
+typedef struct {
+    const float *from, *weight;
+    double epsilon;
+    int64_t n;
+    float *to;
+    int64_t rows;
+} Norms;
+
+static void norm_piece(const void *args, int64_t piece)
 {
-#pragma omp for
-    for (int64_t r = 0; r < rows; r++)
-        rms_norm(from + r * n, weight, epsilon, n, to + r * n);
+    const Norms *a = args;
+    for (int64_t r = piece * GRAIN; r < smaller((piece + 1) * GRAIN, a->rows); r++)
+        rms_norm(a->from + r * a->n, a->weight, a->epsilon, a->n, a->to + r * a->n);
 }
 
-/* Normalize, if the model does so, and rotate the heads of q and k in h->qkv. */
-static void turn(const Layer *l, const Heads *h)
+/* to = the norms of `rows` rows of `from`, [rows, n]. */
+void norm_rows(
+    const float *from, const float *weight, double epsilon, int64_t n, float *to, int64_t rows,
+    int threads)
 {
-    int64_t dim = l->head_dim, rows = h->rows;
-#pragma omp for
-    for (int64_t r = 0; r < rows; r++)
+    spread(threads, (rows + GRAIN - 1) / GRAIN, norm_piece,
+           &(Norms){from, weight, epsilon, n, to, rows});
+}
+
+typedef struct {
+    const Layer *l;
+    const Heads *h;
+} Turns;
+
+static void turn_piece(const void *args, int64_t piece)
+{
+    const Layer *l = ((const Turns *)args)->l;
+    const Heads *h = ((const Turns *)args)->h;
+    int64_t dim = l->head_dim;
+    for (int64_t r = piece * GRAIN; r < smaller((piece + 1) * GRAIN, h->rows); r++)
         for (int64_t i = 0; i < l->heads + l->kv_heads; i++) {
             float *head = h->qkv + r * l->qkv.out + i * dim;
             const float *norm = i < l->heads ? l->q_norm : l->k_norm;
@@ -67,78 +89,54 @@ static void turn(const Layer *l, const Heads *h)
         }
 }
 
-/* Compute h->qkv. x: [rows, hidden], the input of the layer; space: [rows, hidden]. */
-static void before(const Layer *l, const Heads *h, const float *x, float *space)
+/* Normalize, if the model does so, and rotate the heads of q and k in h->qkv. */
+void turn_heads(const Layer *l, const Heads *h, int threads)
 {
-    norm_all(x, l->input_norm, l->epsilon, l->qkv.in, space, h->rows);
-    linear(&l->qkv, space, NULL, h->qkv, h->rows);
-    turn(l, h);
+    spread(threads, (h->rows + GRAIN - 1) / GRAIN, turn_piece, &(Turns){l, h});
+}
+
+/* Compute h->qkv. x: [rows, hidden], the input of the layer; space: [rows, hidden]. */
+void before_attention(const Layer *l, const Heads *h, const float *x, float *space, int threads)
+{
+    norm_rows(x, l->input_norm, l->epsilon, l->qkv.in, space, h->rows, threads);
+    linear(&l->qkv, space, NULL, h->qkv, h->rows, threads);
+    turn_heads(l, h, threads);
 }
 
 /* attended: [rows, heads * head_dim], the output of attention; x: [rows, hidden], the input of the
    layer; space: rows * (hidden + down.in) numbers; out: [rows, hidden], the output of the layer,
    which may be x. */
-static void after(
-    const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows)
-{
-    int64_t hidden = l->output.out;
-    float *normed = space, *gated = space + rows * hidden;
-    linear(&l->output, attended, x, out, rows);
-    norm_all(out, l->mlp_norm, l->epsilon, hidden, normed, rows);
-    gated_linear(&l->gate_up, normed, gated, rows);
-    linear(&l->down, gated, out, out, rows);
-}
-
-void before_attention(const Layer *l, const Heads *h, const float *x, float *space, int threads)
-{
-#pragma omp parallel num_threads(threads)
-    before(l, h, x, space);
-}
-
 void after_attention(
     const Layer *l, const float *attended, const float *x, float *space, float *out, int64_t rows,
     int threads)
 {
-#pragma omp parallel num_threads(threads)
-    after(l, attended, x, space, out, rows);
-}
-
-/* norm_all() and turn() with a parallel region of their own, for a layer in separate parts. */
-void norm_rows(
-    const float *from, const float *weight, double epsilon, int64_t n, float *to, int64_t rows,
-    int threads)
-{
-#pragma omp parallel num_threads(threads)
-    norm_all(from, weight, epsilon, n, to, rows);
-}
-
-void turn_heads(const Layer *l, const Heads *h, int threads)
-{
-#pragma omp parallel num_threads(threads)
-    turn(l, h);
+    int64_t hidden = l->output.out;
+    float *normed = space, *gated = space + rows * hidden;
+    linear(&l->output, attended, x, out, rows, threads);
+    norm_rows(out, l->mlp_norm, l->epsilon, hidden, normed, rows, threads);
+    gated_linear(&l->gate_up, normed, gated, rows, threads);
+    linear(&l->down, gated, out, out, rows, threads);
 }
 
 /* Compute `count` layers of a decode step: each row is the only query of its request.
 
    x: [rows, hidden], the input of the first layer, becomes the output of the last one. memories:
    the KV memory of each layer. attended: [rows, heads * head_dim]; space, parts and softmax: as in
-   after() and attend_pages(). */
+   after_attention() and paged_attention(). */
 void decode_layers(
     const Layer *const *layers, const Memory *memories, int64_t count, const Heads *h,
     const BatchLayout *requests, float *x, float *attended, float *space, float *parts,
     Softmax *softmax, int64_t splits, float scale, int threads)
 {
     int64_t rows = h->rows;
-#pragma omp parallel num_threads(threads)
     for (int64_t i = 0; i < count; i++) {
         const Layer *l = layers[i];
         int64_t dim = l->head_dim, token = l->qkv.out;
         const float *key = h->qkv + l->heads * dim, *value = key + l->kv_heads * dim;
-        before(l, h, x, space);
-#pragma omp single
+        before_attention(l, h, x, space, threads);
         store_kv(memories + i, key, token, dim, value, token, dim, requests->slots, rows);
-        attend_pages(memories + i, requests, 0, rows, h->qkv, token, dim, parts, softmax, attended,
-                     l->heads, splits, scale);
-        after(l, attended, x, space, x, rows);
+        paged_attention(memories + i, requests, 0, rows, h->qkv, token, dim, parts, softmax, attended,
+                     l->heads, splits, scale, threads);
+        after_attention(l, attended, x, space, x, rows, threads);
     }
 }

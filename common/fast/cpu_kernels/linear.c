@@ -15,6 +15,8 @@
    and the same bits in each format that stores the same numbers. */
 #include "linear.h"
 
+#include "team.h"
+
 /* The most inputs of a block, with few and with many tiles of rows: 4 and 18 kB, or 8 and 36 kB
    with AVX-512. With few tiles, the next block of the weight is prefetched at the speed of the
    memory, and must fit into the first cache beside this block. With many tiles, a deep block is
@@ -192,30 +194,45 @@ static inline void finish(
 
 static int64_t panels_of(const Weight *w) { return (w->out + PANEL - 1) / PANEL; }
 
-void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows)
+/* A chunk of the rows of a product. */
+typedef struct {
+    const Linear *l;
+    const float *x, *add;
+    float *out;
+    int64_t rows;
+} Chunk;
+
+/* A panel of linear(). */
+static void add_panel(const void *args, int64_t panel)
+{
+    const Chunk *c = args;
+    const Linear *l = c->l;
+    const Weight *w = l->weights;
+    int64_t before = 0; /* the outputs of the weights before w */
+    for (; panel >= panels_of(w); w++)
+        panel -= panels_of(w), before += w->out;
+    vec sums[CHUNK][2];
+    multiply_panel(w, panel, c->x, l->in, c->rows, sums);
+    int64_t first = before + panel * PANEL;
+    for (int64_t r = 0; r < c->rows; r++) {
+        int64_t at = r * l->out + first;
+        finish(sums[r], l->bias ? l->bias + first : NULL, c->add ? c->add + at : NULL, c->out + at,
+               w->out - panel * PANEL);
+    }
+}
+
+void linear(
+    const Linear *l, const float *x, const float *add, float *out, int64_t rows, int threads)
 {
     int64_t panels = 0;
     for (int64_t i = 0; i < l->count; i++)
         panels += panels_of(l->weights + i);
     for (int64_t start = 0; start < rows; start += CHUNK) {
-        int64_t count = smaller(CHUNK, rows - start);
-#pragma omp for schedule(static) nowait
-        for (int64_t index = 0; index < panels; index++) {
-            const Weight *w = l->weights;
-            int64_t panel = index, before = 0; /* the outputs of the weights before w */
-            for (; panel >= panels_of(w); w++)
-                panel -= panels_of(w), before += w->out;
-            vec sums[CHUNK][2];
-            multiply_panel(w, panel, x + start * l->in, l->in, count, sums);
-            int64_t first = before + panel * PANEL;
-            for (int64_t r = 0; r < count; r++) {
-                int64_t at = (start + r) * l->out + first;
-                finish(sums[r], l->bias ? l->bias + first : NULL, add ? add + at : NULL, out + at,
-                       w->out - panel * PANEL);
-            }
-        }
+        int64_t at = start * l->out;
+        Chunk chunk = {l, x + start * l->in, add ? add + at : NULL, out + at,
+                       smaller(CHUNK, rows - start)};
+        spread(threads, panels, add_panel, &chunk);
     }
-#pragma omp barrier
 }
 
 /* gated = silu(gate) * up, for `count` outputs of a row. */
@@ -225,27 +242,30 @@ static void activate(const float *gate, const float *up, float *gated, int64_t c
         gated[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
 
-void gated_linear(const Linear *l, const float *x, float *out, int64_t rows)
+/* A panel of gated_linear(). */
+static void gate_panel(const void *args, int64_t panel)
 {
-    int64_t width = l->out / 2;
-    for (int64_t start = 0; start < rows; start += CHUNK) {
-        int64_t count = smaller(CHUNK, rows - start);
-#pragma omp for schedule(static) nowait
-        for (int64_t panel = 0; panel < panels_of(l->weights); panel++) {
-            int64_t first = panel * PANEL, outputs = smaller(PANEL, width - first);
-            vec sums[2][CHUNK][2];
-            for (int i = 0; i < 2; i++) {
-                multiply_panel(l->weights + i, panel, x + start * l->in, l->in, count, sums[i]);
-                const float *bias = l->bias + i * width + first;
-                for (int64_t r = 0; l->bias && r < count; r++)
-                    finish(sums[i][r], bias, NULL, (float *)sums[i][r], outputs);
-            }
-            for (int64_t r = 0; r < count; r++)
-                activate((float *)sums[0][r], (float *)sums[1][r],
-                         out + (start + r) * width + first, outputs);
-        }
+    const Chunk *c = args;
+    const Linear *l = c->l;
+    int64_t width = l->out / 2, first = panel * PANEL, outputs = smaller(PANEL, width - first);
+    vec sums[2][CHUNK][2];
+    for (int i = 0; i < 2; i++) {
+        multiply_panel(l->weights + i, panel, c->x, l->in, c->rows, sums[i]);
+        const float *bias = l->bias + i * width + first;
+        for (int64_t r = 0; l->bias && r < c->rows; r++)
+            finish(sums[i][r], bias, NULL, (float *)sums[i][r], outputs);
     }
-#pragma omp barrier
+    for (int64_t r = 0; r < c->rows; r++)
+        activate((float *)sums[0][r], (float *)sums[1][r], c->out + r * width + first, outputs);
+}
+
+void gated_linear(const Linear *l, const float *x, float *out, int64_t rows, int threads)
+{
+    for (int64_t start = 0; start < rows; start += CHUNK) {
+        Chunk chunk = {l, x + start * l->in, NULL, out + start * (l->out / 2),
+                       smaller(CHUNK, rows - start)};
+        spread(threads, panels_of(l->weights), gate_panel, &chunk);
+    }
 }
 
 int panel_size(void) { return PANEL; }
@@ -253,37 +273,48 @@ int panel_size(void) { return PANEL; }
 /* The bytes of a panel of a weight with `in` inputs. */
 int64_t stored_bytes(int64_t format, int64_t in) { return panel_size_of(format, in); }
 
-/* linear() with its own parallel region. */
-void linear_alone(
-    const Linear *l, const float *x, const float *add, float *out, int64_t rows, int threads)
+typedef struct {
+    const float *both;
+    float *gated;
+    int64_t width;
+} Gates;
+
+static void activate_row(const void *args, int64_t row)
 {
-#pragma omp parallel num_threads(threads)
-    linear(l, x, add, out, rows);
+    const Gates *g = args;
+    const float *gate = g->both + 2 * row * g->width;
+    activate(gate, gate + g->width, g->gated + row * g->width, g->width);
 }
 
 /* gated [rows, width] = silu(gate) * up. both: [rows, 2 * width], the outputs of gate and of up. */
 void activate_rows(const float *both, float *gated, int64_t width, int64_t rows, int threads)
 {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *gate = both + 2 * r * width;
-        activate(gate, gate + width, gated + r * width, width);
+    spread(threads, rows, activate_row, &(Gates){both, gated, width});
+}
+
+typedef struct {
+    const Weight *w;
+    int64_t in;
+    const int64_t *ids;
+    float *out;
+} Taken;
+
+static void take_row(const void *args, int64_t row)
+{
+    const Taken *t = args;
+    const uint8_t *panel = t->w->data + t->ids[row] / PANEL * panel_size_of(t->w->format, t->in);
+    float floats[SHALLOW * PANEL];
+    for (int64_t i = 0; i < t->in; i += SHALLOW) {
+        int64_t depth = smaller(SHALLOW, t->in - i);
+        unpack(t->w->format, panel, i, depth, floats);
+        for (int64_t k = 0; k < depth; k++)
+            t->out[row * t->in + i + k] = floats[k * PANEL + t->ids[row] % PANEL];
     }
 }
 
 /* out [count, in] = the rows `ids` of a weight, for an embedding. */
-void take_rows(const Weight *w, int64_t in, const int64_t *ids, int64_t count, float *out, int threads)
+void take_rows(
+    const Weight *w, int64_t in, const int64_t *ids, int64_t count, float *out, int threads)
 {
-    int64_t size = panel_size_of(w->format, in);
-#pragma omp parallel for num_threads(threads)
-    for (int64_t row = 0; row < count; row++) {
-        const uint8_t *panel = w->data + ids[row] / PANEL * size;
-        float floats[SHALLOW * PANEL];
-        for (int64_t i = 0; i < in; i += SHALLOW) {
-            int64_t depth = smaller(SHALLOW, in - i);
-            unpack(w->format, panel, i, depth, floats);
-            for (int64_t k = 0; k < depth; k++)
-                out[row * in + i + k] = floats[k * PANEL + ids[row] % PANEL];
-        }
-    }
+    spread(threads, count, take_row, &(Taken){w, in, ids, out});
 }

@@ -18,10 +18,10 @@ typedef struct {
     Weight weights[PARTS];
 } Linear;
 
-/* out [rows, out] = x [rows, in] times the weights, + bias, + add [rows, out] unless add is NULL.
-   All threads of a parallel region call this. It returns when all of them are done. */
-void linear(const Linear *l, const float *x, const float *add, float *out, int64_t rows);
+/* out [rows, out] = x [rows, in] times the weights, + bias, + add [rows, out] unless add is NULL. */
+void linear(
+    const Linear *l, const float *x, const float *add, float *out, int64_t rows, int threads);
 
 /* out [rows, width] = silu(gate) * up. The product has two weights, of gate and of up, both of
-   `width` outputs. All threads of a parallel region call this. */
-void gated_linear(const Linear *l, const float *x, float *out, int64_t rows);
+   `width` outputs. */
+void gated_linear(const Linear *l, const float *x, float *out, int64_t rows, int threads);

@@ -1,4 +1,24 @@
+#include "team.h"
 #include "vector.h"
+
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t stride;
+    const int64_t *slots, *ranks;
+    const float *a, *b;
+    int64_t in, out, rank;
+} Adapters;
+
+static void add_to_row(const void *args, int64_t r)
+{
+    const Adapters *t = args;
+    int64_t slot = t->slots[r];
+    const float *down = t->a + slot * t->rank * t->in, *up = t->b + slot * t->rank * t->out;
+    for (int64_t k = 0; k < t->ranks[slot]; k++)
+        add_scaled(t->y + r * t->stride, up + k * t->out,
+                   dot(down + k * t->in, t->x + r * t->in, t->in), t->out);
+}
 
 /* y += x * A^T * B for each row, with the matrices of the row's slot: the product of a low-rank
    adapter (LoRA). x: [rows, in]; y: rows of `out` numbers, `stride` numbers apart; slots: [rows];
@@ -9,10 +29,6 @@ void add_low_rank(
     const float *a, const float *b, int64_t in, int64_t out, int64_t rank, int64_t rows,
     int threads)
 {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *down = a + slots[r] * rank * in, *up = b + slots[r] * rank * out;
-        for (int64_t k = 0; k < ranks[slots[r]]; k++)
-            add_scaled(y + r * stride, up + k * out, dot(down + k * in, x + r * in, in), out);
-    }
+    spread(threads, rows, add_to_row,
+           &(Adapters){x, y, stride, slots, ranks, a, b, in, out, rank});
 }

@@ -17,6 +17,7 @@ SIGNATURES = {
     "norm_rows": (POINTER, POINTER, ctypes.c_double, SIZE, POINTER, SIZE, ctypes.c_int),
     "turn_heads": (POINTER, POINTER, ctypes.c_int),
     "activate_rows": (POINTER, POINTER, SIZE, SIZE, ctypes.c_int),
+    "argmax_rows": (POINTER, SIZE, SIZE, POINTER, ctypes.c_int),
     "add_low_rank": (
         POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 4, ctypes.c_int,
     ),
@@ -61,6 +62,15 @@ class RowKernels:
         self.library.activate_rows(
             both.data_ptr(), out.data_ptr(), width, out.numel() // width, torch.get_num_threads()
         )
+        return out
+
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the index of the largest number in each row, as torch's `argmax`. x: [B, V]."""
+        rows, width = checked(x).shape
+        if width == 0:
+            raise ValueError("a row without numbers has no largest one")
+        x, out = x.contiguous(), torch.empty(rows, dtype=torch.int64)
+        self.library.argmax_rows(x.data_ptr(), width, rows, out.data_ptr(), torch.get_num_threads())
         return out
 
     def add_low_rank(

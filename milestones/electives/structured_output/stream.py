@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 
-from common.fast import release_threads
 from common.tracing.event_clock import EventClock
 
 Work = Callable[[], None]
@@ -129,7 +128,6 @@ class ThreadStream(ForwardStream):
     def launch(self, work: Work, is_forward: bool = True) -> ThreadEvent:
         if self.thread.ident is None:
             self.thread.start()
-        release_threads()
         self.last = ThreadEvent()
         self.last.is_forward = is_forward
         self.input_queue.put((work, self.last))

@@ -54,8 +54,7 @@ class StepBuffers:
 
     def __init__(self, device: torch.device, size: int = 1 << 16) -> None:
         self.device = device
-        self.memory = self._allocate(size)
-        self.used = 0  # bytes
+        self._allocate(size)
         self.pack: Pack | None = None  # of the uploads to send together
         self.in_use: Event | None = None  # set when the step that uses the memory completes
 
@@ -67,7 +66,7 @@ class StepBuffers:
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a host tensor on the device, for this step. The host does not wait."""
-        staged = self._take(tensor.dtype, tensor.shape)
+        staged = self._take(tensor)
         staged.copy_(tensor)
         if self.pack is not None:
             return self.pack.twin_of(staged, self.memory)
@@ -86,17 +85,22 @@ class StepBuffers:
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         """Start to copy a device tensor to the host. Return the host tensor, without waiting."""
-        staged = self._take(tensor.dtype, tensor.shape)
-        return staged.copy_(tensor, non_blocking=True)
+        return self._take(tensor).copy_(tensor, non_blocking=True)
 
-    def _take(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+    def _take(self, like: torch.Tensor) -> torch.Tensor:
         """Return the next free piece of the memory, or of a larger one if it is full."""
-        size = dtype.itemsize * shape.numel()
+        dtype, shape, size = like.dtype, like.shape, like.nbytes
         if self.used + size > self.memory.nbytes:  # earlier pieces keep the old memory alive
-            self.memory, self.used = self._allocate(2 * (self.used + size)), 0
-        piece = self.memory[self.used : self.used + size]
+            self._allocate(2 * (self.used + size))
+        if dtype not in self.views:
+            self.views[dtype] = self.memory.view(dtype)
+        start = self.used // dtype.itemsize
         self.used += -(-size // ALIGNMENT) * ALIGNMENT
-        return piece.view(dtype).view(shape)
+        # One operation of torch: a slice and two views would take twice as long.
+        return self.views[dtype].as_strided(shape, like.contiguous().stride(), start)
 
-    def _allocate(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+    def _allocate(self, size: int) -> None:
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        self.views: dict[torch.dtype, torch.Tensor] = {}  # of the memory
+        self.used = 0  # bytes

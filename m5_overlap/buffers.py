@@ -93,7 +93,8 @@ class StepBuffers:
         if self.used + size > self.memory.nbytes:  # earlier pieces keep the old memory alive
             self._allocate(2 * (self.used + size))
         if dtype not in self.views:
-            self.views[dtype] = self.memory.view(dtype)
+            with torch.inference_mode(False):  # it is also used outside of this mode
+                self.views[dtype] = self.memory.view(dtype)
         start = self.used // dtype.itemsize
         self.used += -(-size // ALIGNMENT) * ALIGNMENT
         # One operation of torch: a slice and two views would take twice as long.
@@ -101,6 +102,8 @@ class StepBuffers:
 
     def _allocate(self, size: int) -> None:
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        with torch.inference_mode(False):
+            pinned = self.device.type == "cuda"
+            self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         self.views: dict[torch.dtype, torch.Tensor] = {}  # of the memory
         self.used = 0  # bytes

@@ -58,8 +58,9 @@ def test_the_table_of_host_times_is_of_the_recorded_run() -> None:
     recorded = json.loads((DOCS / "results/host_time.json").read_text(encoding="utf-8"))
     shown = {row["running"]: row for row in table(handout("m5_overlap"), "| running |")}
     assert list(shown) == [str(size) for size in SIZES]
-    assert len(recorded["microseconds"]) == len(MILESTONES) * len(SIZES)
-    for run in recorded["microseconds"]:
+    paused = [run for run in recorded["microseconds"] if run["pause_ms"]]
+    assert len(paused) == len(MILESTONES) * len(SIZES)
+    for run in paused:
         row = shown[str(run["num_running"])]
         for what in ("host", "gap"):
             column = f"{run['milestone'][:2]} {what}"

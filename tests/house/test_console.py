@@ -39,10 +39,9 @@ def test_gpu_checks_engine_part(milestone: str) -> None:
 def test_host_time_of_a_milestone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Host time is measured, and the function that measures it is removed again."""
     monkeypatch.setattr(host_time, "STEPS", 8)
-    monkeypatch.setattr(host_time, "EMULATED_FORWARD_MS", 3.0)
     runner = importlib.import_module(f"{name}.model_runner")
     before = runner.sample
-    measured = host_time.measure(name, 2)
+    measured = host_time.measure(name, 2, pause_ms=3)
     assert measured.host > 0 and measured.gap > 0 and measured.cpu > 0
     assert runner.sample is before
 

@@ -375,6 +375,15 @@ def test_uploads_are_sent_in_one_copy(module_of: ModuleOf) -> None:
 
 
 @pytest.mark.since("m5_overlap")
+def test_buffers_first_used_in_inference_mode_are_usable_outside(module_of: ModuleOf) -> None:
+    buffers = module_of("buffers").StepBuffers(torch.device("cpu"), 64)
+    numbers = torch.arange(20)
+    with torch.inference_mode():
+        buffers.upload(numbers)  # the memory is too small, and a larger one replaces it
+    assert torch.equal(buffers.upload(numbers), numbers)
+
+
+@pytest.mark.since("m5_overlap")
 def test_a_launch_sends_its_inputs_once(
     milestone: str, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

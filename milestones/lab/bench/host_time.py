@@ -7,9 +7,10 @@ the time between two such spans. It is the critical path of the host: a GPU woul
 read. Other programs on the machine disturb it less than they disturb the time on a clock.
 
 The measured steps are decode steps of greedy requests, with text. No forward is computed: it gives
-each request a letter at once, and in m5_overlap it then sleeps, as if another processor computed
-it. On one CPU, the host and a real forward would compete for the same cores, caches and Python
-lock.
+each request a letter. On one CPU, the host and a real forward would compete for the same cores,
+caches and Python lock. In half of the measurements, the forward returns at once. In the other half
+it sleeps first, in all milestones, as if another processor computed it. A host that has waited is
+slower: its core and its caches are cold.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SIZES = (1, 16, 64, 256)
 PROMPT_TOKENS = 20
 STEPS = 100
 WARM_UP_STEPS = 10
-EMULATED_FORWARD_MS = 10.0  # longer than the host needs
+PAUSES_MS = (0, 10)  # the second one is longer than the host needs
 FIRST_LETTER = 64  # the token of "a" in the tiny models
 
 
@@ -50,6 +51,7 @@ class HostTime:
 
     milestone: str
     num_running: int
+    pause_ms: int  # the time that a forward sleeps
     host: float  # time of the host per step, without waiting for the forward
     gap: float  # from the end of a forward to the beginning of the next
     # Thread CPU time of the host, outside the forward: the first decile, because a disturbed step
@@ -57,13 +59,12 @@ class HostTime:
     cpu: float
 
 
-def measure(milestone: str, num_running: int) -> HostTime:
+def measure(milestone: str, num_running: int, pause_ms: int) -> HostTime:
     """Measure decode steps with a constant number of running requests."""
     overlaps = at_least(milestone, "m5_overlap")
     config = EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=num_running, max_num_batched_tokens=8192,
         num_pages=num_running * 10, seed=0,
-        emulated_forward_ms=EMULATED_FORWARD_MS if overlaps else 0.0,
     )  # fmt: skip
     with importlib.import_module(milestone).LLMEngine(config) as engine, ExitStack() as undo:
         params = SamplingParams(
@@ -71,7 +72,7 @@ def measure(milestone: str, num_running: int) -> HostTime:
         )
         for i in range(num_running):
             engine.add_request([(7 * i + j) % 250 for j in range(PROMPT_TOKENS)], params)
-        _give_letters(engine.core.runner, num_running)
+        _give_letters(engine.core.runner, num_running, pause_ms / 1000)
         forwards = (
             engine.core.runner.stream.spans if overlaps else _forwards(milestone, engine, undo)
         )
@@ -93,7 +94,8 @@ def measure(milestone: str, num_running: int) -> HostTime:
     if not overlaps:
         cpu = [c - (f[1] - f[0]) for c, f in zip(cpu, in_forwards, strict=True)]
     least = quantiles(cpu[chosen], n=10)[0]
-    return HostTime(milestone, num_running, 1e6 * median(host), 1e6 * median(gaps), 1e6 * least)
+    micros = (1e6 * median(host), 1e6 * median(gaps), 1e6 * least)
+    return HostTime(milestone, num_running, pause_ms, *micros)
 
 
 def _read(outputs: list[RequestOutput]) -> None:
@@ -141,13 +143,15 @@ def _forwards(
     return spans
 
 
-def _give_letters(runner: Any, num_running: int) -> None:
-    """Replace the forward: it returns logits at once, with which each request gets a letter."""
+def _give_letters(runner: Any, num_running: int, pause: float) -> None:
+    """Replace the forward: it sleeps, and returns logits with which each request gets a letter."""
     logits = torch.zeros(num_running, runner.model.config.vocab_size)
     rows = torch.arange(num_running)
     logits[rows, FIRST_LETTER + rows % 26] = 1.0
 
     def forward(inputs: Any) -> torch.Tensor:
+        if pause:
+            time.sleep(pause)
         return logits[: len(inputs.logits_indices)]
 
     runner.forward = forward
@@ -162,17 +166,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure and report."""
-    table = summary_table(
-        f"microseconds per step, outside the forward · {machine()}",
-        "running",
-        *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap", "cpu")),
-    )  # fmt: skip
     rows: list[HostTime] = []
-    for size in SIZES:
-        measured = [measure(name, size) for name in MILESTONES]
-        rows += measured
-        table.add_row(str(size), *(f"{x:.0f}" for m in measured for x in (m.host, m.gap, m.cpu)))
-    Console().print(table)
+    for pause_ms in PAUSES_MS:
+        forwards = (
+            f"forwards that sleep {pause_ms} ms" if pause_ms else "forwards without a pause"
+        )
+        table = summary_table(
+            f"microseconds per step, outside the forward, {forwards} · {machine()}", "running",
+            *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap", "cpu")),
+        )  # fmt: skip
+        for size in SIZES:
+            measured = [measure(name, size, pause_ms) for name in MILESTONES]
+            rows += measured
+            figures = (f"{x:.0f}" for m in measured for x in (m.host, m.gap, m.cpu))
+            table.add_row(str(size), *figures)
+        Console().print(table)
     if args.json:
         figures = {"machine": machine(), "microseconds": [asdict(row) for row in rows]}
         recording.write(args.json, figures)

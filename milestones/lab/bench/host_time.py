@@ -168,9 +168,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure and report."""
     rows: list[HostTime] = []
     for pause_ms in PAUSES_MS:
-        forwards = (
-            f"forwards that sleep {pause_ms} ms" if pause_ms else "forwards without a pause"
-        )
+        forwards = f"forwards that sleep {pause_ms} ms" if pause_ms else "forwards without a pause"
         table = summary_table(
             f"microseconds per step, outside the forward, {forwards} · {machine()}", "running",
             *(f"{name[:2]} {what}" for name in MILESTONES for what in ("host", "gap", "cpu")),

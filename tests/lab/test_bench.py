@@ -18,8 +18,10 @@ from common import EMBEDDED_MODEL
 from common.displays.demo import machine
 from common.displays.workload import Driver, Workload, WorkloadResult, run
 from milestones.lab.bench import command as bench
-from milestones.lab.bench import curves, engines, piped, report, workloads
+from milestones.lab.bench import curves, engines, report, workloads
 from milestones.lab.bench.engines import BenchEngine, PipedEngine, Summary
+from milestones.lab.bench.peers import with_llama, with_openvino, with_vllm
+from milestones.lab.bench.peers.serve import serve_in_steps
 from milestones.lab.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
 
@@ -263,7 +265,7 @@ def test_the_floor_of_a_run() -> None:
 
 
 def test_a_piped_engine_answers_line_by_line(tmp_path: Path) -> None:
-    """A program with the protocol of `piped.py` stands in for it. If it ends, that is an error.
+    """A program with the protocol of `serve.py` stands in for it. If it ends, that is an error.
 
     The fake's tokens say how many workloads its process got before. An engine that forgets keeps
     its process: two warm-ups and a workload come before the second one. Otherwise each workload has
@@ -284,7 +286,7 @@ def test_a_piped_engine_answers_line_by_line(tmp_path: Path) -> None:
         assert engine.run(Workload([[1]], [4])).token_ids == [[second] * 4]
         engine.close()
     gone = PipedEngine("llama", Path("/bin/true"), lambda: "anywhere", forgets=False)
-    with pytest.raises(RuntimeError, match=r"llama ended; to see why: /bin/true .*piped.py llama"):
+    with pytest.raises(RuntimeError, match=r"llama ended; to see why: /bin/true .*serve.py llama"):
         gone.run(Workload([[1]], [4]))
 
 
@@ -296,7 +298,7 @@ def test_llama_cpp_reads_gguf_files() -> None:
 
 
 class FakeLlama:
-    """The part of llama.cpp's server that `piped.py` uses: one token per chunk, then an end.
+    """The part of llama.cpp's server that `with_llama.py` uses: one token per chunk, then an end.
 
     Like the real server, it sends no chunk for a token that ends inside a character. Here this is
     every second token.
@@ -315,15 +317,15 @@ class FakeLlama:
 
 def test_what_llama_cpp_tells_is_counted() -> None:
     work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [], [[[9]], []])
-    result = WorkloadResult(**piped.serve_with_llama(FakeLlama(), asdict(work)))
+    result = WorkloadResult(**with_llama.serve_with_llama(FakeLlama(), asdict(work)))
     assert result.token_ids == [[3, 0, 3, 0], [8, 0, 8, 0], [1, 0, 1]], "turn 2 follows turn 1"
     assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
     with pytest.raises(RuntimeError, match="an empty prompt"):
-        piped.serve_with_llama(FakeLlama(), asdict(Workload([[]], [1])))
+        with_llama.serve_with_llama(FakeLlama(), asdict(Workload([[]], [1])))
 
 
 class FakeVllm:
-    """The part of vLLM's engine that `piped.py` uses: one token for each request in a step."""
+    """The part of vLLM's engine that `with_vllm.py` uses: one token for each request in a step."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[int, int, list[int]]] = {}
@@ -347,10 +349,41 @@ class FakeVllm:
 def test_what_vllm_tells_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [0.0, 0.02], [[[9]], []])
-    result = WorkloadResult(**piped.serve_with_vllm(FakeVllm(), asdict(work)))
+    result = WorkloadResult(**serve_in_steps(with_vllm.Engine(FakeVllm()), asdict(work)))
     assert sorted(result.token_ids) == [[1] * 3, [3] * 4, [8] * 4], "turn 2 follows turn 1"
     assert len(result.first_token_seconds) == 3 and len(result.inter_token_seconds) == 3 + 3 + 2
     assert result.seconds >= 0.02, "the second user comes later"
+
+
+class FakePipeline:
+    """The part of OpenVINO GenAI that `with_openvino.py` uses: one token for each request."""
+
+    def __init__(self) -> None:
+        self.running: list[Any] = []
+
+    def add_request(self, number: int, ids: Any, config: Any) -> Any:
+        assert config.ignore_eos and not config.do_sample
+        [prompt] = ids.tolist()
+        handle = SimpleNamespace(new=[], left=config.max_new_tokens, token=len(prompt))
+        handle.can_read = lambda: bool(handle.new)
+        handle.read = lambda: {0: SimpleNamespace(generated_ids=[handle.new.pop()])}
+        self.running.append(handle)
+        return handle
+
+    def step(self) -> None:
+        for handle in self.running:
+            handle.new.append(handle.token)
+            handle.left -= 1
+        self.running = [handle for handle in self.running if handle.left]
+
+
+def test_what_openvino_tells_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = SimpleNamespace(GenerationConfig=SimpleNamespace, Tensor=lambda array: array)
+    for name in ("openvino", "openvino_genai"):
+        monkeypatch.setitem(sys.modules, name, given)
+    work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [], [[[9]], []])
+    served = serve_in_steps(with_openvino.Engine(FakePipeline()), asdict(work))
+    assert sorted(served["token_ids"]) == [[1] * 3, [3] * 4, [8] * 4], "turn 2 follows turn 1"
 
 
 def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure llama.cpp: the Python of an environment that has xllamacpp and gguf",
     )  # fmt: skip
     parser.add_argument(
+        "--openvino-python", type=Path, metavar="PATH",
+        help="also measure OpenVINO GenAI: the Python of an environment that has openvino-genai",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path,
         help="write all measurements to this file; its entries for other workloads are kept",
     )  # fmt: skip
@@ -66,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     console = wide_console()
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
-    measured = all_engines(args.model, args.vllm_python, args.llama_python)
+    measured = all_engines(args.model, args.vllm_python, args.llama_python, args.openvino_python)
     if args.engines:
         known = {engine.name: engine for engine in (*measured, *map(of_tree, electives()))}
         chosen = args.engines.split(",")

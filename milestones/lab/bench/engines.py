@@ -1,4 +1,4 @@
-"""The engines that the bench measures: milestones, Hugging Face, vLLM and llama.cpp.
+"""The engines that the bench measures: milestones, Hugging Face, and other engines.
 
 `python -m milestones.lab.bench.engines hf-static` serves a workload with an engine of Hugging Face.
 These engines support neither arrivals nor turns. All requests of a turn are present when the turn
@@ -29,7 +29,7 @@ from ...chain import milestones, package
 
 HF_PAGE_SIZE = 32
 SECONDS_TO_END = 10.0
-PIPED = Path(__file__).with_name("piped.py")
+SERVE = Path(__file__).parent / "peers/serve.py"
 
 Generate = Callable[[LoadedModel, list[list[int]], list[int], float], list[list[int]]]
 
@@ -96,9 +96,9 @@ class PipedEngine(BenchEngine):
         self, name: str, python: Path, model: Callable[[], Path | str], *, forgets: bool,
         options: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        """model: returns the model for `piped.py`; called when a process starts. forgets: the cache
+        """model: returns the model for `serve.py`; called when a process starts. forgets: the cache
         is empty after each workload, so the process can stay (a start may take minutes)."""
-        super().__init__(name, (str(python), str(PIPED), name.partition("-")[0]))
+        super().__init__(name, (str(python), str(SERVE), name.partition("-")[0]))
         self.model, self.forgets, self.options = model, forgets, options
         self._process: subprocess.Popen[str] | None = None
 
@@ -145,9 +145,9 @@ def folder_or_id(model: str) -> Path | str:
 
 
 def gguf_file(model: str) -> Path | str:
-    """Return the model as llama.cpp reads it. Raises `ValueError` if it is not a `.gguf` file."""
+    """Return the model as one file. Raises `ValueError` if it is not a `.gguf` file."""
     if not is_embedded(model) and not model.endswith(".gguf"):
-        raise ValueError(f"llama.cpp reads .gguf files, not {model!r}")
+        raise ValueError(f"llama.cpp and OpenVINO GenAI read .gguf files, not {model!r}")
     return embedded_gguf() if is_embedded(model) else model
 
 
@@ -157,7 +157,10 @@ def of_tree(name: str) -> BenchEngine:
 
 
 def all_engines(
-    model: str, vllm_python: Path | None = None, llama_python: Path | None = None
+    model: str,
+    vllm_python: Path | None = None,
+    llama_python: Path | None = None,
+    openvino_python: Path | None = None,
 ) -> list[BenchEngine]:
     """Return every milestone of the tree, and then the other engines."""
     found = [
@@ -166,10 +169,15 @@ def all_engines(
     ]
     if vllm_python:
         found.append(PipedEngine("vllm", vllm_python, lambda: folder_or_id(model), forgets=True))
-    if llama_python:
-        for name, options in (("llama", ("--float32",)), ("llama-stored", ())):
-            gguf = partial(gguf_file, model)
-            found.append(PipedEngine(name, llama_python, gguf, forgets=False, options=options))
+    gguf = partial(gguf_file, model)
+    for python, name, *options in (
+        (llama_python, "llama", "--float32"),
+        (llama_python, "llama-stored"),
+        (openvino_python, "openvino"),
+        (openvino_python, "openvino-float32", "--float32"),
+    ):
+        if python:
+            found.append(PipedEngine(name, python, gguf, forgets=False, options=tuple(options)))
     return found
 
 

@@ -22,6 +22,7 @@ from .agents import conversations
 from .both_loops import compare_emulated, compare_real
 from .lanes import LivePanels
 
+EMULATED_MS = 3.0  # a decode step of a small model on a GPU
 MILESTONES = ("m1_single", "m2_continuous", "m3_paged", "m4_radix", "m5_overlap")
 FIGURES: dict[str, Figure] = {  # of the milestones
     "cache hit rate": lambda r: f"{r.hit_rate:.0%}",
@@ -35,8 +36,9 @@ def arguments() -> Namespace:
     """Return what the command line asks for."""
     result = parser("Steps that overlap.", requests=12, max_tokens=24)
     result.add_argument(
-        "--emulate", type=_milliseconds, default=0.0, metavar="MS",
-        help="on a CPU: the time of a forward on the emulated device; 0: the time measured here",
+        "--emulate", type=_milliseconds, metavar="MS",
+        help="on a CPU: the time of a forward on the emulated device; 0: the time measured here "
+        f"(default: {EMULATED_MS:g}, as short as a GPU's)",
     )  # fmt: skip
     result.add_argument("--ladder", action="store_true", help="compare all milestones")
     return result.parse_args()
@@ -49,7 +51,7 @@ def main() -> None:
     config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
         on_gpu = runs_on_gpu(engine)
-        if on_gpu and args.emulate:
+        if on_gpu and args.emulate is not None:
             raise SystemExit("--emulate is for CPUs: on a GPU, the demo measures real forwards")
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
@@ -58,7 +60,8 @@ def main() -> None:
         workload = workload_of(engine, prompts, args)
         real = compare_real(workload, engine.loaded, on_gpu, console)
         if not on_gpu:
-            compare_emulated(workload, engine.loaded, real["serial"], args.emulate, console)
+            emulated_ms = EMULATED_MS if args.emulate is None else args.emulate
+            compare_emulated(workload, engine.loaded, real["serial"], emulated_ms, console)
     if args.ladder:
         results = run_milestones(dict.fromkeys(MILESTONES, workload), console)
         short = {name.partition("_")[0]: result for name, result in results.items()}

@@ -57,12 +57,12 @@ def compare_emulated(
     """
     recording = Recording(workload, real.result)
     forward_ms = milliseconds or round(1e3 * mean(real.result.forward_seconds), 2)
-    reason = "--emulate" if milliseconds else "the mean of the serial loop above"
+    how = "--emulate sets this time" if milliseconds else "the mean of the serial loop above"
     headline(console, "Emulated: the same requests on a device beside this CPU")
     say(
         console,
         "Real: all work of the host. Emulated: the device.",
-        f"A forward computes nothing. It sleeps until {forward_ms:g} ms are over ({reason}), and "
+        f"A forward computes nothing. It sleeps until {forward_ms:g} ms are over ({how}), and "
         "returns the tokens that the serial loop gave above. Sleeping uses no core: the host has "
         "the whole CPU, as it would beside a GPU.",
     )

@@ -58,8 +58,10 @@ def no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_engines_are_there() -> None:
-    names = [engine.name for engine in engines.all_engines("any", Path("p"), Path("p"))]
-    assert names == [*MILESTONES, "hf-static", "hf-batch", "vllm", "llama", "llama-stored"]
+    pythons = dict.fromkeys(("vllm", "llama", "openvino"), Path("p"))
+    names = [engine.name for engine in engines.all_engines("any", **pythons)]
+    others = ["hf-static", "hf-batch", "vllm", "llama", "llama-stored", "openvino"]
+    assert names == [*MILESTONES, *others, "openvino-float32"]
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
@@ -182,7 +184,7 @@ def test_what_is_cut_short_is_kept(
 ) -> None:
     file = tmp_path / "bench.json"
     interrupted = Quick("b", 2, KeyboardInterrupt())
-    monkeypatch.setattr(bench, "all_engines", lambda *_: [Quick("a"), interrupted])
+    monkeypatch.setattr(bench, "all_engines", lambda *_, **__: [Quick("a"), interrupted])
     assert run_bench("--model", "tiny-llama", "--json", file) == 0
     engines = json.loads(file.read_text())["engines"]
     assert set(engines["a"]) == {"alone", "batch"} and set(engines["b"]) == {"alone"}
@@ -196,7 +198,7 @@ def test_an_engine_that_fails_is_left_out_and_the_others_go_on(
     file, whole = tmp_path / "bench.json", Quick("b")
     broken = Quick("a", 2, ValueError("a reads other models"))
     gone = PipedEngine("llama", tmp_path / "no such python", lambda: "anywhere", forgets=False)
-    monkeypatch.setattr(bench, "all_engines", lambda *_: [broken, gone, whole])
+    monkeypatch.setattr(bench, "all_engines", lambda *_, **__: [broken, gone, whole])
     assert run_bench("--model", "tiny-llama", "--json", file, "--rounds", 2) == 1
     engines, shown = json.loads(file.read_text())["engines"], capsys.readouterr().out
     assert set(engines["a"]) == {"alone"} and set(engines["b"]) == {"alone", "batch"}
@@ -210,7 +212,7 @@ def test_another_workload_stands_beside_what_was_measured_before(
     file = tmp_path / "bench.json"
 
     def measure(*names: str, workload: str) -> Any:
-        monkeypatch.setattr(bench, "all_engines", lambda *_: [Quick(name) for name in names])
+        monkeypatch.setattr(bench, "all_engines", lambda *_, **__: [Quick(name) for name in names])
         arguments = ["--model", "tiny-llama", "--rounds", 1, "--workload", workload]
         assert run_bench(*arguments, "--json", file) == 0
         document = json.loads(file.read_text())

@@ -70,7 +70,9 @@ def main(args: argparse.Namespace) -> int:
     console = wide_console()
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
-    measured = all_engines(args.model, args.vllm_python, args.llama_python, args.openvino_python)
+    measured = all_engines(
+        args.model, vllm=args.vllm_python, llama=args.llama_python, openvino=args.openvino_python
+    )
     if args.engines:
         known = {engine.name: engine for engine in (*measured, *map(of_tree, electives()))}
         chosen = args.engines.split(",")

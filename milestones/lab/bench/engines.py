@@ -1,8 +1,8 @@
 """The engines that the bench measures: milestones, Hugging Face, and other engines.
 
 `python -m milestones.lab.bench.engines hf-static` serves a workload with an engine of Hugging Face.
-These engines support neither arrivals nor turns. All requests of a turn are present when the turn
-starts, which is an advantage for them.
+These engines support neither arrivals nor turns. All requests of a turn are there when it starts,
+which is an advantage for them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ...chain import milestones, package
 
 HF_PAGE_SIZE = 32
 SECONDS_TO_END = 10.0
+GGUF_ENGINES = {"llama": True, "llama-stored": False, "openvino": False, "openvino-float32": True}
 SERVE = Path(__file__).parent / "peers/serve.py"
 
 Generate = Callable[[LoadedModel, list[list[int]], list[int], float], list[list[int]]]
@@ -156,28 +157,20 @@ def of_tree(name: str) -> BenchEngine:
     return BenchEngine(name, ("common.displays.workload", package(name)))
 
 
-def all_engines(
-    model: str,
-    vllm_python: Path | None = None,
-    llama_python: Path | None = None,
-    openvino_python: Path | None = None,
-) -> list[BenchEngine]:
-    """Return every milestone of the tree, and then the other engines."""
-    found = [
-        *map(of_tree, milestones()),
-        *(BenchEngine(name, ("milestones.lab.bench.engines", name)) for name in HUGGING_FACE),
-    ]
-    if vllm_python:
-        found.append(PipedEngine("vllm", vllm_python, lambda: folder_or_id(model), forgets=True))
+def all_engines(model: str, **pythons: Path | None) -> list[BenchEngine]:
+    """Return every milestone of the tree, and then the other engines.
+
+    pythons: of the environments of vllm, llama and openvino; without one, the engine is left out.
+    """
+    found = [*map(of_tree, milestones())]
+    found += [BenchEngine(name, ("milestones.lab.bench.engines", name)) for name in HUGGING_FACE]
+    if python := pythons.get("vllm"):
+        found.append(PipedEngine("vllm", python, lambda: folder_or_id(model), forgets=True))
     gguf = partial(gguf_file, model)
-    for python, name, *options in (
-        (llama_python, "llama", "--float32"),
-        (llama_python, "llama-stored"),
-        (openvino_python, "openvino"),
-        (openvino_python, "openvino-float32", "--float32"),
-    ):
-        if python:
-            found.append(PipedEngine(name, python, gguf, forgets=False, options=tuple(options)))
+    for name, float32 in GGUF_ENGINES.items():
+        options = ("--float32",) if float32 else ()  # see the engine's file in peers/
+        if python := pythons.get(name.partition("-")[0]):
+            found.append(PipedEngine(name, python, gguf, forgets=False, options=options))
     return found
 
 

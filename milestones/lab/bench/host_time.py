@@ -176,8 +176,8 @@ def main(args: argparse.Namespace) -> int:
         for size in SIZES:
             measured = [measure(name, size, pause_ms) for name in MILESTONES]
             rows += measured
-            figures = (f"{x:.0f}" for m in measured for x in (m.host, m.gap, m.cpu))
-            table.add_row(str(size), *figures)
+            micros = (f"{x:.0f}" for m in measured for x in (m.host, m.gap, m.cpu))
+            table.add_row(str(size), *micros)
         Console().print(table)
     if args.json:
         figures = {"machine": machine(), "microseconds": [asdict(row) for row in rows]}

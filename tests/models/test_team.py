@@ -38,6 +38,14 @@ def test_each_piece_is_computed_once(compiled: Kernels) -> None:
     assert not wrong
 
 
+def test_more_pieces_than_a_share_can_count(compiled: Kernels) -> None:
+    """Long contexts have many parts: with 16 bits for each number, they are several jobs."""
+    count, seen = (1 << 16) + 1, list[int]()
+    piece = PIECE(lambda args, index: seen.append(index))
+    compiled.library.spread(2, ctypes.c_int64(count), piece, None)
+    assert sorted(seen) == list(range(count))
+
+
 @pytest.mark.skipif(kernels() is None, reason="no C compiler")
 def test_a_forked_process_starts_its_own_workers() -> None:
     """The workers of its parent do not exist in it, and one may have had a piece."""

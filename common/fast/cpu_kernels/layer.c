@@ -135,8 +135,8 @@ void decode_layers(
         const float *key = h->qkv + l->heads * dim, *value = key + l->kv_heads * dim;
         before_attention(l, h, x, space, threads);
         store_kv(memories + i, key, token, dim, value, token, dim, requests->slots, rows);
-        paged_attention(memories + i, requests, 0, rows, h->qkv, token, dim, parts, softmax, attended,
-                     l->heads, splits, scale, threads);
+        paged_attention(memories + i, requests, 0, rows, h->qkv, token, dim, parts, softmax,
+                        attended, l->heads, splits, scale, threads);
         after_attention(l, attended, x, space, x, rows, threads);
     }
 }

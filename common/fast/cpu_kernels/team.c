@@ -28,7 +28,7 @@
 #endif
 
 #define MOST 64           /* threads of a team */
-#define MOST_PIECES 65535 /* of a job: a share counts them in 16 bits */
+#define MOST_PIECES 65535 /* of a job: a share counts them in 16 bits. More are several jobs. */
 
 /* Times in nanoseconds. */
 #define SPIN 50000           /* the caller spins so long before it sleeps */
@@ -60,6 +60,7 @@ static struct {
     /* The job does not change while a piece of it is being computed. */
     Piece *piece;
     const void *args;
+    int64_t first; /* the index of its first piece */
     _Atomic int threads;
     _Atomic uint32_t job; /* counts the jobs */
 
@@ -196,7 +197,7 @@ static void compute(int self, uint32_t job)
     for (int k = 0; k < threads; k++) {
         int owner = (self + k) % threads;
         for (int64_t index; (index = take(team.shares + owner, job, k > 0)) >= 0;) {
-            team.piece(team.args, index);
+            team.piece(team.args, team.first + index);
             atomic_fetch_add(&team.shares[self].done, 1);
         }
     }
@@ -266,13 +267,14 @@ static void start_workers(int count)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-/* Compute a job with the team. */
-static void compute_together(int threads, int64_t count, Piece *piece, const void *args)
+/* Compute `count` pieces, from `first` on, with the team. */
+static void compute_together(
+    int threads, int64_t first, int64_t count, Piece *piece, const void *args)
 {
     uint32_t job = atomic_load(&team.job) + 1;
     if (team.started < threads - 1)
         start_workers(threads - 1);
-    team.piece = piece, team.args = args;
+    team.piece = piece, team.args = args, team.first = first;
     atomic_store(&team.threads, threads);
     for (int i = 0; i < threads; i++) {
         atomic_store(&team.shares[i].done, 0);
@@ -291,13 +293,15 @@ void spread(int threads, int64_t count, Piece *piece, const void *args)
     threads = threads < MOST ? threads : MOST;
     threads = threads < count ? threads : (int)count;
     /* If another thread has the team, this one computes alone. */
-    if (threads > 1 && count <= MOST_PIECES && !pthread_mutex_trylock(&team.caller)) {
+    if (threads > 1 && !pthread_mutex_trylock(&team.caller)) {
         int64_t time = now();
         if (time > team.looked_at + PERIOD)
             adapt(time);
         threads = threads < team.size ? threads : team.size;
-        if (threads > 1)
-            compute_together(threads, count, piece, args);
+        for (int64_t first = 0; threads > 1 && first < count; first += MOST_PIECES) {
+            int64_t left = count - first;
+            compute_together(threads, first, left < MOST_PIECES ? left : MOST_PIECES, piece, args);
+        }
         pthread_mutex_unlock(&team.caller);
         if (threads > 1)
             return;

@@ -48,7 +48,7 @@ class Engine:
             [output] = self.handles[name].read().values()
             new = list(output.generated_ids)
             self.left[name] -= len(new)
-            has_ended = self.left[name] == 0
+            has_ended = self.left[name] == 0  # the workloads ignore the token that ends a text
             if has_ended:
                 del self.handles[name]
             yield name, new, has_ended

@@ -65,6 +65,17 @@ def paged_prefill(
     return _kernels().paged_attention(query, keys, values, layout_of(meta), first, count, scale)
 
 
+def decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    requests: BatchLayout,
+    scale: float,
+) -> torch.Tensor:
+    """Attend with one query per request, [B, heads, head_dim], to memory that is not a KV pool."""
+    return _kernels().paged_attention(query, keys, values, requests, 0, requests.count, scale)
+
+
 @IdentityCache
 def layout_of(meta: PagedMetadata) -> BatchLayout:
     """Return the addresses that the kernels read. They are the same for all layers of a forward."""

@@ -2,8 +2,9 @@
 
 #include "vector.h"
 
-/* The KV memory of a layer: keys [kv_heads, slots, key_dim], values [kv_heads, slots,
-   value_dim]. */
+/* The KV memory of a layer. keys: [slots, key_dim] for each of kv_heads heads; values: [slots,
+   value_dim]. Heads are `slots` apart, and pages `page_size`: token i of page p has the slot
+   p * page_size + i. */
 typedef struct {
     float *keys, *values;
     int64_t kv_heads, slots, page_size, key_dim, value_dim;

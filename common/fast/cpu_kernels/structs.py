@@ -107,7 +107,10 @@ class Heads(ctypes.Structure):
 
 
 class Memory(ctypes.Structure):
-    """Keys and values of a layer as `attention.c` reads them."""
+    """Keys and values of a layer as `attention.c` reads them.
+
+    slots, page_size: how far heads and pages are apart, in tokens.
+    """
 
     _fields_ = (
         ("keys", POINTER), ("values", POINTER), ("kv_heads", SIZE), ("slots", SIZE),
@@ -116,12 +119,17 @@ class Memory(ctypes.Structure):
 
     @classmethod
     def of(cls, keys: torch.Tensor, values: torch.Tensor) -> Memory:
-        """keys, values: [kv_heads, pages, page_size, head_dim]."""
-        kv_heads, pages, page_size, key_dim = keys.shape
+        """keys, values: [kv_heads, pages, page_size, head_dim], each page contiguous in a head.
+
+        Raises `ValueError` if keys and values have different distances between pages or heads.
+        """
+        (kv_heads, *_, key_dim), value_dim = keys.shape, values.shape[-1]
+        slots, page_size = keys.stride(0) // key_dim, keys.stride(1) // key_dim
+        if values.stride()[:2] != (slots * value_dim, page_size * value_dim):
+            raise ValueError(f"keys have strides {keys.stride()}, but values {values.stride()}")
         return cls(
-            keys.data_ptr(), values.data_ptr(), kv_heads, pages * page_size, page_size, key_dim,
-            values.shape[-1],
-        )  # fmt: skip
+            keys.data_ptr(), values.data_ptr(), kv_heads, slots, page_size, key_dim, value_dim
+        )
 
 
 class Layers:

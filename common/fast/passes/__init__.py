@@ -14,7 +14,8 @@ a rotary embedding with another layout), the module keeps its own `forward`.
     rotary    rotate q and k together in three operations; on a GPU in one         everywhere
     gate      activation(gate) * up in one kernel                                  CUDA
     layer     a decoder layer with merged products as one function; in C if        everywhere
-              `pack` found a compiler; on a GPU with fused kernels
+              `pack` found a compiler, also its attention to a Hugging Face
+              cache; on a GPU with fused kernels
     last      after the attention of the last layer, compute only the tokens       CPU
               that need logits
     decode    all layers of a decode step as one call of C                         CPU

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ..cpu_attention import is_runnable
 from ..cpu_kernels import Heads
+from .hf_cache import CacheAttention
 from .rotary import signed
 
 
@@ -49,6 +52,9 @@ class Forwards:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(
                 self.config._attn_implementation, self.eager_attention
             )
+            cos = embeddings[0]
+            if attend is sdpa_attention_forward and is_runnable(cos.device, cos.dtype):
+                attend = CacheAttention()
             cos, sin = (x.expand(*shape, -1).unsqueeze(2).contiguous() for x in embeddings)
             latest = self._latest = Forward(embeddings, shape, cos, signed(sin), attend)
         return latest

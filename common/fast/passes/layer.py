@@ -24,6 +24,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from .forwards import Forwards
+from .hf_cache import append
 from .layer_parts import CompiledParts, Parts, TorchParts, TritonParts, products_of
 from .replace import probe, same, subclass
 
@@ -70,8 +71,8 @@ class _DecoderLayer(nn.Module):
             )  # fmt: skip
         forward = parts.forwards(position_embeddings, x.shape[:2])
         q, k, v = parts.before(x, forward)
-        if past_key_values is not None:  # the cache may keep k and v, and ours may be overwritten
-            k, v = past_key_values.update(k.clone(), v.clone(), attention.layer_idx)
+        if past_key_values is not None:
+            k, v = append(past_key_values, k, v, attention.layer_idx)
         attended, _ = forward.attend(
             attention, q, k, v, attention_mask, dropout=0.0, scaling=attention.scaling,
             position_ids=position_ids, use_cache=use_cache, sliding_window=self.window, **kwargs,

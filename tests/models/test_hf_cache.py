@@ -86,7 +86,7 @@ def test_the_cache_has_what_hugging_face_would_have() -> None:
 
 @pytest.mark.parametrize("how", ["crop", "copy", "deepcopy", "reset", "reorder_cache"])
 def test_tokens_of_another_owner_are_not_overwritten(how: str) -> None:
-    """A cache that was cut or copied does not write to memory that somebody else may read."""
+    """A cache that was cut or copied does not write to memory that another cache may read."""
     cache = cache_of(4, 1, 1)
     layer: Any = layer_of(cache)
     before = layer.keys

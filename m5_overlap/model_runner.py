@@ -108,13 +108,14 @@ class ModelRunner:
         result = self.result_class(self.buffers[0])
         with self.stream.enqueuing(), self.buffers[0].packed():
             step = self.prepare(batch)
-
-        @torch.inference_mode()
-        def work() -> None:
-            self.choose(self.compute(step), step, result)
-
-        result.done = result.buffers.in_use = self.stream.launch(work)
+        done = self.stream.launch(lambda: self.run(step, result))
+        result.done = result.buffers.in_use = done
         return result
+
+    @torch.inference_mode()
+    def run(self, step: Step, result: StepResult) -> None:
+        """Compute a step that has been prepared. Runs on the forward stream."""
+        self.choose(self.compute(step), step, result)
 
     def prepare(self, batch: ScheduleBatch) -> Step:
         """Make the tensors of a step on the host, and start their copies to the device."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
@@ -20,6 +22,7 @@ from common.displays.workload import Driver, Workload, WorkloadResult, run
 from milestones.lab.bench import command as bench
 from milestones.lab.bench import curves, engines, report, workloads
 from milestones.lab.bench.engines import BenchEngine, PipedEngine, Summary
+from milestones.lab.bench.neighbours import neighbours
 from milestones.lab.bench.peers import with_llama, with_openvino, with_vllm
 from milestones.lab.bench.peers.serve import serve_in_steps
 from milestones.lab.bench.roofline import Roofline
@@ -145,7 +148,9 @@ def test_bench_measures(
     assert run_bench(*arguments, "--workload", "turns", "--json", file, "--svg", picture) == 0
     measured, shown = json.loads(file.read_text()), capsys.readouterr().out
     assert list(measured["engines"]) == names and measured["machine"]
-    assert report.earlier(file, "auto") == measured and report.earlier(file, "none") == {}
+    same = {"quantization": "auto", "beside": 0}
+    assert report.earlier(file, same) == measured
+    assert report.earlier(file, same | {"beside": 1}) == {}
     assert measured["roofline"]["bytes_per_second"] > 0
     assert measured["engines"][names[0]]["turns"]["stats"]["decode_tokens"] == 4 * 2
     assert all(measured["engines"][name]["turns"]["tokens_per_second"] > 0 for name in names)
@@ -264,6 +269,33 @@ def test_the_floor_of_a_run() -> None:
     result = WorkloadResult([[]], 9.0, [], {}, kv_used=1000)
     result.stats = {"num_steps": 10, "decode_tokens": 20, "prefill_tokens": 200}
     assert floor.seconds(result) == pytest.approx(1.0 + 10 * 0.1 + 0.1)
+
+
+def test_other_programs_run_beside_an_engine_and_end_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    with pytest.raises(KeyboardInterrupt), neighbours(2):
+        assert [program.poll() for program in started] == [None, None]
+        assert all(os.getsid(program.pid) == program.pid for program in started)
+        raise KeyboardInterrupt
+    assert all(program.poll() is not None for program in started)
+
+
+def test_the_floor_of_a_prefill() -> None:
+    """50e6 of the 250e6 weights are the head's, which a prefill needs for one token only."""
+    floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6, 50 * 10**6, query_width=10**6)
+    assert floor.prefill_seconds(100) == pytest.approx(0.4 + 0.2)
+    result = WorkloadResult([[]], 9.0, [], {})
+    result.stats = {"num_steps": 1, "decode_tokens": 0, "prefill_tokens": 100}
+    assert floor.seconds(result) == pytest.approx(0.4 + 0.1), "and the weights are read once more"
 
 
 def test_a_piped_engine_answers_line_by_line(tmp_path: Path) -> None:
@@ -402,7 +434,16 @@ def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for text in (few, everything):
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| m1_single | 4.0 |\n" in few and "| m1_single | 4.0 | 4.0 |\n" in everything
-    assert "- `turns`: " in everything
+    assert "- `turns`: " in everything and "first token" not in everything
+
+
+def test_times_to_first_tokens_have_a_table_of_their_own() -> None:
+    floor = Roofline(1e10, 1e11, 10**9, 250 * 10**6, 10**6)
+    entry = {"tokens_per_second": 0.1, "first_token": [10.24, 10.24]}
+    engines = {"m4_radix": {"prompt_2048": entry}, "vllm": {"alone": {"tokens_per_second": 1.0}}}
+    lines = report.prefill_lines({"roofline": asdict(floor), "engines": engines})
+    assert lines[-1] == "| m4_radix | - | 10240 (100%) |", "vLLM was not measured on prompts alone"
+    assert report.prefill_lines({"roofline": asdict(floor), "engines": {"vllm": {}}}) == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "milestones/docs/SPEED.md"])

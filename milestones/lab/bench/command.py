@@ -22,6 +22,7 @@ from ...console import wide_console
 from ...drawing.chart import bars
 from . import report, roofline
 from .engines import BenchEngine, all_engines, of_tree
+from .neighbours import neighbours
 from .workloads import WORKLOADS, workload
 
 DEFAULT_WORKLOADS = ("alone", "batch")
@@ -56,6 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure OpenVINO GenAI: the Python of an environment that has openvino-genai",
     )  # fmt: skip
     parser.add_argument(
+        "--beside", type=int, default=0, metavar="N",
+        help="let N endless loops run beside the engines (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path,
         help="write all measurements to this file; its entries for other workloads are kept",
     )  # fmt: skip
@@ -82,7 +87,9 @@ def main(args: argparse.Namespace) -> int:
         measured = [known[name] for name in chosen]
     loaded = load_model(EngineConfig(model=args.model, quantization=args.quantization))
     floor, on_gpu = roofline.measure(loaded.model), loaded.model.device.type == "cuda"
-    vocab_size, earlier = loaded.vocab_size, report.earlier(args.json, args.quantization)
+    vocab_size = loaded.vocab_size
+    settings = {"quantization": args.quantization, "beside": args.beside}
+    earlier = report.earlier(args.json, settings)
     failed: list[BenchEngine] = []
     del loaded
     works = {
@@ -90,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     }
 
     def document() -> dict[str, Any]:
-        return report.document(measured, floor, earlier, works, args.quantization)
+        return report.document(measured, floor, earlier, works, settings)
 
     try:
         for number in range(1, args.rounds + 1):
@@ -100,7 +107,8 @@ def main(args: argparse.Namespace) -> int:
                         f"round {number} of {args.rounds}: {name}, {engine.name}", style="dim"
                     )
                     try:
-                        result = engine.run(works[name])
+                        with neighbours(args.beside):
+                            result = engine.run(works[name])
                     except FAILURES as error:
                         console.print(f"{engine.name} failed; the bench leaves it out: {error}")
                         failed.append(engine)

@@ -22,7 +22,7 @@ from ...chain import ROOT
 from ...recording import write_block
 from .engines import BenchEngine
 from .roofline import Roofline
-from .workloads import WORKLOADS
+from .workloads import PREFILLS, WORKLOADS
 
 README_COLUMNS = ("alone", "batch", "shared")
 
@@ -62,9 +62,12 @@ def document(
     floor: Roofline,
     before: dict[str, Any],
     works: dict[str, Workload],
-    quantization: str,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return all measurements so far, with those of an earlier run for other workloads."""
+    """Return all measurements so far, with those of an earlier run for other workloads.
+
+    settings: of the run, under the names that the document has for them.
+    """
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -91,32 +94,33 @@ def document(
         "date": date.today().isoformat(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "commit": commit.stdout.strip(),
-        "quantization": quantization,
+        **settings,
         "roofline": asdict(floor),
         "engines": {engine: of_engine for engine, of_engine in engines.items() if of_engine},
     }
 
 
-def earlier(path: Path | None, quantization: str) -> dict[str, Any]:
-    """Return the results of an earlier run on this machine, with the weights in the same precision.
+def earlier(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of an earlier run on this machine with the same settings.
 
     Returns an empty dict if there are none.
     """
     if path is None or not path.exists():
         return {}
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    same = found["machine"] == machine() and found.get("quantization") == quantization
-    return found if same else {}
+    expected = {"machine": machine(), **settings}
+    return found if expected.items() <= found.items() else {}
 
 
 def refresh_pages(results: dict[str, Any]) -> None:
     """Write the results between the marks of the pages: all of them, and the README's columns."""
     measured = results["engines"].values()
-    names = [name for name in WORKLOADS if any(name in engine for engine in measured)]
+    found = [name for name in WORKLOADS if any(name in engine for engine in measured)]
+    names = [name for name in found if name not in PREFILLS]
     few = [name for name in names if name in README_COLUMNS]
     of_columns = [f"- `{name}`: {summary_of(name)}" for name in names]
     write_block(ROOT / "README.md", "ladder", lines_of(results, few))
-    everything = [*lines_of(results, names), "", *of_columns]
+    everything = [*lines_of(results, names), "", *of_columns, *prefill_lines(results)]
     write_block(ROOT / "milestones/docs/SPEED.md", "ladder", everything)
 
 
@@ -134,6 +138,35 @@ def lines_of(results: dict[str, Any], names: list[str]) -> list[str]:
             for name in names
         ]
         lines.append(f"| {engine} | {' | '.join(cells)} |")
+    return lines
+
+
+def prefill_lines(results: dict[str, Any]) -> list[str]:
+    """Return the lines of a table of the times to first tokens; none if none was measured."""
+    engines = {
+        engine: {name: measured[name] for name in PREFILLS if name in measured}
+        for engine, measured in results["engines"].items()
+    }
+    if not any(engines.values()):
+        return []
+    floor = Roofline(**results["roofline"])
+    lines = [
+        "",
+        "Milliseconds from a prompt to its first token, and the share of the machine's arithmetic "
+        f"({floor.flops_per_second / 1e9:.0f} GFLOP/s) that this is:",
+        "",
+        f"| engine | {' | '.join(f'{tokens:,} prompt tokens' for tokens in PREFILLS.values())} |",
+        f"|---|{'---|' * len(PREFILLS)}",
+    ]
+    for engine, measured in engines.items():
+        seconds = {name: entry["first_token"][0] for name, entry in measured.items()}
+        cells = [
+            f"{seconds[name] * 1e3:.0f} ({floor.prefill_seconds(tokens) / seconds[name]:.0%})"
+            if name in seconds
+            else "-"
+            for name, tokens in PREFILLS.items()
+        ]
+        lines += [f"| {engine} | {' | '.join(cells)} |"] if measured else []
     return lines
 
 

@@ -30,6 +30,8 @@ class Roofline:
     weight_bytes: int  # of all matrices that a token is multiplied with, as they are stored
     num_weights: int  # of these matrices
     kv_bytes: int  # keys and values of one token, in all layers
+    head_weights: int = 0  # of the LM head: a prefill multiplies only one token with it
+    query_width: int = 0  # numbers in the queries of a token, in all layers
 
     def step_seconds(self, rows: float) -> float:
         """The least time of one forward over `rows` tokens: to read the weights, or to multiply."""
@@ -41,8 +43,14 @@ class Roofline:
         steps, decoded = result.stats["num_steps"], result.stats["decode_tokens"]
         kv_seconds = result.kv_used * self.kv_bytes / self.bytes_per_second
         decode = steps * self.step_seconds(decoded / steps)
-        prefill_flops = 2 * result.stats["prefill_tokens"] * self.num_weights
+        prefill_flops = 2 * result.stats["prefill_tokens"] * (self.num_weights - self.head_weights)
         return prefill_flops / self.flops_per_second + decode + kv_seconds
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """The least time of the prefill of one prompt, its causal attention included."""
+        products = 2 * tokens * (self.num_weights - self.head_weights)
+        attention = 2 * tokens**2 * self.query_width  # each query sees half
+        return (products + attention) / self.flops_per_second
 
 
 def measure(model: PreTrainedModel) -> Roofline:
@@ -55,6 +63,7 @@ def measure(model: PreTrainedModel) -> Roofline:
     weight_bytes = sum(_stored_bytes(linear) for linear in linears)
     num_weights = sum(linear.weight.numel() for linear in linears)
     layers = layer_shapes(model)
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
     kv = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
     with torch.inference_mode():
         # Far more bytes than any cache holds, and a product that uses each number many times. A GPU
@@ -74,6 +83,8 @@ def measure(model: PreTrainedModel) -> Roofline:
             weight_bytes=weight_bytes,
             kv_bytes=kv * model.dtype.itemsize,
             num_weights=num_weights,
+            head_weights=head.weight.numel(),
+            query_width=len(layers) * config.num_attention_heads * layers[0].key_dim,
         )
 
 

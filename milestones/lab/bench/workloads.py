@@ -1,4 +1,4 @@
-"""The six workloads that the engines are measured on. They have the same tokens every time.
+"""The eight workloads that the engines are measured on. They have the same tokens every time.
 
 The tokens are random, so the output is nonsense. It takes as long to compute as a real answer.
 """
@@ -74,8 +74,21 @@ def nano(tokens: Tokens, on_gpu: bool) -> Workload:
     return Workload(prompts, most, temperature=0.6 if on_gpu else 0.0)
 
 
+def prompt_512(tokens: Tokens, on_gpu: bool) -> Workload:
+    """Only a prefill: one request with 512 prompt tokens, one output token."""
+    return Workload([tokens.prompt(512)], [1])
+
+
+def prompt_2048(tokens: Tokens, on_gpu: bool) -> Workload:
+    """Only a prefill: one request with 2,048 prompt tokens, one output token."""
+    return Workload([tokens.prompt(2048)], [1])
+
+
+# The prompt tokens of the workloads whose result is the time to the first token.
+PREFILLS = {"prompt_512": 512, "prompt_2048": 2048}
 WORKLOADS: dict[str, Callable[[Tokens, bool], Workload]] = {
-    function.__name__: function for function in (alone, batch, mixed, shared, turns, nano)
+    function.__name__: function
+    for function in (alone, batch, mixed, shared, turns, nano, prompt_512, prompt_2048)
 }
 
 

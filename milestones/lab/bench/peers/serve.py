@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-MAX_MODEL_LEN, MAX_NUM_SEQS = 2048, 16
+MAX_MODEL_LEN, MAX_NUM_SEQS = 2304, 16
 
 Json = dict[str, Any]
 Serve = Callable[[Json], Json]

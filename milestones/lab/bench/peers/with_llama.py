@@ -105,6 +105,8 @@ def start(model: str, folder: str, float32: bool) -> Serve:
     params = xllamacpp.CommonParams()
     params.model.path, params.verbosity = model, 0
     params.n_parallel, params.n_ctx = MAX_NUM_SEQS, MAX_NUM_SEQS * MAX_MODEL_LEN
+    params.cont_batching, params.n_batch, params.n_ubatch = True, 2048, 512
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = os.cpu_count() or 1
     server = xllamacpp.Server(params)
     return lambda workload: serve_with_llama(server, workload)

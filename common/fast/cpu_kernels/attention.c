@@ -9,9 +9,12 @@
 
 #include "team.h"
 
-#define SPLIT 256 /* the number of tokens in a part */
-#define AHEAD 32  /* a key is prefetched so many tokens before its use */
-#define BLOCK 64  /* the number of tokens that are computed at the same time */
+#include <stdbool.h>
+
+#define SPLIT 256         /* the number of tokens in a part */
+#define BLOCK 64          /* the number of tokens that are computed at the same time */
+#define WIDE (2 * LANES)  /* keys that are scored at the same time; SPLIT is a multiple */
+#define SHARED (4 * TILE) /* queries that share one copy of the keys */
 
 /* One query, and the place for its result from one part of the context. */
 typedef struct {
@@ -43,46 +46,73 @@ static inline void fetch(const float *line, int64_t dim)
         __builtin_prefetch(line + d, 0, 2);
 }
 
-/* weights[rows][SPLIT] = scale * query[rows][dim] . keys[slots[count]][dim]
+/* to[rows][cols] = a[rows][n] * lines[n][cols], for the columns of `vecs` vectors. Rows of `a` and
+   `to` are SPLIT numbers and `to_row` numbers apart. Line i of the second factor is `which[i]`, or i
+   if there is no list. `more`: add to what `to` has.
 
-   This also prefetches the values, one row for each key. So the memory is never idle, and it never
-   has so many outstanding reads that the core must wait before it can compute. */
-static inline __attribute__((always_inline)) void score(
-    int rows, const Row *row, const Memory *m, const float *keys, const float *values,
-    const int64_t *slots, int64_t count, float scale, float *weights)
+   Each number of the result is one chain of sums, in the order of the lines. So it has the same
+   bits, whatever else is computed with it (I2). */
+static inline __attribute__((always_inline)) void multiply(
+    int rows, int vecs, const float *a, const float *lines, int64_t width, const int64_t *which,
+    int64_t n, bool more, float *to, int64_t to_row)
 {
-    const int64_t dim = m->key_dim;
-    const float *query[TILE];
-    for (int r = 0; r < rows; r++)
-        query[r] = row[r].query;
-    for (int64_t i = 0; i < count; i++) {
-        const float *key = keys + slots[i] * dim;
-        fetch(keys + slots[smaller(i + AHEAD, count - 1)] * dim, dim);
-        fetch(values + slots[i] * m->value_dim, m->value_dim);
-        vec products[TILE] = {0};
-        float rest[TILE] = {0};
-        int64_t d = 0;
-        for (; d + LANES <= dim; d += LANES)
-            for (int r = 0; r < rows; r++)
-                products[r] = multiply_add(load(query[r] + d), load(key + d), products[r]);
-        for (; d < dim; d++)
-            for (int r = 0; r < rows; r++)
-                rest[r] += query[r][d] * key[d];
+    vec sums[TILE][2] = {0};
+    if (more)
         for (int r = 0; r < rows; r++)
-            weights[r * SPLIT + i] = scale * (sum(products[r]) + rest[r]);
+            for (int v = 0; v < vecs; v++)
+                sums[r][v] = load(to + r * to_row + v * LANES);
+    for (int64_t i = 0; i < n; i++) {
+        const float *line = lines + (which ? which[i] : i) * width;
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vecs; v++)
+                sums[r][v] = multiply_add(
+                    repeat(a[r * SPLIT + i]), load(line + v * LANES), sums[r][v]);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vecs; v++)
+            store(to + r * to_row + v * LANES, sums[r][v]);
+}
+
+/* Copy keys in lines with one number of each of WIDE keys: to[dim][WIDE]. If fewer are left, the
+   last one is repeated. So the lanes of a vector are keys, and no score needs a sum over lanes.
+
+   This also prefetches the next keys and the values of these ones, evenly between the copies. So the
+   memory is never idle, and it never has so many outstanding reads that the core must wait. */
+static void turn_keys(
+    const Memory *m, const float *keys, const float *values, const int64_t *slots, int64_t left,
+    float *to)
+{
+    const int64_t dim = m->key_dim, count = smaller(WIDE, left), fours = larger(1, dim / 4);
+    for (int64_t i = 0; i < WIDE; i += LANES) {
+        const float *key[LANES];
+        for (int64_t k = 0; k < LANES; k++)
+            key[k] = keys + slots[smaller(i + k, count - 1)] * dim;
+        int64_t d = 0, fetched = i;
+        for (; d + 4 <= dim; d += 4) {
+            for (; fetched < i + LANES * (d / 4 + 1) / fours; fetched++) {
+                fetch(keys + slots[smaller(fetched + WIDE, left - 1)] * dim, dim);
+                fetch(values + slots[smaller(fetched, left - 1)] * m->value_dim, m->value_dim);
+            }
+            turn_four(key, d, to + d * WIDE + i, WIDE);
+        }
+        for (; d < dim; d++)
+            for (int64_t k = 0; k < LANES; k++)
+                to[d * WIDE + i + k] = key[k][d];
     }
 }
 
 /* Convert the scores of the first `seen` tokens to weights, in place. The tokens from `seen` to
-   `count` get weight 0: only later queries of the tile attend to them. */
-static Softmax weigh(float *weights, int64_t seen, int64_t count)
+   `count` get weight 0: only later queries of the piece attend to them. */
+static Softmax weigh(float *weights, float scale, int64_t seen, int64_t count)
 {
     vec total = {0};
     float largest = -INFINITY;
     int64_t padded = (count + LANES - 1) / LANES * LANES;
 #pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < seen; i++)
+    for (int64_t i = 0; i < seen; i++) {
+        weights[i] *= scale;
         largest = weights[i] > largest ? weights[i] : largest;
+    }
     for (int64_t i = 0; i < seen; i++)
         weights[i] = exponential(weights[i] - largest);
     for (int64_t i = seen; i < padded; i++)
@@ -92,35 +122,32 @@ static Softmax weigh(float *weights, int64_t seen, int64_t count)
     return (Softmax){largest, sum(total)};
 }
 
-/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim], for the columns of `vecs`
-   vectors from column d on. */
-static inline __attribute__((always_inline)) void mix_columns(
-    int rows, int vecs, const Row *row, const float *weights, const float *values, int64_t dim,
-    const int64_t *slots, int64_t count, int64_t d)
+/* scores[rows][WIDE] = queries[rows][dim] * keys[dim][WIDE]. queries: SPLIT numbers of each row, then
+   the next SPLIT numbers of each row, `chunk` numbers later. */
+static inline __attribute__((always_inline)) void score(
+    int rows, const float *queries, int64_t chunk, int64_t dim, const float *keys, float *scores)
 {
-    vec sums[TILE][2] = {0};
-    for (int64_t i = 0; i < count; i++) {
-        const float *value = values + slots[i] * dim + d;
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vecs; v++)
-                sums[r][v] = multiply_add(
-                    repeat(weights[r * SPLIT + i]), load(value + v * LANES), sums[r][v]);
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vecs; v++)
-            store(row[r].part + d + v * LANES, sums[r][v]);
+    for (int64_t d = 0; d < dim; d += SPLIT)
+        multiply(rows, 2, queries + d / SPLIT * chunk, keys + d * WIDE, WIDE, NULL,
+                 smaller(SPLIT, dim - d), d > 0, scores, SPLIT);
 }
 
-/* The same for all columns of the values. */
+/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim] */
 static inline __attribute__((always_inline)) void mix(
     int rows, const Row *row, const float *weights, const float *values, int64_t dim,
     const int64_t *slots, int64_t count)
 {
+    float out[TILE * 2 * LANES];
     int64_t d = 0;
-    for (; d + 2 * LANES <= dim; d += 2 * LANES)
-        mix_columns(rows, 2, row, weights, values, dim, slots, count, d);
-    for (; d + LANES <= dim; d += LANES)
-        mix_columns(rows, 1, row, weights, values, dim, slots, count, d);
+    for (; d + LANES <= dim; d += LANES * (d + 2 * LANES <= dim ? 2 : 1)) {
+        int wide = d + 2 * LANES <= dim;
+        if (wide)
+            multiply(rows, 2, weights, values + d, dim, slots, count, false, out, 2 * LANES);
+        else
+            multiply(rows, 1, weights, values + d, dim, slots, count, false, out, 2 * LANES);
+        for (int r = 0; r < rows; r++)
+            memcpy(row[r].part + d, out + r * 2 * LANES, (1 + wide) * LANES * sizeof(float));
+    }
     for (; d < dim; d++)
         for (int r = 0; r < rows; r++) {
             float total = 0;
@@ -130,29 +157,38 @@ static inline __attribute__((always_inline)) void mix(
         }
 }
 
-/* Compute one part of a context for all queries that share a KV head, in tiles of about the same
-   size. A key or value that is loaded once is used for all queries of a tile. */
+/* Compute one part of a context for queries that share a KV head, in tiles of about the same size.
+   A key or value that is loaded once is used for all queries of a tile. */
 static void attend(
     const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
     int64_t count, float scale)
 {
-    const float *keys = m->keys + kv_head * m->slots * m->key_dim;
+    const int64_t dim = m->key_dim, chunk = rows * SPLIT, tiles = (rows + TILE - 1) / TILE;
+    const float *keys = m->keys + kv_head * m->slots * dim;
     const float *values = m->values + kv_head * m->slots * m->value_dim;
-    float weights[TILE * SPLIT];
-    for (int64_t i = 0; i < smaller(AHEAD, count); i++)
-        fetch(keys + slots[i] * m->key_dim, m->key_dim);
-    for (int64_t tiles = (rows + TILE - 1) / TILE, n; rows > 0; rows -= n, row += n, tiles--) {
-        n = (rows + tiles - 1) / tiles;
-        switch (n) {
+    float weights[chunk], queries[(dim + SPLIT - 1) / SPLIT * chunk], lines[dim * WIDE];
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < dim; d += SPLIT)
+            memcpy(queries + d / SPLIT * chunk + r * SPLIT, row[r].query + d,
+                   smaller(SPLIT, dim - d) * sizeof(float));
+    for (int64_t i = 0; i < count; i += WIDE) {
+        turn_keys(m, keys, values, slots + i, count - i, lines);
+        for (int64_t t = 0, r = 0, n; t < tiles; t++, r += n) {
+            n = (rows - r + tiles - t - 1) / (tiles - t);
+            switch (n) {
 #define SCORE(N) \
-    case N: score(N, row, m, keys, values, slots, count, scale, weights); break;
-            EACH(SCORE)
+    case N: score(N, queries + r * SPLIT, chunk, dim, lines, weights + r * SPLIT + i); break;
+                EACH(SCORE)
+            }
         }
-        for (int64_t r = 0; r < n; r++)
-            *row[r].softmax = weigh(weights + r * SPLIT, row[r].seen, count);
+    }
+    for (int64_t t = 0, r = 0, n; t < tiles; t++, r += n) {
+        n = (rows - r + tiles - t - 1) / (tiles - t);
+        for (int64_t k = r; k < r + n; k++)
+            *row[k].softmax = weigh(weights + k * SPLIT, scale, row[k].seen, count);
         switch (n) {
 #define MIX(N) \
-    case N: mix(N, row, weights, values, m->value_dim, slots, count); break;
+    case N: mix(N, row + r, weights + r * SPLIT, values, m->value_dim, slots, count); break;
             EACH(MIX)
         }
     }
@@ -201,7 +237,7 @@ static void attend_piece(const void *args, int64_t piece)
     if (length <= 0)
         return;
     find_slots(b->page_table + b->rows[last] * b->width, m->page_size, start, length, slots);
-    Row row[TILE + group];
+    Row row[SHARED + group];
     for (int64_t t = b->tile[i]; t <= last; t++)
         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++, n++) {
             int64_t part = (t * b->heads + h) * b->splits + s;
@@ -228,7 +264,7 @@ void paged_attention(
 {
     const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
     int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
-    int64_t together = larger(1, TILE / group); /* the most tokens of a request in a tile */
+    int64_t together = larger(1, SHARED / group); /* the most tokens of a request in a piece */
     for (int64_t start = 0; start < tokens; start += BLOCK) {
         int64_t count = smaller(BLOCK, tokens - start);
         Block b = {.m = m, .page_table = all->page_table + first * all->width, .width = all->width,

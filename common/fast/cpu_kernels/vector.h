@@ -109,6 +109,64 @@ static inline ints lanes_of(const uint8_t *from, int half)
     return (((int32_t)(line >> half * LANES) - (ints){0}) & *(const ints *)BITS) != 0;
 }
 
+/* LOW, HIGH: interleave the first or the last two numbers of each four lanes. LOWS and HIGHS: the
+   first or the last pairs. */
+#if LANES == 16 && defined(__AVX512F__)
+#define LOW(x, y) (vec)_mm512_unpacklo_ps((__m512)x, (__m512)y)
+#define HIGH(x, y) (vec)_mm512_unpackhi_ps((__m512)x, (__m512)y)
+#define LOWS(x, y) (vec)_mm512_unpacklo_pd((__m512d)x, (__m512d)y)
+#define HIGHS(x, y) (vec)_mm512_unpackhi_pd((__m512d)x, (__m512d)y)
+#elif LANES == 8 && defined(__AVX__)
+#define LOW(x, y) (vec)_mm256_unpacklo_ps((__m256)x, (__m256)y)
+#define HIGH(x, y) (vec)_mm256_unpackhi_ps((__m256)x, (__m256)y)
+#define LOWS(x, y) (vec)_mm256_unpacklo_pd((__m256d)x, (__m256d)y)
+#define HIGHS(x, y) (vec)_mm256_unpackhi_pd((__m256d)x, (__m256d)y)
+#elif LANES == 4 && defined(__clang__)
+#define LOW(x, y) __builtin_shufflevector(x, y, 0, 4, 1, 5)
+#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 6, 3, 7)
+#define LOWS(x, y) __builtin_shufflevector(x, y, 0, 1, 4, 5)
+#define HIGHS(x, y) __builtin_shufflevector(x, y, 2, 3, 6, 7)
+#elif LANES == 4
+#define LOW(x, y) __builtin_shuffle(x, y, (ints){0, 4, 1, 5})
+#define HIGH(x, y) __builtin_shuffle(x, y, (ints){2, 6, 3, 7})
+#define LOWS(x, y) __builtin_shuffle(x, y, (ints){0, 1, 4, 5})
+#define HIGHS(x, y) __builtin_shuffle(x, y, (ints){2, 3, 6, 7})
+#endif
+
+/* Four numbers of each of the rows 0, 4, 8 ... as one vector. */
+static inline vec load_fours(const float *const *row, int64_t d)
+{
+#if LANES == 16 && defined(__AVX512F__)
+    __m512 v = _mm512_castps128_ps512(_mm_loadu_ps(row[0] + d));
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(row[4] + d), 1);
+    v = _mm512_insertf32x4(v, _mm_loadu_ps(row[8] + d), 2);
+    return (vec)_mm512_insertf32x4(v, _mm_loadu_ps(row[12] + d), 3);
+#elif LANES == 8 && defined(__AVX__)
+    __m256 v = _mm256_castps128_ps256(_mm_loadu_ps(row[0] + d));
+    return (vec)_mm256_insertf128_ps(v, _mm_loadu_ps(row[4] + d), 1);
+#else
+    return load(row[0] + d);
+#endif
+}
+
+/* Columns d to d + 4 of LANES rows, as four rows that are `width` numbers apart. */
+static inline void turn_four(const float *const *row, int64_t d, float *to, int64_t width)
+{
+#ifdef LOW
+    vec a = load_fours(row, d), b = load_fours(row + 1, d);
+    vec c = load_fours(row + 2, d), e = load_fours(row + 3, d);
+    vec low_ab = LOW(a, b), high_ab = HIGH(a, b), low_ce = LOW(c, e), high_ce = HIGH(c, e);
+    store(to, LOWS(low_ab, low_ce));
+    store(to + width, HIGHS(low_ab, low_ce));
+    store(to + 2 * width, LOWS(high_ab, high_ce));
+    store(to + 3 * width, HIGHS(high_ab, high_ce));
+#else
+    for (int64_t j = 0; j < 4; j++)
+        for (int64_t k = 0; k < LANES; k++)
+            to[j * width + k] = row[k][d + j];
+#endif
+}
+
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

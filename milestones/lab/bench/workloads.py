@@ -11,6 +11,7 @@ from collections.abc import Callable
 from common.displays.workload import Workload
 
 FIRST_TOKEN, LAST_TOKEN = 100, 40_000  # ids of the embedded model without special tokens
+MAX_MODEL_LEN = 2304  # of all engines: the longest prompt here has 2,048 tokens
 CPU_SCALE = 8  # `nano` on a CPU: 1/8 of the requests, 1/8 of the lengths
 
 
@@ -108,6 +109,11 @@ def workload(
     result = WORKLOADS[name](Tokens(vocab_size), on_gpu)
     result.ignore_eos = True
     rows = 256 if on_gpu else 16
-    result.config = {"model": model, "max_num_seqs": min(rows, len(result.prompts))}
-    result.config["quantization"] = quantization
+    result.config = {
+        "model": model,
+        "max_num_seqs": min(rows, len(result.prompts)),
+        "quantization": quantization,
+    }
+    if name in PREFILLS:
+        result.config["max_model_len"] = MAX_MODEL_LEN
     return result

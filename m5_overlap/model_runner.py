@@ -108,12 +108,12 @@ class ModelRunner:
         result = self.result_class(self.buffers[0])
         with self.stream.enqueuing(), self.buffers[0].packed():
             step = self.prepare(batch)
-        done = self.stream.launch(lambda: self.run(step, result))
+        done = self.stream.launch(lambda: self.run_step(step, result))
         result.done = result.buffers.in_use = done
         return result
 
     @torch.inference_mode()
-    def run(self, step: Step, result: StepResult) -> None:
+    def run_step(self, step: Step, result: StepResult) -> None:
         """Compute a step that has been prepared. Runs on the forward stream."""
         self.choose(self.compute(step), step, result)
 

@@ -23,7 +23,7 @@ from milestones.lab.bench import command as bench
 from milestones.lab.bench import curves, engines, report, workloads
 from milestones.lab.bench.engines import BenchEngine, PipedEngine, Summary
 from milestones.lab.bench.neighbours import neighbours
-from milestones.lab.bench.peers import with_llama, with_openvino, with_vllm
+from milestones.lab.bench.peers import with_llama, with_onnx, with_openvino, with_vllm
 from milestones.lab.bench.peers.serve import serve_in_steps
 from milestones.lab.bench.roofline import Roofline
 from tests.conftest import MILESTONES, ROOT, EngineFactory
@@ -61,10 +61,10 @@ def no_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_engines_are_there() -> None:
-    pythons = dict.fromkeys(("vllm", "llama", "openvino"), Path("p"))
+    pythons = dict.fromkeys(("vllm", "llama", "openvino", "onnx"), Path("p"))
     names = [engine.name for engine in engines.all_engines("any", **pythons)]
-    others = ["hf-static", "hf-batch", "vllm", "llama", "llama-stored", "openvino"]
-    assert names == [*MILESTONES, *others, "openvino-float32"]
+    others = ["hf-static", "hf-batch", "vllm", "onnx", "llama", "llama-stored"]
+    assert names == [*MILESTONES, *others, "openvino", "openvino-float32"]
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
@@ -418,6 +418,27 @@ def test_what_openvino_tells_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
     work = Workload([[1, 2, 3], [4]], [4, 3], True, {}, [], [[[9]], []])
     served = serve_in_steps(with_openvino.Engine(FakePipeline()), asdict(work))
     assert sorted(served["token_ids"]) == [[1] * 3, [3] * 4, [8] * 4], "turn 2 follows turn 1"
+
+
+def test_what_onnx_runtime_tells_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request after the other. A second turn begins with the answer of the first one."""
+    asked: list[list[int]] = []
+
+    def generate(_model: Any, prompt: list[int], most: int, _: Any) -> list[int]:
+        asked.append(prompt)
+        return [len(prompt)] * most
+
+    monkeypatch.setattr(with_onnx, "generate", generate)
+    work = {
+        "prompts": [[1], [2, 2]],
+        "max_tokens": [2, 1],
+        "arrivals": [],
+        "follow_ups": [[[7]], []],
+    }
+    served = with_onnx.serve_one_by_one(None, work)
+    assert asked == [[1], [1, 1, 1, 7], [2, 2]]
+    assert served["token_ids"] == [[1, 1], [4, 4], [2]]
+    assert len(served["first_token_seconds"]) == 3 and len(served["inter_token_seconds"]) == 2
 
 
 def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also measure OpenVINO GenAI: the Python of an environment that has openvino-genai",
     )  # fmt: skip
     parser.add_argument(
+        "--onnx-python", type=Path, metavar="PATH",
+        help="also measure ONNX Runtime GenAI: the Python of an environment that has "
+        "onnxruntime-genai, and torch, transformers, onnx and onnx-ir for its converter",
+    )  # fmt: skip
+    parser.add_argument(
         "--beside", type=int, default=0, metavar="N",
         help="let N endless loops run beside the engines (default: %(default)s)",
     )  # fmt: skip
@@ -76,8 +81,9 @@ def main(args: argparse.Namespace) -> int:
     wanted = args.workload or list(DEFAULT_WORKLOADS)
     names = list(WORKLOADS) if "all" in wanted else list(dict.fromkeys(wanted))
     measured = all_engines(
-        args.model, vllm=args.vllm_python, llama=args.llama_python, openvino=args.openvino_python
-    )
+        args.model, vllm=args.vllm_python, llama=args.llama_python,
+        openvino=args.openvino_python, onnx=args.onnx_python,
+    )  # fmt: skip
     if args.engines:
         known = {engine.name: engine for engine in (*measured, *map(of_tree, electives()))}
         chosen = args.engines.split(",")

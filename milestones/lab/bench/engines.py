@@ -141,7 +141,7 @@ class PipedEngine(BenchEngine):
 
 
 def folder_or_id(model: str) -> Path | str:
-    """Return the model as vLLM reads it: a folder or an id of Hugging Face."""
+    """Return the model for vLLM and ONNX Runtime GenAI: a folder or an id of Hugging Face."""
     return hugging_face_folder(embedded_gguf()) if is_embedded(model) else model
 
 
@@ -158,18 +158,16 @@ def of_tree(name: str) -> BenchEngine:
 
 
 def all_engines(model: str, **pythons: Path | None) -> list[BenchEngine]:
-    """Return every milestone of the tree, and then the other engines.
-
-    pythons: of the environments of vllm, llama and openvino; without one, the engine is left out.
-    """
+    """Return every milestone, and the other engines whose Python `pythons` has: vllm, llama ..."""
     found = [*map(of_tree, milestones())]
     found += [BenchEngine(name, ("milestones.lab.bench.engines", name)) for name in HUGGING_FACE]
-    if python := pythons.get("vllm"):
-        found.append(PipedEngine("vllm", python, lambda: folder_or_id(model), forgets=True))
-    gguf = partial(gguf_file, model)
+    folder, gguf = partial(folder_or_id, model), partial(gguf_file, model)
+    for name in ("vllm", "onnx"):
+        if python := pythons.get(name):
+            found.append(PipedEngine(name, python, folder, forgets=True))
     for name, float32 in GGUF_ENGINES.items():
-        options = ("--float32",) if float32 else ()  # see the engine's file in peers/
         if python := pythons.get(name.partition("-")[0]):
+            options = ("--float32",) if float32 else ()  # see the engine's file in peers/
             found.append(PipedEngine(name, python, gguf, forgets=False, options=options))
     return found
 

@@ -85,7 +85,7 @@ def prompt_2048(tokens: Tokens, on_gpu: bool) -> Workload:
     return Workload([tokens.prompt(2048)], [1])
 
 
-# The prompt tokens of the workloads whose result is the time to the first token.
+# The prompt tokens of workloads that measure only the time to the first token.
 PREFILLS = {"prompt_512": 512, "prompt_2048": 2048}
 WORKLOADS: dict[str, Callable[[Tokens, bool], Workload]] = {
     function.__name__: function

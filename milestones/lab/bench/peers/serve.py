@@ -3,6 +3,7 @@
     PYTHON serve.py vllm MODEL_FOLDER
     PYTHON serve.py llama MODEL.gguf [--float32]
     PYTHON serve.py openvino MODEL.gguf [--float32]
+    PYTHON serve.py onnx MODEL_FOLDER
 
 The environment has the engine, and needs nothing of this project. For each workload, a line of JSON
 on standard input, the script writes the results as a line of JSON. vLLM takes minutes to start, so

@@ -9,6 +9,7 @@ import json
 import re
 from itertools import pairwise
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,28 @@ def test_the_table_of_stored_weights_is_of_the_recorded_run() -> None:
             measured = recorded[row["engine"]].get(workload)
             shown = f"{measured['tokens_per_second']:.1f}" if measured else "-"
             assert row[column] == shown, f"{row['engine']}, {column}"
+
+
+def test_the_tables_of_other_engines_are_of_the_recorded_runs() -> None:
+    """`bench --json` writes them, quiet and with `--beside 1`."""
+
+    def engines_of(name: str) -> Any:
+        return json.loads((DOCS / f"results/{name}.json").read_text(encoding="utf-8"))["engines"]
+
+    page, quiet = (DOCS / "SPEED.md").read_text(encoding="utf-8"), engines_of("peers")
+    rows = table(page, "| engine | alone | m4 against it")
+    assert [row["engine"] for row in rows] == list(quiet)
+    busy = engines_of("peers_beside")
+    beside = table(page, "| beside a loop")
+    assert [row["beside a loop"] for row in beside] == list(busy)
+    for column, workload in (("alone", "alone"), ("16 at once", "batch")):
+        speed = {name: found[workload]["tokens_per_second"] for name, found in quiet.items()}
+        for row in rows:
+            assert row[column] == f"{speed[row['engine']]:.1f}", row["engine"]
+        for row in beside:
+            name = row["beside a loop"]
+            now = busy[name][workload]["tokens_per_second"]
+            assert row[column] == f"{now:.0f} ({now / speed[name]:.2f})", name
 
 
 def test_the_goodput_is_of_the_recorded_run() -> None:

@@ -158,7 +158,7 @@ def of_tree(name: str) -> BenchEngine:
 
 
 def all_engines(model: str, **pythons: Path | None) -> list[BenchEngine]:
-    """Return every milestone, and the other engines whose Python `pythons` has: vllm, llama ..."""
+    """Return every milestone, and other engines: those that have a Python in `pythons`."""
     found = [*map(of_tree, milestones())]
     found += [BenchEngine(name, ("milestones.lab.bench.engines", name)) for name in HUGGING_FACE]
     folder, gguf = partial(folder_or_id, model), partial(gguf_file, model)

@@ -199,6 +199,19 @@ def test_keys_that_lie_in_another_order_are_torchs(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(kernels() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("changed", ["dtype", "batch"])
+def test_keys_that_do_not_fit_the_queries_are_refused_by_torch(
+    monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """C would read what is not there."""
+    called = calls_of_c(monkeypatch)
+    key = tokens(10, batch=2).double() if changed == "dtype" else tokens(10, batch=3)
+    with pytest.raises(RuntimeError):
+        both(tokens(1, batch=2), key, key, None)
+    assert not called
+
+
+@pytest.mark.skipif(kernels() is None, reason="needs a C compiler")
 def test_a_mask_that_changes_in_place_is_read_in_each_forward() -> None:
     loaded, ids = model(), torch.tensor([[5], [6]])
     plain = plain_model("tiny-llama").model

@@ -46,9 +46,10 @@ static inline void fetch(const float *line, int64_t dim)
         __builtin_prefetch(line + d, 0, 2);
 }
 
-/* to[rows][cols] = a[rows][n] * lines[n][cols], for the columns of `vecs` vectors. Rows of `a` and
-   `to` are SPLIT numbers and `to_row` numbers apart. Line i of the second factor is `which[i]`, or i
-   if there is no list. `more`: add to what `to` has.
+/* to[rows][cols] = a[rows][n] * lines[n][cols], for the columns of `vecs` vectors. The rows of `a`
+   are SPLIT numbers apart, those of `to` are `to_row` numbers apart, and lines are `width` numbers
+   apart. Line i of the product is line which[i], or line i if `which` is NULL. With `more`, the
+   result is added to what `to` has.
 
    Each number of the result is one chain of sums, in the order of the lines. So it has the same
    bits, whatever else is computed with it (I2). */
@@ -76,8 +77,8 @@ static inline __attribute__((always_inline)) void multiply(
 /* Copy keys in lines with one number of each of WIDE keys: to[dim][WIDE]. If fewer are left, the
    last one is repeated. So the lanes of a vector are keys, and no score needs a sum over lanes.
 
-   This also prefetches the next keys and the values of these ones, evenly between the copies. So the
-   memory is never idle, and it never has so many outstanding reads that the core must wait. */
+   This also prefetches the next keys, and the values of these keys, evenly between the copies. So
+   the memory is never idle, and it never has so many outstanding reads that the core must wait. */
 static void turn_keys(
     const Memory *m, const float *keys, const float *values, const int64_t *slots, int64_t left,
     float *to)
@@ -122,8 +123,8 @@ static Softmax weigh(float *weights, float scale, int64_t seen, int64_t count)
     return (Softmax){largest, sum(total)};
 }
 
-/* scores[rows][WIDE] = queries[rows][dim] * keys[dim][WIDE]. queries: SPLIT numbers of each row, then
-   the next SPLIT numbers of each row, `chunk` numbers later. */
+/* scores[rows][WIDE] = queries[rows][dim] * keys[dim][WIDE]. queries: the first SPLIT numbers of each
+   row; `chunk` numbers later, the next SPLIT numbers of each row; and so on. */
 static inline __attribute__((always_inline)) void score(
     int rows, const float *queries, int64_t chunk, int64_t dim, const float *keys, float *scores)
 {
@@ -132,22 +133,28 @@ static inline __attribute__((always_inline)) void score(
                  smaller(SPLIT, dim - d), d > 0, scores, SPLIT);
 }
 
-/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim] */
+/* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim], for the columns of `vecs`
+   vectors from column d on. */
+static inline __attribute__((always_inline)) void mix_columns(
+    int rows, int vecs, const Row *row, const float *weights, const float *values, int64_t dim,
+    const int64_t *slots, int64_t count, int64_t d)
+{
+    float out[TILE * 2 * LANES];
+    multiply(rows, vecs, weights, values + d, dim, slots, count, false, out, 2 * LANES);
+    for (int r = 0; r < rows; r++)
+        memcpy(row[r].part + d, out + r * 2 * LANES, vecs * LANES * sizeof(float));
+}
+
+/* The same for all columns of the values. */
 static inline __attribute__((always_inline)) void mix(
     int rows, const Row *row, const float *weights, const float *values, int64_t dim,
     const int64_t *slots, int64_t count)
 {
-    float out[TILE * 2 * LANES];
     int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES * (d + 2 * LANES <= dim ? 2 : 1)) {
-        int wide = d + 2 * LANES <= dim;
-        if (wide)
-            multiply(rows, 2, weights, values + d, dim, slots, count, false, out, 2 * LANES);
-        else
-            multiply(rows, 1, weights, values + d, dim, slots, count, false, out, 2 * LANES);
-        for (int r = 0; r < rows; r++)
-            memcpy(row[r].part + d, out + r * 2 * LANES, (1 + wide) * LANES * sizeof(float));
-    }
+    for (; d + 2 * LANES <= dim; d += 2 * LANES)
+        mix_columns(rows, 2, row, weights, values, dim, slots, count, d);
+    for (; d + LANES <= dim; d += LANES)
+        mix_columns(rows, 1, row, weights, values, dim, slots, count, d);
     for (; d < dim; d++)
         for (int r = 0; r < rows; r++) {
             float total = 0;
@@ -209,8 +216,8 @@ static void combine(
         add_scaled(output, parts + s * dim, exponential(softmax[s].largest - largest) / total, dim);
 }
 
-/* A block of tokens that are computed together, and their tiles: tile i has the tokens from tile[i]
-   to tile[i + 1], all of one request. */
+/* A block of tokens that are computed together, and its runs: run i has the tokens from run[i] to
+   run[i + 1], all of one request. */
 typedef struct {
     const Memory *m;
     const int32_t *page_table;
@@ -222,23 +229,23 @@ typedef struct {
     float *output;
     int64_t heads, splits;
     float scale;
-    int64_t tiles, rows[BLOCK], seen[BLOCK], tile[BLOCK + 1]; /* rows, seen: request and context */
+    int64_t runs, rows[BLOCK], seen[BLOCK], run[BLOCK + 1]; /* rows, seen: request and context */
 } Block;
 
-/* Compute one part of the contexts of a tile, for the queries that share a KV head. */
+/* Compute one part of the contexts of a run, for the queries that share a KV head. */
 static void attend_piece(const void *args, int64_t piece)
 {
     const Block *b = args;
     const Memory *m = b->m;
-    int64_t i = piece % b->tiles, kv_head = piece / b->tiles % m->kv_heads;
-    int64_t s = piece / b->tiles / m->kv_heads, group = b->heads / m->kv_heads;
-    int64_t last = b->tile[i + 1] - 1, start = s * SPLIT, slots[SPLIT], n = 0;
+    int64_t i = piece % b->runs, kv_head = piece / b->runs % m->kv_heads;
+    int64_t s = piece / b->runs / m->kv_heads, group = b->heads / m->kv_heads;
+    int64_t last = b->run[i + 1] - 1, start = s * SPLIT, slots[SPLIT], n = 0;
     int64_t length = smaller(SPLIT, b->seen[last] - start);
     if (length <= 0)
         return;
     find_slots(b->page_table + b->rows[last] * b->width, m->page_size, start, length, slots);
     Row row[SHARED + group];
-    for (int64_t t = b->tile[i]; t <= last; t++)
+    for (int64_t t = b->run[i]; t <= last; t++)
         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++, n++) {
             int64_t part = (t * b->heads + h) * b->splits + s;
             row[n] = (Row){b->query + t * b->query_token + h * b->query_head,
@@ -264,7 +271,7 @@ void paged_attention(
 {
     const int32_t *starts = all->starts + first, *lengths = all->lengths + first;
     int64_t group = heads / m->kv_heads, tokens = starts[requests] - starts[0], request = 0;
-    int64_t together = larger(1, SHARED / group); /* the most tokens of a request in a piece */
+    int64_t together = larger(1, SHARED / group); /* the most tokens of a run */
     for (int64_t start = 0; start < tokens; start += BLOCK) {
         int64_t count = smaller(BLOCK, tokens - start);
         Block b = {.m = m, .page_table = all->page_table + first * all->width, .width = all->width,
@@ -277,11 +284,11 @@ void paged_attention(
                 request++;
             b.rows[t] = request;
             b.seen[t] = lengths[request] - (starts[request + 1] - starts[0] - 1 - start - t);
-            if (t == 0 || b.rows[t] != b.rows[t - 1] || t - b.tile[b.tiles - 1] == together)
-                b.tile[b.tiles++] = t;
+            if (t == 0 || b.rows[t] != b.rows[t - 1] || t - b.run[b.runs - 1] == together)
+                b.run[b.runs++] = t;
         }
-        b.tile[b.tiles] = count;
-        spread(threads, splits * m->kv_heads * b.tiles, attend_piece, &b);
+        b.run[b.runs] = count;
+        spread(threads, splits * m->kv_heads * b.runs, attend_piece, &b);
         spread(threads, count, combine_token, &b);
     }
 }

@@ -107,8 +107,7 @@ class CacheAttention:
 
         key, value: [B, kv_heads, S, head_dim].
         """
-        distances = _distances(key)
-        if query.shape[2] == 1 and distances and distances == _distances(value):
+        if query.shape[2] == 1 and _is_readable(query, key, value):
             layout = self.layout_of(attention_mask, (key.shape[0], key.shape[2]))
             if layout is not None:
                 q, keys, values = query.squeeze(2), key.transpose(0, 1), value.transpose(0, 1)
@@ -128,6 +127,13 @@ class CacheAttention:
             lengths = _lengths(mask, *shape)
             self._layout = None if lengths is None else _layout(lengths)
         return self._layout
+
+
+def _is_readable(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Return whether the kernel can read keys and values of these queries: rows are pages."""
+    distances = _distances(key)
+    same = query.dtype == key.dtype == value.dtype and len(query) == len(key)
+    return same and distances is not None and distances == _distances(value)
 
 
 def _distances(x: torch.Tensor) -> tuple[int, int] | None:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from common.displays.workload import Workload
 
+from .peers.serve import MAX_MODEL_LEN
+
 FIRST_TOKEN, LAST_TOKEN = 100, 40_000  # ids of the embedded model without special tokens
-MAX_MODEL_LEN = 2304  # of all engines: the longest prompt here has 2,048 tokens
 CPU_SCALE = 8  # `nano` on a CPU: 1/8 of the requests, 1/8 of the lengths
 
 

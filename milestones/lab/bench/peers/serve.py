@@ -24,7 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-MAX_MODEL_LEN, MAX_NUM_SEQS = 2304, 16
+MAX_MODEL_LEN = 2304  # the longest prompt of a workload has 2,048 tokens
+MAX_NUM_SEQS = 16
 
 Json = dict[str, Any]
 Serve = Callable[[Json], Json]

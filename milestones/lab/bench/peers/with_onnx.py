@@ -21,7 +21,7 @@ BUILDER = "onnxruntime_genai.models.builder"
 
 
 def start(model: str, folder: str, float32: bool) -> Serve:
-    """Convert the model, which takes a minute, and load it."""
+    """Convert the model, which takes some seconds, and load it. folder: for the converted model."""
     import onnxruntime_genai
 
     target = Path(folder) / "model"

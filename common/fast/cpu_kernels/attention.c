@@ -15,6 +15,8 @@
 #define BLOCK 64          /* the number of tokens that are computed at the same time */
 #define WIDE (2 * LANES)  /* keys that are scored at the same time; SPLIT is a multiple */
 #define SHARED (4 * TILE) /* queries that share one copy of the keys */
+#define FEW 4             /* queries that are scored without a copy of the keys */
+#define CHAINS 8          /* sums that hide how long one addition takes, if they are independent */
 
 /* One query, and the place for its result from one part of the context. */
 typedef struct {
@@ -40,12 +42,6 @@ static void find_slots(
     }
 }
 
-static inline void fetch(const float *line, int64_t dim)
-{
-    for (int64_t d = 0; d < dim; d += 16)
-        __builtin_prefetch(line + d, 0, 2);
-}
-
 /* to[rows][cols] = a[rows][n] * lines[n][cols], for the columns of `vecs` vectors. The rows of `a`
    are SPLIT numbers apart, those of `to` are `to_row` numbers apart, and lines are `width` numbers
    apart. Line i of the product is line which[i], or line i if `which` is NULL. With `more`, the
@@ -57,7 +53,7 @@ static inline __attribute__((always_inline)) void multiply(
     int rows, int vecs, const float *a, const float *lines, int64_t width, const int64_t *which,
     int64_t n, bool more, float *to, int64_t to_row)
 {
-    vec sums[TILE][2] = {0};
+    vec sums[TILE][CHAINS / 2] = {0};
     if (more)
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vecs; v++)
@@ -74,27 +70,47 @@ static inline __attribute__((always_inline)) void multiply(
             store(to + r * to_row + v * LANES, sums[r][v]);
 }
 
-/* Copy keys in lines with one number of each of WIDE keys: to[dim][WIDE]. If fewer are left, the
-   last one is repeated. So the lanes of a vector are keys, and no score needs a sum over lanes.
+/* The addresses of LANES keys. If fewer are left, the last one is repeated. */
+static inline __attribute__((always_inline)) void find_keys(
+    const float *keys, int64_t dim, const int64_t *slots, int64_t left, const float *key[LANES])
+{
+    for (int64_t k = 0; k < LANES; k++)
+        key[k] = keys + slots[smaller(k, left - 1)] * dim;
+}
 
-   This also prefetches the next keys, and the values of these keys, evenly between the copies. So
-   the memory is never idle, and it never has so many outstanding reads that the core must wait. */
+/* While columns d to d + 4 of LANES keys are read: prefetch a part of the values of these keys, and
+   of the keys that are `ahead` tokens later. So the memory is never idle, and it never has so many
+   outstanding reads that the core must wait. GCC 12 removes a call that only prefetches, so this
+   must be inlined. */
+static inline __attribute__((always_inline)) void fetch(
+    const Memory *m, const float *keys, const float *values, const int64_t *slots, int64_t left,
+    int64_t ahead, int64_t d)
+{
+    int64_t line = d / 16 * 16, first = d / 4 % 4 * (LANES / 4);
+    for (int64_t k = first; k < first + LANES / 4; k++) {
+        __builtin_prefetch(keys + slots[smaller(k + ahead, left - 1)] * m->key_dim + line, 0, 2);
+        __builtin_prefetch(values + slots[smaller(k, left - 1)] * m->value_dim + line, 0, 2);
+    }
+}
+
+/* Copy keys in lines with one number of each of WIDE keys: to[dim][WIDE]. So the lanes of a vector
+   are keys, and no score needs a sum over lanes. */
 static void turn_keys(
     const Memory *m, const float *keys, const float *values, const int64_t *slots, int64_t left,
     float *to)
 {
-    const int64_t dim = m->key_dim, count = smaller(WIDE, left), fours = larger(1, dim / 4);
+    const int64_t dim = m->key_dim;
     for (int64_t i = 0; i < WIDE; i += LANES) {
+        const int64_t more = larger(1, left - i), *slot = slots + smaller(i, left - 1);
         const float *key[LANES];
-        for (int64_t k = 0; k < LANES; k++)
-            key[k] = keys + slots[smaller(i + k, count - 1)] * dim;
-        int64_t d = 0, fetched = i;
+        int64_t d = 0;
+        find_keys(keys, dim, slot, more, key);
         for (; d + 4 <= dim; d += 4) {
-            for (; fetched < i + LANES * (d / 4 + 1) / fours; fetched++) {
-                fetch(keys + slots[smaller(fetched + WIDE, left - 1)] * dim, dim);
-                fetch(values + slots[smaller(fetched, left - 1)] * m->value_dim, m->value_dim);
-            }
-            turn_four(key, d, to + d * WIDE + i, WIDE);
+            vec turned[4];
+            fetch(m, keys, values, slot, more, WIDE, d);
+            turn_four(key, d, turned);
+            for (int64_t j = 0; j < 4; j++)
+                store(to + (d + j) * WIDE + i, turned[j]);
         }
         for (; d < dim; d++)
             for (int64_t k = 0; k < LANES; k++)
@@ -133,16 +149,47 @@ static inline __attribute__((always_inline)) void score(
                  smaller(SPLIT, dim - d), d > 0, scores, SPLIT);
 }
 
+/* The same for a few queries: the keys of all `count` tokens, turned while they are multiplied. */
+static inline __attribute__((always_inline)) void score_few(
+    const Memory *m, int rows, const Row *row, const float *keys, const float *values,
+    const int64_t *slots, int64_t count, float *scores)
+{
+    const int64_t dim = m->key_dim;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const float *key[LANES];
+        vec sums[FEW] = {0};
+        int64_t d = 0;
+        find_keys(keys, dim, slots + i, count - i, key);
+        for (; d + 4 <= dim; d += 4) {
+            vec turned[4];
+            fetch(m, keys, values, slots + i, count - i, LANES, d);
+            turn_four(key, d, turned);
+            for (int64_t j = 0; j < 4; j++)
+                for (int r = 0; r < rows; r++)
+                    sums[r] = multiply_add(repeat(row[r].query[d + j]), turned[j], sums[r]);
+        }
+        for (; d < dim; d++) {
+            vec turned;
+            for (int64_t k = 0; k < LANES; k++)
+                turned[k] = key[k][d];
+            for (int r = 0; r < rows; r++)
+                sums[r] = multiply_add(repeat(row[r].query[d]), turned, sums[r]);
+        }
+        for (int r = 0; r < rows; r++)
+            store(scores + r * SPLIT + i, sums[r]);
+    }
+}
+
 /* parts[rows][dim] = weights[rows][SPLIT] * values[slots[count]][dim], for the columns of `vecs`
    vectors from column d on. */
 static inline __attribute__((always_inline)) void mix_columns(
     int rows, int vecs, const Row *row, const float *weights, const float *values, int64_t dim,
     const int64_t *slots, int64_t count, int64_t d)
 {
-    float out[TILE * 2 * LANES];
-    multiply(rows, vecs, weights, values + d, dim, slots, count, false, out, 2 * LANES);
+    float out[TILE * CHAINS / 2 * LANES];
+    multiply(rows, vecs, weights, values + d, dim, slots, count, false, out, vecs * LANES);
     for (int r = 0; r < rows; r++)
-        memcpy(row[r].part + d, out + r * 2 * LANES, vecs * LANES * sizeof(float));
+        memcpy(row[r].part + d, out + r * vecs * LANES, vecs * LANES * sizeof(float));
 }
 
 /* The same for all columns of the values. */
@@ -151,6 +198,8 @@ static inline __attribute__((always_inline)) void mix(
     const int64_t *slots, int64_t count)
 {
     int64_t d = 0;
+    for (; 4 * rows <= CHAINS && d + 4 * LANES <= dim; d += 4 * LANES)
+        mix_columns(rows, 4, row, weights, values, dim, slots, count, d);
     for (; d + 2 * LANES <= dim; d += 2 * LANES)
         mix_columns(rows, 2, row, weights, values, dim, slots, count, d);
     for (; d + LANES <= dim; d += LANES)
@@ -164,16 +213,14 @@ static inline __attribute__((always_inline)) void mix(
         }
 }
 
-/* Compute one part of a context for queries that share a KV head, in tiles of about the same size.
-   A key or value that is loaded once is used for all queries of a tile. */
-static void attend(
-    const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
-    int64_t count, float scale)
+/* weights[rows][SPLIT] = the scores of queries that share a KV head. A key that is loaded once is
+   used for all queries of a tile. Tiles have about the same size. */
+static void score_all(
+    const Memory *m, const Row *row, int64_t rows, const float *keys, const float *values,
+    const int64_t *slots, int64_t count, float *weights)
 {
     const int64_t dim = m->key_dim, chunk = rows * SPLIT, tiles = (rows + TILE - 1) / TILE;
-    const float *keys = m->keys + kv_head * m->slots * dim;
-    const float *values = m->values + kv_head * m->slots * m->value_dim;
-    float weights[chunk], queries[(dim + SPLIT - 1) / SPLIT * chunk], lines[dim * WIDE];
+    float queries[(dim + SPLIT - 1) / SPLIT * chunk], lines[dim * WIDE];
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < dim; d += SPLIT)
             memcpy(queries + d / SPLIT * chunk + r * SPLIT, row[r].query + d,
@@ -188,6 +235,24 @@ static void attend(
                 EACH(SCORE)
             }
         }
+    }
+}
+
+/* Compute one part of a context for queries that share a KV head. */
+static void attend(
+    const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,
+    int64_t count, float scale)
+{
+    const int64_t tiles = (rows + TILE - 1) / TILE;
+    const float *keys = m->keys + kv_head * m->slots * m->key_dim;
+    const float *values = m->values + kv_head * m->slots * m->value_dim;
+    float weights[rows * SPLIT];
+    switch (rows) {
+    case 1: score_few(m, 1, row, keys, values, slots, count, weights); break;
+    case 2: score_few(m, 2, row, keys, values, slots, count, weights); break;
+    case 3: score_few(m, 3, row, keys, values, slots, count, weights); break;
+    case 4: score_few(m, 4, row, keys, values, slots, count, weights); break;
+    default: score_all(m, row, rows, keys, values, slots, count, weights);
     }
     for (int64_t t = 0, r = 0, n; t < tiles; t++, r += n) {
         n = (rows - r + tiles - t - 1) / (tiles - t);

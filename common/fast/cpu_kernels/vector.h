@@ -149,21 +149,22 @@ static inline vec load_fours(const float *const *row, int64_t d)
 #endif
 }
 
-/* Columns d to d + 4 of LANES rows, as four rows that are `width` numbers apart. */
-static inline void turn_four(const float *const *row, int64_t d, float *to, int64_t width)
+/* Columns d to d + 4 of LANES rows, as four vectors. */
+static inline __attribute__((always_inline)) void turn_four(
+    const float *const *row, int64_t d, vec turned[4])
 {
 #ifdef LOW
     vec a = load_fours(row, d), b = load_fours(row + 1, d);
     vec c = load_fours(row + 2, d), e = load_fours(row + 3, d);
     vec low_ab = LOW(a, b), high_ab = HIGH(a, b), low_ce = LOW(c, e), high_ce = HIGH(c, e);
-    store(to, LOWS(low_ab, low_ce));
-    store(to + width, HIGHS(low_ab, low_ce));
-    store(to + 2 * width, LOWS(high_ab, high_ce));
-    store(to + 3 * width, HIGHS(high_ab, high_ce));
+    turned[0] = LOWS(low_ab, low_ce);
+    turned[1] = HIGHS(low_ab, low_ce);
+    turned[2] = LOWS(high_ab, high_ce);
+    turned[3] = HIGHS(high_ab, high_ce);
 #else
     for (int64_t j = 0; j < 4; j++)
         for (int64_t k = 0; k < LANES; k++)
-            to[j * width + k] = row[k][d + j];
+            turned[j][k] = row[k][d + j];
 #endif
 }
 

@@ -56,6 +56,8 @@ def main() -> int:
         )
     except KeyboardInterrupt:
         return fail("interrupted. Run the same command again: it goes on where it stopped.")
+    if has_gpu():
+        check_gpu()
     STAMP.write_text(wanted)
     say("set-up is complete")
     return 0
@@ -128,10 +130,32 @@ def host_cuda_torch() -> str | None:
     code = "import torch; print(torch.__version__ if torch.version.cuda else '')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     version = found.stdout.strip()
-    if version and tuple(map(int, version.split("+")[0].split(".")[:2])) < OLDEST_TORCH:
+    if version and is_too_old(version):
         say(f"this machine's torch {version} is too old: another one goes into {VENV}")
         return None
     return version or None
+
+
+def is_too_old(version: str) -> bool:
+    """Return whether a torch is older than the oldest one. 2.11.0a0 comes before 2.11.0.
+
+    NVIDIA's containers have such builds. For pip, they are not `torch>=2.11`.
+    """
+    parts = re.match(r"(\d+)\.(\d+)(?:\.0)?(?=(a|b|rc|\.?dev)?)", version)
+    assert parts is not None, f"torch has no version but {version!r}"
+    release = (int(parts[1]), int(parts[2]))
+    return release < OLDEST_TORCH or (release == OLDEST_TORCH and parts[3] is not None)
+
+
+def check_gpu() -> None:
+    """If the driver lists a GPU that torch cannot use, say why, and what helps."""
+    error = fails(PYTHON, "-c", "import torch; torch.zeros(1, device='cuda').item()")
+    if error is not None:
+        say(
+            f"torch cannot use this machine's GPU ({error}), so the engines run on the CPU. If the "
+            f"driver is old, update it. Or install a torch for older drivers and GPUs: {PYTHON} -m "
+            f"pip install {locked_torch()} --index-url https://download.pytorch.org/whl/cu126"
+        )
 
 
 def see_packages_of_this_python() -> None:

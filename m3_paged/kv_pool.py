@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
-from pathlib import Path
 
 import torch
 
 from common import EngineConfig
 from common.hf.support import LayerKV
+from common.memory import available_memory
 
 FREE_MEMORY_SHARE = 0.8  # of a GPU; activations need the rest. Of main memory: half as much
 
@@ -72,9 +71,4 @@ def free_memory(device: torch.device) -> int:
         gc.collect()  # engines that were dropped, but not closed
         torch.cuda.empty_cache()  # torch keeps freed memory, and CUDA counts it as used
         return int(torch.cuda.mem_get_info(device)[0] * FREE_MEMORY_SHARE)
-    try:  # Linux: free memory, and memory of caches that can be given back
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        available = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):  # other systems do not say how much is free
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return int(available * FREE_MEMORY_SHARE / 2)
+    return int(available_memory() * FREE_MEMORY_SHARE / 2)

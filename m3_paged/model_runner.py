@@ -28,7 +28,7 @@ class ModelRunner:
         """Raises `UnsupportedModelError` for a model that would give wrong answers."""
         probe, layers = self.probe(model, config)
         self.model = model
-        self.ops = select_backend(config.attention_backend, model.device, model.dtype)
+        self.ops = select_backend(config.attention_backend, model, layers, config.page_size)
         self.inputs = InputBuilder(config, model.device)
         table = probe.page_table(config.page_size).numpy()
         # The pool of the check has only the pages that the probe needs.

@@ -15,7 +15,7 @@ from . import kernels
 from .attention import AttentionMetadata
 
 PROGRAMS = 1024  # of the decode kernel: enough to fill a large GPU
-SPLIT, LARGEST_SPLIT = 256, 4096  # tokens of a context that one of these programs reads
+SPLIT, LARGEST_SPLIT = 64, 4096  # tokens of a context that one of these programs reads
 
 
 def require_runnable(device: torch.device) -> None:
@@ -30,8 +30,8 @@ def require_runnable(device: torch.device) -> None:
         _ = triton.runtime.driver.active.utils  # C code, compiled at the first use
     except Exception as error:
         raise RuntimeError(
-            "attention_backend='triton' needs a C compiler and Python's headers on a GPU, because "
-            f"Triton compiles its launcher: {error}"
+            "Triton needs a C compiler and Python's headers on a GPU, because it compiles its "
+            f"launcher: {error}"
         ) from error
 
 
@@ -61,15 +61,20 @@ def paged_decode(
     meta: AttentionMetadata,
     scale: float,
 ) -> torch.Tensor:
-    """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim]."""
+    """Attend with one query per decoding request. Query and result: [decodes, heads, head_dim].
+
+    Each row has a token, also a row that pads a batch: without one, its result would be undefined.
+    """
     batch, heads, _dim = query.shape
     width = meta.page_table.shape[1] * meta.page_size
     size = split_size(batch * keys.shape[0], width)
     splits = triton.cdiv(width, size)
     value_dim = values.shape[-1]
-    partial = query.new_empty((batch, heads, splits, value_dim), dtype=torch.float32)
-    partial_lse = query.new_empty((batch, heads, splits), dtype=torch.float32)
     output = query.new_empty((batch, heads, value_dim))
+    partial_lse = query.new_empty((batch, heads, splits), dtype=torch.float32)
+    partial = output[:, :, None]  # the result of one split is the result
+    if splits > 1:
+        partial = query.new_empty((batch, heads, splits, value_dim), dtype=torch.float32)
     shape = constants(query, keys, values, meta.page_size)
     tile = tiles(keys, shape)["decode"]
     kernels.decode_kernel[(batch, keys.shape[0], splits)](
@@ -78,10 +83,11 @@ def paged_decode(
         meta.page_table.stride(0), scale, splits, size,
         **shape, **tile,
     )  # fmt: skip
-    kernels.reduce_kernel[(batch, heads)](
-        partial, partial_lse, output, meta.seq_lens, splits, size,
-        output.stride(0), output.stride(1), VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"],
-    )  # fmt: skip
+    if splits > 1:
+        kernels.reduce_kernel[(batch, heads)](
+            partial, partial_lse, output, meta.seq_lens, splits, size,
+            output.stride(0), output.stride(1), VALUE_DIM=value_dim, BLOCK_V=shape["BLOCK_V"],
+        )  # fmt: skip
     return output
 
 

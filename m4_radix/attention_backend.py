@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
-import torch
+from transformers import PreTrainedModel
 
 from common.fast import cpu_attention
+from common.hf.kernel_trial import kernels_run, refuse_or_warn
+from common.hf.probe import LayerKV
 
 from . import attention
 
 
-def select_backend(name: str, device: torch.device, dtype: torch.dtype) -> ModuleType:
+def select_backend(
+    name: str, model: PreTrainedModel, layers: Sequence[LayerKV], page_size: int
+) -> ModuleType:
     """Return the module with the attention operations of a backend.
 
-    name: `torch`, `compiled`, `triton`, or `auto` for the fastest one that can run. Raises
-    `RuntimeError` if the kernels of the named backend cannot run.
+    name: `torch`, `compiled`, `triton`, or `auto` for the fastest one that can run. Triton kernels
+    are tried once. Raises `RuntimeError` if the kernels of the named backend cannot run, or if
+    `auto` finds that they fail on a GPU on which they should run.
     """
-    compiled = cpu_attention.is_runnable(device, dtype)
-    if name == "auto":
-        name = "triton" if device.type == "cuda" else "compiled" if compiled else "torch"
+    compiled = cpu_attention.is_runnable(model.device, model.dtype)
+    if name == "auto" and model.device.type != "cuda":
+        name = "compiled" if compiled else "torch"
     if name == "torch":
         return attention
     if name == "compiled":
@@ -31,6 +37,8 @@ def select_backend(name: str, device: torch.device, dtype: torch.dtype) -> Modul
     try:
         from . import triton_ops
     except ImportError as error:
-        raise RuntimeError(f"attention_backend={name!r} needs triton: {error}") from error
-    triton_ops.require_runnable(device)
-    return triton_ops
+        refuse_or_warn(name, f"Triton cannot be imported: {error}", error)
+        return attention
+    batch = attention.AttentionMetadata
+    runs = kernels_run(name, triton_ops, batch, model, layers, page_size)
+    return triton_ops if runs else attention

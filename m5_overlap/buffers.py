@@ -67,7 +67,9 @@ class StepBuffers:
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a host tensor on the device, for this step. The host does not wait."""
         staged = self._take(tensor)
-        staged.copy_(tensor)
+        # NumPy copies on this thread. torch uses several threads above 32,768 numbers, which can
+        # take milliseconds where the container may use fewer cores than the machine has.
+        staged.numpy()[...] = tensor.numpy()
         if self.pack is not None:
             return self.pack.twin_of(staged, self.memory)
         return staged.to(self.device, non_blocking=True)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
+from torch.nn.functional import pad
 
 from .model_input import BatchDescriptor, ModelInput
 from .schedule_batch import ScheduleBatch
@@ -57,9 +58,13 @@ class StaticStep:
     logits: torch.Tensor | None = None  # [S, V], once captured
 
     def fill(self, inputs: ModelInput) -> None:
-        """Copy a step's inputs into the static tensors. Every row is written, so none is stale."""
+        """Copy a step's inputs into the static tensors. Every row is written, so none is stale.
+
+        The page table of a step has only the columns that the step needs. Behind them, the static
+        table keeps old pages, which lie after the end of each context.
+        """
         for static, tensor in zip(self.inputs.tensors(), inputs.tensors(), strict=True):
-            static.copy_(tensor)
+            static[..., : tensor.shape[-1]].copy_(tensor)
         # Attention without kernels reads the lengths on the host. Graphs ignore them.
         self.inputs.metadata = replace(
             self.inputs.metadata, seq_lens_cpu=list(inputs.metadata.seq_lens_cpu)
@@ -74,10 +79,14 @@ class DecodeGraphs:
     logits are used before the next one runs.
     """
 
-    def __init__(self, forward: Forward, sizes: list[int], capture: bool) -> None:
-        """sizes: ascending; empty for no graphs. capture: False on a machine without a GPU."""
+    def __init__(self, forward: Forward, sizes: list[int], max_pages: int, capture: bool) -> None:
+        """sizes: ascending; empty for no graphs. max_pages: of the longest request.
+
+        capture: False on a machine without a GPU.
+        """
         self.forward = forward
         self.sizes = sizes
+        self.max_pages = max_pages
         self.capture = capture
         self.steps: dict[BatchDescriptor, StaticStep] = {}
         self.pool = torch.cuda.graph_pool_handle() if capture else None
@@ -110,9 +119,15 @@ class DecodeGraphs:
         assert step.logits is not None, "a captured graph has logits"
         return step.logits
 
+    def clear(self) -> None:
+        """Free the graphs and their memory."""
+        self.steps.clear()
+        self.logits = None
+
     def _make(self, inputs: ModelInput) -> StaticStep:
-        """Return static tensors of the same shapes; on a GPU, with a captured graph."""
+        """Return static tensors for a step of this size; on a GPU, with a captured graph."""
         meta = inputs.metadata
+        missing = self.max_pages - meta.page_table.shape[1]  # columns: requests may grow
         static = replace(
             inputs,
             input_ids=inputs.input_ids.clone(),
@@ -123,7 +138,7 @@ class DecodeGraphs:
                 slot_mapping=meta.slot_mapping.clone(),
                 query_start_loc=meta.query_start_loc.clone(),
                 seq_lens=meta.seq_lens.clone(),
-                page_table=meta.page_table.clone(),
+                page_table=pad(meta.page_table, (0, missing)),
             ),
         )
         step = StaticStep(static)
@@ -137,13 +152,14 @@ class DecodeGraphs:
         The graph is captured on the current stream. On a stream of its own, each graph would have
         workspaces of its own for the matrix products.
         """
-        logits = self.forward(step.inputs)  # compiles kernels, and initializes libraries
-        if self.logits is None or len(self.logits) < len(logits):
-            self.logits = torch.empty_like(logits)
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(logits.device)
-        step.logits = self.logits[: len(logits)]
-        del logits
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(step.inputs.input_ids.device)
         try:
+            logits = self.forward(step.inputs)  # compiles kernels, and initializes libraries
+            if self.logits is None or len(self.logits) < len(logits):
+                self.logits = torch.empty_like(logits)
+            step.logits = self.logits[: len(logits)]
+            del logits
             with waits_refused():  # finds a model that cannot be captured, without a broken capture
                 self.forward(step.inputs)
             with garbage_kept(), torch.cuda.graph(graph, pool=self.pool, stream=stream):
@@ -151,8 +167,8 @@ class DecodeGraphs:
         except RuntimeError as error:
             logger.warning("this model runs without CUDA graphs: %s", error)
             self.sizes.clear()  # so the loop over them ends, too
-            self.capture, self.logits = False, None
-            self.steps.clear()  # without sizes, no step uses the graphs that were captured before
+            self.capture = False
+            self.clear()  # without sizes, no step uses the graphs that were captured before
             return
         step.graph = graph
 

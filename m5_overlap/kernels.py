@@ -24,7 +24,10 @@ CHANGING += ["first_request", "num_requests", "first_token"]
 
 
 def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:
-    """Return tile sizes, warps and stages of the kernels: the largest that spill no registers.
+    """Return tile sizes, warps and stages of the kernels, as chosen by what they compile to.
+
+    Decode reads ahead: with five stages, one tile is computed while the next one is loaded. In a
+    prefill with 128 rows, each warp has rows of its own, so a maximum of a row needs no other warp.
 
     group: query heads of a KV head. block_dim: head dimension, rounded up, of keys or values: the
     larger one. itemsize: bytes a value. capability: of the GPU; 90 stands for 9.0. Before 8.0 (a T4
@@ -44,14 +47,11 @@ def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[st
             "decode": {"ROWS": heads, "TILE": 32, "num_warps": warps, "num_stages": 1},
             "prefill": {"ROWS": max(rows, heads), "TILE": tile, "num_warps": 8, "num_stages": 1},
         }
+    # Wide heads in 128 rows need the shared memory of an H100 or a B200, and wgmma or tcgen05.
+    rows = 128 if block_dim <= 128 or 90 <= capability < 120 else 32
     return {
-        "decode": {"ROWS": padded, "TILE": 64, "num_warps": 4 + heads // 128 * 4, "num_stages": 3},
-        "prefill": {
-            "ROWS": max(64 if block_dim <= 128 else 32, heads),
-            "TILE": 64,
-            "num_warps": 4 if block_dim <= 64 else 8,
-            "num_stages": 2,
-        },
+        "decode": {"ROWS": padded, "TILE": 32, "num_warps": 4 + heads // 128 * 4, "num_stages": 5},
+        "prefill": {"ROWS": max(rows, heads), "TILE": 64, "num_warps": 8, "num_stages": 2},
     }
 
 
@@ -181,10 +181,8 @@ def reduce_kernel(
         acc = acc * decay + part * weight
         total = total * decay + weight
         maximum = new_maximum
-    # A padding row of a batch has length 0. Its result is zeros, not NaN.
-    result = acc / tl.where(total == 0.0, 1.0, total)
     place = output + request * output_stride_b + head * output_stride_h + dim
-    tl.store(place, result.to(output.dtype.element_ty), mask=dim < VALUE_DIM)
+    tl.store(place, (acc / total).to(output.dtype.element_ty), mask=dim < VALUE_DIM)
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -206,7 +204,8 @@ def prefill_kernel(
     is empty.
     """
     QUERIES: tl.constexpr = ROWS // GROUP
-    block, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest contexts of a prompt first
+    kv_head = tl.program_id(1).to(tl.int64)
     # Binary search for the last request that begins at this block or before it.
     low, high = 0, num_requests
     while low < high - 1:

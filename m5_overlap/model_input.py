@@ -86,7 +86,7 @@ class InputBuilder:
             tokens, query_lens = tokens + [0] * padding, query_lens + [1] * padding
             starts, seq_lens = starts + [0] * padding, seq_lens + [1] * padding
             rows = rows + [PADDING_INDEX] * padding
-            sampled, width = list(range(descriptor.num_reqs)), self.page_table.shape[1]
+            sampled = list(range(descriptor.num_reqs))
         positions = np.array([*chain(*map(range, starts, seq_lens))])  # [T]
         page_table = self.page_table[rows, :width]  # [B, P]
         inputs = self.flatten(tokens, positions, page_table, query_lens, seq_lens, sampled)

@@ -73,7 +73,7 @@ class ModelRunner:
         """Raises `UnsupportedModelError` for a model that would give wrong answers."""
         probe, layers = self.probe(model, config)
         self.model = model
-        self.ops = select_backend(config.attention_backend, model.device, model.dtype)
+        self.ops = select_backend(config.attention_backend, model, layers, config.page_size)
         self.stream = open_stream(model.device, config.emulated_forward_ms)
         self.stream.wait_before_freeing(self)
         self.buffers = deque(StepBuffers(model.device) for _ in range(2))
@@ -147,7 +147,7 @@ class ModelRunner:
     def close(self) -> None:
         """Run the queued work, then free the memory of the engine."""
         self.stream.close()
-        self.graphs.steps.clear()
+        self.graphs.clear()
         self.kv_pool.release()
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
@@ -168,7 +168,9 @@ class ModelRunner:
         # The shapes of attention in torch depend on lengths, so no graph can replay it.
         can_replay = on_gpu and self.ops is not attention
         sizes = graph_sizes(config.max_num_seqs) if can_replay else []
-        graphs = DecodeGraphs(self.forward, sizes if config.cuda_graph else [], capture=on_gpu)
+        max_pages = self.inputs.page_table.shape[1]
+        sizes = sizes if config.cuda_graph else []
+        graphs = DecodeGraphs(self.forward, sizes, max_pages, capture=on_gpu)
         if on_gpu and not config.lazy_cuda_graphs:
             for size in reversed(graphs.sizes):  # largest first: the others fit in its memory
                 self.buffers[0].begin()

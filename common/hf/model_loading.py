@@ -16,7 +16,6 @@ from ..fast import (
     apply_passes,
     dequantize,
     has_passes,
-    keep_freed_memory,
     keep_narrow,
     kernels,
     panel_size,
@@ -27,6 +26,7 @@ from ..fast import (
 from ..parallel.division import Division
 from ..parallel.group import RankGroup
 from ..parallel.ranks import Ranks
+from .device import half_type, open_device, resolve_device, resolve_dtype
 from .gguf_folders import embedded_gguf, gguf_folder, is_embedded, quiet_transformers
 from .loaded_model import LoadedModel
 from .model_files import load_checkpoint, load_stored
@@ -45,9 +45,7 @@ def load_model(config: EngineConfig, *, plain: bool = False) -> LoadedModel:
     Raises `ValueError` if the model cannot be loaded, `UnsupportedModelError` (a `ValueError` too)
     if it is not a decoder, and `EmbeddedModelMissingError` if the embedded model is not installed.
     """
-    device = _resolve_device(config.device)
-    if device.type == "cpu":
-        keep_freed_memory()
+    device = open_device(config.device)
     if config.tensor_parallel_size > 1 and not plain:
         return _load_divided(config)
     if not plain and _can_keep_stored(config, device):
@@ -86,7 +84,7 @@ def load_part(config: EngineConfig, join: Callable[[Division, torch.device], Ran
     join: returns the process group, after all ranks have read the model. Raises
     `UnsupportedModelError` if `config.tensor_parallel_size` ranks cannot divide the model.
     """
-    device = _resolve_device(config.device)
+    device = open_device(config.device)
     model, tokenizer = _load_weights(config, device, kept=False)
     division = Division(config.model, model, config.tensor_parallel_size)
     ranks = join(division, device)
@@ -102,7 +100,7 @@ def load_part(config: EngineConfig, join: Callable[[Division, torch.device], Ran
 
 def _load_divided(config: EngineConfig) -> LoadedModel:
     """Load the part of rank 0, and start the other ranks, which load theirs."""
-    device, size = _resolve_device(config.device), config.tensor_parallel_size
+    device, size = resolve_device(config.device), config.tensor_parallel_size
     if device.type == "cuda" and config.cuda_graph:
         raise ValueError(
             "tensor_parallel_size > 1 needs cuda_graph=False on a GPU: the replay of a graph does "
@@ -150,7 +148,7 @@ def _load_weights(
     config: EngineConfig, device: torch.device, *, kept: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return a model on its device in eval mode, without passes, and its tokenizer."""
-    dtype = _resolve_dtype(config.dtype, device)
+    dtype = resolve_dtype(config.dtype, device)
     with quiet_transformers():
         model, tokenizer = _read(config.model, dtype, device)
     if model.config.is_encoder_decoder:
@@ -162,29 +160,17 @@ def _load_weights(
         if isinstance(dtype, torch.dtype):
             _cast(model, dtype)
         elif model.dtype == torch.bfloat16:
-            _cast(model, _half_type(device, dtype))
+            _cast(model, half_type(device, dtype))
     else:
         keep_narrow(model, panel_size())
     return _to(model, device).eval(), tokenizer
-
-
-def _half_type(device: torch.device, dtype: torch.dtype | str) -> torch.dtype:
-    """Return `dtype`; for `auto`, bfloat16, or float16 on a GPU that cannot compute bfloat16."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    return torch.bfloat16 if _has_bfloat16(device) else torch.float16
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    """Return whether a device computes bfloat16. GPUs before Ampere, such as a T4, do not."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _read(
     name: str, dtype: torch.dtype | str, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if is_random(name):
-        return load_random(name, device, _half_type(device, dtype))
+        return load_random(name, device, half_type(device, dtype))
     if is_embedded(name):
         return load_stored(name, gguf_folder(embedded_gguf()))
     if name.endswith(".gguf"):
@@ -223,30 +209,3 @@ def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
     _to(model, dtype)
     for module, name, buffer in frequencies:
         setattr(module, name, buffer)
-
-
-def _resolve_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device must be 'auto' or a torch device, got {name!r}") from error
-    if device.type == "mps":
-        raise ValueError("device must be cpu or cuda: mps has no float64, which sampling needs")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch finds no CUDA device here")
-    return device
-
-
-def _resolve_dtype(name: str, device: torch.device) -> torch.dtype | str:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    if dtype == torch.bfloat16 and not _has_bfloat16(device):
-        raise ValueError(
-            f"dtype is 'bfloat16', but {torch.cuda.get_device_name(device)} cannot compute it: use "
-            "'float16' or 'auto'"
-        )
-    return dtype

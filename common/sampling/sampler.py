@@ -3,7 +3,7 @@
 A draw is a pure function of (logits, seed, position). There is no random generator, because its
 state would depend on the other requests in the batch. Instead, a counter-based hash of (seed,
 position) gives one uniform number, and the inverse of the cumulative distribution converts it to a
-token. All of this is a few tensor operations, the same on CPU and GPU.
+token. The host computes the hash. The rest is a few tensor operations, the same on CPU and GPU.
 
     logits --adjust, / temperature--> top-k --> top-p --> min-p --> softmax --> cumulative sum
     hash(seed, position) --> u in (0, 1)  ------------------------------> first token above u
@@ -79,25 +79,27 @@ class DrawParams:
 
     temperature: torch.Tensor  # float32; 1 in greedy rows
     greedy: torch.Tensor  # bool: such a row draws nothing
-    seeds: torch.Tensor  # int64
-    positions: torch.Tensor  # int64: the number of tokens before the token to draw
+    uniforms: torch.Tensor  # float64 in [0, 1): a hash of the seed and the token's position
     filters: Filters | None
 
     @classmethod
-    def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> DrawParams:
+    def from_requests(
+        cls, requests: Sequence[Request], positions: Sequence[int], device: torch.device | str
+    ) -> DrawParams:
+        """positions: of the token to draw for each request."""
+        seeds = np.array([request.seed for request in requests], np.int64)
         params = [request.params for request in requests]
         filtered = any(p.is_filtered for p in params)
         # Normal float32 numbers. A draw at 1e-37 is already an argmax, one at 1e38 is uniform.
         temperature = [1.0 if p.is_greedy else min(max(p.temperature, 1e-37), 1e38) for p in params]
 
-        def tensor(values: Sequence[float], dtype: type) -> torch.Tensor:
+        def tensor(values: Sequence[float] | np.ndarray, dtype: type) -> torch.Tensor:
             return torch.from_numpy(np.array(values, dtype)).to(device)
 
         return cls(
             temperature=tensor(temperature, np.float32),
             greedy=tensor([p.is_greedy for p in params], np.bool_),
-            seeds=tensor([r.seed for r in requests], np.int64),
-            positions=tensor([len(r.token_ids) for r in requests], np.int64),
+            uniforms=tensor(uniform(seeds, np.array(positions, np.int64)), np.float64),
             filters=Filters.from_requests(requests, device) if filtered else None,
         )
 
@@ -117,13 +119,20 @@ class SamplingMetadata:
 
     @classmethod
     def from_requests(
-        cls, requests: Sequence[Request], device: torch.device | str
+        cls,
+        requests: Sequence[Request],
+        device: torch.device | str,
+        positions: Sequence[int] | None = None,
     ) -> SamplingMetadata:
-        """Return the metadata of the next token of each request."""
+        """Return the metadata of one token of each request, by default of its next token.
+
+        positions: the number of tokens before that token. It decides the draw (I2).
+        """
+        positions = positions or [len(request.token_ids) for request in requests]
         draws = not all(request.params.is_greedy for request in requests)
         adjusted = any(request.params.is_adjusted for request in requests)
         return cls(
-            draws=DrawParams.from_requests(requests, device) if draws else None,
+            draws=DrawParams.from_requests(requests, positions, device) if draws else None,
             num_logprobs=[request.params.logprobs for request in requests],
             adjustments=Adjustments.from_requests(requests, device) if adjusted else None,
         )
@@ -168,7 +177,7 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         token_ids, is_left = most_likely(logits)
         is_valid = is_valid & is_left
     if (draws := metadata.draws) is not None:
-        drawn = draw(scale_and_filter(logits, draws), draws.seeds, draws.positions)
+        drawn = draw(scale_and_filter(logits, draws), draws.uniforms)
         token_ids = torch.where(draws.greedy | ~is_valid, token_ids, drawn)
     logprobs, logprob_ids = _logprobs(model_logits, token_ids, metadata.num_logprobs)
     return SamplerOutput(token_ids, is_valid, logprobs, logprob_ids, metadata.num_logprobs)
@@ -193,10 +202,10 @@ def scale_and_filter(logits: torch.Tensor, draws: DrawParams) -> torch.Tensor:
     return logits
 
 
-def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def draw(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Draw one token for each row from softmax(logits) by inverting the cumulative distribution.
 
-    logits: [B, V] float32, largest 0. seeds, positions: [B] int64. Returns [B] int64.
+    logits: [B, V] float32, largest 0. uniforms: [B] float64 in [0, 1). Returns [B] int64.
     The sums of blocks say in which block the token is, and only this block gets a cumulative sum. A
     GPU adds up all blocks at the same time, but the parts of one long cumulative sum in turn.
     A token with probability zero is never drawn, because it adds nothing to a sum.
@@ -207,7 +216,7 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     weights = weights.view(num_rows, -1, BLOCK)
     sums = weights.sum(dim=-1)  # [B, blocks]
     before = pad(sums[:, :-1].cumsum(dim=-1), (1, 0))  # [B, blocks]: the sum of all blocks before
-    threshold = uniform(seeds, positions)[:, None] * (before + sums)[:, -1:]  # [B, 1]
+    threshold = uniforms[:, None] * (before + sums)[:, -1:]  # [B, 1]
     block = torch.searchsorted(before, threshold, right=True) - 1  # [B, 1]
     cumulative = weights.take_along_dim(block[:, :, None], 1).squeeze(1).cumsum(dim=-1)
     # Both sums of a block are rounded, so what is left may be the whole cumulative sum or more.
@@ -215,31 +224,24 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     return (block * BLOCK + torch.searchsorted(cumulative, rest, right=True)).squeeze(-1)
 
 
-def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return a float64 in [0, 1) for each (seed, position): 48 bits of a hash (splitmix64)."""
-    bits = _mix(_mix(seeds) + positions)
-    return ((bits >> 16) & (2**48 - 1)).double() / 2.0**48
+def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return a float64 in [0, 1) for each (seed, position): 48 bits of a hash (splitmix64).
+
+    seeds, positions: [B] int64. The host knows both. A GPU would need thirty launches for this.
+    """
+    bits = _mix(_mix(seeds.astype(np.uint64)) + positions.astype(np.uint64))
+    return np.asarray((bits >> np.uint64(16) & np.uint64(2**48 - 1)) / 2.0**48)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Apply the finalizer of splitmix64 to int64 numbers, which wrap around as uint64 does.
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Apply the finalizer of splitmix64 to uint64 numbers, which wrap around.
 
     Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
-    x = x + _int64(0x9E3779B97F4A7C15)
-    x = (x ^ _shift_right(x, 30)) * _int64(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift_right(x, 27)) * _int64(0x94D049BB133111EB)
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift right and fill with zeros. torch's own `>>` copies the sign bit of a signed integer."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _int64(value: int) -> int:
-    """Return the signed integer that has the same 64 bits as an unsigned one."""
-    return value - 2**64 if value >= 2**63 else value
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
 
 
 def _logprobs(

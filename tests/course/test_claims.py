@@ -235,7 +235,7 @@ def programs_of_a_decode() -> None:
     size = split_size(requests * kv_heads, max(contexts))
     splits = -(-max(contexts) // size)
     busy = sum(kv_heads * -(-context // size) for context in contexts)
-    assert (size, requests * kv_heads * splits, busy) == (256, 12, 9)
+    assert (size, requests * kv_heads * splits, busy) == (64, 30, 18)
     assert 9 // kv_heads == 3, "query heads of one KV head"
 
 
@@ -268,7 +268,7 @@ CLAIMS: dict[str, Claim] = {
     "m3.4": (["C is retracted", "B itself is retracted", "The queue is B, C",
               "it expects more of every request"], [two_retractions]),
     "m3.5": (["6, 6, 6, 2", "A and B get four tokens each"], [pages_before_chunks]),
-    "m3.6": (["= 12 programs", "6 + 3 = 9", "3 query heads of one KV head"],
+    "m3.6": (["= 30 programs", "15 + 3 = 18", "3 query heads of one KV head"],
              [programs_of_a_decode]),
     **upper_claims.CLAIMS,
     **elective_claims.CLAIMS,

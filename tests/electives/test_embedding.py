@@ -473,8 +473,9 @@ def test_on_a_gpu_a_step_with_vectors_runs_without_a_graph(
         loaded = load_model(EngineConfig(model="tiny-qwen3", device="cpu", model_passes="none"))
         engine: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3, num_pages=9)
         put_on_gpu(engine, module_of("stream"))
-        graphs = module_of("cuda_graph").DecodeGraphs
-        engine.core.runner.graphs = graphs(engine.core.runner.forward, [1, 2], capture=True)
+        graphs, runner = module_of("cuda_graph").DecodeGraphs, engine.core.runner
+        max_pages = runner.inputs.page_table.shape[1]
+        runner.graphs = graphs(runner.forward, [1, 2], max_pages, capture=True)
         text = engine.add_request([5, 6, 7], greedy(4, ignore_eos=True))
         outputs = [output for _ in range(2) for output in engine.step()]
         replays = [engine.stats().num_graph_replays]

@@ -216,8 +216,9 @@ def test_graphs_with_adapters_and_without(
         gpu: Any = make_engine(loaded, attention_backend="triton", max_num_seqs=3, max_loras=1)
         gpu.core.runner.lora.kernels = None  # a GPU has the products of torch
         put_on_gpu(gpu, module_of("stream"))
-        graphs = module_of("cuda_graph").DecodeGraphs(gpu.core.runner.forward, [4], capture=True)
-        gpu.core.runner.graphs = graphs
+        make_graphs, runner = module_of("cuda_graph").DecodeGraphs, gpu.core.runner
+        max_pages = runner.inputs.page_table.shape[1]
+        graphs = runner.graphs = make_graphs(runner.forward, [4], max_pages, capture=True)
         for names, theirs in zip(turns, expected, strict=True):
             ours = serve(gpu, prompts, names, adapters, 3)
             assert [x.token_ids for x in ours] == [x.token_ids for x in theirs], names

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -368,9 +369,8 @@ def test_rejection_sampling_has_the_distribution_of_the_model(module_of: ModuleO
     verify, seeds = module_of("rejection").verify, 20_000
     target = torch.tensor([[0.5, 0.3, 0.2, 0.0], [0.1, 0.2, 0.3, 0.4]]).double()
     draft = torch.tensor([[0.2, 0.2, 0.2, 0.4]]).double()
-    numbers = uniform(torch.arange(seeds).repeat_interleave(5), torch.arange(5).repeat(seeds)).view(
-        seeds, 5
-    )
+    cases = np.arange(seeds).repeat(5), np.tile(np.arange(5), seeds)
+    numbers = torch.from_numpy(uniform(*cases)).view(seeds, 5)
     guesses = torch.searchsorted(draft[0].cumsum(0), numbers[:, 4].contiguous(), right=True)
     firsts, pairs = Counter[int](), Counter[tuple[int, int]]()
     for guess, row in zip(guesses.tolist(), numbers, strict=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from common import LLMEngine, SamplingParams, UnsupportedModelError
+from common import LLMEngine, SamplingParams, UnsupportedModelError, memory
 from common.tracing.forced_retractions import force_retractions
 from tests.conftest import EngineFactory, ModuleOf, shared_model, tokens_in_flight
 from tests.helpers.oracle import assert_one_answer, drain, greedy
@@ -191,6 +192,23 @@ def test_the_pool_is_sized_from_memory(
     monkeypatch.setattr(pool, "free_memory", lambda device: 31 * page_bytes)
     with pytest.raises(RuntimeError, match=r"31 KV pages.*max_model_len=512 takes 32"):
         make_engine(max_model_len=512)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_memory_is_what_the_container_leaves(tmp_path: Path, version: int) -> None:
+    """The machine has more than the container, which counts caches of files as used."""
+    meminfo, files = tmp_path / "meminfo", list(memory.FILES[2 - version])
+    meminfo.write_text("MemTotal: 999 kB\nMemAvailable:   700 kB\n")
+    assert memory.available_memory(meminfo, tmp_path) == 700 * 1024, "no container"
+    limit, usage = (tmp_path / name for name in files)
+    limit.parent.mkdir(exist_ok=True)
+    usage.write_text("300000\n")
+    prefix = "total_" if version == 1 else ""
+    (limit.parent / "memory.stat").write_text(f"anon 5\n{prefix}inactive_file 50000\n")
+    for most, left in (("400000", 150_000), ("250000", 0), ("max", 700 * 1024), (str(2**62), None)):
+        limit.write_text(f"{most}\n")
+        expected = 700 * 1024 if left is None else left
+        assert memory.available_memory(meminfo, tmp_path) == expected, most
 
 
 def test_a_model_that_drops_keyword_arguments(

@@ -139,7 +139,8 @@ def test_triton_kernels_run_line_by_line(milestone: str, make_engine: EngineFact
     """The interpreter runs each kernel as Python of `kernels.py`, with its lines."""
     engine = make_engine(plain_model(MODEL), readable=True, attention_backend="triton")
     with counted_calls() as calls:
-        (output,) = engine.generate([[1, 2, 3]], greedy(2))
+        # The context is long enough to be split.
+        (output,) = engine.generate([[1, 2, 3] * 22], greedy(2))
     assert_one_answer(MODEL, output, 2)
     path = sources(milestone, ROOT)["kernels.py"]
     functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]

@@ -114,9 +114,9 @@ def test_contexts_around_a_page_and_a_tile(contexts: tuple[int, ...]) -> None:
     Decode(*contexts).check()
 
 
-@pytest.mark.parametrize("context", [255, 256, 257, 520])
+@pytest.mark.parametrize("context", [63, 64, 65, 130])
 def test_contexts_around_a_split(context: int) -> None:
-    """A program reads one split of 256 tokens; `reduce_kernel` combines the splits."""
+    """A program reads one split of 64 tokens; `reduce_kernel` combines the splits."""
     Decode(context, page_size=16).check()
 
 
@@ -161,11 +161,3 @@ def test_large_scores_do_not_overflow() -> None:
     decode = Decode(40, 5)
     decode.query *= 400.0
     decode.check()
-
-
-def test_a_row_that_pads_a_batch_gives_zeros() -> None:
-    """A padding row has length 0, and none of its programs has work."""
-    decode = Decode(5, 9)
-    decode.meta.seq_lens[1] = 0
-    got = decode.got()[1]
-    assert torch.equal(got, torch.zeros_like(got)), f"a context of 0 tokens gives zeros, not {got}"

@@ -42,6 +42,8 @@ UNUSUAL += [(cc, 16, 192, 128) for cc in (86, 90)]
 # One query head of a KV head, where no tensor cores are used: a tile with one row.
 ALONE = [(75, "fp16"), (75, "fp32"), (90, "fp32")]
 TENSOR_PRODUCT = r"^\s*(?:@\S+ )?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\."
+# The number of tiles [positions, dim] of keys or values that shared memory holds.
+BUFFERS = r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x"
 ROWS = [(cc, dtype, 128) for cc in WHOLE for dtype in ITEM_SIZES if (cc, dtype) != (75, "bf16")]
 INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64"}
 
@@ -110,7 +112,7 @@ def row_programs(kernels: ModuleType, dim: int) -> list[tuple[Any, dict[str, Any
 
 def compile_kernel(
     fn: Any, constants: dict[str, Any], dtype: str, capability: int
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Compile one kernel and return its figures.
 
     Pointers and strides are declared as multiples of 16, as those of torch's tensors are.
@@ -140,6 +142,8 @@ def compile_kernel(
         "wide_copies": len(re.findall(r"cp\.async\.cg\.shared\.global .*0x10", ptx)),
         "tensor_products": len(re.findall(TENSOR_PRODUCT, ptx, re.MULTILINE)),
         "multiplications": len(re.findall(r"fma\.rn\.f32", ptx)) * threads,
+        "warps": re.findall(r"nvidia_mma<.*?warpsPerCTA = \[([\d, ]+)\]", result.asm["ttgir"]),
+        "buffers": re.findall(BUFFERS, result.asm["ttgir"]),
         **assemble(ptx, capability),
     }
 

@@ -169,8 +169,8 @@ CLAIMS: dict[str, Claim] = {
         m5_3.test_undo_leaves_an_ended_request_alone_and_frees_it,
     ]),
     "m5.4": (["0, 0, 1, 2"], [m5_4.test_no_step_waits_for_more_than_the_step_before_last]),
-    "m5.5": (["four rows", "token 0 at position 0", "8 columns", "fit no size"],
-             [a_padded_batch]),
+    "m5.5": (["four rows", "token 0 at position 0", "3 columns", "static table has 8",
+              "fit no size"], [a_padded_batch]),
     "m5.6": (["launch, wait, four times", "launch, launch, wait, launch, wait, launch, wait, wait",
               "three launches", "nothing is in flight"], [one_step_behind]),
 }  # fmt: skip

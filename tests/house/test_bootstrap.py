@@ -28,6 +28,10 @@ def host_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("2.12.1+cu130", "13.0", "2.12.1+cu130"),
         ("2.11.0", "12.9", "2.11.0"),
         ("2.8.0+cu128", "12.8", None),  # too old for us
+        ("2.11.0a0+50eac811a6.nv25.12", "13.1", None),  # of a container: before 2.11.0
+        ("2.11.0.dev20260101", "13.0", None),
+        ("2.11.1rc1", "13.0", "2.11.1rc1"),
+        ("2.12.0a0+1234567.nv26.02", "13.1", "2.12.0a0+1234567.nv26.02"),
         ("2.13.0+cpu", None, None),
     ],
 )
@@ -170,6 +174,29 @@ def test_outside_linux_pip_chooses(set_up: SetUp, monkeypatch: pytest.MonkeyPatc
     assert set_up() == [OTHERS]
 
 
+@pytest.mark.parametrize("gpu_works", [True, False])
+def test_a_gpu_that_torch_cannot_use_is_explained(
+    prepared: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu_works: bool,
+) -> None:
+    """At set-up, and not at the first run. The set-up is complete: the CPU can run everything."""
+    python = tmp_path / "python"
+    last = (
+        "exit 0" if gpu_works else "echo 'RuntimeError: the NVIDIA driver is too old' >&2; exit 1"
+    )
+    python.write_text(f"#!/bin/sh\n{last}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(bootstrap, "PYTHON", python)
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: True)
+    assert bootstrap.main() == 0 and prepared == ["set up"]
+    said = capsys.readouterr().err
+    assert ("driver is too old" in said and "whl/cu126" in said) is not gpu_works
+    assert "set-up is complete" in said
+
+
 @pytest.mark.parametrize("script", [None, "exit 9", "echo 'No devices were found'"])
 def test_a_driver_without_a_gpu_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
@@ -187,6 +214,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
     monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
     monkeypatch.setattr(bootstrap, "set_up", lambda: calls.append("set up"))
+    monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
     return calls
 
 

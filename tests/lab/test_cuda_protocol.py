@@ -45,7 +45,9 @@ def on_gpu(engine: Any, module_of: ModuleOf, sizes: list[int]) -> Any:
     graphs = module_of("cuda_graph").DecodeGraphs
     engine.core.runner.stream.close()
     engine.core.runner.stream = module_of("stream").CudaStream(GPU)
-    engine.core.runner.graphs = graphs(engine.core.runner.forward, sizes, capture=True)
+    runner = engine.core.runner
+    max_pages = runner.inputs.page_table.shape[1]
+    runner.graphs = graphs(runner.forward, sizes, max_pages, capture=True)
     return engine
 
 
@@ -179,7 +181,7 @@ def test_no_garbage_is_collected_during_a_capture(cuda: FakeCuda, module_of: Mod
             assert [[] for _ in range(100)]  # with the threshold 1, these would start a collection
         return torch.zeros(1, 5)
 
-    graphs = module.DecodeGraphs(forward, [1], capture=True)
+    graphs = module.DecodeGraphs(forward, [1], 4, capture=True)
     gc.collect()
     alive = weakref.ref(old)
     gc.set_threshold(1)
@@ -372,6 +374,51 @@ def test_uploads_are_sent_in_one_copy(module_of: ModuleOf) -> None:
         memories = {memory.untyped_storage().data_ptr() for memory, _twin in pack.parts}
         assert not memories & {x.untyped_storage().data_ptr() for x in sent if x.numel()}
         assert copies[-1] == count
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_large_upload_starts_no_threads(
+    module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would copy more than 32,768 numbers with several threads, which wait for cores."""
+    table = torch.arange(256 * 129, dtype=torch.int32).view(256, 129)
+    buffers = module_of("buffers").StepBuffers(torch.device("cpu"))
+
+    def copy(*_: Any, **__: Any) -> None:
+        raise AssertionError("torch copies on the host")
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    for kind in (torch.int32, torch.bool, torch.float32, torch.int64):
+        assert torch.equal(buffers.upload(table.to(kind)), table.to(kind))
+    narrow = table[:, :100]  # not contiguous
+    assert torch.equal(buffers.upload(narrow), narrow)
+
+
+@pytest.mark.since("m5_overlap")
+def test_a_replay_uploads_only_the_used_columns_of_the_page_table(
+    cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf, loaded: LoadedModel
+) -> None:
+    """With a limit of 512 tokens, contexts of 20 tokens need a column or two of 32.
+
+    The static table has all columns. A short request after a long one leaves old pages in it.
+    """
+    prompts, widths = [[7] * 90, [1, 2, 3]], list[int]()
+    plain = make_engine(loaded, max_num_seqs=1, max_model_len=512, page_size=16)
+    expected = plain.generate(prompts, greedy(6, ignore_eos=True), progress=False)
+    engine = make_engine(loaded, attention_backend="triton", max_num_seqs=1, max_model_len=512,
+                         page_size=16)  # fmt: skip
+    graphs = on_gpu(engine, module_of, [1]).core.runner.graphs
+    run = graphs.run
+
+    def watched(inputs: Any) -> torch.Tensor:
+        widths.append(inputs.metadata.page_table.shape[1])
+        return run(inputs)
+
+    graphs.run = watched
+    outputs = engine.generate(prompts, greedy(6, ignore_eos=True), progress=False)
+    assert [x.outputs[0].token_ids for x in outputs] == [x.outputs[0].token_ids for x in expected]
+    assert set(widths) == {6, 1}
+    assert {s.inputs.metadata.page_table.shape[1] for s in graphs.steps.values()} == {32}
 
 
 @pytest.mark.since("m5_overlap")

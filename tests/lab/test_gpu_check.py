@@ -17,7 +17,14 @@ from rich.console import Console
 
 from common.displays.workload import Workload
 from common.hf.tiny import SHAPES
-from milestones.lab.bench import gpu_answers, gpu_check, gpu_kernels, gpu_speed, workloads
+from milestones.lab.bench import (
+    gpu_answers,
+    gpu_check,
+    gpu_kernels,
+    gpu_speed,
+    gpu_tiles,
+    workloads,
+)
 from tests.conftest import MILESTONES
 
 TOP = MILESTONES[-1]
@@ -72,30 +79,37 @@ def test_sampling_is_measured() -> None:
 
 
 def test_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number of stages that does not compile is noted, and the others are measured."""
     monkeypatch.setattr(gpu_kernels, "DECODES", {"256 mixed": [3, 20]})
     monkeypatch.setattr(gpu_kernels, "STATIC_TOKENS", 64)
-    ops = __import__(f"{PAGED}.triton_ops", fromlist=["x"])
-    used, own, tiles = list[int](), ops.paged_decode, ops.kernels.tiles(2, 16, 4, 80)
-
-    def watched(query: Any, keys: Any, *rest: Any) -> Any:
-        used.append(ops.kernels.tiles(2, 16, 4, 80)["decode"]["num_stages"])
-        if used[-1] == 5:
-            raise RuntimeError("out of resource: shared memory")
-        return own(query, keys, *rest)
-
-    monkeypatch.setattr(ops, "paged_decode", watched)
     row = gpu_kernels.decode(PAGED, "cpu", dim=16)["decode"]["256 mixed"]
-    assert used[2:] == list(gpu_kernels.STAGES) and row["us"] > row["reduce_us"]
-    assert "shared memory" in row["stages"][5] and row["stages"][2] > 0
-    assert ops.kernels.reduce_kernel is not None and ops.kernels.tiles(2, 16, 4, 80) == tiles
+    assert row["us"] > row["reduce_us"]
+    assert gpu_kernels.prefill(PAGED, "cpu", tokens=20, dim=16)["flops_per_second"] > 0
 
 
-def test_tiles_of_prefill_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_kernels, "PREFILL_TILES", [(16, 16, 4, 1), (32, 16, 4, 1)])
-    result = gpu_kernels.prefill(PAGED, "cpu", tokens=20, dim=16)
-    assert result["flops_per_second"] > 0
-    assert [type(us) for us in result["tiles"].values()] == [float, float]
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_the_fastest_tile_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile that does not compile is noted, and the others are measured."""
+    monkeypatch.setattr(gpu_kernels, "STATIC_TOKENS", 64)
+    ops: Any = importlib.import_module(f"{PAGED}.triton_ops")
+    own, tiles = getattr(ops, f"paged_{kind}"), ops.kernels.tiles(2, 16, 4, 80)
+
+    def watched(*arguments: Any) -> Any:
+        used = ops.kernels.tiles(2, 16, 4, 80)[kind]
+        if used["num_stages"] == 5:
+            raise RuntimeError("out of resource: shared memory")
+        return own(*arguments)
+
+    monkeypatch.setattr(ops, f"paged_{kind}", watched)
+    clock = iter([9e-6, 3e-6, 6e-6])
+    monkeypatch.setattr(gpu_tiles, "seconds", lambda work, _device: (work(), next(clock))[1])
+    candidates: list[gpu_tiles.Tile] = [(16, 16, 4, 1), (16, 32, 4, 5), (None, 32, 2, 1)]
+    result = gpu_tiles.sweep(PAGED, "cpu", kind, 16, [3, 20], candidates)
+    now, first, second, third = result["tiles"].values()
+    assert (now, first, third) == pytest.approx((9, 3, 6)) and "shared memory" in second
+    fastest = f'"{kind}": {{"TILE": 16, "num_warps": 4, "num_stages": 1, "ROWS": 16}}'
+    assert result["fastest"].startswith(f"{fastest} for head_dim 16 on ")
+    assert "3.00 times" in result["fastest"] and result["fastest"] in gpu_check.line("t", result)
+    assert ops.kernels.tiles(2, 16, 4, 80) == tiles
 
 
 def test_fused_kernels_are_measured_beside_the_others() -> None:

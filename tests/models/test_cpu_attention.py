@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -180,15 +180,18 @@ def test_kernels_that_cannot_run_are_refused(
     milestone: str, attention: ModuleType, ops: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select = load(milestone, "attention_backend").select_backend
-    cpu = torch.device("cpu")
-    assert select("auto", cpu, torch.float32) is ops
-    assert select("auto", cpu, torch.bfloat16) is attention
+    single, half = (
+        SimpleNamespace(device=torch.device("cpu"), dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert select("auto", single, [], 16) is ops
+    assert select("auto", half, [], 16) is attention
     with pytest.raises(RuntimeError, match="float32 on a CPU"):
-        select("compiled", cpu, torch.bfloat16)
+        select("compiled", half, [], 16)
     monkeypatch.setattr(ops, "kernels", lambda: None)
     with pytest.raises(RuntimeError, match="a C compiler"):
-        select("compiled", cpu, torch.float32)
-    assert select("auto", cpu, torch.float32) is attention
+        select("compiled", single, [], 16)
+    assert select("auto", single, [], 16) is attention
 
 
 @pytest.mark.parametrize("backend", ["torch", "compiled"])

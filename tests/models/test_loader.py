@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from common import EngineConfig, SamplingParams, load_model
 from common.fast.cpu_kernels import kernels
-from common.hf import gguf_folders, model_loading
+from common.hf import device, gguf_folders, model_loading
 from common.hf.gguf_folders import (
     EmbeddedModelMissingError,
     converted_folder,
@@ -322,21 +322,44 @@ def test_a_random_model_serves_the_standard_benchmark(monkeypatch: pytest.Monkey
     assert len(text) > 8, "most tokens of a real vocabulary are several characters long"
 
 
+def test_a_gpu_without_code_in_torch_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A V100 has 7.0. To name the device tries it all the same."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    assert device.resolve_device("auto").type == "cpu"
+    assert "Tesla V100" in caplog.text and "7.0" in caplog.text and "CPU is used" in caplog.text
+    assert device.resolve_device("cuda").type == "cuda"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert device.resolve_device("auto").type == "cuda"
+
+
+def test_a_gpu_does_not_use_the_attention_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a plan for each new length, so each decode step would wait for one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        device.open_device("cpu")
+        assert torch.backends.cuda.cudnn_sdp_enabled(), "a CPU changes nothing"
+        device.open_device("cuda")
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 def test_where_a_gpu_has_no_bfloat16_it_is_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
     t4 = torch.device("cuda")
-    assert model_loading._half_type(t4, "auto") == torch.float16
-    assert model_loading._half_type(torch.device("cpu"), "auto") == torch.bfloat16
-    assert model_loading._half_type(t4, torch.float32) == torch.float32
+    assert device.half_type(t4, "auto") == torch.float16
+    assert device.half_type(torch.device("cpu"), "auto") == torch.bfloat16
+    assert device.half_type(t4, torch.float32) == torch.float32
     with pytest.raises(ValueError, match=r"'bfloat16', but Tesla T4 cannot .*'float16'"):
-        model_loading._resolve_dtype("bfloat16", t4)
+        device.resolve_dtype("bfloat16", t4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
-    assert (
-        model_loading._half_type(t4, "auto")
-        == model_loading._resolve_dtype("bfloat16", t4)
-        == torch.bfloat16
-    )
+    assert device.half_type(t4, "auto") == device.resolve_dtype("bfloat16", t4) == torch.bfloat16
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
@@ -348,8 +371,8 @@ def test_frequencies_of_rope_keep_32_bits(
     them in float32, and so the answers of a checkpoint in bfloat16 are the same on a GPU.
     """
     tiny = plain_model("tiny-llama")
-    monkeypatch.setattr(model_loading, "_resolve_dtype", lambda name, _: getattr(torch, name, name))
-    monkeypatch.setattr(model_loading, "_has_bfloat16", lambda _device: has_bfloat16)
+    monkeypatch.setattr(model_loading, "resolve_dtype", lambda name, _: getattr(torch, name, name))
+    monkeypatch.setattr(device, "_has_bfloat16", lambda _device: has_bfloat16)
     AutoModelForCausalLM.from_config(tiny.model.config, dtype=torch.bfloat16).save_pretrained(
         tmp_path
     )

@@ -154,7 +154,7 @@ def buffers(chance: Random) -> Asked:
 def static_steps(chance: Random) -> Asked:
     runner = make_runner()
     sizes = sorted(chance.sample(range(1, 40), 5))
-    graphs = DecodeGraphs(torch.Tensor, sizes, capture=False)
+    graphs = DecodeGraphs(torch.Tensor, sizes, 8, capture=False)
     numbers = [chance.randint(1, 45) for _ in range(4)]
     chosen = [graphs.dispatch(decodes(n)) for n in numbers]
     yield f"dispatch {numbers} of {sizes}", [(mode.name, key.num_reqs) for mode, key in chosen]

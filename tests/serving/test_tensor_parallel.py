@@ -200,6 +200,7 @@ def test_each_rank_needs_a_gpu_of_its_own(
     started: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(model_loading, "RankGroup", started.append)
     config = EngineConfig(
         model="tiny-llama", device=device, tensor_parallel_size=2, cuda_graph=False,

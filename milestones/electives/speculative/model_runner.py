@@ -22,9 +22,8 @@ class ModelRunner(M5ModelRunner):
         if not batch.drafts:
             return super().prepare(batch)
         requests = [request for request, _before in batch.outputs]
-        metadata = SamplingMetadata.from_requests(requests, "cpu")
-        if metadata.draws is not None:  # I2: the position of a token decides its draw
-            metadata.draws.positions += torch.tensor([before for _request, before in batch.outputs])
+        positions = [len(request.token_ids) + before for request, before in batch.outputs]
+        metadata = SamplingMetadata.from_requests(requests, "cpu", positions)
         upload = self.buffers[0].upload
         # The next step is planned when the fate of the drafts is known: nothing to look up.
         nowhere = torch.from_numpy(np.full(len(requests), PADDING_INDEX, np.int64))

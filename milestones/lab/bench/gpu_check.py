@@ -25,7 +25,7 @@ from common.displays.demo import machine
 
 from ... import recording
 from ...chain import ROOT, milestones
-from . import gpu_answers, gpu_kernels, gpu_speed
+from . import gpu_answers, gpu_kernels, gpu_speed, gpu_tiles
 from .engines import HUGGING_FACE
 
 SMALL, STANDARD = "tiny-qwen3", "random-qwen3-0.6b"
@@ -52,6 +52,12 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
         cases["two engines"] = partial(gpu_answers.check_two_engines, name, device, standard)
         cases["decode"] = partial(gpu_kernels.decode, name, device)
         cases["prefill"] = partial(gpu_kernels.prefill, name, device)
+        for dim in gpu_tiles.HEAD_DIMS:
+            mixed, prompt = gpu_kernels.DECODES["256 mixed"], [gpu_tiles.PROMPT]
+            for kind, lengths in (("decode", mixed), ("prefill", prompt)):
+                tiles = gpu_tiles.TILES[kind]
+                sweep = partial(gpu_tiles.sweep, name, device, kind, dim, lengths, tiles)
+                cases[f"tiles of {kind}, head_dim {dim}"] = sweep
     for name in graphed[-1:]:
         cases["overlap"] = partial(gpu_answers.check_overlap, name, device)
         cases["graphs"] = partial(gpu_answers.check_graphs, name, device, standard, 256)

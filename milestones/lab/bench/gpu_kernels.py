@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -27,11 +26,6 @@ DECODES: dict[str, list[int]] = {
 }
 STATIC_TOKENS = 2048  # the static page table is as wide as the longest request
 CONTEXT = 800  # tokens, in the middle of the standard benchmark
-STAGES = (1, 2, 3, 4, 5)
-PREFILL_TILES = [  # rows of queries, positions of a tile, warps, stages
-    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (64, 128, 8, 2),
-    (128, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2),
-]  # fmt: skip
 POOLS = 8  # most copies of keys and values that take turns
 UNCACHED = 2**29  # bytes: more than the cache of any GPU holds
 HIDDEN, WIDTH, HEADS, DIM = 1024, 3072, (16, 8), 128  # of Qwen3-0.6B
@@ -56,13 +50,12 @@ def seconds(work: Callable[[], Any], device: str) -> float:
 def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
     """Measure the decode kernels over a static table, by contexts: time, and bytes of KV a second.
 
-    `stages` has the time with each number of stages, and `reduce_us` the part of the time that
-    combining the splits takes.
+    `reduce_us`: the part of the time that combining the splits takes.
     """
     ops = load(milestone, "triton_ops")
     rows = {}
     for name, contexts in DECODES.items():
-        case, pools = _decode_case(milestone, device, contexts, dim)
+        case, pools = decode_case(milestone, device, contexts, dim)
 
         def work(case: PagedCase = case, pools: list[Any] = pools) -> None:
             for keys, values in pools:
@@ -70,36 +63,14 @@ def decode(milestone: str, device: str, dim: int = 128) -> dict[str, Any]:
 
         took = seconds(work, device) / len(pools)
         moved = 2 * sum(contexts) * pools[0][0].shape[0] * dim * case.keys.itemsize
-        row: dict[str, Any] = {"us": 1e6 * took, "bytes_per_second": moved / took, "stages": {}}
+        row: dict[str, Any] = {"us": 1e6 * took, "bytes_per_second": moved / took}
         with patch.object(ops.kernels, "reduce_kernel", MagicMock()):
             row["reduce_us"] = row["us"] - 1e6 * seconds(work, device) / len(pools)
-        for stages in STAGES if name == "256 mixed" else ():
-            with tiled(ops.kernels, "decode", num_stages=stages):
-                row["stages"][stages] = _us(work, device, len(pools))
         rows[name] = row
     return {"decode": rows, "copy_bytes_per_second": _copy_speed(device), "passed": True}
 
 
-def tiled(kernels: Any, kind: str, **changes: int) -> AbstractContextManager[Any]:
-    """Inside this context, the `decode` or the `prefill` kernel has another tile."""
-    own = kernels.tiles
-
-    def tiles(*args: Any) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = own(*args)
-        return {**found, kind: {**found[kind], **changes}}
-
-    return patch.object(kernels, "tiles", tiles)
-
-
-def _us(work: Callable[[], Any], device: str, calls: int = 1) -> float | str:
-    """Return microseconds, or the error of a tile that needs too much shared memory."""
-    try:
-        return 1e6 * seconds(work, device) / calls
-    except Exception as error:
-        return repr(error)[:200]
-
-
-def _decode_case(milestone: str, device: str, contexts: list[int], dim: int) -> tuple[Any, Any]:
+def decode_case(milestone: str, device: str, contexts: list[int], dim: int) -> tuple[Any, Any]:
     """Return a decode case with a table of the static width, and several copies of its KV."""
     attention = load(milestone, "attention")
     case = PagedCase(
@@ -128,33 +99,29 @@ def _copy_speed(device: str) -> float:
 
 
 def prefill(milestone: str, device: str, tokens: int = 4096, dim: int = 128) -> dict[str, Any]:
-    """Measure the prefill kernel on one prompt: time, and arithmetic per second.
-
-    `tiles` has the time of each of `PREFILL_TILES`.
-    """
-    attention = load(milestone, "attention")
-    ops = load(milestone, "triton_ops")
-    dtype = torch.float32 if device == "cpu" else torch.float16
-    case = PagedCase(attention, [tokens], [tokens], (16, 8), dim, 16, dtype, device)
-    ops.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+    """Measure the prefill kernel on one prompt: time, and arithmetic per second."""
+    ops, case = load(milestone, "triton_ops"), prefill_case(milestone, device, [tokens], dim)
 
     def work() -> None:
         ops.paged_prefill(case.query, case.keys, case.values, case.meta, 0.25)
 
     took = seconds(work, device)
-    tiles: dict[str, float | str] = {}
-    for rows, tile, warps, stages in PREFILL_TILES:
-        shape = {"ROWS": rows, "TILE": tile, "num_warps": warps, "num_stages": stages}
-        with tiled(ops.kernels, "prefill", **shape):
-            tiles[f"{rows} x {tile}, {warps} warps, {stages} stages"] = _us(work, device)
     flops = 4 * 16 * dim * tokens * tokens / 2  # two products, and half of the scores are masked
     return {
         "tokens": tokens,
         "us": 1e6 * took,
         "flops_per_second": flops / took,
-        "tiles": tiles,
         "passed": True,
     }
+
+
+def prefill_case(milestone: str, device: str, lengths: list[int], dim: int) -> PagedCase:
+    """Return a step that computes whole prompts, with their keys and values stored."""
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    attention, ops = load(milestone, "attention"), load(milestone, "triton_ops")
+    case = PagedCase(attention, lengths, lengths, (16, 8), dim, 16, dtype, device)
+    ops.store_kv(case.keys, case.values, case.key, case.value, case.meta)
+    return case
 
 
 def replay_kernels(milestone: str, device: str, model: str, rows: int = 256) -> dict[str, Any]:

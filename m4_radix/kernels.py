@@ -15,6 +15,8 @@ FlashAttention (Dao et al., 2022).
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 
@@ -23,6 +25,7 @@ CHANGING = ["table_stride", "num_splits", "split_size"]
 CHANGING += ["first_request", "num_requests", "first_token"]
 
 
+@functools.cache  # each layer of each step asks
 def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:
     """Return tile sizes, warps and stages of the kernels, as chosen by what they compile to.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from common import EngineConfig, load_model
 from common.displays.workload import Workload
+from common.hf.support import layer_shapes
 from common.hf.tiny import SHAPES
 from milestones.lab.bench import (
     gpu_answers,
@@ -48,14 +51,31 @@ def test_every_case_is_there(tmp_path: Path) -> None:
     assert names[:1] == ["kernels"] and len(names) == len(set(names))
     assert {f"nano, {count} requests" for count in gpu_speed.RUNNING} <= set(names)
     assert {f"answers of {milestone}" for milestone in MILESTONES} <= set(names)
-    engines = [*MILESTONES, "hf-static", "hf-batch"]
-    assert names[names.index("lanes") + 1 :] == [f"workloads of {engine}" for engine in engines]
+    engines, first = [*MILESTONES, "hf-static", "hf-batch"], names.index("lanes") + 1
+    last = first + len(engines)
+    assert names[first:last] == [f"workloads of {engine}" for engine in engines]
+    assert {name.split()[0] for name in names[last:]} <= {"tiles", "workloads"}
+
+
+def test_the_limits_of_the_cases_add_up(tmp_path: Path) -> None:
+    """15 minutes, or 5 with `--quick`. Cases that must be named have limits of their own."""
+    cases = gpu_check.all_cases("cuda", tmp_path / "page.html")
+
+    def chosen(*only: str, quick: bool = False) -> dict[str, int]:
+        wanted = {n: case for n, case in cases.items() if case.is_wanted(n, [*only], quick)}
+        return {name: case.seconds for name, case in wanted.items()}
+
+    assert 600 < sum(chosen().values()) <= 900 and not any("tiles" in name for name in chosen())
+    quick = chosen(quick=True)
+    assert sum(quick.values()) <= 300 and {"kernels", "graphs", "nano, 256 requests"} < quick.keys()
+    assert {"tiles of decode, head_dim 256", "sampling"} < chosen("tiles", "samp").keys()
+    assert len(chosen("tiles")) == 6 and chosen("none") == {}
 
 
 @pytest.mark.parametrize("name", ["passes", "two engines", "nano, 1 requests", "lanes"])
 def test_cases_run_on_a_cpu(name: str, tmp_path: Path, tiny_standard: None) -> None:
     page = tmp_path / "page.html"
-    result = gpu_check.all_cases("cpu", page)[name]()
+    result = gpu_check.all_cases("cpu", page)[name].run()
     assert result["passed"], result
     json.dumps(result)
     assert page.exists() == (name == "lanes")
@@ -131,9 +151,9 @@ def test_every_workload_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(workloads, "WORKLOADS", {"broken": broken, "nano": nano})
     monkeypatch.setattr(gpu_speed, "WORKLOADS", workloads.WORKLOADS)
     case = gpu_check.all_cases("cpu", Path("page.html"), "tiny-qwen3")[f"workloads of {name}"]
-    wrong, right = case()
+    wrong, right = case.run()
     assert not wrong["passed"] and wrong["error"]
-    assert right["passed"] and right["requests"] == (4 if name == "m1_single" else 6)
+    assert right["passed"] and right["requests"] == (6 if name == TOP else 4)
     *_, result = gpu_check.results_of([wrong, right])
     shown = gpu_check.line(name, result)
     assert "FAILED" in shown and "tokens/s (temperature 0.6)" in shown
@@ -151,7 +171,8 @@ def test_rows_are_written_one_by_one(
             written.append(capsys.readouterr().out)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_check, "all_cases", lambda *_: {"a": rows, "none": list})
+    cases = {"a": gpu_check.Case(rows, 9), "none": gpu_check.Case(list, 9)}
+    monkeypatch.setattr(gpu_check, "all_cases", lambda *_: cases)
     args = arguments(tmp_path)
     args.case = "a"
     assert gpu_check.main(args) == 0
@@ -190,6 +211,63 @@ def test_what_triton_compiles_is_counted() -> None:
     assert names == ["a_kernel"]
 
 
+def cases_of(names: str) -> dict[str, gpu_check.Case]:
+    """Return cases that only their processes compute."""
+    return {name: gpu_check.Case(list, 60) for name in names}
+
+
+def test_the_total_limit_stops_cleanly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next call goes on with the cases that were not started."""
+    clock = itertools.count(step=70)
+    monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(clock))
+    ran = list[str]()
+
+    def run_case(name: str, seconds: int, file: Path) -> dict[str, Any]:
+        ran.append(name)
+        return {"passed": True}
+
+    monkeypatch.setattr(gpu_check, "run_case", run_case)
+    args = arguments(tmp_path)
+    args.minutes = 2.0
+    assert gpu_check.run_all(cases_of("abc"), args, Console()) == 1 and ran == ["a"]
+    assert "stopped after 2 minutes; run it again to go on" in capsys.readouterr().out
+    assert gpu_check.run_all(cases_of("abc"), args, Console()) == 1 and ran == ["a", "b"]
+    assert gpu_check.run_all(cases_of("abc"), args, Console()) == 0 and ran == ["a", "b", "c"]
+
+
+def test_rows_of_keys_and_values_fit_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 rows of m2 would take 60 GB with the standard model. A card of 24 GB has fewer rows."""
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    assert gpu_speed.rows_that_fit(loaded, 256) == 256, "on a CPU"
+    row = 2 * 2 * 2 * 16 * 2048 * 4  # layers, keys and values, KV heads, dim, tokens, bytes
+    on_gpu = SimpleNamespace(
+        name=loaded.name, resolve_max_model_len=lambda _config: 2048,
+        model=SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32),
+    )  # fmt: skip
+    shapes = layer_shapes(loaded.model)
+    monkeypatch.setattr(gpu_speed, "layer_shapes", lambda _model: shapes)
+    for free, rows in ((2**40, 256), (int(100.5 * row / 0.6), 100), (0, 1)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, 2**40))
+        assert gpu_speed.rows_that_fit(on_gpu, 256) == rows  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_peer", [True, False])
+def test_a_peer_that_does_not_fit_is_skipped(
+    is_peer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A milestone that does not fit has failed: its sizes follow the card."""
+
+    def measure(work: Workload) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
+    rows = [*gpu_speed._rows(measure, loaded, "cpu", is_peer=is_peer)]
+    assert {row["passed"] for row in rows} == {is_peer}
+    assert all("does not fit" in row["skipped"] for row in rows)
+
+
 def arguments(tmp_path: Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     gpu_check.add_arguments(parser)
@@ -219,7 +297,7 @@ def test_a_failed_case_loses_nothing_and_is_run_again(
 
     monkeypatch.setattr(subprocess, "run", process)
     args, console = arguments(tmp_path), Console()
-    assert gpu_check.run_all(["a", "b", "c", "d"], args, console) == 1
+    assert gpu_check.run_all(cases_of("abcd"), args, console) == 1
     shown = capsys.readouterr().out
     assert "passed  a: us 2.5" in shown and "FAILED  b: CUDA error: 700" in shown
     assert "FAILED  c: it took longer" in shown and ran == ["a", "b", "c", "d"]
@@ -227,7 +305,7 @@ def test_a_failed_case_loses_nothing_and_is_run_again(
     assert stopped["rows"] == [{"passed": True}] and not stopped["passed"]
     answers.clear()
     ran.clear()
-    assert gpu_check.run_all(["a", "b", "d"], args, console) == 0 and ran == ["b"]
+    assert gpu_check.run_all(cases_of("abd"), args, console) == 0 and ran == ["b"]
     args.json.unlink()
-    assert gpu_check.run_all(["a"], args, console) == 0
+    assert gpu_check.run_all(cases_of("a"), args, console) == 0
     assert ran == ["b", "a"]

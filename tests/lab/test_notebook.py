@@ -29,12 +29,14 @@ def cells() -> list[dict[str, Any]]:
     return [cell for cell in found if cell["cell_type"] == "code"]
 
 
-def is_setup(cell: dict[str, Any]) -> bool:
-    return "setup" in cell["metadata"].get("tags", ())
+def has_tag(cell: dict[str, Any], *tags: str) -> bool:
+    return bool({*tags} & {*cell["metadata"].get("tags", ())})
 
 
 def test_the_setup_installs_what_the_project_needs() -> None:
-    (setup,) = [cell for cell in cells() if is_setup(cell)]
+    setup, check = cells()[:2]
+    assert has_tag(setup, "setup")
+    assert check["source"] == ["!python -m milestones gpu-check --quick"]
     commands = [line.strip() for line in setup["source"] if line[0] in "!%"]
     assert commands == [
         "!git clone --depth 1 $REPOSITORY ladder", "%cd ladder",
@@ -45,8 +47,10 @@ def test_the_setup_installs_what_the_project_needs() -> None:
 
 @pytest.mark.thorough("it sets up an environment and runs the real model")
 def test_the_cells_run(tmp_path: Path) -> None:
-    script = "\n\n".join("".join(cell["source"]) for cell in cells() if not is_setup(cell))
-    assert HUB_MODEL in script
+    here = [cell for cell in cells() if not has_tag(cell, "setup", "gpu")]
+    script = "\n\n".join("".join(cell["source"]) for cell in here)
+    assert HUB_MODEL in script and 'device.type == "cuda", "no GPU' in script
+    script = script.replace('device.type == "cuda"', 'device.type == "cpu"')
     (tmp_path / "IPython").mkdir()
     (tmp_path / "IPython" / "__init__.py").touch()
     (tmp_path / "IPython" / "display.py").write_text(IPYTHON, encoding="utf-8")

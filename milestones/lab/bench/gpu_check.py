@@ -13,7 +13,9 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,27 @@ from ... import recording
 from ...chain import ROOT, milestones
 from . import gpu_answers, gpu_kernels, gpu_speed, gpu_tiles
 from .engines import HUGGING_FACE
+from .workloads import WORKLOADS
 
 SMALL, STANDARD = "tiny-qwen3", "random-qwen3-0.6b"
-SECONDS = 300  # a case that takes longer has failed
+MINUTES = 15.0  # of all cases together
 MARK = "gpu-check result: "  # before the JSON in the output of the process of a case
-Case = Callable[[], Any]  # returns a result, or rows: see `results_of`
+
+
+@dataclass(frozen=True)
+class Case:
+    """A check or a measurement. If it takes longer than its limit, it has failed."""
+
+    run: Callable[[], Any]  # returns a result, or rows: see `results_of`
+    seconds: int
+    quick: bool = False  # whether it is part of `--quick`
+    named: bool = False  # whether it runs only if `--only` names it
+
+    def is_wanted(self, name: str, only: list[str], quick: bool) -> bool:
+        """Return whether it runs. only: the beginnings of names; empty for all."""
+        if only:
+            return name.startswith((*only,))
+        return self.quick or not (quick or self.named)
 
 
 def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Case]:
@@ -43,39 +61,42 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
     paged = [name for name in names if (ROOT / name / "kernels.py").exists()]
     graphed = [name for name in names if (ROOT / name / "cuda_graph.py").exists()]
     cases: dict[str, Case] = {}
+
+    def add(name: str, seconds: int, run: Callable[..., Any], *given: Any, **options: Any) -> None:
+        when = {key: options.pop(key) for key in ("quick", "named") if key in options}
+        cases[name] = Case(partial(run, *given, **options), seconds, **when)
+
     for name in paged[:1]:
-        cases["kernels"] = partial(gpu_answers.check_kernels, name, device)
+        add("kernels", 45, gpu_answers.check_kernels, name, device, quick=True)
     for name in names:
-        cases[f"answers of {name}"] = partial(gpu_answers.check_engine, name, device)
-    cases["passes"] = partial(gpu_answers.check_passes, device, standard)
+        add(f"answers of {name}", 25, gpu_answers.check_engine, name, device, quick=True)
+    add("passes", 25, gpu_answers.check_passes, device, standard)
     for name in paged[-1:]:
-        cases["two engines"] = partial(gpu_answers.check_two_engines, name, device, standard)
-        cases["decode"] = partial(gpu_kernels.decode, name, device)
-        cases["prefill"] = partial(gpu_kernels.prefill, name, device)
-        for dim in gpu_tiles.HEAD_DIMS:
-            mixed, prompt = gpu_kernels.DECODES["256 mixed"], [gpu_tiles.PROMPT]
-            for kind, lengths in (("decode", mixed), ("prefill", prompt)):
-                tiles = gpu_tiles.TILES[kind]
-                sweep = partial(gpu_tiles.sweep, name, device, kind, dim, lengths, tiles)
-                cases[f"tiles of {kind}, head_dim {dim}"] = sweep
+        add("two engines", 30, gpu_answers.check_two_engines, name, device, standard)
+        add("decode", 20, gpu_kernels.decode, name, device)
+        add("prefill", 15, gpu_kernels.prefill, name, device)
     for name in graphed[-1:]:
-        cases["overlap"] = partial(gpu_answers.check_overlap, name, device)
-        cases["graphs"] = partial(gpu_answers.check_graphs, name, device, standard, 256)
+        add("overlap", 20, gpu_answers.check_overlap, name, device)
+        add("graphs", 35, gpu_answers.check_graphs, name, device, standard, 256, quick=True)
         for count in gpu_speed.RUNNING:
-            nano = partial(gpu_speed.nano, name, device, standard, count)
-            cases[f"nano, {count} requests"] = nano
-        replay = partial(gpu_kernels.replay_kernels, name, device, standard)
-        cases["kernels of a replay"] = replay
-    cases["row kernels"] = partial(gpu_kernels.row_kernels, device)
-    cases["sampling"] = partial(gpu_speed.sampling, device)
-    cases["lanes"] = partial(gpu_speed.lanes, names[-1], device, standard, page)
+            quick = count == gpu_speed.RUNNING[-1]
+            add(f"nano, {count} requests", 45, gpu_speed.nano, name, device, standard, count,
+                quick=quick)  # fmt: skip
+        add("kernels of a replay", 30, gpu_kernels.replay_kernels, name, device, standard)
+    add("row kernels", 20, gpu_kernels.row_kernels, device)
+    add("sampling", 20, gpu_speed.sampling, device)
+    add("lanes", 25, gpu_speed.lanes, names[-1], device, standard, page)
     for name in names:
-        few = name == names[0]  # it serves one request at a time
-        cases[f"workloads of {name}"] = partial(gpu_speed.of_milestone, name, device, standard, few)
+        few = [*WORKLOADS] if name == names[0] else []  # it serves one request at a time
+        add(f"workloads of {name}", 35, gpu_speed.of_milestone, name, device, standard, few)
     for name in HUGGING_FACE:
-        cases[f"workloads of {name}"] = partial(gpu_speed.of_hugging_face, name, device, standard)
+        add(f"workloads of {name}", 35, gpu_speed.of_hugging_face, name, device, standard)
+    for name in paged[-1:]:
+        for kind, dim, lengths in gpu_tiles.SWEEPS:
+            add(f"tiles of {kind}, head_dim {dim}", 90, gpu_tiles.sweep, name, device, kind, dim,
+                lengths, gpu_tiles.TILES[kind], named=True)  # fmt: skip
     if gpu_speed.has_vllm():
-        cases["workloads of vllm"] = partial(gpu_speed.of_vllm, device, standard)
+        add("workloads of vllm", 240, gpu_speed.of_vllm, device, standard, named=True)
     return cases
 
 
@@ -96,16 +117,16 @@ def results_of(found: Any) -> Iterator[dict[str, Any]]:
         yield result
 
 
-def run_case(name: str, file: Path) -> dict[str, Any]:
+def run_case(name: str, seconds: int, file: Path) -> dict[str, Any]:
     """Run a case in a new process. A failure is a result too: `passed` False, and the `error`.
 
     The rows that were measured before the failure are kept.
     """
     command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--json", str(file)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as ended:
-        late = {"passed": False, "error": f"it took longer than {SECONDS} seconds"}
+        late = {"passed": False, "error": f"it took longer than {seconds} seconds"}
         return latest_result(ended.stdout) | late
     result = latest_result(done.stdout)
     if done.returncode != 0 or not result:
@@ -132,6 +153,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", type=Path, default=Path("gpu-check.json"),
         help="write the results to this file (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="run the most important cases only")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", default=[],
+        help="run the cases with names that begin like this, such as: --only nano 'answers of'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES,
+        help="start no case after that time; the same command goes on (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--case", help="run only this case, in this process")
 
 
@@ -146,27 +176,35 @@ def main(args: argparse.Namespace) -> int:
         if args.case not in cases:
             console.print(f"unknown case {args.case!r}; there are {', '.join(cases)}")
             return 2
-        for result in results_of(cases[args.case]()):
+        for result in results_of(cases[args.case].run()):
             sys.stdout.write(f"{MARK}{json.dumps(result)}\n")
             sys.stdout.flush()
         return 0
-    return run_all(list(cases), args, console)
+    wanted = {n: case for n, case in cases.items() if case.is_wanted(n, args.only, args.quick)}
+    if not wanted:
+        console.print(f"no case has such a name; there are {', '.join(cases)}")
+        return 2
+    return run_all(wanted, args, console)
 
 
-def run_all(names: list[str], args: argparse.Namespace, console: Console) -> int:
+def run_all(cases: dict[str, Case], args: argparse.Namespace, console: Console) -> int:
     """Run the cases that have not passed before. Write the file and print a line after each."""
+    started = time.monotonic()
     document: dict[str, Any] = {"machine": machine(), "cases": {}}
     if args.json.exists():
         earlier = json.loads(args.json.read_text(encoding="utf-8"))
         if earlier.get("machine") == document["machine"]:
             document = earlier
     results = document["cases"]
-    for name in names:
+    for name, case in cases.items():
         if not results.get(name, {}).get("passed"):
-            results[name] = run_case(name, args.json)
+            if time.monotonic() - started > 60 * args.minutes:
+                console.print(f"stopped after {args.minutes:g} minutes; run it again to go on")
+                return 1
+            results[name] = run_case(name, case.seconds, args.json)
             recording.write(args.json, document)
         console.print(line(name, results[name]), soft_wrap=True, highlight=False, markup=False)
-    return 0 if all(results[name]["passed"] for name in names) else 1
+    return 0 if all(results[name]["passed"] for name in cases) else 1
 
 
 def line(name: str, result: dict[str, Any]) -> str:

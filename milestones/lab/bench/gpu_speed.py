@@ -7,8 +7,9 @@ import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,15 +21,16 @@ import torch
 from common import EngineConfig, LoadedModel, Request, SamplingParams, load_model
 from common.displays.demo import machine
 from common.displays.workload import Workload, WorkloadResult, run
+from common.hf.support import layer_shapes
 from common.hf.tiny import byte_tokenizer
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
 from common.tracing.player import player_html
 from common.tracing.trace import Trace
 
-from ...chain import load
+from ...chain import load, package
 from .engines import HUGGING_FACE, PipedEngine, run_hugging_face
-from .workloads import WORKLOADS, workload
+from .workloads import WORKLOADS, first_requests, workload
 
 RUNNING = (1, 32, 128, 256)
 SAMPLERS = {
@@ -38,7 +40,8 @@ SAMPLERS = {
     "top_p": {"temperature": 0.6, "top_p": 0.95},
     "logprobs": {"temperature": 0.0, "logprobs": 5},
 }
-FEW = 4  # requests of `nano` for an engine that serves one at a time: 256 would take an hour
+FEW = 4  # requests for an engine that is too slow for all of them: they would take an hour
+MEMORY_SHARE = 0.6  # of a GPU's free memory for rows of keys and values; a step needs the rest
 Measure = Callable[[Workload], WorkloadResult]
 Rows = Iterator[dict[str, Any]]
 
@@ -161,13 +164,19 @@ def lanes(milestone: str, device: str, model: str, page: Path) -> dict[str, Any]
     return {"page": page.name, "gap_us": median(gaps) if gaps else None, "passed": True}
 
 
-def of_milestone(milestone: str, device: str, model: str, few: bool) -> Rows:
-    """Measure a milestone on each workload, with a new engine on the same model each time."""
+def of_milestone(milestone: str, device: str, model: str, few: Collection[str] = ()) -> Rows:
+    """Measure a milestone on each workload, with a new engine on the same model each time.
+
+    few: the workloads of which only the first requests are served.
+    """
     loaded = load_model(EngineConfig(model=model, device=device))
     engine_class = load(milestone).LLMEngine
+    in_rows = importlib.util.find_spec(f"{package(milestone)}.attention") is None  # not in pages
 
     def measure(work: Workload) -> WorkloadResult:
         config = EngineConfig(**work.config, device=device)
+        if in_rows:
+            config = replace(config, max_num_seqs=rows_that_fit(loaded, config.max_num_seqs))
         with engine_class(config, loaded) as engine:
             run(engine, work.warm_up())
             engine.reset_prefix_cache()
@@ -175,6 +184,17 @@ def of_milestone(milestone: str, device: str, model: str, few: bool) -> Rows:
                 return run(engine, work)
 
     return _rows(measure, loaded, device, few)
+
+
+def rows_that_fit(loaded: LoadedModel, wanted: int) -> int:
+    """Return how many requests may run at once if each has the memory of the longest request."""
+    model = loaded.model
+    if model.device.type != "cuda":
+        return wanted
+    tokens = loaded.resolve_max_model_len(EngineConfig(model=loaded.name))
+    numbers = sum(x.num_kv_heads * (x.key_dim + x.value_dim) for x in layer_shapes(model))
+    free = torch.cuda.mem_get_info(model.device)[0] * MEMORY_SHARE
+    return max(1, min(wanted, int(free // (numbers * tokens * model.dtype.itemsize))))
 
 
 def of_hugging_face(name: str, device: str, model: str) -> Rows:
@@ -185,7 +205,7 @@ def of_hugging_face(name: str, device: str, model: str) -> Rows:
         run_hugging_face(HUGGING_FACE[name], loaded, work.warm_up())
         return run_hugging_face(HUGGING_FACE[name], loaded, work)
 
-    return _rows(measure, loaded, device, few=False)
+    return _rows(measure, loaded, device, few=["nano"], is_peer=True)
 
 
 def of_vllm(device: str, model: str) -> Rows:
@@ -198,7 +218,7 @@ def of_vllm(device: str, model: str) -> Rows:
         loaded.model.to("cpu")  # type: ignore[arg-type]  # the memory of the GPU is for vLLM
         torch.cuda.empty_cache()
         try:
-            yield from _rows(vllm.run, loaded, device, few=False)
+            yield from _rows(vllm.run, loaded, device, is_peer=True)
         finally:
             vllm.close()
 
@@ -208,15 +228,27 @@ def has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def _rows(measure: Measure, loaded: LoadedModel, device: str, few: bool) -> Rows:
-    """Measure each workload, and yield its row. One that fails loses nothing but itself."""
+def _rows(
+    measure: Measure,
+    loaded: LoadedModel,
+    device: str,
+    few: Collection[str] = (),
+    is_peer: bool = False,
+) -> Rows:
+    """Measure each workload, and yield its row. One that fails loses nothing but itself.
+
+    is_peer: the engine is not ours. A workload for which it has no memory is skipped.
+    """
     for name in WORKLOADS:
         work = workload(name, loaded.name, loaded.vocab_size, device != "cpu")
-        if few and name == "nano":
-            work.prompts, work.max_tokens = work.prompts[:FEW], work.max_tokens[:FEW]
+        if name in few:
+            work = first_requests(work, FEW)
         row = {"workload": name, "requests": len(work.prompts), "sampling": work.sampling}
         try:
             speed = measure(work).tokens_per_second
+        except torch.OutOfMemoryError as error:
+            skipped = "it does not fit into the memory of this GPU"
+            yield {**row, "skipped": skipped, "error": repr(error)[:500], "passed": is_peer}
         except Exception as error:
             yield {**row, "error": repr(error)[:500], "passed": False}
         else:

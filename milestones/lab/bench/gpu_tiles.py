@@ -11,7 +11,7 @@ from unittest.mock import patch
 from common.displays.demo import machine
 
 from ...chain import load
-from .gpu_kernels import decode_case, prefill_case, seconds
+from .gpu_kernels import DECODES, decode_case, prefill_case, seconds
 
 # Rows of a tile (None: as the kernel has it), positions, warps, stages.
 Tile = tuple[int | None, int, int, int]
@@ -26,8 +26,11 @@ PREFILL_TILES: list[Tile] = [
     (128, 32, 8, 2), (128, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2),
 ]  # fmt: skip
 TILES = {"decode": DECODE_TILES, "prefill": PREFILL_TILES}
-HEAD_DIMS = (64, 128, 256)
-PROMPT = 4096  # tokens of the prompt on which tiles are compared
+SWEEPS = [  # the kernel, the size of a head, and the contexts or the prompt
+    (kind, dim, lengths)
+    for dim in (64, 128, 256)
+    for kind, lengths in (("decode", DECODES["256 mixed"]), ("prefill", [4096]))
+]
 
 
 def sweep(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from common.displays.workload import Workload
 
@@ -118,3 +119,14 @@ def workload(
     if name in PREFILLS:
         result.config["max_model_len"] = MAX_MODEL_LEN
     return result
+
+
+def first_requests(work: Workload, count: int) -> Workload:
+    """Return a workload with the first requests of another one."""
+    return replace(
+        work,
+        prompts=work.prompts[:count],
+        max_tokens=work.max_tokens[:count],
+        arrivals=work.arrivals[:count],
+        follow_ups=work.follow_ups[:count],
+    )

@@ -50,11 +50,12 @@ def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[st
             "decode": {"ROWS": heads, "TILE": 32, "num_warps": warps, "num_stages": 1},
             "prefill": {"ROWS": max(rows, heads), "TILE": tile, "num_warps": 8, "num_stages": 1},
         }
-    # Wide heads in 128 rows need the shared memory of an H100 or a B200, and wgmma or tcgen05.
-    rows = 128 if block_dim <= 128 or 90 <= capability < 120 else 32
+    rows, tile = 128, 64
+    if block_dim > 128:  # 128 rows of wide heads need the shared memory of an H100 or a B200
+        rows, tile = (128, 32) if 90 <= capability < 120 else (32, 64)
     return {
         "decode": {"ROWS": padded, "TILE": 32, "num_warps": 4 + heads // 128 * 4, "num_stages": 5},
-        "prefill": {"ROWS": max(rows, heads), "TILE": 64, "num_warps": 8, "num_stages": 2},
+        "prefill": {"ROWS": max(rows, heads), "TILE": tile, "num_warps": 8, "num_stages": 2},
     }
 
 

@@ -233,6 +233,7 @@ class Gpu:
         self, capability: tuple[int, int], milestone: str, patch: pytest.MonkeyPatch
     ) -> None:
         self.select = load(milestone, "attention_backend").select_backend
+        load(milestone, "triton_ops")  # for the interpreter, as the other tests need it
         self.failure: Exception | None = None
         patch.setattr(triton.knobs.runtime, "interpret", False)
         driver = SimpleNamespace(active=SimpleNamespace(utils=1))

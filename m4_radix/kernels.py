@@ -15,8 +15,6 @@ FlashAttention (Dao et al., 2022).
 
 from __future__ import annotations
 
-import functools
-
 import triton
 import triton.language as tl
 
@@ -25,7 +23,6 @@ CHANGING = ["table_stride", "num_splits", "split_size"]
 CHANGING += ["first_request", "num_requests", "first_token"]
 
 
-@functools.cache  # each layer of each step asks
 def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[str, dict[str, int]]:
     """Return tile sizes, warps and stages of the kernels, as chosen by what they compile to.
 
@@ -36,7 +33,7 @@ def tiles(group: int, block_dim: int, itemsize: int, capability: int) -> dict[st
     larger one. itemsize: bytes a value. capability: of the GPU; 90 stands for 9.0. Before 8.0 (a T4
     has 7.5), there are no asynchronous copies for more stages, and 64 KiB of shared memory.
     """
-    heads = triton.next_power_of_2(group)  # without tensor cores, each row costs arithmetic
+    heads = 1 << (group - 1).bit_length()  # without tensor cores, each row costs arithmetic
     padded = max(MIN_BLOCK, heads)
     if itemsize == 4:  # float32 uses no tensor cores: the products need registers
         shape = {"TILE": 32, "num_stages": 2} if capability >= 80 else {"TILE": 16, "num_stages": 1}

@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 
+# What a trial raises of these says nothing about the model or the kernels.
+PASSED_ON = (NotImplementedError, MemoryError, torch.OutOfMemoryError, EngineDeadError, BdbQuit)
 Inputs = TypeVar("Inputs")  # of a forward, in the form that an engine has
 NO_KV = LayerKV(0, 0, 0)  # of a layer with a state instead of keys and values
 
@@ -208,8 +210,8 @@ def refusing(model: PreTrainedModel, suspect: str | None = None) -> Iterator[Non
     """
     try:
         yield
-    except (NotImplementedError, MemoryError, torch.OutOfMemoryError, EngineDeadError, BdbQuit):
-        raise  # these say nothing about the model
+    except PASSED_ON:
+        raise
     except Exception as cause:
         if isinstance(cause, UnsupportedModelError):  # from paged attention, which got no batch
             suspect = "attention that does not get the keyword arguments of the forward"

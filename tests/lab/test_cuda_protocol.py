@@ -398,7 +398,7 @@ def test_a_large_upload_starts_no_threads(
 def test_a_replay_uploads_only_the_used_columns_of_the_page_table(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf, loaded: LoadedModel
 ) -> None:
-    """With a limit of 512 tokens, contexts of 20 tokens need a column or two of 32.
+    """With a limit of 512 tokens, contexts of 96 and 9 tokens need 6 columns and 1 column of 32.
 
     The static table has all columns. A short request after a long one leaves old pages in it.
     """

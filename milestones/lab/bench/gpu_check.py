@@ -62,9 +62,8 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
     graphed = [name for name in names if (ROOT / name / "cuda_graph.py").exists()]
     cases: dict[str, Case] = {}
 
-    def add(name: str, seconds: int, run: Callable[..., Any], *given: Any, **options: Any) -> None:
-        when = {key: options.pop(key) for key in ("quick", "named") if key in options}
-        cases[name] = Case(partial(run, *given, **options), seconds, **when)
+    def add(name: str, seconds: int, run: Callable[..., Any], *given: Any, **when: bool) -> None:
+        cases[name] = Case(partial(run, *given), seconds, **when)
 
     for name in paged[:1]:
         add("kernels", 45, gpu_answers.check_kernels, name, device, quick=True)
@@ -156,7 +155,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="run the most important cases only")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", default=[],
-        help="run the cases with names that begin like this, such as: --only nano 'answers of'",
+        help="run the cases with names that begin like this, such as: --only nano 'answers of'; "
+        "those of tiles and of vLLM run only so",
     )  # fmt: skip
     parser.add_argument(
         "--minutes", type=float, default=MINUTES,

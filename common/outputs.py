@@ -54,6 +54,9 @@ class RequestOutput:
 
     Each request ends with exactly one output that has `finished=True`. With n > 1, that is when all
     of its outputs have finished. `outputs` always has n entries, in order of their `index`.
+
+    prompt_logprobs: for each token of the prompt, token id -> log probability; None for the first
+        token, and for tokens that have not been computed. None if they were not requested.
     """
 
     request_id: str
@@ -62,6 +65,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -59,6 +59,10 @@ class Request:
         self.max_num_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self.stop_token_ids = stop_token_ids
         self.logprobs: list[dict[int, float]] | None = None if params.logprobs is None else []
+        # Of each token of the prompt: None at first, and always for the first token.
+        self.prompt_logprobs: list[dict[int, float] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * self.num_prompt_tokens
         self.text = text
         # A stop string may end the output before the last of several new tokens; else None.
         self.output_end: int | None = None
@@ -88,6 +92,15 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens that steps must still compute. With one token left, the request decodes."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether the log probability of a prompt token is missing.
+
+        Then all tokens of the prompt must be computed: a cached page has no hidden states.
+        """
+        known = self.prompt_logprobs
+        return known is not None and len(known) > 1 and known[-1] is None
 
     @property
     def num_output_tokens(self) -> int:
@@ -144,6 +157,7 @@ class Request:
             [completion],
             self.finish_reason is not None,
             metrics,
+            self.prompt_logprobs,  # complete before the first output with a token
         )
 
     def __repr__(self) -> str:
@@ -187,10 +201,12 @@ class ParentRequest:
         self.unfinished = set(self.indices)
         self.outputs = [CompletionOutput("", [], index=i) for i in range(params.n)]
         self.metrics = RequestMetrics(arrival_time)
+        self.prompt_logprobs: list[dict[int, float] | None] | None = None  # from the first child
 
     def children(self) -> Iterator[Child]:
         for request_id, index in self.indices.items():
-            yield Child(request_id, self.params.of_child(child_seed(self.seed, index)))
+            params = self.params.of_child(child_seed(self.seed, index), is_first=index == 0)
+            yield Child(request_id, params)
 
     def merge(self, output: RequestOutput) -> RequestOutput:
         """Return the output of the request after a new output of one of its children."""
@@ -201,6 +217,8 @@ class ParentRequest:
         if output.finished:
             self.unfinished.discard(output.request_id)
         self._merge_metrics(index, output.metrics)
+        if index == 0:
+            self.prompt_logprobs = output.prompt_logprobs
         return RequestOutput(
             self.request_id,
             self.prompt,
@@ -208,6 +226,7 @@ class ParentRequest:
             list(self.outputs),
             not self.unfinished,
             self.metrics,
+            self.prompt_logprobs,
         )
 
     def _merge_metrics(self, index: int, of_child: RequestMetrics) -> None:

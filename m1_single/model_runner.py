@@ -11,6 +11,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from common import Request
+from common.sampling.logprobs import with_prompt_logprobs
 from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .schedule_batch import ScheduleBatch
@@ -25,6 +26,7 @@ class ModelRunner:
         self.past_key_values: dict[Request, Cache] = {}
 
     @torch.inference_mode()
+    @with_prompt_logprobs
     def run(self, batch: ScheduleBatch) -> SamplerOutput:
         """Compute the scheduled tokens and sample the next one."""
         if not batch.requests:

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig
 from common.hf.support import require_full_attention
+from common.sampling.logprobs import with_prompt_logprobs
 from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .kv_cache import Move
@@ -27,6 +28,7 @@ class ModelRunner:
         self.kv_pool = KVPool(layers, config, model.dtype, model.device)
 
     @torch.inference_mode()
+    @with_prompt_logprobs
     def run(self, batch: ScheduleBatch, moves: list[Move]) -> SamplerOutput:
         """Compute the scheduled tokens, and sample the next token of each request."""
         while moves:  # a move that has been done leaves the list: a failed step repeats none

@@ -68,6 +68,8 @@ class Admission:
         Then the request waits until they are cached, instead of computing them a second time
         (in-batch prefix sharing).
         """
+        if request.needs_prompt_logprobs:
+            return False  # it computes its whole prompt in any case
         num_pages = self.kv_cache.find_prefix(request).num_pages + LEAST_SHARED_PAGES
         end = num_pages * self.kv_cache.page_size
         if end >= request.num_tokens or self.policy.is_due(request):

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from common import EngineConfig
 from common.hf.probe import Probe
 from common.hf.support import LayerKV, check_paged, start_probe
+from common.sampling.logprobs import with_prompt_logprobs
 from common.sampling.sampler import SamplerOutput, SamplingMetadata, sample
 
 from .attention import PagedBatch, use_paged_attention
@@ -50,6 +51,7 @@ class ModelRunner:
         check_paged(probe, table, self.inputs.flatten, self.forward)
 
     @torch.inference_mode()
+    @with_prompt_logprobs
     def run(self, batch: ScheduleBatch, table: PageTable) -> SamplerOutput:
         """Compute the scheduled tokens; sample where the last token of a request was computed."""
         self.inputs.update_page_table(table)

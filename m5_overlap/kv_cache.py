@@ -244,7 +244,10 @@ class KVCacheManager:
     def _cacheable_tokens(self, request: Request) -> list[int]:
         """Return the tokens that a cache can serve: whole pages, but never the last token.
 
-        The last token must always be computed, because its logits give the next token (I1).
+        The last token must always be computed, because its logits give the next token (I1). If the
+        log probabilities of the prompt are needed, all tokens must be computed: a cache has none.
         """
+        if request.needs_prompt_logprobs:
+            return []
         whole_pages = (request.num_tokens - 1) // self.page_size
         return self.cache_key(request, whole_pages * self.page_size)

@@ -17,6 +17,7 @@ from common import EngineConfig
 from common.engine_core import SampledToken
 from common.hf.probe import Probe
 from common.hf.support import LayerKV, check_paged, start_probe
+from common.sampling.logprobs import PromptTokens, prompts_read
 from common.sampling.sampler import (
     SamplerOutput,
     SamplingMetadata,
@@ -121,7 +122,8 @@ class ModelRunner:
         """Make the tensors of a step on the host, and start their copies to the device."""
         mode, descriptor = self.graphs.dispatch(batch)
         inputs = self.inputs.prepare(batch, descriptor if mode is CUDAGraphMode.FULL else None)
-        metadata = SamplingMetadata.from_requests(batch.sampled_requests, "cpu")
+        prompts = PromptTokens.of_step(batch.tokens_per_request(), "cpu")
+        metadata = SamplingMetadata.from_requests(batch.sampled_requests, "cpu", prompts=prompts)
         metadata = map_tensors(metadata, self.buffers[0].upload)
         places = np.array([future_index(r.row) for r in batch.sampled_requests], np.int64)
         return Step(inputs, metadata, self.buffers[0].upload(torch.from_numpy(places)))
@@ -129,7 +131,8 @@ class ModelRunner:
     def compute(self, step: Step) -> torch.Tensor:
         """Return the logits of a step, [N, V] or more rows. Runs on the forward stream."""
         inputs = step.inputs
-        return self.forward(inputs) if inputs.descriptor is None else self.graphs.run(inputs)
+        with prompts_read(self.model, step.metadata.prompts):
+            return self.forward(inputs) if inputs.descriptor is None else self.graphs.run(inputs)
 
     def choose(self, logits: torch.Tensor, step: Step, result: StepResult) -> None:
         """Sample the next tokens, and store them for the next step and for the host."""
@@ -184,6 +187,6 @@ class ModelRunner:
     def inputs_to_capture(self, size: int) -> list[ModelInput]:
         """Return the inputs of one decode step of each kind. Here: a step with padding only."""
         zeros, ones, rows = np.zeros(size, np.int64), [1] * size, list(range(size))
-        table = np.zeros((size, self.inputs.page_table.shape[1]), np.int32)
+        table = np.zeros((size, *self.inputs.page_table.shape[1:]), np.int32)
         inputs = self.inputs.flatten([0] * size, zeros, table, ones, ones, rows)
         return [replace(inputs, descriptor=BatchDescriptor(size))]

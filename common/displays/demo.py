@@ -19,6 +19,7 @@ from rich.logging import RichHandler
 
 from ..config import EMBEDDED_MODEL, EngineConfig
 from ..hf.gguf_folders import EmbeddedModelMissingError
+from ..interrupts import is_interrupt
 from ..llm_engine import LLMEngine
 from ..tracing.chrome import chrome_trace
 from ..tracing.forced_retractions import add_options, apply_options
@@ -106,6 +107,8 @@ def open_engine(
     try:
         engine = _build(build, config, console)
     except (ValueError, RuntimeError) as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
         raise SystemExit(str(error)) from None
     milestone = type(engine).__module__.split(".")[-2]
     console.print(f"[bold]{milestone}[/] · {engine.loaded.name} · {machine()}", highlight=False)

@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..config import EMBEDDED_MODEL
 from ..fast import panel_size, shards_of, write_stored
-from .cache import cache_folder
+from .cache import NO_SPACE, cache_folder, written_to
 from .model_files import require_all_weights, require_whole_files
 
 logger = logging.getLogger(__name__)
@@ -99,19 +99,24 @@ def converted_folder(gguf: Path, name: str, convert: Convert) -> Path:
     folder = cache_folder() / name
     if _is_whole(folder):
         return folder
+    with written_to(folder.parent):
+        _convert_once(gguf, folder, convert)
+    return folder
+
+
+def _convert_once(gguf: Path, folder: Path, convert: Convert) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not _is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)  # damaged
-            for abandoned in folder.parent.glob(f"{name}.partial-*"):
+            for abandoned in folder.parent.glob(f"{folder.name}.partial-*"):
                 shutil.rmtree(abandoned)
-            partial = Path(tempfile.mkdtemp(prefix=f"{name}.partial-", dir=folder.parent))
+            partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
             try:
                 _convert_or_explain(gguf, partial, convert)
                 os.replace(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    return folder
 
 
 def _convert_or_explain(gguf: Path, folder: Path, convert: Convert) -> None:
@@ -121,7 +126,7 @@ def _convert_or_explain(gguf: Path, folder: Path, convert: Convert) -> None:
     except (EmbeddedModelMissingError, MemoryError):
         raise
     except Exception as error:  # of many classes: the GGUF reader assumes that a file is valid
-        if isinstance(error, OSError) and error.errno is not None:
+        if (isinstance(error, OSError) and error.errno is not None) or NO_SPACE in str(error):
             raise  # the disk is full, or the file cannot be read
         raise ValueError(
             f"{gguf} could not be converted: it is damaged or was cut short, or "

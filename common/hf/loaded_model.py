@@ -67,6 +67,15 @@ class LoadedModel:
     def num_ranks(self) -> int:
         return 1 if self.ranks is None else self.ranks.size
 
+    @property
+    def no_prompt_logprobs(self) -> str | None:
+        """Return why log probabilities of prompts cannot be computed, or None if they can be."""
+        if self.num_ranks > 1:
+            return "they need tensor_parallel_size=1"
+        if self.model.get_decoder() is self.model:
+            return f"{self.name} does not divide into layers and a head"
+        return None
+
     def close(self) -> None:
         """End the other ranks of the model, if it has any."""
         if self.ranks is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..config import EMBEDDED_MODEL
 from ..fast import read_stored
+from .tiny import ARCHITECTURES, HYBRID, RANDOM, SHAPES, TINY
 
 logger = logging.getLogger(__name__)
 
+OFFLINE_NAMES = [EMBEDDED_MODEL, *(RANDOM + name for name in SHAPES)]
+OFFLINE_NAMES += [TINY + name for name in (*ARCHITECTURES, *HYBRID)]
 SHOWN = 3  # the most names of weights in one message
 LAYER = re.compile(r"\.(\d+)\.")
 
@@ -84,6 +89,8 @@ def _load_config(source: str) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # validators raise exceptions of many classes
+        if not Path(source).exists():
+            raise ValueError(_not_found(source, error)) from error
         raise ValueError(
             f"model {source!r} could not be loaded: its config.json is missing or wrong: {error}"
         ) from error
@@ -98,6 +105,17 @@ def _load_config(source: str) -> PretrainedConfig:
     if pad >= size > 0:  # an added token: torch makes no embedding with it, and no engine uses it
         text.pad_token_id = None
     return config
+
+
+def _not_found(source: str, error: Exception) -> str:
+    """Return what to say about a name that is no folder here and no model that was downloaded."""
+    near = get_close_matches(source, OFFLINE_NAMES, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    first_line = str(error).strip().splitlines()[0]
+    return (
+        f"model {source!r} was not found: {meant}These names need no download: "
+        f"{', '.join(OFFLINE_NAMES)}. As an id of Hugging Face: {first_line}"
+    )
 
 
 def _load_weights(

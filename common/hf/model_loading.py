@@ -26,6 +26,7 @@ from ..fast import (
 from ..parallel.division import Division
 from ..parallel.group import RankGroup
 from ..parallel.ranks import Ranks
+from ..sampling.choice import kernels_on
 from .device import half_type, open_device, resolve_device, resolve_dtype
 from .gguf_folders import embedded_gguf, gguf_folder, is_embedded, quiet_transformers
 from .loaded_model import LoadedModel
@@ -138,6 +139,8 @@ def _load(config: EngineConfig, device: torch.device, *, kept: bool, passes: str
     model, tokenizer = _load_weights(config, device, kept=kept)
     with on_device(device):
         apply_passes(model, passes)
+    if device.type == "cuda":
+        kernels_on(model.device, model.dtype)  # so that no request waits for a compiler
     if kept and next(with_stored(model), None) is not None:
         _require_numbers(model)
         release_freed_memory()

@@ -33,104 +33,90 @@ DIGITS = (11, 10, 10)
 
 
 @dataclass
-class TopK:
-    """The rows with top-k. They may have top-p too, which then applies to the k tokens."""
-
-    rows: torch.Tensor  # [m] int64: indices of the filtered rows
-    top_k: torch.Tensor  # [m, 1] int64
-    top_p: torch.Tensor  # [m, 1] float64; 1 if off
-    largest: int  # the largest top_k of these rows
-
-    def kept(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are kept: [m, V] bool. Only the most likely ones are sorted."""
-        top = logits.topk(min(self.largest, logits.shape[-1]), dim=-1).values  # descending
-        in_top_k = torch.arange(top.shape[-1], device=top.device) < self.top_k
-        weight = weights(top).masked_fill(~in_top_k, 0)
-        before = weight.cumsum(dim=-1) - weight  # of all more likely tokens
-        in_nucleus = before < _share(weight.sum(dim=-1, keepdim=True), self.top_p)
-        count = (in_top_k & in_nucleus).sum(dim=-1, keepdim=True).clamp(min=1)  # [m, 1]
-        smallest = top.gather(-1, count - 1)
-        return _down_to(logits, smallest, count - (top > smallest).sum(dim=-1, keepdim=True))
-
-
-@dataclass
-class TopP:
-    """The rows with top-p and without top-k."""
-
-    rows: torch.Tensor  # [m] int64: indices of the filtered rows
-    top_p: torch.Tensor  # [m, 1] float64
-
-    def kept(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are kept: [m, V] bool."""
-        weight = weights(logits)  # [m, V]
-        share = _share(weight.sum(dim=-1, keepdim=True), self.top_p)  # [m, 1]
-        keys = logits.abs().view(torch.int32)  # a more likely token has a smaller key
-        lowest = torch.zeros_like(share, dtype=torch.int32)  # of the bucket to divide
-        bits = sum(DIGITS)
-        for digit in DIGITS:
-            bits -= digit
-            # Bucket 0 has all smaller keys, the last one all larger keys.
-            bucket = ((keys - (lowest - 2**bits)) >> bits).clamp_(0, 2**digit + 1).long()  # [m, V]
-            sums = weight.new_zeros(len(weight), 2**digit + 2).scatter_add_(-1, bucket, weight)
-            until = sums.cumsum(dim=-1)
-            found = torch.searchsorted(until, share).clamp_(1, 2**digit)  # [m, 1]
-            lowest = lowest + ((found - 1) << bits).int()
-        # The last bucket that was found has one key: equally likely tokens, lower ids first.
-        ties = (keys == lowest).sum(dim=-1, keepdim=True).clamp(min=1)
-        of_one = (sums.gather(-1, found) // ties).clamp(min=1)
-        missing = share - until.gather(-1, found - 1)
-        return _down_to(logits, -lowest.view(torch.float32), -(-missing // of_one))
-
-
-@dataclass
 class Filters:
-    """Top-k, top-p and min-p of the n rows that use any of them. Other rows are not changed."""
+    """Top-k, top-p and min-p of the rows of a batch. Each is off in some rows."""
 
-    rows: torch.Tensor  # [n] int64: the indices of these rows in the batch
-    log_min_p: torch.Tensor  # [n, 1] float32; -inf if off
-    top_k: TopK | None
-    top_p: TopP | None
+    top_k: torch.Tensor  # [B] int64; 0 if off
+    top_p: torch.Tensor  # [B] float64; 1 if off
+    log_min_p: torch.Tensor  # [B] float32; -inf if off
+    k_rows: torch.Tensor | None  # [m] int64: the rows with top-k, and perhaps top-p; None: no row
+    p_rows: torch.Tensor | None  # [m] int64: the rows with top-p alone; None: no row
+    largest_k: int
+    uses_top_p: bool  # in any row
 
     @classmethod
     def from_requests(cls, requests: Sequence[Request], device: torch.device | str) -> Filters:
-        rows = [i for i, request in enumerate(requests) if request.params.is_filtered]
+        def tensor(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
 
-        def column(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+        def rows(found: list[int]) -> torch.Tensor | None:
+            return tensor(found, torch.int64) if found else None
 
-        params = [requests[i].params for i in rows]
-        with_k = [i for i, p in enumerate(params) if p.top_k]
-        with_p = [i for i, p in enumerate(params) if p.top_p < 1 and not p.top_k]
-        top_p = [p.top_p for p in params]
+        params = [request.params for request in requests]
         log_min_p = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
-        limits = [params[i].top_k for i in with_k]
         return cls(
-            rows=torch.tensor(rows, device=device),
-            log_min_p=column(log_min_p, torch.float32),
-            top_k=TopK(
-                torch.tensor(with_k, device=device),
-                column(limits, torch.int64),
-                column([top_p[i] for i in with_k], torch.float64),
-                max(limits),
-            ) if with_k else None,
-            top_p=TopP(
-                torch.tensor(with_p, device=device),
-                column([top_p[i] for i in with_p], torch.float64),
-            ) if with_p else None,
-        )  # fmt: skip
+            top_k=tensor([p.top_k for p in params], torch.int64),
+            top_p=tensor([p.top_p for p in params], torch.float64),
+            log_min_p=tensor(log_min_p, torch.float32),
+            k_rows=rows([i for i, p in enumerate(params) if p.top_k]),
+            p_rows=rows([i for i, p in enumerate(params) if p.top_p < 1 and not p.top_k]),
+            largest_k=max(p.top_k for p in params),
+            uses_top_p=any(p.top_p < 1 for p in params),
+        )
 
 
 def apply_filters(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     """Apply top-k, then top-p to the remaining tokens, then min-p (the order of Hugging Face).
 
-    logits: [n, V] float32; the largest of a row is 0. Top-k and top-p both keep the most likely
+    logits: [B, V] float32; the largest of a row is 0. Top-k and top-p both keep the most likely
     tokens; of equally likely tokens, lower ids are kept.
     """
-    keep = logits >= filters.log_min_p  # relative to the most likely token, which has logit 0
-    for part in (filters.top_k, filters.top_p):
-        if part is not None:
-            keep[part.rows] &= part.kept(logits[part.rows])
+    keep = logits >= filters.log_min_p[:, None]  # relative to the most likely token, with logit 0
+    if (rows := filters.k_rows) is not None:
+        k, p = filters.top_k[rows][:, None], filters.top_p[rows][:, None]
+        keep[rows] &= _kept_by_top_k(logits[rows], k, p, filters.largest_k)
+    if (rows := filters.p_rows) is not None:
+        keep[rows] &= _kept_by_top_p(logits[rows], filters.top_p[rows][:, None])
     return logits.masked_fill(~keep, -torch.inf)
+
+
+def _kept_by_top_k(
+    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, largest: int
+) -> torch.Tensor:
+    """Return which tokens are kept: [m, V] bool. Only the most likely ones are sorted.
+
+    top_k, top_p: [m, 1]. largest: the largest top_k.
+    """
+    top = logits.topk(min(largest, logits.shape[-1]), dim=-1).values  # descending
+    in_top_k = torch.arange(top.shape[-1], device=top.device) < top_k
+    weight = weights(top).masked_fill(~in_top_k, 0)
+    before = weight.cumsum(dim=-1) - weight  # of all more likely tokens
+    in_nucleus = before < _share(weight.sum(dim=-1, keepdim=True), top_p)
+    count = (in_top_k & in_nucleus).sum(dim=-1, keepdim=True).clamp(min=1)  # [m, 1]
+    smallest = top.gather(-1, count - 1)
+    return _down_to(logits, smallest, count - (top > smallest).sum(dim=-1, keepdim=True))
+
+
+def _kept_by_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return which tokens are kept: [m, V] bool. top_p: [m, 1]."""
+    weight = weights(logits)  # [m, V]
+    share = _share(weight.sum(dim=-1, keepdim=True), top_p)  # [m, 1]
+    keys = logits.abs().view(torch.int32)  # a more likely token has a smaller key
+    lowest = torch.zeros_like(share, dtype=torch.int32)  # of the bucket to divide
+    bits = sum(DIGITS)
+    for digit in DIGITS:
+        bits -= digit
+        # Bucket 0 has all smaller keys, the last one all larger keys.
+        bucket = ((keys - (lowest - 2**bits)) >> bits).clamp_(0, 2**digit + 1).long()  # [m, V]
+        sums = weight.new_zeros(len(weight), 2**digit + 2).scatter_add_(-1, bucket, weight)
+        until = sums.cumsum(dim=-1)
+        found = torch.searchsorted(until, share).clamp_(1, 2**digit)  # [m, 1]
+        lowest = lowest + ((found - 1) << bits).int()
+    # The last bucket that was found has one key: equally likely tokens, lower ids first.
+    ties = (keys == lowest).sum(dim=-1, keepdim=True).clamp(min=1)
+    of_one = (sums.gather(-1, found) // ties).clamp(min=1)
+    missing = share - until.gather(-1, found - 1)
+    return _down_to(logits, -lowest.view(torch.float32), -(-missing // of_one))
 
 
 def weights(logits: torch.Tensor) -> torch.Tensor:

@@ -74,11 +74,13 @@ class SamplingParams:
     logprobs: report the log probabilities of this many most likely tokens, at most `MAX_LOGPROBS`,
         and of the chosen token. They are those of the model, before any of the changes above. None:
         report no log probabilities.
+    prompt_logprobs: the same for each token of the prompt except the first. Such a request computes
+        its whole prompt, also where a prefix cache has a part of it.
     skip_special_tokens: leave special tokens out of the text.
-    structured_outputs: a JSON schema, a regular expression or choices for the whole output. After
-        the penalties, all tokens are excluded that the grammar does not allow next. An output that
-        `max_tokens` or a stop string ends early is not complete. None: any text. Engines that
-        cannot do it refuse the request.
+    structured_outputs: a JSON schema, a regular expression, choices, or a structural tag for the
+        whole output. After the penalties, all tokens are excluded that the grammar does not allow
+        next. An output that `max_tokens` or a stop string ends early is not complete. None: any
+        text. Engines that cannot do it refuse the request.
     """
 
     max_tokens: int = 16
@@ -91,6 +93,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -117,7 +120,8 @@ class SamplingParams:
         require_int("n", self.n, low=1, high=MAX_N)
         require_int("seed", self.seed, low=-LARGEST_INT - 1, optional=True)
         require_choice("ignore_eos", self.ignore_eos, (True, False))
-        require_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS, optional=True)
+        for name in ("logprobs", "prompt_logprobs"):
+            require_int(name, getattr(self, name), low=0, high=MAX_LOGPROBS, optional=True)
         require_choice("skip_special_tokens", self.skip_special_tokens, (True, False))
         # Copied: if the caller changes a list later, the request does not change.
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
@@ -137,6 +141,21 @@ class SamplingParams:
                 "structured_outputs needs ignore_eos=False: after the end of the grammar, only a "
                 "token that ends the output is allowed"
             )
+
+    def require_in_vocabulary(self, vocab_size: int) -> None:
+        """Raise `ValueError` if a field needs a larger vocabulary than the model's."""
+        for name in ("stop_token_ids", "logit_bias"):
+            token_id = max(getattr(self, name) or (), default=0)
+            if token_id >= vocab_size:
+                raise ValueError(
+                    f"{name} holds {token_id}, outside the vocabulary [0, {vocab_size})"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and count > vocab_size:
+                raise ValueError(
+                    f"{name} must be at most the vocabulary's size {vocab_size}, got {count}"
+                )
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -165,15 +184,18 @@ class SamplingParams:
         bias = self.logit_bias or {}
         return np.array([*bias], np.int64), np.array([*bias.values()], np.float32)
 
-    def of_child(self, seed: int) -> Self:
+    def of_child(self, seed: int, *, is_first: bool = True) -> Self:
         """Return the parameters of one of the n outputs: the same, with a seed of its own.
 
-        What has been checked is not checked again, and what has been prepared is shared.
+        The outputs share the prompt, so only the first one computes its log probabilities. What has
+        been checked is not checked again, and what has been prepared is shared.
         """
         _ = self.stop_strings, self.bias_arrays  # prepare them now
         child = copy.copy(self)
         object.__setattr__(child, "n", 1)
         object.__setattr__(child, "seed", seed)
+        if not is_first:
+            object.__setattr__(child, "prompt_logprobs", None)
         return child
 
     @cached_property

@@ -37,6 +37,7 @@ class InputProcessor:
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
+        self.no_prompt_logprobs = loaded.no_prompt_logprobs
         assert config.max_model_len is not None
         self.max_model_len = config.max_model_len
         self.is_in_use = is_in_use
@@ -100,19 +101,20 @@ class InputProcessor:
             self._check_request_id(child)
         return parent
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> TokensPrompt:
+    def apply_chat_template(self, messages: Sequence[Message], **variables: Any) -> TokensPrompt:
         """Render messages of `{"role": ..., "content": ...}` with the chat template of the model.
 
+        variables: more variables for the template.
         Raises `ValueError` if there is no template, or if the template refuses the messages.
         """
-        if not self.tokenizer.chat_template:
+        if not (self.tokenizer.chat_template or variables.get("chat_template")):
             raise ValueError(
                 "messages: this model's tokenizer has no chat template; use generate()"
             )
         check_messages(messages)
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages), tokenize=False, add_generation_prompt=True, **variables
             )
         except Exception as error:  # a template is a program that comes with the model
             raise ValueError(
@@ -185,17 +187,9 @@ class InputProcessor:
             raise ValueError(f"params: {NO_POOLING}")
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params must be SamplingParams, got {shown(params)}")
-        for field in ("stop_token_ids", "logit_bias"):
-            token_id = max(getattr(params, field) or (), default=0)
-            if token_id >= self.vocab_size:
-                raise ValueError(
-                    f"{field} holds {token_id}, outside the vocabulary [0, {self.vocab_size})"
-                )
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise ValueError(
-                f"logprobs must be at most the vocabulary's size {self.vocab_size}, "
-                f"got {params.logprobs}"
-            )
+        params.require_in_vocabulary(self.vocab_size)
+        if params.prompt_logprobs is not None and self.no_prompt_logprobs is not None:
+            raise ValueError(f"prompt_logprobs: {self.no_prompt_logprobs}")
         if params.structured_outputs is not None and self.no_structured_outputs is not None:
             raise ValueError(f"structured_outputs: {self.no_structured_outputs}")
         return params

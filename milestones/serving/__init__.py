@@ -3,3 +3,7 @@
 `serve.py` is the command above `server/` and `scale/`, and chooses between them. The replicas of
 `scale/` use parts of `server/`, which knows nothing of replicas.
 """
+
+from common.interrupts import show_as_one_line
+
+show_as_one_line()  # here, because the modules of a command take seconds to import

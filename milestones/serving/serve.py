@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from rich.console import Console
 
 from common import EngineConfig, LLMEngine
+from common.interrupts import is_interrupt
 from common.tracing import forced_retractions
 
 from ..chain import ROOT, engines, find_engine, load
@@ -63,6 +64,8 @@ def main(args: argparse.Namespace) -> int:
         engine = build(from_options(EngineConfig, args))
         forced_retractions.apply_options(args, engine)
     except (ValueError, RuntimeError) as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
         console.print(str(error), style="red")
         return 2
     return run(milestone, engine, settings, console)

@@ -268,9 +268,9 @@ def test_a_model_that_does_not_show_its_states_is_refused(caplog: pytest.LogCapt
     """It still generates. A pooling request is refused, and the error says why."""
     loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"), plain=True)
     model: Any = loaded.model
-    model.get_output_embeddings = lambda: torch.nn.Identity()  # the model never calls it
+    model.get_decoder = lambda: torch.nn.Identity()  # the model never calls it
     engine: Any = build_engine("embedding", loaded, num_pages=20)
-    assert "the model has not called its output embedding" in caplog.text
+    assert "the forward has not called its layers" in caplog.text
     with pytest.raises(ValueError, match="of models that have an output embedding"):
         engine.embed([[1, 2]])
     (output,) = engine.generate([[1, 2]], greedy(3), progress=False)

@@ -293,7 +293,7 @@ def test_adapters_that_peft_saved(
 
 
 def test_products_row_by_row_and_in_groups() -> None:
-    """The compiled kernel, groups of rows and gathered matrices agree; slot 0 adds nothing."""
+    """The compiled kernel, groups of rows and masked products agree; slot 0 adds nothing."""
     layers = load("lora", "lora_layers")
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(3, 5, n, generator=generator) for n in (24, 40))
@@ -308,7 +308,7 @@ def test_products_row_by_row_and_in_groups() -> None:
     assert [(slot, rows.tolist()) for slot, rows in groups] == [(2, [1, 5]), (1, [2, 3, 6])]
     found = [y.clone() for _ in range(3)]
     layers.add_grouped(x, found[0][:, 3:43], weights, groups)
-    layers.add_gathered(x, found[1][:, 3:43], weights, index)
+    layers.add_masked(x, found[1][:, 3:43], weights, index)
     if (compiled := kernels()) is not None:
         compiled.add_low_rank(x, found[2][:, 3:43], index, weights.ranks, a, b)
         alone = y[1:2].clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from common import EngineConfig, LoRARequest
 from milestones.electives.lora.peft_folder import NEUTRAL, read_adapter
 from milestones.lab.instruments.random_adapter import PREFIX
-from tests.conftest import EngineFactory
+from tests.conftest import EngineFactory, ModuleOf
 from tests.electives.test_lora_answers import written
 from tests.helpers.oracle import drain, greedy
 
@@ -219,3 +220,13 @@ def test_an_engine_without_adapters_refuses_the_argument(make_engine: EngineFact
     with pytest.raises(TypeError, match="lora_request"):
         engine.add_request([1], lora_request=LoRARequest("A", "x"))
     assert not engine.has_unfinished_requests()
+
+
+def test_numbers_that_are_too_large_for_the_model_are_refused(module_of: ModuleOf) -> None:
+    """In float16, 70,000 is infinite, and an infinite number would reach all rows of a step."""
+    layers: Any = SimpleNamespace(dtype=torch.float16, on_gpu=False)
+    stage, low_rank = module_of("lora_layers").LoRALayers.stage, module_of("peft_folder").LowRank
+    small, large = torch.ones(2, 3), torch.full((2, 3), 7e4)
+    assert stage(layers, {"q": low_rank(small, small)})["q"].a.dtype == torch.float16
+    with pytest.raises(ValueError, match="too large for torch.float16: use another dtype"):
+        stage(layers, {"q": low_rank(small, large)})

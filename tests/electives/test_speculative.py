@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
-from common.sampling.sampler import uniform
+from common.sampling.draws import uniform
 from milestones.lab.instruments.streams import LateStream
 from tests.conftest import EngineFactory, ModuleOf, build_engine, schedules, shared_model
 from tests.exercises.by_hand import make_request, watch

@@ -18,6 +18,7 @@ from common import EMBEDDED_MODEL, SamplingParams, StructuredOutputsParams
 from common.hf.tiny import byte_tokenizer
 from common.sampling.structured import MAX_CHARACTERS, MAX_CHOICES
 from tests.conftest import EngineFactory, ModuleOf, shared_model
+from tests.helpers import grammar_hunt
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.schemas import schema
 
@@ -116,7 +117,7 @@ def test_each_mask_reaches_its_own_row(make_engine: EngineFactory) -> None:
 
 def test_a_slow_grammar_is_never_late(make_engine: EngineFactory, module_of: ModuleOf) -> None:
     """`accept` and `fill` are slow, and the tokens are those without overlap."""
-    grammar_class, texts = module_of("grammar").MatcherGrammar, list[str]()
+    grammar_class, texts = module_of("grammar_compile").MatcherGrammar, list[str]()
     accept = grammar_class.accept
 
     def slow(self: Any, token_id: int) -> bool:
@@ -490,3 +491,47 @@ def test_twenty_schemas_on_eight_threads(module_of: ModuleOf) -> None:
 def follows(grammar: Any, tokens: list[int]) -> bool:
     copy = grammar.fork()
     return all(copy.accept(token) for token in tokens)
+
+
+EXPENSIVE = {
+    "processor time": StructuredOutputsParams(regex=r"(\w*\d*)" * 5000),
+    "without end": StructuredOutputsParams(json='{"type": "integer", "multipleOf": 99999989}'),
+}
+
+
+@pytest.mark.thorough("it compiles grammars that take seconds")
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_a_grammar_that_needs_too_much_is_refused(name: str, module_of: ModuleOf) -> None:
+    """The process that tries it is ended, and the next grammar has another one."""
+    compiler = library(module_of)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="it needs more than"):
+            compiler(EXPENSIVE[name])
+    assert compiler(StructuredOutputsParams(regex="ab")).error == ""
+    compiler.close()
+
+
+def test_a_compilation_without_a_waiting_call_is_ended(module_of: ModuleOf) -> None:
+    """More of them than there are threads; then an ordinary grammar is compiled at once."""
+    compiler = module_of("grammar_manager").GrammarCompiler(library(module_of))
+    for number in range(4):
+        schema = {"type": "integer", "multipleOf": 99_999_989 + number}
+        endless = StructuredOutputsParams(json=schema)
+        future = compiler.submit(endless)
+        deadline = time.monotonic() + 60
+        while endless not in compiler.compile.busy:
+            assert time.monotonic() < deadline, "the compilation has not begun"
+            time.sleep(0.001)
+        compiler.abandon(future)
+        assert isinstance(future.exception(60), module_of("grammar_trial").TrialEndedError)
+    ordinary = compiler.submit(StructuredOutputsParams(choice=["a", "b"]))
+    assert ordinary.result(60).error == ""
+    compiler.close()
+
+
+@pytest.mark.thorough("a hundred random grammars, some of them hopeless")
+def test_no_grammar_of_a_hunt_is_expensive(milestone: str) -> None:
+    """What another process has let through costs little here. SERVING.md has a longer hunt."""
+    found = grammar_hunt.hunt(shared_model("tiny-llama"), 100, seed=5)
+    assert found.accepted > 20 and found.refused > 20
+    assert found.bytes < 200 << 20, found.worst["bytes"]

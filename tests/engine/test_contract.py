@@ -59,9 +59,9 @@ def test_the_sampling_metadata_is_ready_before_the_forward(
     runner = code_of("model_runner")
     made = runner.SamplingMetadata.from_requests
 
-    def from_requests(*args: Any) -> Any:
+    def from_requests(*args: Any, **more: Any) -> Any:
         events.append("metadata")
-        return made(*args)
+        return made(*args, **more)
 
     monkeypatch.setattr(runner.SamplingMetadata, "from_requests", from_requests)
     hook = engine.loaded.model.register_forward_pre_hook(lambda *_: events.append("forward"))

@@ -44,6 +44,7 @@ EXCEPTIONS = {
     "ModelRunner.launch.choose": "only with a grammar",
     "ModelInput.tensors": "only with graphs",
     "ModelRunner.inputs_to_capture": "only with graphs",
+    "ModelRunner._hybrid_ops": "only for a model with windows, soft caps or sinks",
 }
 Line = tuple[str, int]  # a file, and the first line of a function
 

@@ -19,15 +19,8 @@ from transformers import (
 )
 
 from common import SamplingParams
-from common.sampling.sampler import (
-    BLOCK,
-    DrawParams,
-    SamplingMetadata,
-    draw,
-    sample,
-    scale_and_filter,
-    uniform,
-)
+from common.sampling.draws import BLOCK, DrawParams, draw, scale_and_filter, uniform
+from common.sampling.sampler import SamplingMetadata, sample
 from tests.exercises.by_hand import request_with
 
 

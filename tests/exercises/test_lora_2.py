@@ -6,8 +6,8 @@ import torch
 
 from milestones.electives.lora.lora_layers import (
     SlotWeights,
-    add_gathered,
     add_grouped,
+    add_masked,
     group_rows,
 )
 
@@ -75,10 +75,10 @@ def test_base_rows_keep_their_bits() -> None:
     assert torch.equal(y[[0, 1, 4, 5, 6]], before[[0, 1, 4, 5, 6]]), "I2: they are not written"
 
 
-def test_gathered_rows_get_the_same_products() -> None:
+def test_masked_rows_get_the_same_products() -> None:
     (x, y), weights = make_rows(7), make_weights()
     right = expected(x, y, weights, MIXED)
-    add_gathered(x, y, weights, torch.tensor(MIXED))
+    add_masked(x, y, weights, torch.tensor(MIXED))
     wrong = (~torch.isclose(y, right, atol=1e-5).all(dim=1)).nonzero().flatten().tolist()
     assert wrong == [], "these rows have wrong outputs"
 
@@ -89,6 +89,6 @@ def test_the_output_may_be_a_part_of_longer_rows() -> None:
     whole = torch.zeros(7, 11)
     whole[:, 3:8] = y
     right = expected(x, y, weights, MIXED)
-    add_gathered(x, whole[:, 3:8], weights, torch.tensor(MIXED))
+    add_masked(x, whole[:, 3:8], weights, torch.tensor(MIXED))
     assert torch.allclose(whole[:, 3:8], right, atol=1e-5), "the view is written in place"
     assert not whole[:, [0, 1, 2, 8, 9, 10]].any(), "the other columns belong to other layers"

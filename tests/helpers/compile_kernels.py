@@ -1,6 +1,7 @@
 """Compile a module's kernels for GPUs, on a machine that may have none.
 
     python -m tests.helpers.compile_kernels m3_paged.kernels
+    python -m tests.helpers.compile_kernels common.sampling.draw_kernels
 
 The output is JSON, with what the compilers report of each kernel. This runs in a process of its
 own, because Triton decides at its import whether it interprets or compiles.
@@ -25,9 +26,10 @@ from triton.compiler import ASTSource
 
 GROUP, PAGE_SIZE = 3, 16
 ITEM_SIZES = {"fp16": 2, "bf16": 2, "fp32": 4}
-# Compute capabilities of GPUs: T4 (7.5), A100, RTX 30 (8.6), H100, B200 (10.0), RTX 50 (12.0). A T4
-# has no bfloat16. Those that are not in `WHOLE` compile only what needs the most shared memory.
-WHOLE, OTHERS, LARGEST = (75, 80, 90), (86, 100, 120), ("decode_kernel", "prefill_kernel")
+# Compute capabilities of GPUs: T4 (7.5), A100, RTX 30 (8.6), L4 (8.9), H100, B200 (10.0),
+# RTX 50 (12.0). A T4 has no bfloat16. The others compile only what needs the most shared memory.
+WHOLE, OTHERS = (75, 80, 90), (86, 89, 100, 120)
+LARGEST = ("decode_kernel", "prefill_kernel")
 PAGED = [
     (capability, dtype, dim)
     for capability in (*WHOLE, *OTHERS)
@@ -45,20 +47,31 @@ TENSOR_PRODUCT = r"^\s*(?:@\S+ )?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\."
 # The number of tiles [positions, dim] of keys or values that shared memory holds.
 BUFFERS = r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x"
 ROWS = [(cc, dtype, 128) for cc in WHOLE for dtype in ITEM_SIZES if (cc, dtype) != (75, "bf16")]
-INTEGERS = {"page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64"}
+# The tokens of a vocabulary, and the blocks of a row of logits: of Qwen3.
+SAMPLED = {"BLOCK": 1024, "BLOCKS": 256}
+POINTERS = {
+    "page_table": "i32", "seq_lens": "i32", "query_start_loc": "i32", "slot_mapping": "i64",
+    "temperature": "fp32", "greedy": "i1", "uniforms": "fp64", "log_min_p": "fp32",
+    "maxima": "fp32", "tokens": "i32", "sums": "fp32", "ties": "i32", "search": "i64",
+    "buckets": "i64", "token_ids": "i64", "is_valid": "i1",
+}  # fmt: skip
 
 
 def main() -> None:
     kernels = importlib.import_module(sys.argv[1])
-    paged = hasattr(kernels, "decode_kernel")
+    paged, sampled = hasattr(kernels, "decode_kernel"), hasattr(kernels, "draw_kernel")
+
+    def programs(capability: int, dtype: str, dim: int) -> list[tuple[Any, dict[str, Any]]]:
+        if paged:
+            return paged_programs(kernels, dtype, dim, capability)
+        return sampler_programs() if sampled else row_programs(kernels, dim)
+
     report = [
         {"kernel": fn.__name__, "capability": capability, "dtype": dtype, "dim": dim}
         | {"tile": constants.get("TILE")}
         | compile_kernel(fn, constants, dtype, capability)
         for capability, dtype, dim in (PAGED if paged else ROWS)
-        for fn, constants in (
-            paged_programs(kernels, dtype, dim, capability) if paged else row_programs(kernels, dim)
-        )
+        for fn, constants in programs(capability, dtype, dim)
         if capability in WHOLE or fn.__name__ in LARGEST
     ]
     others: list[tuple[int, str, int, int, int]]
@@ -110,6 +123,23 @@ def row_programs(kernels: ModuleType, dim: int) -> list[tuple[Any, dict[str, Any
     ]
 
 
+def sampler_programs() -> list[tuple[Any, dict[str, Any]]]:
+    """Return the kernels of the sampler: with and without filters, for top-k and for top-p."""
+    from common.sampling import draw_kernels, filter_kernels
+
+    which = ({"IS_TOP_K": is_top_k} for is_top_k in (True, False))
+    return [
+        (draw_kernels.scan_kernel, {"BLOCK": SAMPLED["BLOCK"]}),
+        *((draw_kernels.draw_kernel, {"IS_FILTERED": yes, **SAMPLED}) for yes in (True, False)),
+        (filter_kernels.keep_kernel, SAMPLED),
+        *(
+            program for part in which
+            for program in ((filter_kernels.count_kernel, {**part, **SAMPLED}),
+                            (filter_kernels.find_kernel, part))
+        ),
+    ]  # fmt: skip
+
+
 def compile_kernel(
     fn: Any, constants: dict[str, Any], dtype: str, capability: int
 ) -> dict[str, Any]:
@@ -131,7 +161,9 @@ def compile_kernel(
         elif name in ("scale", "epsilon"):
             signature[name] = "fp32"
         else:
-            kind = "fp32" if name.startswith("partial") else INTEGERS.get(name, dtype)
+            kind = "fp32" if name.startswith("partial") else POINTERS.get(name, dtype)
+            if name == "limits":  # numbers of tokens, or probabilities
+                kind = "i64" if constants["IS_TOP_K"] else "fp64"
             signature[name], attributes[(index,)] = f"*{kind}", aligned
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attributes)
     result = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -150,7 +182,7 @@ def compile_kernel(
 
 def is_integer(name: str) -> bool:
     """Return whether an argument of the kernels is a number of elements."""
-    return name in ("size", "split_size", "HALF") or bool(
+    return name in ("size", "split_size", "HALF", "shift", "is_first") or bool(
         re.search(r"stride|^num_|^first_|^[qk]_(batch|head|token|heads)$", name)
     )
 

@@ -104,7 +104,7 @@ def a_page_cached_before_it_is_full(insert: Any, self: Any, request: Any) -> Non
         request.num_computed_tokens -= 1
 
 
-@Bug("m1_single", "common.sampling.sampler.uniform")
+@Bug("m1_single", "common.sampling.draws.uniform")
 def a_draw_that_depends_on_the_step(uniform: Any, seeds: Any, positions: Any) -> Any:
     """I2: the random number of a token is taken at the wrong position."""
     return uniform(seeds, positions - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import http.client
 import json
 import socket
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common import LLMEngine
+from common import EngineConfig, LLMEngine, LoadedModel, load_model
 from milestones.serving.server.settings import ServerSettings
 from tests.conftest import EngineFactory
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 MODEL = "tiny-llama"
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 PATIENCE = 60.0  # seconds: a test fails after them; none of them decides a test that passes
+
+
+@functools.cache
+def long_model() -> LoadedModel:
+    """Return a tiny model with more positions: a prompt with tools is long in bytes."""
+    loaded = load_model(EngineConfig(model=MODEL, device="cpu"))
+    loaded.model.config.max_position_embeddings = 4096
+    return loaded
 
 
 def call(**fields: Any) -> dict[str, Any]:
@@ -114,7 +123,7 @@ class Running:
             response = connection.getresponse()
             text = response.read().decode()
             is_json = response.getheader("content-type") == "application/json"
-            answer = json.loads(text, parse_constant=_refuse) if is_json else text
+            answer = json.loads(text, parse_constant=_refuse) if is_json and text else text
             return response.status, answer, {k.lower(): v for k, v in response.getheaders()}
         finally:
             connection.close()
@@ -161,7 +170,7 @@ def _refuse(constant: str) -> None:
 def request_bytes(path: str, body: bytes, length: int | None = None) -> bytes:
     """Return a call of HTTP/1.1 with a length that may be wrong."""
     size = len(body) if length is None else length
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
 
 

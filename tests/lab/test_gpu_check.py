@@ -24,6 +24,7 @@ from milestones.lab.bench import (
     gpu_answers,
     gpu_check,
     gpu_kernels,
+    gpu_sampling,
     gpu_speed,
     gpu_tiles,
     workloads,
@@ -93,9 +94,44 @@ def test_graphs_are_counted(tiny_standard: None) -> None:
     assert counts == (0, 0, 0), "a CPU has no graphs"
 
 
+CHECKOUT = """
+class SamplingParams:
+    def __init__(self, temperature, max_tokens, ignore_eos):
+        assert temperature >= 0 and ignore_eos
+        self.max_tokens = max_tokens
+class LLM:
+    def __init__(self, model, **options):
+        import json, pathlib
+        assert json.loads((pathlib.Path(model) / "config.json").read_text())["vocab_size"]
+    def generate(self, prompts, params):
+        return [{"token_ids": [7] * p.max_tokens} for _, p in zip(prompts, params, strict=True)]
+"""
+
+
+@pytest.mark.thorough("it starts another process for each engine")
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [("nano-vllm", ["nanovllm/__init__.py"]),
+     ("mini-sglang", ["python/minisgl/core.py", "python/minisgl/llm.py"])],
+)  # fmt: skip
+def test_a_checkout_of_another_engine_is_measured(
+    name: str, files: list[str], tmp_path: Path, tiny_standard: None
+) -> None:
+    """The engine gets the weights of ours in a folder, and the prompts of the benchmark."""
+    for file in files:
+        (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / file).write_text(CHECKOUT)
+    cases = gpu_check.all_cases("cpu", tmp_path / "page.html", STANDARD, tmp_path)
+    assert [case for case in cases if case.startswith("nano of")] == [f"nano of {name}"]
+    (row,) = cases[f"nano of {name}"].run()
+    assert row["passed"] and row["tokens_per_second"] > 0 and row["workload"] == "nano", row
+
+
 def test_sampling_is_measured() -> None:
-    result = gpu_speed.sampling("cpu", rows=3, vocab_size=100)
-    assert set(result["us"]) == {"greedy", "temperature", "top_k", "top_p", "logprobs"}
+    result = gpu_sampling.sampling("cpu", rows=3, vocab_size=100)
+    assert set(result["us"]) == set(gpu_sampling.SAMPLERS)
+    assert set(result["us"]) - set(result["in_torch_us"]) == {"greedy", "logprobs"}
+    assert result["passed"] and result["different"] == 0
 
 
 def test_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +208,7 @@ def test_rows_are_written_one_by_one(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     cases = {"a": gpu_check.Case(rows, 9), "none": gpu_check.Case(list, 9)}
-    monkeypatch.setattr(gpu_check, "all_cases", lambda *_: cases)
+    monkeypatch.setattr(gpu_check, "all_cases", lambda *_, **__: cases)
     args = arguments(tmp_path)
     args.case = "a"
     assert gpu_check.main(args) == 0
@@ -224,7 +260,7 @@ def test_the_total_limit_stops_cleanly(
     monkeypatch.setattr(gpu_check.time, "monotonic", lambda: next(clock))
     ran = list[str]()
 
-    def run_case(name: str, seconds: int, file: Path) -> dict[str, Any]:
+    def run_case(name: str, seconds: int, file: Path, peers: Path | None) -> dict[str, Any]:
         ran.append(name)
         return {"passed": True}
 
@@ -263,7 +299,7 @@ def test_a_peer_that_does_not_fit_is_skipped(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
-    rows = [*gpu_speed._rows(measure, loaded, "cpu", is_peer=is_peer)]
+    rows = [*gpu_speed.rows_of(measure, loaded, "cpu", is_peer=is_peer)]
     assert {row["passed"] for row in rows} == {is_peer}
     assert all("does not fit" in row["skipped"] for row in rows)
 

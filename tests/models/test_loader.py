@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import platform
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from common import EngineConfig, SamplingParams, load_model
 from common.fast.cpu_kernels import kernels
 from common.hf import device, gguf_folders, model_loading
+from common.hf.cache import CacheFolderError
 from common.hf.gguf_folders import (
     EmbeddedModelMissingError,
     converted_folder,
@@ -50,7 +52,7 @@ def test_dtype_and_device() -> None:
     ("config", "message"),
     [
         ({"model": "tiny-unicorn"}, "tiny-llama"),
-        ({"model": "/nowhere/at-all"}, "could not be loaded"),
+        ({"model": "/nowhere/at-all"}, "was not found"),
         ({"model": "missing.gguf"}, "does not exist"),
         ({"model": "tiny-llama", "device": "abacus"}, "device"),
         ({"model": "tiny-llama", "device": "cuda"}, "no CUDA device"),
@@ -143,6 +145,39 @@ def test_a_conversion_that_was_killed_is_made_again(
     folder = convert_again(tmp_path / "a.gguf")
     assert (folder / "weights").read_text() == "whole"
     assert not list((tmp_path / "cache").glob("*.partial-*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EROFS, "x"), "Read-only file system"),
+        (OSError(errno.ENOSPC, "x"), "No space left on device"),
+        (RuntimeError("IoError: No space left on device (os error 28)"), "No space left on device"),
+    ],
+    ids=["read-only", "full", "full, in Rust"],
+)
+def test_a_cache_folder_that_cannot_be_written(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file of the model is whole: to download it again would not help."""
+
+    def convert(gguf: Path, folder: Path) -> None:
+        raise error
+
+    monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf_folders, "_convert_stored", convert)
+    with pytest.raises(CacheFolderError, match=f"{reason}.*LLM_LADDER_CACHE") as raised:
+        convert_again(tmp_path / "a.gguf")
+    assert "download" not in str(raised.value)
+    assert not list((tmp_path / "cache").glob("*.partial-*"))
+
+
+def test_a_cache_folder_that_is_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "file/cache"):
+        monkeypatch.setenv("LLM_LADDER_CACHE", str(tmp_path / folder))
+        with pytest.raises(CacheFolderError, match="cannot be written"):
+            convert_again(tmp_path / "a.gguf")
 
 
 @pytest.fixture
@@ -421,3 +456,13 @@ def test_a_checkpoint_of_16_bits_takes_16_bits(tmp_path: Path) -> None:
     taken = int(run_python("-c", RESIDENT, str(tmp_path)))
     # Numbers in float32 that stay would take twice the size of the file, beside the packed ones.
     assert taken < 2 * size, f"a file of {size} bytes took {taken} bytes"
+
+
+@pytest.mark.parametrize(("name", "meant"), [("SmolLM2-135M", True), ("xyz", False)])
+def test_a_mistyped_name_names_the_models_that_are_there(
+    name: str, meant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=f"'{name}' was not found.*tiny-llama") as error:
+        load_model(EngineConfig(model=name, device="cpu"))
+    assert ("did you mean 'SmolLM2-135M-Instruct'?" in str(error.value)) == meant

@@ -16,6 +16,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from common import EngineConfig, load_model
+from common.fast import passes
 from common.fast.passes import PASSES, apply_passes, pack
 from common.fast.passes import layer as layer_module
 from common.fast.passes.gate import fuse_gates
@@ -451,6 +452,20 @@ def test_fused_kernels_leave_other_layers_alone(monkeypatch: pytest.MonkeyPatch)
     second.self_attn.k_norm.variance_epsilon = 0.5
     apply_passes(model, "merge,layer")
     assert [type(layer.parts) for layer in joined_layers(model)] == [TorchParts, TorchParts]
+
+
+def test_kernels_that_fail_on_a_gpu_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a C compiler, m1 and m2 run Hugging Face's modules on a GPU. A log says why."""
+    triton_kernels = pytest.importorskip("common.fast.passes.triton_kernels")
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1, 16))
+    passes._warn_without_kernels(torch.device("cuda"), torch.float32)
+    passes._warn_without_kernels(torch.device("cpu"), torch.float32)
+    assert not caplog.text
+    monkeypatch.setattr(triton_kernels, "silu_mul", lambda *_: 1 / 0)
+    passes._warn_without_kernels(torch.device("cuda"), torch.float32)
+    assert caplog.text.count("division by zero") == 1
 
 
 def test_gates_are_fused_on_cuda_only() -> None:

@@ -48,7 +48,11 @@ def test_more_pieces_than_a_share_can_count(compiled: Kernels) -> None:
 
 @pytest.mark.skipif(kernels() is None, reason="no C compiler")
 def test_a_forked_process_starts_its_own_workers() -> None:
-    """The workers of its parent do not exist in it, and one may have had a piece."""
+    """The workers of its parent do not exist in it, and one may have had a piece.
+
+    The pieces of the parent are C, as in an engine. If threads of C call Python while a process is
+    forked, Python itself may hang in the child, because a lock of its list of threads is held.
+    """
     script = """
         import ctypes, os, threading
         from common.fast.cpu_kernels import kernels
@@ -58,8 +62,9 @@ def test_a_forked_process_starts_its_own_workers() -> None:
             piece = PIECE(lambda args, index: seen.append(index))
             kernels().library.spread(2, ctypes.c_int64(50), piece, None)
         def keep_busy():
+            microseconds, sleep = ctypes.c_void_p(20), ctypes.CDLL(None).usleep
             while True:
-                run()
+                kernels().library.spread(2, ctypes.c_int64(50), sleep, microseconds)
         threading.Thread(target=keep_busy, daemon=True).start()
         run()
         for _ in range(5):
@@ -68,7 +73,7 @@ def test_a_forked_process_starts_its_own_workers() -> None:
                 run()
                 os._exit(0 if sorted(seen) == list(range(50)) else 1)
             assert os.waitpid(child, 0)[1] == 0
-        print("all children computed")
+        print("all children computed", flush=True)
         os._exit(0)
     """
     assert "all children computed" in run_python("-c", dedent(script))

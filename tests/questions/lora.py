@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from milestones.electives.lora.lora_layers import add_gathered, add_grouped
+from milestones.electives.lora.lora_layers import add_grouped, add_masked
 from tests.exercises.test_lora_1 import NAMES, loaded, make_slots, resident, run
 from tests.exercises.test_lora_2 import grouped, make_rows, make_weights
 
@@ -49,13 +49,13 @@ def products(chance: Random) -> Asked:
         weights = make_weights(num_slots, seed=chance.randrange(1000))
         found = []
         groups = grouped(of_rows)
-        for kind in ("grouped", "gathered"):
+        for kind in ("grouped", "masked"):
             x, y = make_rows(count)
             if kind == "grouped":
                 parts = [(slot, torch.tensor(rows)) for slot, rows in groups.items()]
                 add_grouped(x, y, weights, parts)
             else:
-                add_gathered(x, y, weights, torch.tensor(of_rows))
+                add_masked(x, y, weights, torch.tensor(of_rows))
             found.append([[f"{value + 0.0:.2f}" for value in row] for row in y.tolist()])
         yield f"slots {of_rows}", [sorted(groups.items()), *found]
 

@@ -7,15 +7,23 @@ pytest would start them once each.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
 from common import EngineConfig, SamplingParams, TokensPrompt
-from tests.conftest import build_engine
+from tests.conftest import ROOT, build_engine
 from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Running
 
 pytestmark = [pytest.mark.extra("scale"), pytest.mark.extra("serve")]
@@ -153,6 +161,40 @@ def test_real_replicas() -> None:
     with running_front() as front:
         for check in CHECKS:
             check(front)
+
+
+@pytest.mark.thorough("it starts Ray, and kills the process that controls it")
+def test_the_end_of_the_control_process_is_said() -> None:
+    """`/health` shows it, an open stream ends whole, and the command says why it has ended."""
+    command = [sys.executable, "-m", "milestones", "serve", "m5", "--model", "tiny-llama"]
+    options = ["--replicas", "1", "--port", "0", "--emulated-forward-ms", "40"]
+    process = subprocess.Popen(
+        [*command, *options], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "serve" in line)
+        url = re.findall(r"http://[\d.:]+", line)[0]
+        body = json.dumps({"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True})
+        head = {"Content-Type": "application/json"}
+        stream = urlopen(UrlRequest(f"{url}/v1/completions", body.encode(), head), timeout=60)
+        first = stream.readline()
+        (control,) = [
+            child for child in psutil.Process(process.pid).children(recursive=True)
+            if child.name() == "gcs_server"
+        ]  # fmt: skip
+        control.kill()
+        assert first and stream.read().endswith(b"data: [DONE]\n\n"), "a stream was cut off"
+        with pytest.raises((HTTPError, OSError)):  # 503, or the server has ended
+            while True:
+                urlopen(f"{url}/health", timeout=60)
+                time.sleep(0.2)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1, (out, err)
+        assert "control process (GCS)" in out and "Start the server again" in out.replace("\n", " ")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_cluster_that_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,30 @@ def test_one_bad_input_refuses_the_whole_call(serve: Serve) -> None:
 
 
 @with_embeddings
+def test_many_inputs_are_computed_as_places_become_free(
+    serve: Serve, make_engine: EngineFactory
+) -> None:
+    """A call takes a fourth of the places, so that the others stay free for other calls."""
+    running = serve(make_engine(num_pages=400), max_open_requests=8)
+    inputs = [[3 + i % 50, 4, 5 + i // 50] for i in range(300)]
+    places = set[int]()  # that the call holds, whenever it gives the engine an input
+    add = running.engine.add_request
+
+    def spy(*args: Any, **more: Any) -> Any:
+        places.add(running.api.open.count)
+        return add(*args, **more)
+
+    running.engine.add_request = spy  # type: ignore[method-assign]
+    status, answer, _ = running.post("/v1/embeddings", {"input": inputs})
+    assert status == 200 and [item["index"] for item in answer["data"]] == [*range(300)]
+    assert places == {2}, "a fourth of the places"
+    for i in (0, 151, 299):
+        assert np.abs(np.array(answer["data"][i]["embedding"]) - expected(inputs[i])).max() < 1e-5
+    status, answer, _ = running.post("/v1/embeddings", {"input": [[3]] * 2049})
+    assert status == 400 and answer["error"]["param"] == "input"
+
+
+@with_embeddings
 def test_texts_and_vectors_are_counted(serve: Serve) -> None:
     """The metrics have no output tokens and no first token for a vector."""
     running = serve()

@@ -116,7 +116,7 @@ def test_other_calls_run_while_a_grammar_is_compiled(
         assert server.post(COMPLETE, call())[0] == 200 and server.get("/health")[0] == 200
         grammars.timeout = 0.0
         status, answer, _ = server.post(COMPLETE, call(structured_outputs={"regex": "x"}))
-        assert status == 400 and "0 s" in answer["error"]["message"]
+        assert status == 503 and "0 s" in answer["error"]["message"]
         grammars.timeout = 30.0
         release.set()
         status, answer, _ = slow_call.result(PATIENCE)
@@ -175,8 +175,9 @@ def test_what_no_call_waits_for_is_not_compiled(
     futures = list(compiler.cache.values())
     if ends_by == "timeout":
         engine.core.scheduler.grammars.timeout = 0.0
-        status, answer, _ = server.post(COMPLETE, colored())
-        assert status == 400 and "0 s" in answer["error"]["message"]
+        status, answer, headers = server.post(COMPLETE, colored())
+        assert status == 503 and "0 s" in answer["error"]["message"]
+        assert headers["retry-after"] == "1", "a client may try again"
     else:
         connection = server.open(COMPLETE, colored())
         server.wait_until(lambda: len(compiler.cache) == 3)

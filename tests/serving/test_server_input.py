@@ -20,7 +20,6 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"best_of": 2}, "best_of"),
     ({"best_of": True}, "best_of"),
     ({"anything": 1}, "anything"),
-    ({"anything": None}, "anything"),
     ({"\ud83d": 1}, None),
     ({"temperature": NAN}, "temperature"),
     ({"temperature": -1}, "temperature"),
@@ -50,11 +49,12 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": 10**6}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"echo": 1}, "echo"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {}}, "stream_options"),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"anything": True}}, "stream_options"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": None}, "prompt"),
@@ -83,7 +83,24 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "a<|im_end|>b"}]}, "messages"),
     ({"messages": [{"role": "<|im_start|>", "content": "a"}]}, "messages"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
-    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"),
+    *(
+        ({"chat_template_kwargs": {name: "{{ messages }}"}}, "chat_template_kwargs")
+        for name in (
+            "chat_template",
+            "messages",
+            "conversation",
+            "tools",
+            "tokenize",
+            "eos_token",
+            "add_generation_prompt",
+            "return_dict",
+            "tokenizer_kwargs",
+        )
+    ),
+    ({"chat_template_kwargs": {"x": [{"y": "<|im_end|>"}]}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
+    ({"messages": [{**USER[0], "thought": {"a": ["<|im_start|>"]}}]}, "messages"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 1}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -168,9 +185,51 @@ def test_values_that_change_nothing_are_accepted(serve: Serve) -> None:
         "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
         "logit_bias": {}, "min_tokens": 0, "user": "me", "seed": None, "stop": None,
         "temperature": None, "echo": None, "logprobs": None, "stream_options": None,
+        "audio": None, "anything": None, "use_beam_search": False, "length_penalty": 1.0,
     }  # fmt: skip
     assert run.post(COMPLETE, body)[0] == 200
-    assert run.post(CHAT, {"messages": [{**USER[0], "refusal": None}], "max_tokens": 2})[0] == 200
+    plain = {"messages": USER, "max_tokens": 2, "temperature": 0}
+    status, expected, _ = run.post(CHAT, plain)
+    same: list[dict[str, Any]] = [
+        {"messages": [{**USER[0], "refusal": None, "type": "text"}]},
+        {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}]},
+        {"parallel_tool_calls": True, "store": True, "metadata": {"a": "b"}, "verbosity": "low"},
+        {"prompt_cache_key": "x", "safety_identifier": "y", "reasoning_effort": "low"},
+        {"service_tier": "flex", "request_id": "r", "add_generation_prompt": True},
+        {"top_logprobs": 0, "chat_template_kwargs": {"enable_thinking": False}},
+    ]  # fmt: skip
+    for fields in same:
+        status, answer, _ = run.post(CHAT, {**plain, **fields})
+        assert status == 200, (fields, answer)
+        assert answer["choices"] == expected["choices"]
+        assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    turns = [*USER, {"role": "assistant", "content": None, "reasoning_content": "so"}, *USER]
+    assert run.post(CHAT, {**plain, "messages": turns})[0] == 200
+
+
+def test_variables_reach_the_chat_template(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the call, and the other keys of a message. Also where they are nested deeply."""
+    run = serve()
+    monkeypatch.setattr(
+        run.engine.loaded.tokenizer, "chat_template", "{{ messages[0].mood }}{{ shout }}"
+    )
+    nested: Any = "!"
+    for _ in range(300):
+        nested = [nested]
+    body = {"messages": [{**USER[0], "mood": "ab"}], "max_tokens": 1}
+    status, answer, _ = run.post(CHAT, {**body, "chat_template_kwargs": {"shout": "cde"}})
+    assert status == 200 and answer["usage"]["prompt_tokens"] == 5
+    status, answer, _ = run.post(CHAT, {**body, "chat_template_kwargs": {"other": nested}})
+    assert status == 200 and answer["usage"]["prompt_tokens"] == 2
+
+
+def test_the_usage_so_far_is_in_every_chunk(serve: Serve) -> None:
+    run = serve()
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = call(max_tokens=5, ignore_eos=True, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in run.events(COMPLETE, body)[:-1]]
+    assert counts[-1] == 5 and counts == sorted(counts) and set(counts[:-1]) >= {5}
 
 
 def test_a_body_that_is_too_large(serve: Serve) -> None:
@@ -179,7 +238,7 @@ def test_a_body_that_is_too_large(serve: Serve) -> None:
     large = b" " * 10_000_000
     status, answer, _ = run.post(COMPLETE, large)
     assert status == 413 and "100000" in answer["error"]["message"]
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"%x\r\n%s\r\n" % (50_000, large[:50_000])
     with run.send(head + chunk * 3) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
@@ -198,13 +257,15 @@ def test_a_prompt_that_is_too_long_for_the_server(serve: Serve) -> None:
 def test_the_api_key(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     run = serve(api_key="secret")
     body = {"prompt": "x", "max_tokens": 1}
-    keys = (None, "secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Bearer \xe9")
+    keys = (None, "secret", "Bearer", "Bearer ", "Bearer secre", "Bearer secrets", "Bearer \xe9",
+            "Basic secret", "Bearersecret")  # fmt: skip
     for key in keys:
         headers = {} if key is None else {"Authorization": key}
         status, answer, found = run.post(COMPLETE, body, headers)
         assert status == 401 and answer["error"]["code"] == "invalid_api_key"
         assert "secret" not in answer["error"]["message"]
         assert found["www-authenticate"] == "Bearer"
-    assert run.post(COMPLETE, body, {"Authorization": "Bearer secret"})[0] == 200
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert run.post(COMPLETE, body, {"Authorization": f"{scheme} secret"})[0] == 200
     assert run.get("/metrics")[0] == 401 and run.get("/health")[0] == 200
     assert [card.id for card in run.client(api_key="secret").models.list()] == [MODEL]

@@ -24,7 +24,7 @@ from common.parallel import group, ranks
 from common.parallel.ranks import RankError
 from milestones.chain import electives
 from tests import conftest
-from tests.conftest import ROOT, build_engine
+from tests.conftest import ROOT, EngineFactory, build_engine
 from tests.engine.test_paged import test_no_position_is_padding
 from tests.engine.test_parallel_sampling import test_an_output_has_n_different_answers
 from tests.engine.test_radix import (
@@ -224,3 +224,9 @@ def test_an_interrupt_and_the_end_of_rank_0(milestone: str) -> None:
     while is_running(rank_1):
         assert time.monotonic() < deadline, "rank 1 is left"
         time.sleep(0.05)
+
+
+def test_log_probabilities_of_prompts_are_refused(make_engine: EngineFactory) -> None:
+    """The ranks have parts of the head, and rank 0 cannot run it alone."""
+    with pytest.raises(ValueError, match="prompt_logprobs: they need tensor_parallel_size=1"):
+        make_engine().add_request([1, 2], greedy(1, prompt_logprobs=0))

@@ -145,7 +145,7 @@ STRUCTURED: Claims = [
         calls() == ["launch", "sample", *["launch", "accept", "sample"] * 3, "launch", "accept"])),
     ("exactly as in m5, and there is no gap", lambda: max(gaps(LOOPS["plain"])) < 0.5),
     ("would take the overlap from all requests of its batch", lambda: (
-        sum(gaps(LOOPS["waiting"])) > 1.5 * sum(gaps(LOOPS["delayed"])))),
+        sum(gaps(LOOPS["waiting"])) > 1.25 * sum(gaps(LOOPS["delayed"])))),
     ("`sample_newest` is called twice", lambda: (
         code("structured_output", "engine").count("self.sample_newest()") == 2)),
     ("One test of the exercise finds it", lambda: (

@@ -23,6 +23,7 @@ a rotary embedding with another layout), the module keeps its own `forward`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -50,6 +51,7 @@ PASSES: dict[str, Callable[[PreTrainedModel], int]] = {
     "decode": join_decodes,
 }
 
+logger = logging.getLogger(__name__)
 ON_WEIGHTS = ("merge", "pack")  # these do not depend on what a layer computes
 
 
@@ -84,10 +86,27 @@ def apply_passes(
     chosen = parse_passes(names)
     if chosen:
         model.requires_grad_(False)
+        _warn_without_kernels(model.device, model.dtype)
     on_weights = [name for name in chosen if name in ON_WEIGHTS]
     changed = {name: PASSES[name](model) for name in on_weights}
     connect()
     return changed | {name: PASSES[name](model) for name in chosen if name not in ON_WEIGHTS}
+
+
+def _warn_without_kernels(device: torch.device, dtype: torch.dtype) -> None:
+    """Log why a GPU cannot run the fused kernels. The passes then leave the modules as they are."""
+    if device.type != "cuda":
+        return
+    try:
+        from . import triton_kernels
+
+        x = torch.ones(1, 16, device=device, dtype=dtype)
+        triton_kernels.silu_mul(x, x)
+    except Exception as error:
+        logger.warning(
+            "the fused kernels fail on %s, so the modules of Hugging Face run in their place: %s",
+            device, error,
+        )  # fmt: skip
 
 
 def has_passes(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ token.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 
 from common import EngineConfig
 from common.engine_core import SampledToken
+from common.hf.hidden_states import hidden_states_read
 from common.hf.probe import Probe
 from common.hf.support import UnsupportedModelError, check_paged
+from common.sampling.logprobs import prompts_read
 
 from .buffers import StepBuffers
 from .kv_cache import PageTable
@@ -24,7 +26,7 @@ from .m5_model_runner import ModelRunner as M5ModelRunner
 from .m5_model_runner import Step as M5Step
 from .m5_model_runner import StepResult as M5StepResult
 from .model_input import ModelInput
-from .pooling import hidden_states_read, pool, pooled_tokens
+from .pooling import pool, pooled_tokens
 from .schedule_batch import ScheduleBatch
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,8 @@ class ModelRunner(M5ModelRunner):
         assert isinstance(step, Step)
         if not step.pooled_tokens:
             return super().compute(step)
-        logits, states = self.forward_with_states(step.inputs)
+        with prompts_read(self.model, step.metadata.prompts):
+            logits, states = self.forward_with_states(step.inputs)
         step.sums = pool(states, step.pooled_tokens)
         return logits
 
@@ -91,10 +94,9 @@ class ModelRunner(M5ModelRunner):
         """Return the logits of the tokens at `logits_indices`, [N, V], and the hidden states of all
         tokens after the final norm, [T, H].
         """
-        everything = torch.arange(inputs.input_ids.shape[1], device=self.model.device)
-        with hidden_states_read(self.model, inputs.logits_indices) as states:
-            logits = self.forward(replace(inputs, logits_indices=everything))
-        return logits, states.of_all_tokens
+        with hidden_states_read(self.model) as states:
+            logits = self.forward(inputs)
+        return logits, states.of_all_tokens[0]
 
     def _check_states(self, table: np.ndarray) -> int | None:
         """Return the size of a hidden state; None if the model does not give hidden states, or

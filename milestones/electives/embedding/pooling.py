@@ -11,56 +11,17 @@ step has been computed, so a step that is undone adds nothing. All arithmetic is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import accumulate as running_sums
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from common.engine_core import EngineCoreOutput
-from common.hf.shared import lock_of
 
 from .pooling_request import PoolingRequest
 from .schedule_batch import ScheduleBatch
 
 SHORTEST = 1e-12  # a shorter vector is divided by this number: zeros stay zeros
-
-
-class HiddenStates:
-    """The hidden states of a forward: what the model gives to its output embedding, [T, H]."""
-
-    def __init__(self) -> None:
-        self.tensor: torch.Tensor | None = None
-
-    @property
-    def of_all_tokens(self) -> torch.Tensor:
-        assert self.tensor is not None, "the model has not called its output embedding"
-        return self.tensor
-
-
-@contextmanager
-def hidden_states_read(model: PreTrainedModel, kept: torch.Tensor) -> Iterator[HiddenStates]:
-    """Return a context in which a forward also gives its hidden states.
-
-    kept: [N] the tokens that get logits. The forward must be asked for the logits of all tokens.
-    Its last layer then computes all of them. The output embedding, which is the largest product of
-    a small model, gets only the tokens in `kept`. Holds the lock of the model, because engines that
-    share the model share its hooks.
-    """
-    states = HiddenStates()
-
-    def read(_: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        states.tensor = args[0][0]  # [T, H]
-        return (args[0][:, kept],)
-
-    with lock_of(model):
-        hook = model.get_output_embeddings().register_forward_pre_hook(read)
-        try:
-            yield states
-        finally:
-            hook.remove()
 
 
 def pooled_tokens(batch: ScheduleBatch) -> list[slice]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from common import EngineConfig
 
@@ -34,6 +35,12 @@ class ModelInput(M5ModelInput):
 
     metadata: AttentionMetadata
     states: StateStep = field(default_factory=lambda: StateStep([], []))
+
+    def tensors(self) -> list[torch.Tensor]:
+        found = super().tensors()
+        for window in self.metadata.windows:
+            found += [window.slot_mapping, window.seq_lens, window.page_table]
+        return found
 
 
 class InputBuilder(M5InputBuilder):

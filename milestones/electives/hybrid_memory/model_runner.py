@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class ModelRunner(M5ModelRunner):
         """Compare in a larger pool, in which each group has as many pages as `table`."""
         layers, groups = self.kv_pool.layers, self.kv_pool.groups
         self.is_hybrid = len(groups) > 1 or any(layer.variants for layer in layers)
-        self.ops = hybrid_attention if self.is_hybrid else self.ops
+        self.ops = self._hybrid_ops() if self.is_hybrid else self.ops
         self.inputs = InputBuilder(self.config, self.buffers, groups)
         tables = np.stack([table + n * table.size for n in range(len(groups))], axis=-1)
         few = replace(self.config, num_pages=tables.size)
@@ -68,8 +69,16 @@ class ModelRunner(M5ModelRunner):
 
     def _decode_graphs(self, config: EngineConfig) -> DecodeGraphs:
         # No graph can replay attention in torch, or layers that compute request by request.
-        can_replay = not self.is_hybrid and not self.states.groups
+        can_replay = self.ops is not hybrid_attention and not self.states.groups
         return super()._decode_graphs(replace(config, cuda_graph=config.cuda_graph and can_replay))
+
+    def _hybrid_ops(self) -> ModuleType:
+        """Return the operations for windows, soft caps and sinks: kernels where m5 has kernels."""
+        if self.ops.__name__.endswith(".triton_ops"):
+            from . import hybrid_kernels
+
+            return hybrid_kernels
+        return hybrid_attention
 
     def _inputs_of_probe(self, tables: np.ndarray, *args: Any) -> ModelInput:
         """Return the inputs of a step of the probe, with the states of its requests."""

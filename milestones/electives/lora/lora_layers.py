@@ -8,7 +8,7 @@ stays one product for all rows. Rows without an adapter keep their bits, because
     slot   | 0    | 1   | 2    | 2    | 0    |     y[1:2] += x[1:2] A1^T B1, and the same for slot 2
 
 In float32 on a CPU, a compiled kernel adds row by row. A row gets the same bits there with any
-other rows (I2). `add_grouped` and `add_gathered` are its reference, and run everywhere else.
+other rows (I2). `add_grouped` and `add_masked` are its reference, and run everywhere else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoRARows:
 
     slots: torch.Tensor  # [T] int64
     kept: torch.Tensor  # [N] indices in T: the last layer may compute only these rows
-    groups: Groups | None  # None: the shapes must not depend on the adapters (`add_gathered`)
+    groups: Groups | None  # None: the shapes must not depend on the adapters (`add_masked`)
 
     def of(self, num_rows: int) -> LoRARows:
         """Return the slots of all rows, or those of the kept rows if a layer has only these."""
@@ -77,15 +77,16 @@ def add_grouped(
         y.index_add_(0, rows, x[rows] @ weights.a[slot].T @ weights.b[slot])
 
 
-def add_gathered(
+def add_masked(
     x: torch.Tensor, y: torch.Tensor, weights: SlotWeights, slots: torch.Tensor
-) -> None:
-    """Add the same products row by row. All shapes depend on T only, so a CUDA graph can do it.
+) -> None:  # fmt: skip
+    """Add the same products with shapes that depend on T only, so that a CUDA graph can do it.
 
-    Each row gets a copy of its matrices. Slot 0 has zeros.
+    Each row is multiplied with all A. Zeros replace what other slots give. Slot 0 has zeros.
     """
-    low = torch.bmm(x[:, None], weights.a[slots].transpose(1, 2))  # [T, 1, rank]
-    y += torch.bmm(low, weights.b[slots])[:, 0]
+    low = (x @ weights.a.flatten(0, 1).T).unflatten(1, (len(weights.a), -1))  # [T, S, rank]
+    others = torch.arange(len(weights.a), device=x.device) != slots[:, None]  # [T, S]
+    y.addmm_(low.masked_fill(others[:, :, None], 0).flatten(1), weights.b.flatten(0, 1))
 
 
 class LoRALayers:
@@ -117,6 +118,7 @@ class LoRALayers:
         """Return the matrices of an adapter in the dtype of the model, in one piece of host memory.
 
         For a GPU the memory is pinned. Then `write` only starts copies, and the host does not wait.
+        Raises `ValueError` for numbers that are too large for this dtype.
         """
         size = sum(matrix.numel() for low_rank in weights.values() for matrix in low_rank)
         memory = torch.empty(size, dtype=self.dtype, pin_memory=self.on_gpu)
@@ -126,7 +128,13 @@ class LoRALayers:
             part, memory = memory[: matrix.numel()], memory[matrix.numel() :]
             return part.view(matrix.shape).copy_(matrix)
 
-        return {name: LowRank(*map(staged, low_rank)) for name, low_rank in weights.items()}
+        whole = memory
+        found = {name: LowRank(*map(staged, low_rank)) for name, low_rank in weights.items()}
+        if not bool(whole.isfinite().all()):  # `add_masked` would give them to all rows
+            raise ValueError(
+                f"the adapter has numbers that are too large for {self.dtype}: use another dtype"
+            )
+        return found
 
     def write(self, load: Load) -> None:
         """Copy an adapter to its slot. This is work of the forward stream."""
@@ -157,6 +165,6 @@ class LoRALayers:
         if self.kernels is not None:
             self.kernels.add_low_rank(x, y, rows.slots, weights.ranks, weights.a, weights.b)
         elif rows.groups is None:
-            add_gathered(x, y, weights, rows.slots)
+            add_masked(x, y, weights, rows.slots)
         else:
             add_grouped(x, y, weights, rows.groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from common.sampling.logprobs import PromptTokens
 from common.sampling.sampler import SamplingMetadata, map_tensors
 
 from .m5_model_runner import ModelRunner as M5ModelRunner
@@ -23,7 +24,8 @@ class ModelRunner(M5ModelRunner):
             return super().prepare(batch)
         requests = [request for request, _before in batch.outputs]
         positions = [len(request.token_ids) + before for request, before in batch.outputs]
-        metadata = SamplingMetadata.from_requests(requests, "cpu", positions)
+        prompts = PromptTokens.of_step(zip(batch.requests, batch.num_scheduled_tokens), "cpu")
+        metadata = SamplingMetadata.from_requests(requests, "cpu", positions, prompts)
         upload = self.buffers[0].upload
         # The next step is planned when the fate of the drafts is known: nothing to look up.
         nowhere = torch.from_numpy(np.full(len(requests), PADDING_INDEX, np.int64))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
 
 from common import LoadedModel, StructuredOutputsParams
 
-from .bitmask import WORD
-
-# Bounds of the work for one grammar. The library's own bounds allow several seconds of work.
-LIMITS: Any = {"initial_lexer_fuel": 200_000, "step_lexer_fuel": 50_000, "verbose_errors": False}
-# No optional whitespace: a model that prefers a newline would write nothing else.
-SEPARATORS: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+from .grammar_compile import compile_grammar, make_tokenizer
+from .grammar_trial import Trial, TrialEndedError
 
 
 class Grammar(Protocol):
@@ -36,81 +33,65 @@ class Grammar(Protocol):
         """Set the bits of the tokens that are allowed next, and clear all others, [W] int32."""
 
 
-class MatcherGrammar:
-    """A grammar of llguidance. End tokens are allowed exactly where the grammar may end."""
-
-    def __init__(self, matcher: Any, end_token_ids: frozenset[int]) -> None:
-        self.matcher = matcher
-        self.end_token_ids = end_token_ids
-
-    @property
-    def error(self) -> str:
-        text: str = self.matcher.get_error() if self.matcher.is_error() else ""
-        return " ".join(text.replace("<non-verbose/>", "").split())
-
-    def fork(self) -> MatcherGrammar:
-        return MatcherGrammar(self.matcher.deep_copy(), self.end_token_ids)
-
-    def accept(self, token_id: int) -> bool:
-        if token_id in self.end_token_ids:
-            return bool(self.matcher.is_accepting())
-        return self.matcher.try_consume_tokens([token_id]) == 1
-
-    def fill(self, bits: np.ndarray) -> None:
-        bits[:] = np.frombuffer(self.matcher.compute_bitmask(), np.int32)[: len(bits)]
-        words = bits.view(np.uint32)
-        for word, bit in (divmod(token_id, WORD) for token_id in self.end_token_ids):
-            words[word] &= ~np.uint32(1 << bit)
-            if self.matcher.is_accepting():
-                words[word] |= np.uint32(1 << bit)
-
-
 class GrammarLibrary:
-    """Compiles grammars for the vocabulary of a model. Several threads may call it."""
+    """Compiles grammars for the vocabulary of a model. Several threads may call it.
+
+    Another process compiles each grammar first. Only what it compiles with little time and memory
+    is compiled in this process, where the matcher must be.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.lock = threading.Lock()
-        self.tokenizer: Any = None  # of llguidance; it takes half a second to make
+        self.tokenizer: Any = None  # of llguidance
+        self.idle: list[Trial] = []
+        self.busy: dict[StructuredOutputsParams, Trial] = {}
 
     def __call__(self, structured: StructuredOutputsParams) -> Grammar:
-        """Return a grammar in its first state. Raises `ValueError` if it cannot be compiled."""
-        import llguidance  # the extra `grammar`
+        """Return a grammar in its first state. Raises `ValueError` if it cannot be compiled.
 
+        Raises `TrialEndedError` if `stop` was called in the meantime.
+        """
         with self.lock:
             if self.tokenizer is None:
-                self.tokenizer = self._make_tokenizer()
-        limits = llguidance.LLParserLimits(**LIMITS)
+                self._make_tokenizer()
+            given = {**asdict(structured), "markers": self.markers}
+            trial = self.idle.pop() if self.idle else Trial(self.head)
+            self.busy[structured] = trial
         try:
-            text = _grammar_text(structured)
-        except ValueError as cause:  # an integer of more than 64 bits, half a surrogate pair
-            raise ValueError(f"structured_outputs cannot be compiled: {str(cause)[:300]}") from None
-        matcher = llguidance.LLMatcher(self.tokenizer, text, log_level=0, limits=limits)
-        grammar = MatcherGrammar(matcher, self.loaded.eos_token_ids)
-        if error := grammar.error or self._try_first_tokens(grammar.fork()):
-            raise ValueError(f"structured_outputs cannot be compiled: {error[:300]}")
-        return grammar
+            trial.check(given)
+        except TrialEndedError:
+            trial = Trial(self.head)
+            raise
+        finally:
+            with self.lock:
+                del self.busy[structured]
+                self.idle.append(trial)
+        return compile_grammar(self.tokenizer, given, self.loaded.eos_token_ids)
 
-    def _try_first_tokens(self, grammar: MatcherGrammar) -> str:
-        """Return the error of the first two tokens, or "". The library does most of its work there.
+    def stop(self, structured: StructuredOutputsParams) -> None:
+        """End the compilation of a grammar, if it runs."""
+        with self.lock:
+            if structured in self.busy:
+                self.busy[structured].stop()
 
-        It finds with the second token that a text of more than some 30,000 characters is too long.
-        """
-        bits = np.zeros(-(-self.tokenizer.vocab_size // WORD), np.int32)
-        for _ in range(2):
-            grammar.fill(bits)
-            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-            if len(allowed) == 0:
-                return grammar.error or "no token of the vocabulary is allowed at its beginning"
-            grammar.accept(int(allowed[0]))
-        return grammar.error
+    def close(self) -> None:
+        """End all compilations, and the processes."""
+        with self.lock:
+            for trial in self.idle:
+                trial.close()
+            for trial in self.busy.values():
+                trial.stop()
 
-    def _make_tokenizer(self) -> Any:
-        from llguidance import LLTokenizer
-
-        size = self.loaded.vocab_size
+    def _make_tokenizer(self) -> None:
+        size, ends = self.loaded.vocab_size, self.loaded.eos_token_ids
         text = _without_special_text(self.loaded.tokenizer, size)
-        return LLTokenizer(text, size, sorted(self.loaded.eos_token_ids))
+        # Tokens that stand for their text, such as the "<tool_call>" of Qwen, by this text.
+        added = self.loaded.tokenizer.added_tokens_decoder.items()
+        known = ((str(t.content), i) for i, t in added if not t.special and i < size)
+        self.markers = {name: i for name, i in known if _is_renamed(name)}
+        self.tokenizer = make_tokenizer(text, size, ends)
+        self.head = {"tokenizer": text, "vocab_size": size, "end_token_ids": sorted(ends)}
 
 
 def _without_special_text(tokenizer: Any, vocab_size: int) -> str:
@@ -130,7 +111,7 @@ def _without_special_text(tokenizer: Any, vocab_size: int) -> str:
     model, names = found["model"], dict[str, str]()
     for token in found["added_tokens"]:
         name = token["content"]
-        if token["special"] or (name.startswith("<") and name.endswith(">")):  # the library's rule
+        if token["special"] or _is_renamed(name):
             token["content"] = names[name] = f"<{secrets.token_hex(16)}>"
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(name, name): i for name, i in model["vocab"].items()}
@@ -141,18 +122,6 @@ def _without_special_text(tokenizer: Any, vocab_size: int) -> str:
     return json.dumps(found)
 
 
-def _grammar_text(structured: StructuredOutputsParams) -> str:
-    """Return a grammar in a language of llguidance."""
-    from llguidance import LLMatcher
-
-    if structured.regex is not None:
-        return str(LLMatcher.grammar_from_regex(structured.regex))
-    if structured.choice is not None:
-        # Inside a terminal (an upper-case name), the library takes more than 2,000 choices.
-        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in structured.choice)
-        choices = choices.replace("\x7f", "\\u007f")  # which JSON allows and the library does not
-        return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
-    schema = json.loads(str(structured.json))
-    if "x-guidance" in schema:
-        raise ValueError("json must not have the keyword 'x-guidance'")
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=SEPARATORS))
+def _is_renamed(name: str) -> bool:
+    """Return whether the library takes an added token for a special one, because of its name."""
+    return name.startswith("<") and name.endswith(">")

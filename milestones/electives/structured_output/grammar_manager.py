@@ -56,16 +56,24 @@ class GrammarCompiler:
     def abandon(self, future: Future[Grammar]) -> None:
         """Take note that one caller of `submit` no longer waits for this future.
 
-        Without callers that wait, a compilation is cancelled if it has not begun. Otherwise the
-        queue of the threads would be full of work for requests that have ended.
+        Without callers that wait, a compilation is cancelled, or ended if it runs. Otherwise the
+        threads would be busy with work for requests that have ended.
         """
         with self.lock:
             self.waiters[future] -= 1
-            if self.waiters[future] == 0 and future.cancel():
-                self.cache = {key: kept for key, kept in self.cache.items() if kept is not future}
+            if self.waiters[future] or future.done():
+                return
+            stop = getattr(self.compile, "stop", None)
+            if not future.cancel() and stop is None:
+                return  # it goes on, and a later caller may get its result
+            for structured in [key for key, kept in self.cache.items() if kept is future]:
+                del self.cache[structured]
+                if stop is not None:
+                    stop(structured)
 
     def close(self) -> None:
-        """Start to compile no more grammars, and wait for those that are being compiled."""
+        """Compile no more grammars, and end what is being compiled."""
+        getattr(self.compile, "close", lambda: None)()
         self.threads.shutdown(wait=True, cancel_futures=True)
 
 

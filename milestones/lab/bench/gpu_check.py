@@ -27,7 +27,7 @@ from common.displays.demo import machine
 
 from ... import recording
 from ...chain import ROOT, milestones
-from . import gpu_answers, gpu_kernels, gpu_speed, gpu_tiles
+from . import gpu_answers, gpu_kernels, gpu_peers, gpu_sampling, gpu_speed, gpu_tiles
 from .engines import HUGGING_FACE
 from .workloads import WORKLOADS
 
@@ -52,9 +52,12 @@ class Case:
         return self.quick or not (quick or self.named)
 
 
-def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Case]:
+def all_cases(
+    device: str, page: Path, standard: str = STANDARD, peers: Path | None = None
+) -> dict[str, Case]:
     """Return the cases in the order in which they run: correctness before speed.
 
+    peers: a folder with checkouts of other engines. Each one is measured on the standard benchmark.
     A student's tree may end at any milestone. Then only the cases of its milestones are there.
     """
     names = milestones()
@@ -83,7 +86,7 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
                 quick=quick)  # fmt: skip
         add("kernels of a replay", 30, gpu_kernels.replay_kernels, name, device, standard)
     add("row kernels", 20, gpu_kernels.row_kernels, device)
-    add("sampling", 20, gpu_speed.sampling, device)
+    add("sampling", 30, gpu_sampling.sampling, device)
     add("lanes", 25, gpu_speed.lanes, names[-1], device, standard, page)
     for name in names:
         few = [*WORKLOADS] if name == names[0] else []  # it serves one request at a time
@@ -94,8 +97,11 @@ def all_cases(device: str, page: Path, standard: str = STANDARD) -> dict[str, Ca
         for kind, dim, lengths in gpu_tiles.SWEEPS:
             add(f"tiles of {kind}, head_dim {dim}", 90, gpu_tiles.sweep, name, device, kind, dim,
                 lengths, gpu_tiles.TILES[kind], named=True)  # fmt: skip
-    if gpu_speed.has_vllm():
-        add("workloads of vllm", 240, gpu_speed.of_vllm, device, standard, named=True)
+    if gpu_peers.has_vllm():
+        add("workloads of vllm", 240, gpu_peers.of_vllm, device, standard, named=True)
+    for name in gpu_peers.CHECKOUTS if peers else ():
+        if peers and (peers / name).is_dir():
+            add(f"nano of {name}", 240, gpu_peers.of_checkout, name, peers, device, standard)
     return cases
 
 
@@ -116,12 +122,13 @@ def results_of(found: Any) -> Iterator[dict[str, Any]]:
         yield result
 
 
-def run_case(name: str, seconds: int, file: Path) -> dict[str, Any]:
+def run_case(name: str, seconds: int, file: Path, peers: Path | None) -> dict[str, Any]:
     """Run a case in a new process. A failure is a result too: `passed` False, and the `error`.
 
     The rows that were measured before the failure are kept.
     """
     command = [sys.executable, "-m", "milestones", "gpu-check", "--case", name, "--json", str(file)]
+    command += ["--peers", str(peers.resolve())] if peers else []
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as ended:
@@ -162,6 +169,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--minutes", type=float, default=MINUTES,
         help="start no case after that time; the same command goes on (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--peers", type=Path, metavar="FOLDER",
+        help="measure nano-vllm and mini-sglang too: a folder with a checkout of each",
+    )  # fmt: skip
     parser.add_argument("--case", help="run only this case, in this process")
 
 
@@ -171,7 +182,7 @@ def main(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         console.print("gpu-check needs a CUDA device, and torch finds none on this machine")
         return 2
-    cases = all_cases("cuda", args.json.with_suffix(".html"))
+    cases = all_cases("cuda", args.json.with_suffix(".html"), peers=args.peers)
     if args.case:
         if args.case not in cases:
             console.print(f"unknown case {args.case!r}; there are {', '.join(cases)}")
@@ -180,6 +191,9 @@ def main(args: argparse.Namespace) -> int:
             sys.stdout.write(f"{MARK}{json.dumps(result)}\n")
             sys.stdout.flush()
         return 0
+    if args.peers and not any(name.startswith("nano of ") for name in cases):
+        console.print(f"{args.peers} has no folder {' or '.join(gpu_peers.CHECKOUTS)}")
+        return 2
     wanted = {n: case for n, case in cases.items() if case.is_wanted(n, args.only, args.quick)}
     if not wanted:
         console.print(f"no case has such a name; there are {', '.join(cases)}")
@@ -201,7 +215,7 @@ def run_all(cases: dict[str, Case], args: argparse.Namespace, console: Console) 
             if time.monotonic() - started > 60 * args.minutes:
                 console.print(f"stopped after {args.minutes:g} minutes; run it again to go on")
                 return 1
-            results[name] = run_case(name, case.seconds, args.json)
+            results[name] = run_case(name, case.seconds, args.json, args.peers)
             recording.write(args.json, document)
         console.print(line(name, results[name]), soft_wrap=True, highlight=False, markup=False)
     return 0 if all(results[name]["passed"] for name in cases) else 1

@@ -1,16 +1,13 @@
-"""The measurements of engines for `gpu-check`: the workloads of the bench, sampling, and lanes."""
+"""The measurements of engines for `gpu-check`: the workloads of the bench, and lanes."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,28 +15,18 @@ from typing import Any
 
 import torch
 
-from common import EngineConfig, LoadedModel, Request, SamplingParams, load_model
+from common import EngineConfig, LoadedModel, SamplingParams, load_model
 from common.displays.demo import machine
 from common.displays.workload import Workload, WorkloadResult, run
 from common.hf.support import layer_shapes
-from common.hf.tiny import byte_tokenizer
-from common.sampling.sampler import SamplingMetadata, sample
-from common.text.output_text import OutputText
 from common.tracing.player import player_html
 from common.tracing.trace import Trace
 
 from ...chain import load, package
-from .engines import HUGGING_FACE, PipedEngine, run_hugging_face
+from .engines import HUGGING_FACE, run_hugging_face
 from .workloads import WORKLOADS, first_requests, workload
 
 RUNNING = (1, 32, 128, 256)
-SAMPLERS = {
-    "greedy": {"temperature": 0.0},
-    "temperature": {"temperature": 0.6},
-    "top_k": {"temperature": 0.6, "top_k": 40},
-    "top_p": {"temperature": 0.6, "top_p": 0.95},
-    "logprobs": {"temperature": 0.0, "logprobs": 5},
-}
 FEW = 4  # requests for an engine that is too slow for all of them: they would take an hour
 MEMORY_SHARE = 0.6  # of a GPU's free memory for rows of keys and values; a step needs the rest
 Measure = Callable[[Workload], WorkloadResult]
@@ -112,40 +99,6 @@ def count_compiled() -> list[str]:
     return names
 
 
-def sampling(device: str, rows: int = 256, vocab_size: int = 151_936) -> dict[str, Any]:
-    """Measure `sample` with each kind of parameters. On a GPU, a hidden wait raises an error."""
-    logits = torch.randn(rows, vocab_size, device=device)
-    tokenizer, times = byte_tokenizer(), {}
-    for name, given in SAMPLERS.items():
-        params = [SamplingParams(seed=i, **given) for i in range(rows)]  # type: ignore[arg-type]
-        requests = [
-            Request("r", None, [1] * 5, p, seed=i, max_model_len=100,
-                    text=OutputText(tokenizer, p), arrival_time=0.0)
-            for i, p in enumerate(params)
-        ]  # fmt: skip
-        metadata = SamplingMetadata.from_requests(requests, device)
-        sample(logits, metadata)
-        times[name] = 1e6 * _without_waits(partial(sample, logits, metadata), device)
-    return {"rows": rows, "vocab_size": vocab_size, "us": times, "passed": True}
-
-
-def _without_waits(work: Callable[[], Any], device: str, calls: int = 10) -> float:
-    """Return the time of a call. It raises an error if the call waits for the GPU."""
-    on_gpu = device != "cpu"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-    started = time.perf_counter()
-    try:
-        for _ in range(calls if on_gpu else 1):
-            work()
-    finally:
-        if on_gpu:
-            torch.cuda.set_sync_debug_mode("default")
-            torch.cuda.synchronize()
-    return (time.perf_counter() - started) / (calls if on_gpu else 1)
-
-
 def lanes(milestone: str, device: str, model: str, page: Path) -> dict[str, Any]:
     """Record a short run of 32 requests, and write it as a page with the lanes of its forwards."""
     config = EngineConfig(model=model, device=device, max_num_seqs=32)
@@ -183,7 +136,7 @@ def of_milestone(milestone: str, device: str, model: str, few: Collection[str] =
             with quick_collections():
                 return run(engine, work)
 
-    return _rows(measure, loaded, device, few)
+    return rows_of(measure, loaded, device, few)
 
 
 def rows_that_fit(loaded: LoadedModel, wanted: int) -> int:
@@ -205,41 +158,23 @@ def of_hugging_face(name: str, device: str, model: str) -> Rows:
         run_hugging_face(HUGGING_FACE[name], loaded, work.warm_up())
         return run_hugging_face(HUGGING_FACE[name], loaded, work)
 
-    return _rows(measure, loaded, device, few=["nano"], is_peer=True)
+    return rows_of(measure, loaded, device, few=["nano"], is_peer=True)
 
 
-def of_vllm(device: str, model: str) -> Rows:
-    """Measure the vLLM of this Python on the same weights, which are written to a folder."""
-    loaded = load_model(EngineConfig(model=model, device=device), plain=True)
-    with tempfile.TemporaryDirectory() as folder:
-        loaded.model.save_pretrained(folder)
-        loaded.tokenizer.save_pretrained(folder)
-        vllm = PipedEngine("vllm", Path(sys.executable), lambda: folder, forgets=True)
-        loaded.model.to("cpu")  # type: ignore[arg-type]  # the memory of the GPU is for vLLM
-        torch.cuda.empty_cache()
-        try:
-            yield from _rows(vllm.run, loaded, device, is_peer=True)
-        finally:
-            vllm.close()
-
-
-def has_vllm() -> bool:
-    """Return whether this Python has vLLM."""
-    return importlib.util.find_spec("vllm") is not None
-
-
-def _rows(
+def rows_of(
     measure: Measure,
     loaded: LoadedModel,
     device: str,
     few: Collection[str] = (),
     is_peer: bool = False,
+    names: Collection[str] = (),
 ) -> Rows:
     """Measure each workload, and yield its row. One that fails loses nothing but itself.
 
-    is_peer: the engine is not ours. A workload for which it has no memory is skipped.
+    is_peer: the engine is not ours. A workload for which it has no memory is skipped. names: of the
+    workloads; all if there are none.
     """
-    for name in WORKLOADS:
+    for name in names or WORKLOADS:
         work = workload(name, loaded.name, loaded.vocab_size, device != "cpu")
         if name in few:
             work = first_requests(work, FEW)

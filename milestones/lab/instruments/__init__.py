@@ -8,5 +8,6 @@ audit                engines that check their invariants after each step, and me
 path_of_a_token      the files and functions that one decode token crosses
 paged_case           a random batch over a pool of pages, to compare kernels
 fake_cuda            a fake of `torch.cuda` that records calls and replays graphs
+fake_memory          the memory of this fake: waits, races and mixed devices are faults
 random_adapter       random LoRA adapters, and models into which one is merged
 """

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
+
+from .fake_streams import Clock, FakeEvent, FakeStream, join
 
 CAPTURING = "operation not permitted when stream is capturing"
 WAITS = ("_local_scalar_dense", "nonzero", "_unique2", "is_nonzero", "equal")  # wait for the device
@@ -38,6 +39,9 @@ class FakeCuda:
         self.cached_bytes = 0  # held by torch, and not used by any tensor
         self.debug_mode: int | str = 0
         self.capture: FakeGraph | None = None
+        self.memory: Any = None  # a `FakeMemory`, which follows the accesses to memory
+        self.host: Clock = {}
+        self.clocks: dict[str, Clock] = {}  # of the streams
         self.main = FakeStream(self, "main")
         self.current = self.main
         self.graphs: WeakSet[FakeGraph] = WeakSet()
@@ -48,6 +52,12 @@ class FakeCuda:
     def names(self) -> list[str]:
         """Return the calls as text, in order."""
         return [" ".join(call) for call in self.calls]
+
+    def ordered(self, clock: Clock, other: Clock) -> None:
+        """Let a stream or the host wait for another one."""
+        if self.memory is not None:
+            self.memory.sweep()  # before the wait: what is freed by now, is freed without it
+        join(clock, other)
 
     def refuse_while_capturing(self) -> None:
         if self.capture is not None:
@@ -121,50 +131,12 @@ class FakeCuda:
     def _synchronize(self, device: Any = None) -> None:
         self.refuse_while_capturing()
         self.record("synchronize", "device")
+        for clock in self.clocks.values():
+            self.ordered(self.host, clock)
 
     def _empty_cache(self) -> None:
         self.refuse_while_capturing()
         self.free_bytes, self.cached_bytes = self.free_bytes + self.cached_bytes, 0
-
-
-@dataclass(eq=False)
-class FakeStream:
-    """A stream. Its work has run when the call that queues it returns."""
-
-    cuda: FakeCuda
-    name: str
-    device: str = "cuda:0"
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.cuda.record(self.name, "waits for", other.name)
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.cuda.record(self.name, "waits for event")
-
-    def synchronize(self) -> None:
-        self.cuda.refuse_while_capturing()
-        self.cuda.record("synchronize", self.name)
-
-
-@dataclass(eq=False)
-class FakeEvent:
-    """An event with the time of the fake clock."""
-
-    cuda: FakeCuda
-    at: float | None = None
-
-    def record(self, stream: FakeStream | None = None) -> None:
-        self.at = self.cuda.now
-        self.cuda.record("event", (stream or self.cuda.current).name)
-
-    def synchronize(self) -> None:
-        self.cuda.refuse_while_capturing()
-        self.cuda.record("synchronize", "event")
-
-    def elapsed_time(self, other: FakeEvent) -> float:
-        """Return milliseconds as CUDA does: a float32."""
-        assert self.at is not None and other.at is not None, "an event was not recorded"
-        return float(np.float32((other.at - self.at) * 1000))
 
 
 @dataclass(eq=False)
@@ -174,6 +146,7 @@ class FakeGraph:
     cuda: FakeCuda
     operations: list[Callable[[], None]] = field(default_factory=list)
     memory: list[torch.Tensor] = field(default_factory=list)
+    accesses: list[Any] = field(default_factory=list)  # the arguments of `FakeMemory.on_stream`
     broken: bool = False
 
     def __post_init__(self) -> None:
@@ -184,8 +157,11 @@ class FakeGraph:
         self.cuda.record("replay", self.cuda.current.name)
         for tensor in (x for graph in self.cuda.graphs if graph is not self for x in graph.memory):
             tensor.fill_(POISON.get(tensor.dtype, torch.nan if tensor.is_floating_point() else 0))
-        for operation in self.operations:
-            operation()
+        with self.cuda.memory.paused() if self.cuda.memory else nullcontext():
+            for operation in self.operations:
+                operation()
+        for access in self.accesses:
+            self.cuda.memory.on_stream(*access)
 
     def __del__(self) -> None:
         if self.cuda.capture is not None:  # its memory would be freed in the middle of the capture
@@ -201,7 +177,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, graph = kwargs or {}, self.cuda.capture
-        if op.overloadpacket.__name__ in WAITS:
+        if op.overloadpacket.__name__ in WAITS and self.cuda.memory is None:
             if self.cuda.debug_mode == "error":
                 raise RuntimeError("called a synchronizing CUDA operation")
             self.cuda.refuse_while_capturing()
@@ -239,10 +215,12 @@ def _kernels_recorded(cuda: FakeCuda) -> Iterator[None]:
     run = executor.__call__
 
     def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes():
+        memory = cuda.memory
+        tensors = [*args, *kwargs.values()]
+        with memory.kernel(tensors) if memory else nullcontext(), _disable_current_modes():
             run(self, *args, **kwargs)
         if cuda.capture is not None:
-            cuda.capture.operations.append(lambda: run(self, *args, **kwargs))
+            cuda.capture.operations.append(lambda: recorded(self, *args, **kwargs))
 
     with patch.object(executor, "__call__", recorded):
         yield

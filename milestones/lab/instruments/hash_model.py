@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig
+from transformers.modeling_outputs import BaseModelOutput
 
 from common import LoadedModel
 from common.hf.tiny import byte_tokenizer
@@ -85,6 +86,31 @@ class HashLayer(torch.nn.Module):
         return ((past.long()[owner] * visible).sum(dim=-1) % PRIME)[None]
 
 
+class HashLayers(torch.nn.Module):
+    """The layers of the model, without its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(HashLayer(index) for index in range(LAYERS))
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        cache: Any,
+        paged: Any,
+    ) -> BaseModelOutput:
+        """Return the hashes as `last_hidden_state`, [B, T, 1] int64."""
+        batch, num_tokens = input_ids.shape
+        if position_ids is None:
+            position_ids = torch.arange(num_tokens).expand(batch, -1)
+        hidden = mix(input_ids * 1009 + position_ids, 1)  # [B, T]
+        for layer in self.layers:
+            hidden = layer(hidden, position_ids, mask, cache, paged)
+        return BaseModelOutput(last_hidden_state=hidden[..., None])
+
+
 class HashModel(torch.nn.Module):
     """The part of a `PreTrainedModel` that the engines use."""
 
@@ -98,13 +124,16 @@ class HashModel(torch.nn.Module):
         )
         self.generation_config = GenerationConfig()
         self.embedding = torch.nn.Embedding(VOCAB_SIZE, 1)
-        self.layers = torch.nn.ModuleList(HashLayer(index) for index in range(LAYERS))
+        self.decoder = HashLayers()
+
+    def get_decoder(self) -> HashLayers:
+        return self.decoder
 
     def get_input_embeddings(self) -> torch.nn.Embedding:
         return self.embedding
 
     def get_output_embeddings(self) -> None:
-        """Return None: there are no hidden states, and the next token is a hash."""
+        """Return None: a hash is no vector, and the next token is a hash."""
 
     def forward(
         self,
@@ -117,12 +146,8 @@ class HashModel(torch.nn.Module):
         paged: Any = None,
     ) -> SimpleNamespace:
         """Return `.logits`, [B, kept, VOCAB_SIZE]."""
-        batch, num_tokens = input_ids.shape
-        if position_ids is None:
-            position_ids = torch.arange(num_tokens).expand(batch, -1)
-        hidden = mix(input_ids * 1009 + position_ids, 1)  # [B, T]
-        for layer in self.layers:
-            hidden = layer(hidden, position_ids, attention_mask, past_key_values, paged)
+        output = self.decoder(input_ids, position_ids, attention_mask, past_key_values, paged)
+        hidden = output["last_hidden_state"][..., 0]  # [B, T]
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         tokens = mix(hidden[:, keep], 3) % VOCAB_SIZE
         logits = torch.zeros(*tokens.shape, VOCAB_SIZE, dtype=self.dtype)

@@ -25,13 +25,14 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..server.access import middleware
 from ..server.errors import ApiError, Json
-from ..server.limits import Guard, OpenRequests
+from ..server.limits import OpenRequests
+from ..server.prompts import set_here
 from ..server.protocol import ChatCall, CompletionCall
 from ..server.settings import ServerSettings
 from .answer import Answer, Calls, Replicas
@@ -79,10 +80,15 @@ class PromptKeys:
         return prompt if isinstance(prompt, list) else self._encode(prompt, True)
 
     def _chat(self, values: Any) -> list[int]:
-        messages = ChatCall(**values).conversation()
+        call = ChatCall(**values)
+        variables = call.chat_template_kwargs or {}
+        if set_here(self._tokenizer).intersection(variables):
+            return []  # the replica refuses it: a client's template must not run here either
+        messages, tools = call.conversation(has_tools=True), call.read_tools()
         text = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+            messages, tools=None if tools is None else list(tools.given), tokenize=False,
+            add_generation_prompt=True, **variables,
+        )  # fmt: skip
         return self._encode(text, False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -169,7 +175,7 @@ class Front:
                 Route("/replicas", self.state),
                 Route("/{path:path}", self.forward, methods=METHODS),
             ],
-            middleware=[Middleware(Guard, settings=self._settings)],
+            middleware=middleware(self._settings),
             lifespan=lifespan,
         )
 

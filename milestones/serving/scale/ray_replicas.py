@@ -62,6 +62,11 @@ class RayReplicas:
         self._routing = routing
         self.balancer = routing.balancer
 
+    @property
+    def control_address(self) -> str:
+        """Return host and port of Ray's control process, the GCS."""
+        return str(ray.get_runtime_context().gcs_address)
+
     async def answer(self, call: ForwardedCall) -> AsyncGenerator[Item, None]:
         """Yield the answer of one replica. Raises `ReplicaDiedError`."""
         self._routing.open(call.number)

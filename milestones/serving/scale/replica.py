@@ -7,6 +7,7 @@ of its own would. The front has the socket.
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import pickle
 from collections.abc import AsyncIterator
@@ -35,9 +36,9 @@ class Replica:
     ) -> None:
         self.name = name
         engine: LLMEngine = load(milestone).LLMEngine(config)
-        self._describe = description(name, engine)
         self._app = create_app(engine, replace(settings, live_page=False))
         self._api: Api = self._app.state.api
+        self._describe = description(name, engine, self._api.prompts.chat_template)
         self._log = CacheLog()
         self._keys = TreeKeys(engine)
         self._stack = AsyncExitStack()
@@ -148,9 +149,13 @@ class TreeKeys:
         return found
 
 
-def description(name: str, engine: LLMEngine) -> Description:
-    """Return what a front must know about an engine."""
-    cache = TreeKeys(engine).cache
+def description(name: str, engine: LLMEngine, chat_template: str | None) -> Description:
+    """Return what a front must know about an engine.
+
+    chat_template: of the settings; None for that of the model.
+    """
+    cache, tokenizer = TreeKeys(engine).cache, copy.copy(engine.loaded.tokenizer)
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
     assert engine.config.max_model_len is not None
     return Description(
         name,
@@ -159,7 +164,7 @@ def description(name: str, engine: LLMEngine) -> Description:
         engine.config.max_model_len,
         cache.page_size if cache is not None else None,
         engine.stats().kv_pages_total,
-        pickle.dumps(engine.loaded.tokenizer),
+        pickle.dumps(tokenizer),
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Callable
+from socket import socket
 from typing import TYPE_CHECKING
 
 from common import EngineConfig
@@ -18,6 +20,11 @@ from .settings import ScaleSettings
 
 if TYPE_CHECKING:
     from .ray_replicas import RayReplicas
+
+logger = logging.getLogger(__name__)
+
+WATCH_PERIOD = 1.0  # seconds
+LOST_AFTER = 5  # attempts: a network may fail for a moment
 
 
 def prepare(address: str | None) -> None:
@@ -46,9 +53,35 @@ class FrontServer(DrainingServer):
     ) -> None:
         """Make a server. `on_ready` is called with its URL when it accepts connections."""
         described = asyncio.run(replicas.learn())
+        self.control = replicas.control_address
+        self.lost: str | None = None  # why the server had to end
         self.front = Front(replicas, settings, PromptKeys(described))
         super().__init__(self.front.app(), settings, self.front.open, self.front.end_all, on_ready)
         self.model = described.model
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Start, and watch the process of Ray that controls the others."""
+        await super().startup(sockets)
+        if self.started:
+            self.watching = self.loop.create_task(self.watch())
+
+    async def watch(self) -> None:
+        """Drain if Ray's control process is gone.
+
+        Ray ends this process a minute later, without a word. Open answers can end before.
+        """
+        host, _, port = self.control.rpartition(":")
+        failures = 0
+        while failures < LOST_AFTER:
+            await asyncio.sleep(WATCH_PERIOD)
+            reached = await listens(host.strip("[]"), int(port))  # [::1] is an address of IPv6
+            failures = 0 if reached else failures + 1
+        self.lost = (
+            f"Ray's control process (GCS) at {self.control} has ended. Without it, no replica can "
+            "be replaced, and Ray ends this server within a minute. Start the server again"
+        )
+        logger.error("%s. Open requests get %g s", self.lost, self.settings.drain_timeout)
+        await self.drain()
 
 
 def run_replicas(
@@ -68,4 +101,19 @@ def run_replicas(
 
     with started_replicas(milestone, config, settings, scale) as replicas:
         server = FrontServer(replicas, settings, ready)
-        return server.serve_until_signal()
+        status = server.serve_until_signal()
+        if server.lost is not None:
+            console.print(server.lost, style="red")
+            sys.stdout.flush()
+            os._exit(1)  # Ray would wait a minute for the process that has ended
+        return status
+
+
+async def listens(host: str, port: int) -> bool:
+    """Return whether a process accepts connections there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), WATCH_PERIOD)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True

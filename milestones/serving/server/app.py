@@ -14,17 +14,23 @@ from starlette.responses import Response
 
 from common import LLMEngine, SamplingParams, TokensPrompt
 
-from .electives import Adapters, EmbeddingCall, Embeddings, Grammars
+from .access import middleware
+from .chat_format import ChatFormat
+from .completion_format import CompletionFormat, Echo, require_few
+from .electives import Adapters, Grammars
+from .embeddings import EmbeddingCall, Embeddings
 from .engine_thread import EngineThread
 from .errors import ApiError, Json, add_handlers
-from .formats import ChatFormat, CompletionFormat, Format, TokenBytes
+from .formats import Format
 from .generation import CLIENT_GONE, Generation, now, unless_gone
-from .limits import Guard, OpenRequests
+from .limits import OpenRequests
 from .live.routes import Live, add_routes
 from .metrics import Metrics
 from .prompts import PromptReader
 from .protocol import Call, ChatCall, CompletionCall, DetokenizeCall, TokenizeCall
 from .settings import ServerSettings
+from .token_bytes import TokenBytes
+from .tools import read_template
 
 Prepared = tuple[Format, list[TokensPrompt]]
 
@@ -39,7 +45,9 @@ class Api:
         self.adapters = Adapters(engine, settings.lora_modules, self.model)
         self.metrics = Metrics(self.model)
         self.engine = EngineThread(engine, self.metrics)
-        self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens)
+        template = read_template(engine, settings)
+        self.has_tools = settings.tool_call_parser is not None
+        self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens, template)
         self.tokens = TokenBytes(engine.loaded.tokenizer)
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
@@ -55,24 +63,28 @@ class Api:
 
         async def prepare() -> Prepared:
             prompts = await self.prompts.read(given)
-            echoed = None
+            echo = None
             if call.echo:
                 texts = await self.prompts.with_text(prompts)
-                echoed = [text for text in texts for _ in range(params.n)]
+                each = [text for text in texts for _ in range(params.n)]
+                echo = Echo(each, call.logprobs is not None, call.is_only_echo)
+                require_few(prompts, params)
             name = call.model or self.model
-            return CompletionFormat(name, self.tokens, params.logprobs or 0, echoed), prompts
+            return CompletionFormat(name, self.tokens, params.logprobs or 0, echo), prompts
 
         return await self.answer(call, request, params, len(given), prepare)
 
     async def chat(self, call: ChatCall, request: Request) -> Response:
         """Answer `/v1/chat/completions`."""
         self.check(call.model)
-        params, messages = call.params(self.max_model_len), call.conversation()
+        messages = call.conversation(has_tools=self.has_tools)
+        params, tools = call.params(self.max_model_len), call.read_tools()
 
         async def prepare() -> Prepared:
-            prompt = await self.prompts.read_chat(messages)
+            given = None if tools is None else tools.given
+            prompt = await self.prompts.read_chat(messages, call.chat_template_kwargs, given)
             name = call.model or self.model
-            return ChatFormat(name, self.tokens, params.logprobs or 0), [prompt]
+            return ChatFormat(name, self.tokens, params.logprobs or 0, tools), [prompt]
 
         return await self.answer(call, request, params, 1, prepare)
 
@@ -102,36 +114,41 @@ class Api:
             return await prepare()
 
         with ExitStack() as resources:
-            resources.enter_context(self.open.place_for(num_prompts * params.n))
+            places = resources.enter_context(ExitStack())
+            places.enter_context(self.open.place_for(num_prompts * params.n))
             found = await unless_gone(request, prepared, self.engine.ended)
             if found is None:
                 return Response(status_code=CLIENT_GONE)
             form, prompts = found
             generation = Generation(self.engine, form, params.n)
             await generation.admit(prompts, params, arrival_time, options)
+            generation.box.on_finished = places.close  # a client may read slowly, or not at all
             resources.push(generation.resources)
             generation.resources = resources.pop_all()
         if call.stream:
-            return generation.stream(call.with_usage)
+            return generation.stream(call.with_usage, so_far=call.with_usage_so_far)
         return await generation.whole(request)
 
     async def tokenize(self, call: TokenizeCall) -> Response:
         """Answer `/tokenize`: the token ids of a prompt, or of a conversation."""
         self.check(call.model)
-        if call.prompt is not None and call.messages is None:
-            (prompt,) = await self.prompts.read([call.prompt])
-        elif call.messages is not None and call.prompt is None:
-            messages = ChatCall(messages=call.messages).conversation()
-            prompt = await self.prompts.read_chat(messages)
-        else:
-            raise ApiError(400, "give either prompt or messages", param="prompt")
+        with self.open.place_for(1):
+            if call.prompt is not None and call.messages is None:
+                (prompt,) = await self.prompts.read([call.prompt])
+            elif call.messages is not None and call.prompt is None:
+                chat = ChatCall(messages=call.messages)
+                messages = chat.conversation(has_tools=self.has_tools)
+                prompt = await self.prompts.read_chat(messages)
+            else:
+                raise ApiError(400, "give either prompt or messages", param="prompt")
         ids = prompt.prompt_token_ids
         return Json({"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids})
 
     async def detokenize(self, call: DetokenizeCall) -> Response:
         """Answer `/detokenize`: the text of token ids."""
         self.check(call.model)
-        return Json({"prompt": await self.prompts.decode(call.tokens)})
+        with self.open.place_for(1):
+            return Json({"prompt": await self.prompts.decode(call.tokens)})
 
     async def health(self) -> Response:
         """Answer `/health`: 200, or 503 if new requests are refused."""
@@ -140,6 +157,15 @@ class Api:
         if not self.engine.is_alive:
             return Json({"status": "the engine failed"}, 503)
         return Json({"status": "ok"})
+
+    async def respond(self) -> Response:
+        """Answer `/v1/responses`, which this server does not have."""
+        raise ApiError(404, "this server has no /v1/responses: use /v1/chat/completions")
+
+    async def reset_prefix_cache(self) -> Response:
+        """Answer `/reset_prefix_cache`: the number of pages that are free now."""
+        pages = await self.engine.call(lambda engine: engine.reset_prefix_cache())
+        return Json({"pages": pages})
 
     async def scrape(self) -> Response:
         """Answer `/metrics`."""
@@ -198,21 +224,27 @@ def create_app(engine: LLMEngine, settings: ServerSettings) -> FastAPI:
         api.prompts.stop()
 
     app = FastAPI(
-        title="LLM Ladder", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
-    )
+        title="LLM Ladder", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
+        middleware=middleware(settings),
+    )  # fmt: skip
     app.state.api = api
     add_handlers(app)
-    app.add_middleware(Guard, settings=settings)
+
+    def get(path: str) -> Any:
+        return app.api_route(path, methods=["GET", "HEAD"])
 
     app.post("/v1/completions")(api.complete)
     app.post("/v1/chat/completions")(api.chat)
     app.post("/v1/embeddings")(api.embed)
     app.post("/tokenize")(api.tokenize)
     app.post("/detokenize")(api.detokenize)
-    app.get("/v1/models")(api.models)
-    app.get("/v1/models/{model:path}")(api.model_card)
-    app.get("/health")(api.health)
-    app.get("/metrics")(api.scrape)
+    app.post("/v1/responses")(api.respond)
+    get("/v1/models")(api.models)
+    get("/v1/models/{model:path}")(api.model_card)
+    get("/health")(api.health)
+    get("/metrics")(api.scrape)
+    if settings.prefix_cache_route:
+        app.post("/reset_prefix_cache")(api.reset_prefix_cache)
     if settings.live_page:
         add_routes(app, api.live)
     return app

@@ -1,4 +1,4 @@
-"""What only some electives have: adapters (lora), grammars (structured_output), embeddings.
+"""What only some electives have: adapters (lora) and grammars (structured_output).
 
 Each part refuses a call by the name of its field if the served engine cannot do it.
 
@@ -9,37 +9,18 @@ engine's thread. When the engine gets the request, the grammar is compiled alrea
 from __future__ import annotations
 
 import asyncio
-import base64
-import re
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any, Literal
-from uuid import uuid4
+from dataclasses import fields
+from typing import Any
 
-import torch
-from pydantic import BaseModel, ConfigDict
-from starlette.requests import Request
-from starlette.responses import Response
-
-from common import (
-    LLMEngine,
-    LoRARequest,
-    PoolingParams,
-    PoolingRequestOutput,
-    StructuredOutputsParams,
-)
-from common.inputs import NO_POOLING
+from common import LLMEngine, LoRARequest, StructuredOutputsParams
 from common.validation import shown
 
-from .engine_thread import EngineRequest, EngineThread, OutputBox
-from .errors import ApiError, Json, not_computed
-from .generation import CLIENT_GONE, now, unless_gone
-from .limits import OpenRequests
-from .prompts import PromptReader, prompts_of
+from .errors import ApiError
+from .limits import RETRY_AFTER
 
 NO_ADAPTERS = "lora_modules: this engine has no adapters; the elective lora has them"
 GRAMMAR_FIELDS = ("response_format", "structured_outputs")  # of a body: OpenAI's, and vLLM's
-KINDS = {"json", "regex", "choice"}
+KINDS = {field.name for field in fields(StructuredOutputsParams)}
 ANY_OBJECT = StructuredOutputsParams(json={"type": "object"})
 
 
@@ -95,7 +76,7 @@ class Grammars:
         Raises `ApiError` with the name of the field if the engine has no grammars, or if the
         grammar is bad or takes too long.
         """
-        name = next(name for name in GRAMMAR_FIELDS if given.get(name) is not None)
+        name = next((name for name in GRAMMAR_FIELDS if given.get(name) is not None), "tools")
         if self._refusal is not None or self._manager is None:
             raise ApiError(
                 400, f"{name} is not supported by this server: {self._refusal}",
@@ -107,7 +88,10 @@ class Grammars:
             # `wait` cancels nothing: other calls may wait for the same grammar.
             future = asyncio.wrap_future(shared)
             if not (await asyncio.wait([future], timeout=seconds))[0]:
-                raise ApiError(400, f"{name} was not compiled within {seconds:g} s", param=name)
+                raise ApiError(
+                    503, f"{name} was not compiled within {seconds:g} s: the compilers are busy",
+                    param=name, code="compilers_busy", headers=RETRY_AFTER,
+                )  # fmt: skip
         finally:
             compiler.abandon(shared)  # even if the client has gone away
         if isinstance(error := future.exception(), ValueError):
@@ -127,7 +111,8 @@ def read_grammar(given: dict[str, Any]) -> StructuredOutputsParams | None:
         )
     if not isinstance(structured, dict) or structured.keys() - KINDS:
         raise ApiError(
-            400, "structured_outputs must be an object with one of json, regex and choice, got "
+            400, "structured_outputs must be an object with one of "
+            f"{', '.join(sorted(KINDS))}, got "
             f"{shown(structured)}", param="structured_outputs",
         )  # fmt: skip
     return StructuredOutputsParams(**structured)
@@ -151,93 +136,3 @@ def _of_format(form: Any) -> StructuredOutputsParams | None:
         400, "response_format must have the type 'text', 'json_object', or 'json_schema' with a "
         f"schema in json_schema.schema, got {shown(form)}", param="response_format",
     )  # fmt: skip
-
-
-class EmbeddingCall(BaseModel):
-    """The body of `/v1/embeddings`. `input`: text, token ids, or a list of them.
-
-    `pooling_type` and `normalize` are those of `PoolingParams`. OpenAI's API does not have them.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    input: Any
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    user: str | None = None
-    pooling_type: Any = "LAST"
-    normalize: Any = True
-
-    def params(self) -> PoolingParams:
-        """Return the pooling parameters. Raises `ValueError` for a wrong one."""
-        return PoolingParams(self.pooling_type, self.normalize, self.dimensions)
-
-
-class Embeddings:
-    """Answers the calls for embeddings, if the served engine makes any."""
-
-    def __init__(
-        self,
-        engine: LLMEngine,
-        thread: EngineThread,
-        prompts: PromptReader,
-        places: OpenRequests,
-        model: str,
-    ) -> None:
-        self._can = getattr(engine.input_processor, "hidden_size", None) is not None
-        self._thread = thread
-        self._prompts = prompts
-        self._places = places
-        self._model = model
-
-    async def answer(self, call: EmbeddingCall, request: Request) -> Response:
-        """Return the vectors of a call when all of them are there. If the client leaves, abort."""
-        if not self._can:
-            raise ApiError(400, f"embeddings: {NO_POOLING}", code="unsupported_endpoint")
-        arrival_time, params = now(), call.params()
-        given = prompts_of("input", call.input)
-        with ExitStack() as resources:
-            resources.enter_context(self._places.place_for(len(given)))
-            try:
-                prompts = await self._prompts.read(given, num_outputs=0)
-                ids = [f"embd-{uuid4().hex}" for _ in prompts]
-                box = await self._thread.open(
-                    [EngineRequest(i, p, params, arrival_time) for i, p in zip(ids, prompts)]
-                )
-            except ValueError as error:  # the name of the field in this API
-                raise ValueError(re.sub(r"^prompt\b", "input", str(error))) from error
-            resources.callback(self._thread.close, box)
-            finished = await unless_gone(request, lambda: _outputs(box))
-            if finished is None:
-                return Response(status_code=CLIENT_GONE)
-            return Json(self._body([finished[i] for i in ids], call))
-
-    def _body(self, outputs: Sequence[PoolingRequestOutput], call: EmbeddingCall) -> dict[str, Any]:
-        count = sum(len(output.prompt_token_ids) for output in outputs)
-        data = [
-            {"object": "embedding", "index": i, "embedding": encoded(o.outputs.data, call)}
-            for i, o in enumerate(outputs)
-        ]
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "data": data, "model": self._model, "usage": usage}
-
-
-async def _outputs(box: OutputBox) -> dict[str, PoolingRequestOutput]:
-    """Return the output of each request, by its id. Raises `ApiError` if one has no vector."""
-    found: dict[str, PoolingRequestOutput] = {}
-    async for outputs in box.outputs():
-        for output in outputs:
-            assert isinstance(output, PoolingRequestOutput), "a pooling request has a vector"
-            if output.outputs.data is None:
-                raise not_computed(output.outputs.error)
-            found[output.request_id] = output
-    return found
-
-
-def encoded(data: torch.Tensor | None, call: EmbeddingCall) -> list[float] | str:
-    """Return a vector as numbers, or as the base64 of its float32 numbers, low byte first."""
-    assert data is not None, "a finished request has a vector"
-    if call.encoding_format == "float":
-        return [float(value) for value in data]
-    return base64.b64encode(data.numpy().astype("<f4").tobytes()).decode("ascii")

@@ -70,6 +70,7 @@ class OutputBox:
 
     def __init__(self, request_ids: Iterable[str]) -> None:
         self.unfinished = set(request_ids)
+        self.on_finished: Callable[[], None] = lambda: None  # even if nothing is read of the answer
         self._newest: dict[str, RequestOutput] = {}
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
@@ -78,6 +79,8 @@ class OutputBox:
         """Add an output. It replaces the one of the same request that waits here."""
         if output.finished:
             self.unfinished.discard(output.request_id)
+            if not self.unfinished:
+                self.on_finished()
         self._newest[output.request_id] = output
         self._changed.set()
 

@@ -55,6 +55,18 @@ class Json(Response):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
+def refused(name: str, value: Any, *, has_other_values: bool = False) -> ApiError:
+    """Return the error for a parameter that the server does not have.
+
+    has_other_values: the server has it, and refuses only this value.
+    """
+    with_value = f" with the value {shown(value)}" if has_other_values else ""
+    return ApiError(
+        400, f"{shown(name)} is not supported by this server{with_value}",
+        param=name[:80], code="unsupported_parameter",
+    )  # fmt: skip
+
+
 def api_error(error: BaseException) -> ApiError:
     """Return what a client is told about an exception."""
     if isinstance(error, ApiError):

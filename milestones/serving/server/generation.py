@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
@@ -64,18 +65,19 @@ class Generation:
                 return Response(status_code=CLIENT_GONE)
             outputs = [self.newest[request_id] for request_id in self.ids]
             choices = [completion for output in outputs for completion in output.outputs]
-            return Json(self.form.whole(choices, usage(outputs)))
+            body = await self._made(lambda: self.form.whole(choices, usage(outputs)))
+            return Json(body)
 
-    def stream(self, with_usage: bool) -> Response:
-        """Return the answer as server-sent events."""
-        return EventStream(self._events(with_usage), self.resources)
+    def stream(self, with_usage: bool, *, so_far: bool) -> Response:
+        """Return the answer as server-sent events. so_far: each one has the usage up to it."""
+        return EventStream(self._events(with_usage, so_far), self.resources)
 
     async def _finish(self) -> bool:
         async for outputs in self.box.outputs():
             self._keep(outputs)
         return True
 
-    async def _events(self, with_usage: bool) -> AsyncIterator[str]:
+    async def _events(self, with_usage: bool, so_far: bool) -> AsyncIterator[str]:
         """Yield events. An error is the last event: its status line has been sent long ago."""
         extra: Body = {"usage": None} if with_usage else {}
         choices = [Choice(i) for i in range(len(self.ids) * self.num_choices)]
@@ -85,11 +87,14 @@ class Generation:
                     yield event({**chunk, **extra})
             async for outputs in self.box.outputs():
                 self._keep(outputs)
-                for output in outputs:
-                    first = self.ids.index(output.request_id) * self.num_choices
-                    for choice, completion in zip(choices[first:], output.outputs):
+                if so_far:
+                    extra = {"usage": usage([*self.newest.values()])}
+                for request_id in (output.request_id for output in outputs):
+                    first = self._first_choice(request_id)
+                    for choice, completion in zip(choices[first:], self.newest[request_id].outputs):
                         if (delta := choice.advance(completion)) is not None:
-                            yield event({**self.form.chunk(choice.index, delta), **extra})
+                            made = functools.partial(self.form.chunk, choice.index, delta)
+                            yield event({**await self._made(made), **extra})
             if with_usage:
                 yield event(self.form.usage_chunk(usage([self.newest[i] for i in self.ids])))
             yield "data: [DONE]\n\n"
@@ -99,13 +104,20 @@ class Generation:
             logger.exception("a stream failed")
             yield event(ApiError(500, "the server failed").body())
 
+    async def _made(self, make: Callable[[], Body]) -> Body:
+        return await asyncio.to_thread(make) if self.form.is_slow else make()
+
     def _keep(self, outputs: Sequence[RequestOutput]) -> None:
         """Keep the newest outputs. Raises `ApiError` if one of them failed."""
         for output in outputs:
-            self.newest[output.request_id] = output
             for completion in output.outputs:
                 if completion.finish_reason in ("error", "abort"):
                     raise not_computed(completion.error)
+            first = self._first_choice(output.request_id)
+            self.newest[output.request_id] = self.form.received(first, output)
+
+    def _first_choice(self, request_id: str) -> int:
+        return self.ids.index(request_id) * self.num_choices
 
 
 class Choice:

@@ -61,35 +61,46 @@ class Guard:
         self.app = app
         self.settings = settings
         key = settings.api_key or os.environ.get(API_KEY_VARIABLE)
-        self._key = None if key is None else f"Bearer {key}".encode()
+        self._key = None if key is None else key.encode()
+        self._buffered = 0  # bytes of the bodies of all open calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        body = bytearray()
+        try:
+            is_whole = await self._read_or_refuse(body, scope, receive, send)
+            if is_whole:  # otherwise, it is refused, or the client is gone
+                await self.app(scope, replayed(bytes(body), receive), send)
+        finally:
+            self._buffered -= len(body)
+
+    async def _read_or_refuse(
+        self, body: bytearray, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
         headers = Headers(scope=scope)
         try:
             self._check_key(scope["path"], headers)
-            body = await self._read(headers, receive)
+            return await self._read(headers, receive, body)
         except ApiError as error:
             await refuse(error, scope, receive, send)
-            return
-        if body is not None:  # otherwise, the client is gone
-            await self.app(scope, replayed(body, receive), send)
+            return False
 
     def _check_key(self, path: str, headers: Headers) -> None:
         """Raise `ApiError` for a wrong key. The comparison takes the same time for all keys."""
         if self._key is None or path in OPEN_PATHS:
             return
-        given = headers.get("authorization", "").encode()
-        if not secrets.compare_digest(given, self._key):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        right = secrets.compare_digest(given.encode(), self._key)
+        if not right or scheme.lower() != "bearer":
             raise ApiError(
                 401, "wrong or missing API key: send the header Authorization: Bearer <key>",
                 code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Return the whole body, or None if the client closes the connection before its end."""
+    async def _read(self, headers: Headers, receive: Receive, body: bytearray) -> bool:
+        """Read the whole body. Return False if the client closes the connection before its end."""
         most = self.settings.max_body_bytes
         too_large = ApiError(413, f"the body must have at most {most} bytes")
         length = headers.get("content-length", "0")
@@ -97,17 +108,22 @@ class Guard:
             raise too_large
         try:
             with anyio.fail_after(self.settings.body_timeout):
-                body = bytearray()
                 while (message := await receive())["type"] == "http.request":
                     body += message.get("body", b"")
+                    self._buffered += len(message.get("body", b""))
                     if len(body) > most:
                         raise too_large
+                    if self._buffered > self.settings.max_buffered_bytes:
+                        raise ApiError(
+                            503, "the bodies of all calls together are too large: try later",
+                            code="too_many_bytes", headers=RETRY_AFTER,
+                        )  # fmt: skip
                     if not message.get("more_body", False):
-                        return bytes(body)
+                        return True
         except TimeoutError:
             limit = f"{self.settings.body_timeout:g} seconds"
             raise ApiError(408, f"the body did not arrive within {limit}") from None
-        return None
+        return False
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

@@ -1,14 +1,15 @@
 """The bodies of API calls, and what they mean for the engine.
 
-Nothing is ignored: a name that is neither here nor a field of `SamplingParams` is refused, unless
-its value asks for what the server does anyway (`NEUTRAL`).
+A name that is neither here nor a field of `SamplingParams` is refused, unless it can never change
+an answer (`HARMLESS`), or its value asks for what the server does anyway (`NEUTRAL`). `null` is
+the same as no value.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,28 +17,41 @@ from common import SamplingParams
 from common.validation import shown
 
 from .electives import GRAMMAR_FIELDS, read_grammar
-from .errors import ApiError
+from .errors import ApiError, refused
+from .messages import conversation
 from .prompts import prompts_of
+from .tools import Tools, read_tools
 
 # Fields of `SamplingParams` that a body may have, with the same names. The two APIs ask for log
 # probabilities and for the length in different ways.
 SAMPLING = {field.name for field in fields(SamplingParams)} - {
-    "logprobs", "max_tokens", "structured_outputs",
+    "logprobs", "prompt_logprobs", "max_tokens", "structured_outputs",
 }  # fmt: skip
-# Values of other names that change nothing. `user` never changes an answer.
+# Names of OpenAI's and vLLM's APIs that never change an answer of this server. It stores nothing,
+# and its models do not reason.
+HARMLESS = {
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "request_id",
+    "safety_identifier", "service_tier", "store", "verbosity",
+}  # fmt: skip
+# Values of other names that change nothing. A chat has more to say about tools.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "best_of": (1,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "continue_final_message": (False,),
     "functions": ([],),
+    "length_penalty": (1, 1.0),
     "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
+    "parallel_tool_calls": (True, False),
     "priority": (0,),
+    "spaces_between_special_tokens": (True,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "use_beam_search": (False,),
 }
 INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
-MOST_TOP_LOGPROBS = 20  # of a chat, as in OpenAI's API
+MOST_TOP_LOGPROBS = 20  # as for a chat in OpenAI's API
 
 
 class StreamOptions(BaseModel):
@@ -46,6 +60,8 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None  # it would hide the lengths of events
 
 
 class Call(BaseModel):
@@ -68,13 +84,16 @@ class Call(BaseModel):
         values = {name: value for name, value in own.items() if value is not None}
         given = self.model_extra or {}
         if (grammar := read_grammar(given)) is not None:
+            if "structured_outputs" in values:
+                raise ApiError(400, "give either tools or a grammar", param="tools")
             values["structured_outputs"] = grammar
         for name, value in given.items():
+            if value is None:
+                continue
             if name in SAMPLING:
-                if value is not None:
-                    values[name] = _logit_bias(value) if name == "logit_bias" else value
+                values[name] = _logit_bias(value) if name == "logit_bias" else value
             elif name not in GRAMMAR_FIELDS and not _is_neutral(name, value):
-                raise refused(name, value)
+                raise refused(name, value, has_other_values=name in NEUTRAL)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream=true", param="stream_options")
         return SamplingParams(**values)
@@ -86,14 +105,20 @@ class Call(BaseModel):
         """
         if has_priorities and self.priority is not None:
             return {"priority": self.priority}
-        if not _is_neutral("priority", self.priority):
-            raise refused("priority", self.priority)
+        if self.priority is not None and not _is_neutral("priority", self.priority):
+            raise refused("priority", self.priority, has_other_values=True)
         return {}
 
     @property
     def with_usage(self) -> bool:
         """Return whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def with_usage_so_far(self) -> bool:
+        """Return whether each chunk of a stream has the usage up to it, as in vLLM."""
+        options = self.stream_options
+        return self.with_usage and options is not None and options.continuous_usage_stats is True
 
 
 class CompletionCall(Call):
@@ -103,14 +128,23 @@ class CompletionCall(Call):
     logprobs: int | None = None
     echo: bool | None = None
 
+    @property
+    def is_only_echo(self) -> bool:
+        """Return whether the answer is the prompt, without any new token."""
+        return self.echo is True and type(self.max_tokens) is int and self.max_tokens == 0
+
     def params(self) -> SamplingParams:
         """Return the sampling parameters of each prompt."""
-        if self.echo and self.logprobs is not None:
+        if (self.logprobs or 0) > MOST_TOP_LOGPROBS:
             raise ApiError(
-                400, "echo with logprobs: log probabilities of prompts are not supported",
-                param="echo",
+                400, f"logprobs must be at most {MOST_TOP_LOGPROBS}, got {self.logprobs}",
+                param="logprobs",
             )  # fmt: skip
-        return self.sampling_params(max_tokens=self.max_tokens, logprobs=self.logprobs)
+        return self.sampling_params(
+            max_tokens=1 if self.is_only_echo else self.max_tokens,  # an engine makes one or more
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
 
     def prompts(self) -> list[Any]:
         """Return the prompts, one or many, each a string or token ids."""
@@ -124,6 +158,10 @@ class ChatCall(Call):
     max_completion_tokens: Any = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
     def params(self, max_model_len: int) -> SamplingParams:
         """Return the sampling parameters. Without a limit, `max_model_len` is the limit."""
@@ -133,21 +171,29 @@ class ChatCall(Call):
                 400, "max_tokens and max_completion_tokens differ: give one of them",
                 param="max_tokens",
             )  # fmt: skip
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MOST_TOP_LOGPROBS:
             raise ApiError(
                 400, f"top_logprobs must be between 0 and {MOST_TOP_LOGPROBS}, got "
                 f"{shown(self.top_logprobs)}", param="top_logprobs",
             )  # fmt: skip
+        tools = self.read_tools()
         return self.sampling_params(
             max_tokens=limits[0] if limits else max_model_len,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            structured_outputs=None if tools is None else tools.grammar(),
         )
 
-    def conversation(self) -> list[dict[str, str]]:
-        """Return the messages with plain text as content, as chat templates take them."""
-        return [_message(message, i) for i, message in enumerate(self.messages)]
+    def read_tools(self) -> Tools | None:
+        """Return the tools that the model may call, if there are any."""
+        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def conversation(self, *, has_tools: bool) -> list[dict[str, Any]]:
+        """Return the messages as chat templates take them. has_tools: whether the server has."""
+        if self.tools and not has_tools:
+            raise refused("tools", self.tools)
+        return conversation(self.messages, has_tools=has_tools)
 
 
 class TokenizeCall(BaseModel):
@@ -169,18 +215,9 @@ class DetokenizeCall(BaseModel):
     tokens: Any
 
 
-def refused(name: str, value: Any) -> ApiError:
-    """Return the error for a parameter that the server does not have, or not with this value."""
-    with_value = f" with the value {shown(value)}" if name in NEUTRAL else ""
-    return ApiError(
-        400, f"{shown(name)} is not supported by this server{with_value}",
-        param=name[:80], code="unsupported_parameter",
-    )  # fmt: skip
-
-
 def _is_neutral(name: str, value: Any) -> bool:
     # `1 == True`, but a client that sends `true` for a number has made a mistake.
-    return (value is None and name in NEUTRAL) or any(
+    return name in HARMLESS or any(
         value == known and isinstance(value, bool) == isinstance(known, bool)
         for known in NEUTRAL.get(name, ())
     )
@@ -194,30 +231,3 @@ def _logit_bias(value: Any) -> dict[int, Any]:
         if not INTEGER.fullmatch(key):
             raise ValueError(f"logit_bias: its keys must be token ids, got {shown(key)}")
     return {int(key): bias for key, bias in value.items()}
-
-
-def _message(message: dict[str, Any], number: int) -> dict[str, str]:
-    for name, value in message.items():
-        if name not in ("role", "content", "name") and value:
-            raise refused(f"messages.{number}.{name}", value)
-    kept = {name: message[name] for name in ("role", "name") if message.get(name) is not None}
-    if not isinstance(kept.get("name", ""), str):
-        raise ValueError(f"messages: name must be a string, got {shown(kept['name'])}")
-    return {**kept, "content": _text_of(message.get("content"), number)}
-
-
-def _text_of(content: Any, number: int) -> Any:
-    """Return the text of a content that may be a list of text parts."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or part.keys() - {
-            "type", "text",
-        } or not isinstance(part.get("text"), str):  # fmt: skip
-            raise ApiError(
-                400, f"messages.{number}.content: only parts of type 'text' are supported, got "
-                f"{shown(part)}", param="messages",
-            )  # fmt: skip
-        texts.append(part["text"])
-    return "".join(texts)

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from common import LLMEngine
 
 from .app import Api, create_app
+from .connections import connection_class
 from .errors import ApiError
 from .limits import OpenRequests
 from .settings import ServerSettings
@@ -52,12 +53,11 @@ class DrainingServer(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="asyncio",  # with the extra `scale`, others are installed too
-                http="h11",
+                http=connection_class(settings),
                 log_level="warning",
                 lifespan="on",
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=CLOSING,
-                limit_concurrency=settings.max_connections,
                 backlog=settings.max_connections,
                 server_header=False,
             )

@@ -4,6 +4,8 @@
     PYTHON serve.py llama MODEL.gguf [--float32]
     PYTHON serve.py openvino MODEL.gguf [--float32]
     PYTHON serve.py onnx MODEL_FOLDER
+    PYTHON serve.py nano MODEL_FOLDER --path CHECKOUT
+    PYTHON serve.py mini MODEL_FOLDER --path CHECKOUT/python
 
 The environment has the engine, and needs nothing of this project. For each workload, a line of JSON
 on standard input, the script writes the results as a line of JSON. vLLM takes minutes to start, so
@@ -91,6 +93,26 @@ def serve_in_steps(engine: Engine, workload: Json) -> Json:
     return result(started, [*tokens.values()], [*times.values()], [*requested.values()])
 
 
+def serve_at_once(generate: Callable[..., Any], sampling_params: Callable[..., Any]) -> Serve:
+    """Return how an engine serves requests that all come at the start, in one call of `generate`.
+
+    sampling_params: the engine's class of this name.
+    """
+
+    def serve(workload: Json) -> Json:
+        if workload["arrivals"] or workload["follow_ups"]:
+            raise ValueError("this engine serves all requests at once")
+        kind = {name: workload[name] for name in ("temperature", "ignore_eos")}
+        params = [sampling_params(max_tokens=most, **kind) for most in workload["max_tokens"]]
+        started = time.perf_counter()
+        outputs = generate(workload["prompts"], params)
+        ended = time.perf_counter() - started
+        tokens = [list(output["token_ids"]) for output in outputs]
+        return result(started, tokens, [[ended] for _ in tokens], [0.0] * len(tokens))
+
+    return serve
+
+
 def main() -> None:
     """Start the engine, then answer each line of standard input with a line."""
     answers = os.fdopen(os.dup(1), "w")
@@ -99,6 +121,8 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     start = importlib.import_module(f"peers.with_{sys.argv[1]}").start
     del sys.path[0]  # the engine must not find our other files
+    if "--path" in sys.argv:
+        sys.path.insert(0, sys.argv[sys.argv.index("--path") + 1])
     with tempfile.TemporaryDirectory() as folder:
         serve = start(sys.argv[2], folder, float32="--float32" in sys.argv)
         for line in sys.stdin:

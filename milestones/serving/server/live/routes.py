@@ -115,7 +115,7 @@ def add_routes(app: FastAPI, live: Live) -> None:
 
     @app.post("/live/ask")
     async def ask(call: AskCall) -> Response:
-        messages = ChatCall(messages=call.messages).conversation()
+        messages = ChatCall(messages=call.messages).conversation(has_tools=False)
         return Json({"id": await live.page(call).ask(messages, call.params())})
 
     @app.post("/live/stop")

@@ -120,6 +120,8 @@ def _load_divided(config: EngineConfig) -> LoadedModel:
     except BaseException:
         group.close()
         raise
+    if device.type == "cuda":
+        kernels_on(part.model.device, part.model.dtype)
     return LoadedModel(config.model, part.model, part.tokenizer, group)
 
 

@@ -412,11 +412,15 @@ def test_a_long_pause_begins_again(serve: Serve, tmp_path: Path) -> None:
         page.evaluate("play(false); numHeld = MOST_STEPS")
         run.post(COMPLETE, call())
         page.wait_until("isStale && held.length === 0")
-        late = "new Promise(done => setTimeout(done, 1000))"
+        late = "new Promise(done => (release = done))"
         page.evaluate(f"fetch = (old => (...all) => {late}.then(() => old(...all)))(fetch)")
-        page.evaluate("takes = 0; take = (old => e => (takes++, old(e)))(take); play(true)")
+        page.evaluate("release = null; takes = 0; take = (old => e => (takes++, old(e)))(take)")
+        page.evaluate("play(true)")
+        page.wait_until("release !== null")
         run.post(COMPLETE, call())
-        page.wait_until("!isStale && takes > 1 && shown === lastStep()")
+        page.wait_until("takes > 1")
+        page.evaluate("release()")
+        page.wait_until("!isStale && shown === lastStep()")
         first, count = page.evaluate("[firstStep(), frames.length]")
         assert first > 10 and count < 5, "the steps of the pause are left out"
 

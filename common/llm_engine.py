@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from .clock import Clock
 from .config import EngineConfig
 from .engine_core import EngineCoreOutput, EngineCoreProtocol, ForwardError
 from .failure_search import FailureSearch
@@ -73,9 +74,10 @@ class LLMEngine(OfflineCalls):
             max_model_len=self.loaded.resolve_max_model_len(config),  # from here on a number
             tensor_parallel_size=num_ranks,
         )
-        self.output_processor = OutputProcessor()
+        self.clock = Clock()
+        self.output_processor = OutputProcessor(self.now)
         self.input_processor = InputProcessor(
-            self.loaded, self.config, self.output_processor.is_in_use
+            self.loaded, self.config, self.output_processor.is_in_use, self.now
         )
         self.core = self.make_core()
         self.search = FailureSearch(self.core, self.config.max_num_batched_tokens)
@@ -83,6 +85,10 @@ class LLMEngine(OfflineCalls):
     @abstractmethod
     def make_core(self) -> EngineCoreProtocol:
         """Return the core of this milestone, for `self.config` and `self.loaded`."""
+
+    def now(self) -> float:
+        """Return the time in seconds. All times of requests are of this clock."""
+        return self.clock.now()
 
     def guard(self, name: str) -> Guard:
         """Return the context manager of a public call."""

@@ -35,7 +35,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """The times of the events in the life of a request, in seconds of `time.perf_counter`."""
+    """The times of the events in the life of a request, in seconds of the engine's clock."""
 
     arrival_time: float
     first_token_time: float | None = None

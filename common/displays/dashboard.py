@@ -73,14 +73,14 @@ class Dashboard:
         self.plain = not console.is_terminal if plain is None else plain
         self.entries: dict[str, Entry] = {}
         self.output_tokens = 0
-        self._started = self._refreshed = time.perf_counter()
+        self._started, self._refreshed = engine.now(), time.perf_counter()
         self._live: Live | None = None
         self._waits = ""  # why no more requests join, since the last step
         self._watching = ExitStack()
 
     def __enter__(self) -> Self:
         watch(self.engine.core, self._note, self._watching)
-        self._started = time.perf_counter()
+        self._started = self.engine.now()
         if not self.plain:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
@@ -96,7 +96,7 @@ class Dashboard:
     @property
     def elapsed(self) -> float:
         """Return the seconds since the dashboard was opened."""
-        return time.perf_counter() - self._started
+        return self.engine.now() - self._started
 
     def add(self, request_id: str, label: str) -> None:
         """Show a request with a short label."""

@@ -15,7 +15,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
@@ -112,16 +111,16 @@ def run(engine: LLMEngine, workload: Workload) -> WorkloadResult:
     kv_reserved = kv_used = most_running = 0
     with ExitStack() as undo:
         forwards = watch_forwards(engine, undo)
-        started = time.perf_counter()
+        started = engine.now()
         while not driver.done:
-            driver.add_due(engine, time.perf_counter() - started)
+            driver.add_due(engine, engine.now() - started)
             for output in engine.step():
-                driver.take(output, time.perf_counter() - started)
+                driver.take(output, engine.now() - started)
             stats = engine.stats()
             kv_reserved += stats.kv_tokens_reserved
             kv_used += stats.kv_tokens_used
             most_running = max(most_running, stats.num_running)
-        seconds = time.perf_counter() - started
+        seconds = engine.now() - started
         spans = forwards.take()
     served = [request for turns in driver.turns for request in turns]
     return WorkloadResult(
@@ -176,8 +175,9 @@ class Driver:
     def add_due(self, engine: LLMEngine, now: float) -> None:
         """Send the requests that are due. If the engine is idle, wait until a request is due."""
         if not self._users:
-            time.sleep(max(0.0, min(self.turns[user][-1].due for user in self._coming) - now))
-            now = max(now, min(self.turns[user][-1].due for user in self._coming))
+            due = min(self.turns[user][-1].due for user in self._coming)
+            engine.clock.sleep(max(0.0, due - now))
+            now = max(now, due)
         for user in [user for user in self._coming if self.turns[user][-1].due <= now]:
             request = self.turns[user][-1]
             params = SamplingParams(
@@ -210,7 +210,7 @@ def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
     spans = getattr(getattr(engine.core.runner, "stream", None), "spans", None)
     if spans is not None:
         return StreamForwards(spans)
-    return HookedForwards(engine.core.runner.model, lambda: True, undo)
+    return HookedForwards(engine.core.runner.model, lambda: True, undo, engine.clock)
 
 
 def run_milestone(milestone: str, workload: Workload) -> WorkloadResult | None:

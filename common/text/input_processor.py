@@ -32,8 +32,13 @@ class InputProcessor:
     """Tokenizes, validates, numbers and seeds new requests."""
 
     def __init__(
-        self, loaded: LoadedModel, config: EngineConfig, is_in_use: Callable[[str], bool]
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        is_in_use: Callable[[str], bool],
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """is_in_use: whether a request id is taken. now: the clock of the engine."""
         self.tokenizer = loaded.tokenizer
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
@@ -41,6 +46,7 @@ class InputProcessor:
         assert config.max_model_len is not None
         self.max_model_len = config.max_model_len
         self.is_in_use = is_in_use
+        self.now = now
         self.closed = False
         # Why requests with `structured_outputs` are refused; None where an engine has them.
         self.no_structured_outputs: str | None = NO_STRUCTURED_OUTPUTS
@@ -78,7 +84,7 @@ class InputProcessor:
             seed=self._seed_of(params),
             max_model_len=self.max_model_len,
             text=OutputText(self.tokenizer, params),
-            arrival_time=time.perf_counter(),
+            arrival_time=self.now(),
             stop_token_ids=self._stop_token_ids(params),
             end_token_ids=self._end_token_ids(params),
         )
@@ -96,7 +102,7 @@ class InputProcessor:
         self._check_params(params)
         text, token_ids = self._tokenize(prompt)
         name, seed = self._check_request_id(request_id), self._seed_of(params)
-        parent = ParentRequest(name, text, token_ids, params, seed, time.perf_counter())
+        parent = ParentRequest(name, text, token_ids, params, seed, self.now())
         for child in parent.indices:
             self._check_request_id(child)
         return parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..engine_core import EngineCoreOutput
 from ..outputs import FinishReason, RequestOutput
@@ -19,7 +19,9 @@ class OutputProcessor:
     I3: the id of a request is in use until its final output has been drained.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        """now: the clock of the engine."""
+        self.now = now
         self.requests: dict[str, Request] = {}
         self.changed: dict[Request, None] = {}  # a set in order: they have a new output
         self.outbox: dict[str, RequestOutput] = {}  # drained before, and not delivered
@@ -80,7 +82,7 @@ class OutputProcessor:
         if result.error is not None:
             self.fail(request, result.error)
         if request.first_token_time is None and result.new_tokens:
-            request.first_token_time = time.perf_counter()
+            request.first_token_time = self.now()
         try:
             if self._completes_a_stop_string(request, result):
                 reason = "stop"
@@ -111,7 +113,7 @@ class OutputProcessor:
         """Remove and return the outputs: the newest one of each request, if there is a new one."""
         for request in self.changed:
             if request.finish_reason is not None:
-                request.finished_time = time.perf_counter()
+                request.finished_time = self.now()
                 del self.requests[request.request_id]
             self._put_output(request)
         self.changed.clear()

@@ -3,7 +3,7 @@
 Storing only changes keeps the files small. The state at any moment is the sum of all changes up to
 it: `TraceData.states` computes it here, and the player computes it in the browser. Requests and
 tree nodes are identified by numbers, in the order in which they appeared. All times are in seconds
-of `time.perf_counter`.
+of the engine's clock.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,9 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
+from ..clock import Clock
 from .event_clock import EventClock
 
-Interval = tuple[float, float]  # begin and end, in seconds of `time.perf_counter`
+Interval = tuple[float, float]  # begin and end, in seconds of the engine's clock
 
 
 class Forwards(Protocol):
@@ -44,17 +44,20 @@ class HookedForwards:
     """Times from hooks of the model.
 
     Other engines may share the model, so only calls during which `is_ours()` is true are recorded.
-    On CUDA, a call returns long before its work is done, so the marks are events in the stream.
+    On CUDA, a call returns long before its work is done, so the marks are events in the stream. In
+    virtual time there are none.
     """
 
     def __init__(
-        self, model: torch.nn.Module, is_ours: Callable[[], bool], undo: ExitStack
+        self, model: torch.nn.Module, is_ours: Callable[[], bool], undo: ExitStack, clock: Clock
     ) -> None:
         self.is_ours = is_ours
         self.marks: list[Any] = []  # begin, end, begin, end, ...
         parameter = next(model.parameters())
-        self.device, self.on_cuda = parameter.device, parameter.is_cuda
-        self.clock = EventClock(torch.cuda.current_stream(self.device)) if self.on_cuda else None
+        self.device, self.clock = parameter.device, clock
+        self.events: EventClock | None = None
+        if parameter.is_cuda and not clock.is_virtual:
+            self.events = EventClock(torch.cuda.current_stream(self.device))
         begin = model.register_forward_pre_hook(self._hook)
         undo.callback(begin.remove)
         end = model.register_forward_hook(self._hook, always_call=True)  # even if it raises
@@ -70,14 +73,14 @@ class HookedForwards:
             self.marks.append(self._mark())
 
     def _mark(self) -> Any:
-        if not self.on_cuda:
-            return time.perf_counter()
+        if self.events is None:
+            return self.clock.now()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))  # of `cuda:1`, if the model is there
         return event
 
     def _seconds(self, mark: Any) -> float:
-        if self.clock is None:
+        if self.events is None:
             return float(mark)
         mark.synchronize()
-        return self.clock.seconds(mark)
+        return self.events.seconds(mark)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -32,7 +31,7 @@ class LiveTrace(Trace):
 
     def snapshot(self) -> TraceData:
         """Return the current state as a trace of one frame. Later steps continue it."""
-        requests, frame = self._observer.snapshot(self._step, time.perf_counter())
+        requests, frame = self._observer.snapshot(self._step, self.engine.now())
         return TraceData(self.data.meta, self.data.origin, requests, frames=[frame])
 
     def since(self, step: int) -> TraceData | None:

@@ -15,7 +15,6 @@ matter how the run ended. The result has two lanes:
 from __future__ import annotations
 
 import functools
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -43,7 +42,7 @@ class Trace:
 
     def __init__(self, engine: LLMEngine) -> None:
         self.engine: Any = engine
-        self.data = TraceData(describe(engine), origin=time.perf_counter())
+        self.data = TraceData(describe(engine), origin=self.engine.now())
         self._step = 0
         self._in_step = False
         self._batches: list[dict[int, int]] = []  # of this step
@@ -55,7 +54,7 @@ class Trace:
     def __enter__(self) -> Self:
         self._observer = Observer(self.engine)
         self.data.requests = self._observer.requests
-        self.data.origin = now = time.perf_counter()
+        self.data.origin = now = self.engine.now()
         self.data.frames.append(self._observer.look(Frame(0, now, now)))
         with ExitStack() as undo:  # if anything fails here, all wrappers are removed
             self._forwards = self._watch_forwards(undo)
@@ -82,14 +81,14 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
         self._take_forwards()
-        now = time.perf_counter()
+        now = self.engine.now()
         last = self._observer.look(Frame(self._step + 1, now, now))
         if last.requests or last.pages or last.nodes:  # requests were aborted after the last step
             self.data.frames.append(last)
 
     def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
+            started = self.engine.now()
             try:
                 return method(*args, **kwargs)
             finally:
@@ -109,7 +108,7 @@ class Trace:
 
         def schedule(*args: Any, **kwargs: Any) -> Any:
             scheduled = timed(*args, **kwargs)
-            self._schedule_ended = time.perf_counter()
+            self._schedule_ended = self.engine.now()
             if batch := self._observer.batch(scheduled):
                 self._batches.append(batch)
                 self._scheduled.append(self._step)
@@ -173,7 +172,7 @@ class Trace:
             self._step += 1
             self._in_step = True
             self._batches, self._decisions, self._failure = [], [], None
-            started = time.perf_counter()
+            started = self.engine.now()
             try:
                 return timed(*args, **kwargs)
             except BaseException as error:
@@ -186,7 +185,7 @@ class Trace:
         return step
 
     def _after_step(self, started: float) -> None:
-        ended = time.perf_counter()
+        ended = self.engine.now()
         self._take_forwards()
         if self._failure is not None:
             self._scheduled.clear()  # a batch may have failed before its forward began
@@ -197,14 +196,14 @@ class Trace:
         self._add_span("trace", ended)
 
     def _add_span(self, name: str, started: float) -> None:
-        self.data.spans.append(Span(name, started, time.perf_counter(), self._step))
+        self.data.spans.append(Span(name, started, self.engine.now(), self._step))
 
     def _watch_forwards(self, undo: ExitStack) -> Forwards:
         runner = self.engine.core.runner
         spans = getattr(getattr(runner, "stream", None), "spans", None)
         if spans is not None:
             return StreamForwards(spans)
-        return HookedForwards(runner.model, lambda: self._in_step, undo)
+        return HookedForwards(runner.model, lambda: self._in_step, undo, self.engine.clock)
 
     def _take_forwards(self) -> None:
         """Assign each new forward to its step.

@@ -73,7 +73,7 @@ class NoGpu(FakeTensorMode):
     torch then guards devices that it does not have, and `torch.tensor` copies to them afterwards.
     """
 
-    avoid_device_init = True  # type: ignore[assignment]
+    avoid_device_init = True
 
 
 class Launches(TorchDispatchMode):
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def register_guard() -> None:
-    """Let a build of torch without CUDA index tensors whose device is a GPU."""
+    """Let a build of torch without CUDA index tensors that are on a GPU."""
     home = Path(torch.__file__).parent
     with TemporaryDirectory() as folder:
         source, library = Path(folder, "guard.cpp"), Path(folder, "guard.so")
@@ -152,7 +152,7 @@ def register_guard() -> None:
 
 @contextmanager
 def fake_gpu(launches: Launches) -> Iterator[None]:
-    """Return a context in which an engine runs on a GPU whose tensors have no numbers.
+    """Return a context with a GPU, on which tensors have no numbers.
 
     What compares numbers is left out: passes and models are tested elsewhere.
     """
@@ -231,7 +231,7 @@ def watched_runner(
             graph.update(launches.counts - before)
         return logits
 
-    fakes = {
+    fakes: dict[str, Any] = {
         "probe": lambda self, model, config: (pages, layers),
         "check": lambda self, probe, table: None,
         "launch": watched_launch,

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from common import EngineConfig, LoadedModel, SamplingParams, load_model
+from common.clock import Clock
 from common.hf import model_loading, shared
 from common.tracing.forwards import HookedForwards
 from milestones.chain import load
@@ -296,7 +297,7 @@ def test_hooks_measure_lengths_after_an_hour(cuda: FakeCuda) -> None:
     module.weight = torch.nn.Parameter(torch.zeros(1))
     with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "is_cuda", True)
-        forwards = HookedForwards(module, lambda: True, undo)
+        forwards = HookedForwards(module, lambda: True, undo, Clock())
         lengths = []
         for _ in range(360):
             cuda.now += 10.0
@@ -316,7 +317,7 @@ def test_hooks_measure_the_gpu_of_the_model(
     module: Any = torch.nn.Identity()
     module.parameters = lambda: iter([SimpleNamespace(device=torch.device("cuda:1"), is_cuda=True)])
     with ExitStack() as undo:
-        forwards = HookedForwards(module, lambda: True, undo)
+        forwards = HookedForwards(module, lambda: True, undo, Clock())
         module(torch.zeros(1))
         forwards.take()
     assert cuda.names().count("event second") == 3 and "event main" not in cuda.names()

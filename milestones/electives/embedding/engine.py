@@ -67,7 +67,7 @@ class LLMEngine(M5LLMEngine):
 
         runner = ModelRunner(self.loaded.model, self.config)
         self.input_processor = PoolingInputProcessor(  # accepts pooling requests
-            self.loaded, self.config, self.output_processor.is_in_use, runner.hidden_size
+            self.loaded, self.config, self.output_processor.is_in_use, self.now, runner.hidden_size
         )
         return EngineCore(self.config, runner)
 

@@ -5,7 +5,6 @@ Requests for text go through it too, as in the other engines.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from common import EngineConfig, LoadedModel, PoolingParams, Prompt, Request, SamplingParams
@@ -24,10 +23,11 @@ class PoolingInputProcessor(InputProcessor):
         loaded: LoadedModel,
         config: EngineConfig,
         is_in_use: Callable[[str], bool],
+        now: Callable[[], float],
         hidden_size: int | None,
     ) -> None:
         """hidden_size: the size of a hidden state; None if the model does not show its states."""
-        super().__init__(loaded, config, is_in_use)
+        super().__init__(loaded, config, is_in_use, now)
         self.hidden_size = hidden_size
 
     def make_request(
@@ -58,5 +58,5 @@ class PoolingInputProcessor(InputProcessor):
             token_ids,
             params,
             text=OutputText(self.tokenizer, SamplingParams()),
-            arrival_time=time.perf_counter(),
+            arrival_time=self.now(),
         )

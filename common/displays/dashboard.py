@@ -23,6 +23,7 @@ from typing_extensions import Self
 from ..llm_engine import LLMEngine
 from ..outputs import PoolingRequestOutput, RequestOutput
 from ..tracing.decisions import Decision, watch
+from .pace import HELP, Pace
 
 STATE_STYLES = {
     "waiting": "yellow",
@@ -51,6 +52,8 @@ class Entry:
 class Dashboard:
     """Shows an engine between `__enter__` and `__exit__`. Add each request to both, then `step()`.
 
+    On a terminal, a step is shown for a quarter of a second, and keys pause the run: see `Pace`.
+
     panels: called for each refresh; returns what the lesson shows below the requests.
     plain: plain lines instead of a live screen. None: plain if the console is not a terminal.
     panel_lines: the number of screen lines that the panels take.
@@ -75,6 +78,7 @@ class Dashboard:
         self.output_tokens = 0
         self._started, self._refreshed = engine.now(), time.perf_counter()
         self._live: Live | None = None
+        self.pace = Pace() if not self.plain and console.file.isatty() else None
         self._waits = ""  # why no more requests join, since the last step
         self._watching = ExitStack()
 
@@ -84,19 +88,23 @@ class Dashboard:
         if not self.plain:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
+        if self.pace is not None:
+            self._watching.enter_context(self.pace)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._watching.close()
         if self._live is not None:
-            if kind is None:
-                self._live.update(self.render())
-            self._live.stop()  # It shows the whole last screen, even if the terminal is too low.
+            if kind is None:  # The panels are empty by now. The answers stay.
+                answers = self._requests([*self.entries.items()])
+                self._live.update(Panel(answers, title=self.title, title_align="left"))
+            self._live.stop()  # It shows all of them, even if the terminal is too low.
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds since the dashboard was opened."""
-        return self.engine.now() - self._started
+        """Return the seconds since the dashboard was opened, without the waits for a person."""
+        waited = 0.0 if self.pace is None or self.engine.clock.is_virtual else self.pace.waited
+        return self.engine.now() - self._started - waited
 
     def add(self, request_id: str, label: str) -> None:
         """Show a request with a short label."""
@@ -112,14 +120,23 @@ class Dashboard:
         self._find_rows()
         now = time.perf_counter()
         idle = not self.engine.has_unfinished_requests()
-        if self._live is not None and (now - self._refreshed > REFRESH_SECONDS or idle):
+        is_paced = self.pace is not None and not self.pace.is_skipping
+        is_due = is_paced or idle or now - self._refreshed > REFRESH_SECONDS
+        if self._live is not None and is_due:
             self._refreshed = now
             self._live.update(self.render(), refresh=True)
+        if self.pace is not None:
+            self.pace.wait()
         return outputs
 
     def render(self) -> RenderableType:
         """Return the whole screen."""
-        return Group(Panel(self._requests(), title=self.title, title_align="left"), *self.panels())
+        keys = HELP if self.pace is not None and self.pace.read_key is not None else None
+        requests = Panel(
+            self._requests(self._visible()),
+            title=self.title, title_align="left", subtitle=keys, subtitle_align="left",
+        )  # fmt: skip
+        return Group(requests, *self.panels())
 
     def _update(self, entry: Entry, output: RequestOutput) -> None:
         entry.num_prompt_tokens = len(output.prompt_token_ids)
@@ -172,7 +189,7 @@ class Dashboard:
         if self.plain:
             self.console.print(f"{self.elapsed:7.2f}s  {event}", soft_wrap=True, highlight=False)
 
-    def _requests(self) -> RenderableType:
+    def _requests(self, entries: list[tuple[str, Entry]]) -> RenderableType:
         stats = self.engine.stats()
         rate = self.output_tokens / max(self.elapsed, 1e-9)
         table = Table(box=None, expand=True, pad_edge=False, show_edge=False)
@@ -184,7 +201,7 @@ class Dashboard:
         table.add_column("output", width=6, justify="right")
         table.add_column("text", ratio=5, no_wrap=True)
         text_width = max(10, (self.console.width - 45) * 5 // 7 - 2)
-        for request_id, entry in self._visible():
+        for request_id, entry in entries:
             table.add_row(
                 request_id,
                 entry.label,

@@ -25,6 +25,7 @@ from ..tracing.chrome import chrome_trace
 from ..tracing.forced_retractions import add_options, apply_options
 from ..tracing.player import player_html
 from ..tracing.trace import Trace
+from .film import film_strip
 
 CHATS = [
     "Why is the sky blue?",
@@ -128,7 +129,7 @@ def _build(
 
 @contextmanager
 def recorded(engine: LLMEngine, args: argparse.Namespace, console: Console) -> Iterator[Trace]:
-    """Record what the engine does inside the context.
+    """Record what the engine does inside the context, and show it as a film strip at the end.
 
     `--trace` and `--player` name the files. They are also written when the run fails or is
     interrupted: such a run is worth reading.
@@ -142,6 +143,7 @@ def recorded(engine: LLMEngine, args: argparse.Namespace, console: Console) -> I
     try:
         with trace:
             yield trace
+        console.print(film_strip(trace.data, console))
     finally:
         if args.trace is not None:
             args.trace.write_text(json.dumps(chrome_trace(trace.data)), encoding="utf-8")

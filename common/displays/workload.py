@@ -176,8 +176,9 @@ class Driver:
         """Send the requests that are due. If the engine is idle, wait until a request is due."""
         if not self._users:
             due = min(self.turns[user][-1].due for user in self._coming)
-            engine.clock.sleep(max(0.0, due - now))
-            now = max(now, due)
+            if due > now:
+                engine.clock.sleep(due - now)
+                now = due
         for user in [user for user in self._coming if self.turns[user][-1].due <= now]:
             request = self.turns[user][-1]
             params = SamplingParams(

@@ -36,12 +36,6 @@ class StepCosts:
         """Return the time of one forward of so many positions."""
         return (self.forward + self.forward_token * num_tokens) / 1000
 
-    def __str__(self) -> str:
-        return (
-            f"host {self.host:g} ms + {self.host_row:g} ms a request, "
-            f"forward {self.forward:g} ms + {self.forward_token:g} ms a token"
-        )
-
 
 class Clock:
     """The machine's clock."""

@@ -123,7 +123,9 @@ def use_virtual_time(engine: Any, costs: StepCosts | None = None) -> VirtualCloc
     _wrap(core.scheduler, "schedule", schedule)
     _wrap(core.scheduler, "update_from_output", update)
     if hasattr(runner, "stream"):
-        runner.stream = VirtualStream(runner.stream, runner.model, clock)
+        for name, stream in list(vars(runner).items()):
+            if hasattr(stream, "enqueuing"):  # an elective has more than one stream
+                setattr(runner, name, VirtualStream(stream, runner.model, clock))
         _wrap(runner, "launch", launch)
         _wrap(runner.graphs, "run", replay)
     else:

@@ -17,7 +17,8 @@ from typing_extensions import Self
 
 STEPS_PER_SECOND = 4
 HELP = "space: pause · →: one step · q: to the end"
-RIGHT = "\x1b[C"
+RIGHT = "→"
+RIGHT_CODES = ("\x1b[C", "\x1bOC")  # what a terminal sends, in both of its modes
 
 
 class Pace:
@@ -51,10 +52,11 @@ class Pace:
         started = time.perf_counter()
         self.due = max(self.due + seconds, started)
         while not self.is_skipping:
-            left = None if self.is_paused else self.due - time.perf_counter()
-            if left is not None and left <= 0:
+            left = None if self.is_paused else max(0.0, self.due - time.perf_counter())
+            key = self._key(left)  # also after a slow step: its keys must not be lost
+            if not key:
                 break
-            if (key := self._key(left)) == RIGHT:
+            if key == RIGHT:
                 self.is_paused = True
                 break
             self._press(key)
@@ -114,7 +116,8 @@ class Keyboard:
     def read(self, seconds: float | None) -> str:
         """Wait for a key for so many seconds, None for ever. Return "" if there is none."""
         ready, _, _ = select.select([self.terminal], [], [], seconds)
-        return os.read(self.terminal, 16).decode(errors="replace") if ready else ""
+        keys = os.read(self.terminal, 16).decode(errors="replace") if ready else ""
+        return RIGHT if keys.startswith(RIGHT_CODES) else keys[:1]
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -17,7 +17,7 @@ termios = pytest.importorskip("termios", reason="terminals of Unix")
 def pace_with(*keys: str) -> tuple[Pace, list[str]]:
     """Return a pace with a person who presses these keys, and the keys that are left."""
     left = list(keys)
-    return Pace(lambda seconds: left.pop(0)), left
+    return Pace(lambda seconds: left.pop(0) if left else ""), left
 
 
 def test_a_step_is_shown_for_a_while() -> None:
@@ -32,11 +32,18 @@ def test_a_step_is_shown_for_a_while() -> None:
     assert time.perf_counter() - started >= 0.06
 
 
-def test_a_slow_step_is_not_made_longer() -> None:
-    with Pace(lambda seconds: pytest.fail("it waits")) as pace:
-        for _ in range(2):
+def test_a_slow_step_is_not_made_longer_and_its_keys_are_read() -> None:
+    waits, keys = list[float | None](), ["", "q"]
+
+    def read_key(seconds: float | None) -> str:
+        waits.append(seconds)
+        return keys.pop(0)
+
+    with Pace(read_key) as pace:
+        for _ in range(3):
             time.sleep(0.02)
             pace.wait(0.01)
+    assert waits == [0, 0] and pace.is_skipping
 
 
 def test_an_arrow_runs_one_step_and_a_space_goes_on() -> None:
@@ -69,8 +76,9 @@ def test_the_terminal_is_restored(terminal: tuple[int, int]) -> None:
     person, program = terminal
     before = termios.tcgetattr(program)
     with Keyboard(program) as keys:
-        os.write(person, b"q")  # no line end: keys come at once
-        assert keys.read(60) == "q"
+        for sent, key in ((b"q", "q"), (b"\x1b[C", RIGHT), (b"\x1bOC", RIGHT), (b"  ", " ")):
+            os.write(person, sent)  # no line end: keys come at once
+            assert keys.read(60) == key
         assert keys.read(0) == ""
     assert termios.tcgetattr(program) == before
     handler = signal.getsignal(signal.SIGTERM)

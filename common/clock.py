@@ -28,6 +28,12 @@ class StepCosts:
     forward: float = 3.0
     forward_token: float = 0.05
 
+    def __str__(self) -> str:
+        return (
+            f"host {self.host:.3g} ms + {self.host_row:.2g} ms a request, "
+            f"forward {self.forward:.3g} ms + {self.forward_token:.2g} ms a token"
+        )
+
     def host_seconds(self, num_requests: int) -> float:
         """Return the time in which the host plans a step, and processes its result."""
         return (self.host + self.host_row * num_requests) / 1000

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 
+from ..clock import StepCosts
 from ..llm_engine import LLMEngine
 from .dashboard import summary_table
-from .workload import Workload, WorkloadResult, run_milestone
+from .workload import Workload, WorkloadResult
+from .workload_process import run_milestone
 
 Figure = Callable[[WorkloadResult], str]  # what a row of the table shows of a result
 
 
-def workload_of(engine: LLMEngine, prompts: list[list[int]], args: Namespace) -> Workload:
-    """Return these prompts as a workload: all arrive at once, with the engine's configuration."""
+def workload_of(
+    engine: LLMEngine,
+    prompts: list[list[int]],
+    args: Namespace,
+    costs: StepCosts | None = None,
+) -> Workload:
+    """Return these prompts as a workload: all arrive at once, with the engine's configuration.
+
+    costs: of the virtual time in which it runs. None: the machine's time.
+    """
     config = {**vars(engine.config), "model": engine.loaded.name}
-    return Workload(prompts, [args.max_tokens] * len(prompts), config=config)
+    made = Workload(prompts, [args.max_tokens] * len(prompts), config=config)
+    made.costs = None if costs is None else asdict(costs)
+    return made
 
 
 def run_milestones(workloads: dict[str, Workload], console: Console) -> dict[str, WorkloadResult]:
@@ -35,9 +48,21 @@ def run_milestones(workloads: dict[str, Workload], console: Console) -> dict[str
     return results
 
 
-def comparison(title: str, results: dict[str, WorkloadResult], figures: dict[str, Figure]) -> Table:
-    """Return a table with a column for each result; the last rows compare the throughput."""
+def comparison(
+    title: str,
+    results: dict[str, WorkloadResult],
+    figures: dict[str, Figure],
+    costs: StepCosts | None = None,
+) -> Table:
+    """Return a table with a column for each result; the last rows compare the throughput.
+
+    costs: of the virtual time in which they ran. The machine's seconds then stand below the table.
+    """
     table = summary_table(f"\n{title}", "", *results)
+    if costs is not None:
+        took = ", ".join(seconds(result.machine_seconds) for result in results.values())
+        table.caption = f"virtual time: {costs}\nthis machine took {took}"
+        table.caption_justify = "left"
     first = next(iter(results.values())).tokens_per_second
     rows = {
         **figures,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.logging import RichHandler
 
+from ..clock import StepCosts
 from ..config import EMBEDDED_MODEL, EngineConfig
 from ..hf.gguf_folders import EmbeddedModelMissingError
 from ..interrupts import is_interrupt
@@ -25,7 +27,9 @@ from ..tracing.chrome import chrome_trace
 from ..tracing.forced_retractions import add_options, apply_options
 from ..tracing.player import player_html
 from ..tracing.trace import Trace
+from ..virtual_time import use_virtual_time
 from .film import film_strip
+from .measured_costs import measure_costs
 
 CHATS = [
     "Why is the sky blue?",
@@ -67,6 +71,9 @@ def parser(description: str, *, requests: int, max_tokens: int) -> argparse.Argu
         "--readable",
         action="store_true",
         help="run every line of the milestone in Python, for breakpoints and prints (and --plain)",
+    )
+    result.add_argument(
+        "--measure-clock", action="store_true", help="virtual time is as fast as this machine"
     )
     add_options(result)
     result.add_argument(
@@ -127,6 +134,17 @@ def _build(
         return build(EngineConfig(**{**vars(config), "model": "tiny-llama", "max_model_len": None}))
 
 
+def in_virtual_time(engine: LLMEngine, args: argparse.Namespace, console: Console) -> StepCosts:
+    """Let the engine run in virtual time, and print what a step takes in it."""
+    costs, whose = StepCosts(), "the same on every machine"
+    if args.measure_clock:
+        with console.status("measuring the steps of this machine …"):
+            costs, whose = measure_costs(engine), "measured on this machine"
+    use_virtual_time(engine, costs)
+    say(console, f"Virtual time, {whose}: {costs}.")
+    return costs
+
+
 @contextmanager
 def recorded(engine: LLMEngine, args: argparse.Namespace, console: Console) -> Iterator[Trace]:
     """Record what the engine does inside the context, and show it as a film strip at the end.
@@ -176,6 +194,18 @@ def _cpu_name() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def say(console: Console, *sentences: str) -> None:
+    """Print a paragraph."""
+    console.print(" ".join(sentences), highlight=False, markup=False)
+
+
+def goes_on(console: Console, seen: str, milestone: str) -> None:
+    """Print what was seen, and the command of the next demo. A student's tree may not have it."""
+    say(console, f"\n{seen}")
+    if importlib.util.find_spec(milestone) is not None:
+        say(console, f"Next: python -m {milestone}.demo")
 
 
 def _say(console: Console, line: str) -> None:

@@ -1,26 +1,14 @@
-"""A fixed set of requests, and what an engine needs to serve them: time, steps and memory.
-
-Engines that are compared run in separate processes, so that no engine inherits memory, threads or
-caches from another one. `python -m common.displays.workload m1_single` reads a workload as JSON
-from standard input and writes the result as JSON to standard output.
-"""
+"""A fixed set of requests, and what an engine needs to serve them: time, steps and memory."""
 
 from __future__ import annotations
 
-import gc
-import importlib
-import importlib.util
-import json
 import math
-import os
-import subprocess
-import sys
-from contextlib import ExitStack, redirect_stdout
-from dataclasses import asdict, dataclass, field, fields
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
-from ..config import EngineConfig
 from ..llm_engine import LLMEngine
 from ..outputs import RequestOutput, StepCounters
 from ..sampling.params import SamplingParams
@@ -35,6 +23,7 @@ class Workload:
     arrivals: the seconds from the start at which each prompt arrives. Empty: all arrive at once.
     follow_ups: the later turns of each user. When a request ends, the prompt of the next one is the
         old prompt, the answer and these tokens.
+    costs: of `StepCosts`, with which the run is in virtual time. None: the machine's time counts.
     """
 
     prompts: list[list[int]]
@@ -44,6 +33,7 @@ class Workload:
     arrivals: list[float] = field(default_factory=list)
     follow_ups: list[list[list[int]]] = field(default_factory=list)
     temperature: float = 0.0
+    costs: dict[str, float] | None = None
 
     def warm_up(self) -> Workload:
         """Return a workload with prompts of the same lengths and two output tokens each.
@@ -65,7 +55,8 @@ class WorkloadResult:
     """The result of a run: tokens, seconds from the first request to the last token, counters.
 
     Requests are in the order of the prompts, each followed by its later turns. The seconds to a
-    first token count from the arrival of the request.
+    first token count from the arrival of the request. All seconds but `machine_seconds` are those
+    of the engine's clock, which may be virtual.
     """
 
     token_ids: list[list[int]]
@@ -80,6 +71,7 @@ class WorkloadResult:
     )  # between tokens of one request; of all requests
     forward_seconds: list[float] = field(default_factory=list)  # of each forward
     gap_seconds: list[float] = field(default_factory=list)  # between two forwards
+    machine_seconds: float = field(default=0.0, compare=False)  # of the whole run
 
     @property
     def tokens_per_second(self) -> float:
@@ -111,7 +103,7 @@ def run(engine: LLMEngine, workload: Workload) -> WorkloadResult:
     kv_reserved = kv_used = most_running = 0
     with ExitStack() as undo:
         forwards = watch_forwards(engine, undo)
-        started = engine.now()
+        started, machine_started = engine.now(), time.perf_counter()
         while not driver.done:
             driver.add_due(engine, engine.now() - started)
             for output in engine.step():
@@ -120,7 +112,7 @@ def run(engine: LLMEngine, workload: Workload) -> WorkloadResult:
             kv_reserved += stats.kv_tokens_reserved
             kv_used += stats.kv_tokens_used
             most_running = max(most_running, stats.num_running)
-        seconds = engine.now() - started
+        seconds, machine_seconds = engine.now() - started, time.perf_counter() - machine_started
         spans = forwards.take()
     served = [request for turns in driver.turns for request in turns]
     return WorkloadResult(
@@ -134,6 +126,7 @@ def run(engine: LLMEngine, workload: Workload) -> WorkloadResult:
         inter_token_seconds=[b - a for r in served for a, b in pairwise(r.token_seconds)],
         forward_seconds=[end - begin for begin, end in spans],
         gap_seconds=[begin - end for (_, end), (begin, _) in pairwise(spans)],
+        machine_seconds=machine_seconds,
     )
 
 
@@ -212,46 +205,3 @@ def watch_forwards(engine: Any, undo: ExitStack) -> Forwards:
     if spans is not None:
         return StreamForwards(spans)
     return HookedForwards(engine.core.runner.model, lambda: True, undo, engine.clock)
-
-
-def run_milestone(milestone: str, workload: Workload) -> WorkloadResult | None:
-    """Run a milestone's engine in a new process. Return None if there is no such milestone."""
-    if importlib.util.find_spec(milestone) is None:
-        return None
-    return run_module(workload, "common.displays.workload", milestone)
-
-
-def run_module(workload: Workload, *command: str) -> WorkloadResult:
-    """Run `python -m command...`, which must follow the protocol of this module.
-
-    Raises `RuntimeError` with the end of its error output if it fails.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", *command], input=json.dumps(asdict(workload)),
-        env={**os.environ, "PYTHONBREAKPOINT": "0"},  # a debugger would read the workload
-        capture_output=True, text=True,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    sys.stderr.write(done.stderr)  # warnings: a model without CUDA graphs, for example
-    return WorkloadResult(**json.loads(done.stdout))
-
-
-def serve(milestone: str) -> None:
-    """Read a workload, run it, and write the result: the process that `run_milestone` starts."""
-    workload = Workload(**json.load(sys.stdin))
-    with redirect_stdout(sys.stderr):  # what an engine's code prints is not a part of the result
-        engine = importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config))
-        # First forwards, and the first use of memory, are slow. A prefix cache keeps that memory.
-        run(engine, workload.warm_up())
-        engine.reset_prefix_cache()
-        # A full collection takes 0.2 s, and it would search the modules of the model for garbage.
-        gc.collect()
-        gc.freeze()
-        result = run(engine, workload)
-        gc.unfreeze()  # or libraries report the frozen objects as leaks when the process ends
-    sys.stdout.write(json.dumps(asdict(result)))
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -5,12 +5,31 @@ from __future__ import annotations
 from rich.console import Console
 
 from common import EngineConfig, SamplingParams
+from common.displays.comparison import seconds
 from common.displays.dashboard import summary_table
-from common.displays.demo import chats, engine_options, make_console, open_engine, parser, recorded
+from common.displays.demo import (
+    chats,
+    engine_options,
+    goes_on,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
+from common.virtual_time import use_virtual_time
 
 from .. import LLMEngine
 from .growth import growth
 from .race import Runner, race
+
+LOOK = "Look at the tokens computed: with the KV cache, each step after the first computes one."
+SEEN = (
+    "With the cache, a token costs the same after a short and after a long context. But a forward "
+    "of one token uses little of a device, and the next request waits until this one has ended: "
+    "m2 computes many requests in each step."
+)
 
 
 def main() -> None:
@@ -21,6 +40,8 @@ def main() -> None:
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0)
     with open_engine(LLMEngine, config, console) as engine:
         naive = LLMEngine(engine.config, engine.loaded, use_cache=False)
+        use_virtual_time(naive, in_virtual_time(engine, args, console))
+        say(console, LOOK)
         with recorded(engine, args, console):
             for question in chats(args.requests):
                 message = {"role": "user", "content": question}
@@ -30,15 +51,17 @@ def main() -> None:
                 race(runners, prompt, params, console, args.check)
                 compare(runners, console)
         console.print(growth(engine, naive))
+        goes_on(console, SEEN, "m2_continuous")
 
 
 def compare(runners: list[Runner], console: Console) -> None:
     """Print the costs of one answer, with the cache and without."""
-    table = summary_table("", "", "tokens/s", "seconds", "tokens computed")
+    table = summary_table("", "", "tokens/s", "virtual time", "this machine", "tokens computed")
     for runner in runners:
         tokens = len(runner.final.outputs[0].token_ids)
         rate = tokens / runner.seconds
-        table.add_row(runner.name, f"{rate:.1f}", f"{runner.seconds:.2f}", f"{runner.computed}")
+        times = seconds(runner.seconds), seconds(runner.machine_seconds)
+        table.add_row(runner.name, f"{rate:.1f}", *times, f"{runner.computed}")
     console.print(table)
     cached, recomputed = runners
     same = cached.final.outputs[0].token_ids == recomputed.final.outputs[0].token_ids

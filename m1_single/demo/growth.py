@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.table import Table
 
 from common import EngineConfig, SamplingParams
@@ -28,8 +26,8 @@ def growth(engine: LLMEngine, naive: LLMEngine) -> Table:
     for n, (cached, recomputed) in times.items():
         table.add_row(
             f"{n} tokens",
-            f"{cached:.0f} ms",
-            f"{recomputed:.0f} ms",
+            f"{cached:.1f} ms",
+            f"{recomputed:.1f} ms",
             bar([(cached / longest, "█", "cyan")], 30) + "\n"
             + bar([(recomputed / longest, "█", "yellow")], 30),
         )  # fmt: skip
@@ -43,7 +41,7 @@ def next_token_ms(engine: LLMEngine, context: int) -> float:
     engine.step()
     times = []
     while engine.has_unfinished_requests():
-        started = time.perf_counter()
+        started = engine.now()
         engine.step()
-        times.append(time.perf_counter() - started)
+        times.append(engine.now() - started)
     return 1000 * min(times)

@@ -20,11 +20,12 @@ REFRESH_SECONDS = 0.1
 
 @dataclass
 class Runner:
-    """One side of the race. `seconds` counts only the time of its own steps."""
+    """One side of the race. `seconds` counts only the time of its own steps, by its own clock."""
 
     name: str
     engine: LLMEngine
     seconds: float = 0.0
+    machine_seconds: float = 0.0
     output: RequestOutput | None = None
     tokens_before: int = 0
 
@@ -35,9 +36,10 @@ class Runner:
 
     def step(self, check: bool) -> None:
         """Run one step of the engine."""
-        started = time.perf_counter()
+        started, machine_started = self.engine.now(), time.perf_counter()
         outputs = self.engine.step()
-        self.seconds += time.perf_counter() - started
+        self.seconds += self.engine.now() - started
+        self.machine_seconds += time.perf_counter() - machine_started
         if check:
             self.engine.check_invariants()
         if outputs:
@@ -60,7 +62,7 @@ class Runner:
     def panel(self) -> RenderableType:
         """Return the text so far, with the costs so far below it."""
         text = self.output.outputs[0].text if self.output else ""
-        costs = f"{self.computed} tokens computed, {self.seconds:.1f} s"
+        costs = f"{self.computed} tokens computed, {self.seconds:.2f} s"
         return Panel(
             Text(text, overflow="fold"),
             title=self.name, title_align="left", subtitle=costs, subtitle_align="left",

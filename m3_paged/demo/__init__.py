@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from common import EngineConfig
 from common.displays.comparison import Figure, comparison, counter, run_milestones, workload_of
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded
+from common.displays.demo import (
+    engine_options,
+    goes_on,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.serving import Arrivals, questions, serve
 
 from .. import LLMEngine
@@ -22,6 +31,14 @@ FIGURES: dict[str, Figure] = {
     "KV memory held and not used": lambda r: f"{r.kv_waste or 0:.1%}",
     "retractions": counter("num_retractions"),
 }
+LOOK = (
+    "Look at the map of pages: a request takes a page when it needs one. When no page is free, the "
+    "newest request gives its pages back, and is computed again later."
+)
+SEEN = (
+    "In the same memory, many more requests run at once, and no padding is computed. But prompts "
+    "that begin alike are computed again and again: m4 keeps their pages in a tree."
+)
 
 
 def main() -> None:
@@ -33,13 +50,16 @@ def main() -> None:
         max_num_seqs=32, page_size=PAGE_SIZE, num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         arrivals = Arrivals(questions(args.requests), burst=6, every=3)
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)
-        live = workload_of(engine, prompts, args)
+        live = workload_of(engine, prompts, args, costs)
     pages = ROWS_BELOW * MAX_MODEL_LEN // PAGE_SIZE
     paged = replace(live, config={**live.config, "num_pages": pages})
     rows = replace(paged, config={**paged.config, "max_num_seqs": ROWS_BELOW})
     results = run_milestones({"m2_continuous": rows, "m3_paged": paged}, console)
     title = f"all requests at once, in a KV memory of {ROWS_BELOW * MAX_MODEL_LEN} tokens"
-    console.print(comparison(title, results, FIGURES))
+    console.print(comparison(title, results, FIGURES, costs))
+    goes_on(console, SEEN, "m4_radix")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common import EngineConfig
+from common.clock import StepCosts
 from common.config import POLICIES
 from common.displays.comparison import (
     Figure,
@@ -19,9 +20,19 @@ from common.displays.comparison import (
     workload_of,
 )
 from common.displays.dashboard import summary_table
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded
+from common.displays.demo import (
+    engine_options,
+    goes_on,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.serving import serve
 from common.displays.workload import Workload, WorkloadResult, run
+from common.virtual_time import use_virtual_time
 
 from .. import LLMEngine
 from .agents import conversations
@@ -35,6 +46,14 @@ FIGURES: dict[str, Figure] = {
     "hit rate": lambda r: f"{r.hit_rate:.0%}",
     "TTFT, median": lambda r: seconds(median(r.first_token_seconds)),
 }
+LOOK = (
+    "Look at the tree: prompts that begin alike share its pages, and only what is new is computed. "
+    "When memory is short, pages that no request uses are evicted."
+)
+SEEN = (
+    "Most prompt tokens come from the cache, so a first token comes earlier. But while the host "
+    "plans a step, the device waits: m5 plans the next step while a forward runs."
+)
 
 
 def main() -> None:
@@ -46,17 +65,22 @@ def main() -> None:
         num_pages=LIVE_PAGES,
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)
-        live = workload_of(engine, prompts, args)
+        live = workload_of(engine, prompts, args, costs)
         workload = replace(live, config={**live.config, "num_pages": 256})
         results = run_milestones({"m3_paged": workload, "m4_radix": workload}, console)
-        console.print(comparison("all requests at once, equal KV memory", results, FIGURES))
-        compare_policies(workload, engine, console)
+        console.print(comparison("all requests at once, equal KV memory", results, FIGURES, costs))
+        compare_policies(workload, engine, costs, console)
+    goes_on(console, SEEN, "m5_overlap")
 
 
-def compare_policies(workload: Workload, engine: LLMEngine, console: Console) -> None:
+def compare_policies(
+    workload: Workload, engine: LLMEngine, costs: StepCosts, console: Console
+) -> None:
     """Serve the same requests in memory for two of them: now the order of admission matters."""
     tokens = max(map(len, workload.prompts)) + max(workload.max_tokens)
     small = {**workload.config, "num_pages": 2 * tokens // PAGE_SIZE, "seed": 0}
@@ -64,7 +88,9 @@ def compare_policies(workload: Workload, engine: LLMEngine, console: Console) ->
     for policy in POLICIES:
         with console.status(f"the same requests by {policy} …"):
             config = EngineConfig(**{**small, "schedule_policy": policy})
-            results[policy] = run(LLMEngine(config, engine.loaded), workload)
+            with LLMEngine(config, engine.loaded) as policed:
+                use_virtual_time(policed, costs)
+                results[policy] = run(policed, workload)
     console.print(policies(results, small["num_pages"]))
 
 

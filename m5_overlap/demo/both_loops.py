@@ -1,4 +1,4 @@
-"""The serial loop beside the overlapped loop: on this machine, and on an emulated device."""
+"""The serial loop beside the overlapped loop: on this machine, and in virtual time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from statistics import mean
 from rich.console import Console
 
 from common import LoadedModel
-from common.displays.comparison import Figure, comparison, counter
+from common.clock import StepCosts
+from common.displays.comparison import Figure, comparison, counter, seconds
+from common.displays.demo import say
 from common.displays.workload import Workload, WorkloadResult, percentile
 
 from .lanes import Lanes
-from .loops import Loop, run_loop
-from .replay import Recording, replay_loop
+from .loops import LOOPS, run_loop
 
-LOOPS = {"serial": False, "overlapped": True}  # `EngineConfig.enable_overlap`
 ON_GPU = "The GPU computes the forwards while the host works."
 ON_CPU = (
     f"The host and the forwards share the {os.cpu_count()} cores of this CPU. The time that "
-    "overlapping saves is taken from the forwards: expect a ratio near 1."
+    "overlapping saves is taken from the forwards, so expect a draw."
 )
 FIGURES: dict[str, Figure] = {
     "steps": counter("num_steps"),
@@ -29,82 +29,61 @@ FIGURES: dict[str, Figure] = {
 }
 
 
-def compare_real(
+def compare_on_machine(
     workload: Workload, loaded: LoadedModel, on_gpu: bool, console: Console
-) -> dict[str, Loop]:
-    """Run and show both loops on this machine as it is."""
-    headline(console, "Real: this GPU" if on_gpu else "Real: this CPU as it is")
+) -> None:
+    """Run both loops in the machine's time, and say which one is faster here."""
+    console.rule(f"[bold]On this {'GPU' if on_gpu else 'CPU'}", align="left")
     say(
         console,
         f"Both loops serve the {len(workload.prompts)} requests of the live run again, now all "
-        "at once. Nothing is emulated.",
+        "at once.",
         ON_GPU if on_gpu else ON_CPU,
     )
-    loops = {}
+    results = {}
     for name, overlap in LOOPS.items():
         with console.status(f"the same requests, {name} …"):
-            loops[name] = run_loop(workload, overlap, loaded)
-    show(loops, "real", "real: all requests at once", console)
-    return loops
+            results[name] = run_loop(workload, overlap, loaded).result
+    serial, overlapped = results.values()
+    if on_gpu:
+        console.print(comparison("all requests at once, on this GPU", results, FIGURES))
+    else:
+        say(
+            console,
+            f"This machine took {seconds(serial.seconds)} by the serial loop, and "
+            f"{seconds(overlapped.seconds)} by the overlapped loop.",
+        )
 
 
-def compare_emulated(
-    workload: Workload, loaded: LoadedModel, real: Loop, milliseconds: float, console: Console
+def compare_in_virtual_time(
+    workload: Workload, loaded: LoadedModel, costs: StepCosts, console: Console
 ) -> None:
-    """Run and show both loops on an emulated device, which shares no core with the host.
-
-    real: the run to replay. milliseconds: of each forward; 0: the mean of `real`.
-    """
-    recording = Recording(workload, real.result)
-    forward_ms = milliseconds or round(1e3 * mean(real.result.forward_seconds), 2)
-    how = "--emulate sets this time" if milliseconds else "the mean of the serial loop above"
-    headline(console, "Emulated: the same requests on a device beside this CPU")
+    """Run and show both loops as on a device that shares no core with the host."""
+    console.rule("[bold]On a device beside the host", align="left")
     say(
         console,
-        "Real: all work of the host. Emulated: the device.",
-        f"A forward computes nothing. It sleeps until {forward_ms:g} ms are over ({how}), and "
-        "returns the tokens that the serial loop gave above. Sleeping uses no core: the host has "
-        "the whole CPU, as it would beside a GPU.",
+        "The same requests in virtual time. The model computes every token. What a step takes is "
+        "a model: the forward runs on a device of its own.",
     )
     loops = {}
     for name, overlap in LOOPS.items():
-        with console.status(f"the same requests, {name}, emulated …"):
-            loops[name] = replay_loop(workload, overlap, recording, forward_ms, loaded)
-    title = f"emulated: all requests at once, each forward sleeps {forward_ms:g} ms"
-    show(loops, "emulated", title, console)
-    serial, overlapped = (loop.result for loop in loops.values())
+        with console.status(f"the same requests, {name}, in virtual time …"):
+            loops[name] = run_loop(workload, overlap, loaded, costs)
+    traces = {name: loop.trace for name, loop in loops.items() if loop.trace is not None}
+    console.print(Lanes(traces, console).panel("lanes of both loops"))
+    results = {name: loop.result for name, loop in loops.items()}
+    console.print(comparison("all requests at once, in virtual time", results, FIGURES, costs))
+    serial, overlapped = results.values()
+    same = serial.token_ids == overlapped.token_ids
     ratio = overlapped.tokens_per_second / serial.tokens_per_second
     say(
         console,
-        f"On the emulated device, the mean gap between forwards is {mean_gap_ms(serial):.2f} ms in "
-        f"the serial loop and {mean_gap_ms(overlapped):.2f} ms in the overlapped loop. The "
-        f"overlapped loop serves {ratio:.2f} times as many tokens per second.",
-        f"Both replays returned exactly the {sum(map(len, serial.token_ids))} recorded tokens.",
+        f"The mean gap between forwards is {mean_gap_ms(serial):.2f} ms in the serial loop and "
+        f"{mean_gap_ms(overlapped):.2f} ms in the overlapped loop, so it serves {ratio:.2f} times "
+        f"as many tokens per second. The tokens are {'the same' if same else 'NOT the same'}.",
     )
-
-
-def show(loops: dict[str, Loop], kind: str, title: str, console: Console) -> None:
-    """Print the lanes of each loop, and a table of what was measured.
-
-    kind: `real` or `emulated`; it labels each lane and each column.
-    """
-    for name, loop in loops.items():
-        console.print(Lanes(loop.trace, console).panel(f"{name}, {kind}"))
-    results = {f"{name}, {kind}": loop.result for name, loop in loops.items()}
-    console.print(comparison(title, results, FIGURES))
 
 
 def mean_gap_ms(result: WorkloadResult) -> float:
     """Return the mean milliseconds from the end of a forward to the start of the next one."""
     return 1e3 * mean(result.gap_seconds) if result.gap_seconds else 0.0
-
-
-def headline(console: Console, text: str) -> None:
-    """Print the title of a part."""
-    console.print()
-    console.rule(f"[bold]{text}", align="left")
-
-
-def say(console: Console, *sentences: str) -> None:
-    """Print a paragraph."""
-    console.print(" ".join(sentences), highlight=False, markup=False)

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from transformers import PreTrainedModel
-
 from common import EngineConfig, LoadedModel
+from common.clock import StepCosts
 from common.displays.workload import Workload, WorkloadResult, run
 from common.tracing.data import TraceData
 from common.tracing.trace import Trace
+from common.virtual_time import use_virtual_time
 
 from .. import LLMEngine
-from ..model_runner import ModelRunner
 
-TRACED_REQUESTS = 6
-RunnerFactory = Callable[[PreTrainedModel, EngineConfig], ModelRunner]
+LOOPS = {"serial": False, "overlapped": True}  # `EngineConfig.enable_overlap`
+WARM_UP_REQUESTS = 6
 
 
 @dataclass
 class Loop:
-    """The result of a run, and the trace of a short run of the same engine before it.
-
-    Recording takes time of the host, so the run that is measured is not recorded.
-    """
+    """The result of a run. trace: of the run, if it was in virtual time."""
 
     result: WorkloadResult
-    trace: TraceData
+    trace: TraceData | None = None
 
 
 def run_loop(
-    workload: Workload, overlap: bool, loaded: LoadedModel, make_runner: RunnerFactory | None = None
+    workload: Workload, overlap: bool, loaded: LoadedModel, costs: StepCosts | None = None
 ) -> Loop:
-    """Serve the workload on a new engine, with the runner that `make_runner` returns."""
+    """Serve the workload on a new engine.
+
+    costs: of the virtual time. None: the machine's time counts, so the engine is warmed up, and
+    nothing is recorded: recording takes time of the host.
+    """
     config = EngineConfig(**{**workload.config, "enable_overlap": overlap})
     with LLMEngine(config, loaded) as engine:
-        if make_runner is not None:
-            engine.core.runner = make_runner(loaded.model, engine.config)
-        few = replace(
-            workload,
-            prompts=workload.prompts[:TRACED_REQUESTS],
-            max_tokens=workload.max_tokens[:TRACED_REQUESTS],
-        )
-        with Trace(engine) as trace:  # This run also warms the engine up.
-            run(engine, few)
+        if costs is not None:
+            use_virtual_time(engine, costs)
+            with Trace(engine) as trace:
+                return Loop(run(engine, workload), trace.data)
+        run(engine, replace(workload, prompts=workload.prompts[:WARM_UP_REQUESTS],
+                            max_tokens=workload.max_tokens[:WARM_UP_REQUESTS]))  # fmt: skip
         engine.reset_prefix_cache()
-        return Loop(run(engine, workload), trace.data)
+        return Loop(run(engine, workload))

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,12 +22,15 @@ from rich.console import Console
 from rich.text import Text
 
 from common import EngineConfig, EngineStats, PoolingParams, TokensPrompt, load_model
+from common.clock import StepCosts
 from common.displays import comparison
 from common.displays.dashboard import Dashboard
+from common.displays.measured_costs import measure_costs
 from common.displays.workload import Workload, WorkloadResult, run
 from common.tracing.data import TraceData
+from common.virtual_time import use_virtual_time
 from milestones.chain import at_least, electives, load, package
-from tests.conftest import MILESTONES, ROOT, build_engine
+from tests.conftest import MILESTONES, ROOT, EngineFactory, build_engine
 from tests.helpers.oracle import greedy
 
 DemoHere = Callable[..., tuple[str | int | None, str, str]]
@@ -43,19 +47,27 @@ def arguments_of(folder: Path) -> list[str]:
 def run_milestone_here(milestone: str, workload: Workload) -> WorkloadResult:
     """Do what `run_milestone` does, without a process that imports torch."""
     with importlib.import_module(milestone).LLMEngine(EngineConfig(**workload.config)) as engine:
+        if workload.costs is not None:
+            use_virtual_time(engine, StepCosts(**workload.costs))
         return run(engine, workload)
 
 
 @functools.cache
 def usual_run(milestone: str) -> tuple[str, Path]:
     """Return what the demo shows, and the folder of its trace and its player."""
-    folder, shown = Path(tempfile.mkdtemp()), io.StringIO()
+    folder = Path(tempfile.mkdtemp())
+    return run_here(milestone, folder), folder
+
+
+def run_here(milestone: str, folder: Path) -> str:
+    """Run the demo in this process. Return what it shows."""
+    shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
         patch.setattr(comparison, "run_milestone", run_milestone_here)
         patch.setattr(sys, "argv", ["demo", *arguments_of(folder)])
         patch.setenv("COLUMNS", "80")
         load(milestone, "demo").main()
-    return shown.getvalue(), folder
+    return shown.getvalue()
 
 
 def assert_facts(milestone: str, *facts: str) -> None:
@@ -76,7 +88,8 @@ def test_the_demo_runs_into_a_file(milestone: str) -> None:
     assert_whole(milestone, *usual_run(milestone))
 
 
-@pytest.mark.thorough("up to three processes that import torch", fast_on=(MILESTONES[-1],))
+@pytest.mark.since("m5_overlap")
+@not_of_electives
 def test_the_command_of_the_demo(milestone: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"{package(milestone)}.demo", *arguments_of(tmp_path)],
@@ -155,85 +168,84 @@ def test_what_the_fourth_milestone_shows(milestone: str) -> None:
 @pytest.mark.since("m5_overlap")
 @not_of_electives
 def test_what_the_fifth_milestone_shows(milestone: str) -> None:
-    """On a CPU: both loops as they are, and both loops on an emulated device, each labelled."""
-    titles = ["real: all requests at once", "emulated: all requests at once, each forward sleeps 3"]
+    """The machine's seconds first; then both loops in virtual time, on one time axis."""
     shown, _ = usual_run(milestone)
-    assert_facts(milestone, "Say that again in one sentence.", "recorded tokens", *titles)
-    for kind in ("real", "emulated"):
-        for loop in ("serial", "overlapped"):
-            assert f"─ {loop}, {kind}: L launch, P process" in shown, "the lanes"
-        (header,) = (line for line in shown.splitlines() if line.startswith("┃ ") and kind in line)
-        assert f"serial, {kind}" in header and f"overlapped, {kind}" in header
-    for row in ("gap between forwards, mean", "throughput"):
-        assert shown.count(f"│ {row}") == 2
-    assert shown.index(titles[0]) < shown.index("Emulated: the same requests")
+    title = "all requests at once, in virtual time"
+    assert_facts(milestone, title, "Say that again in one sentence.", "lanes of both loops")
+    words = " ".join(shown.split())
+    assert "The tokens are the same." in words
+    assert words.index("expect a draw") < words.index("This machine took") < words.index(title)
+    assert re.search(r"serial: \d+ steps, .* ms: the forward lane is busy \d+% of the time", words)
+    assert "the forward lane is busy 100% of the time" in words.partition("overlapped: ")[2]
 
 
 @pytest.mark.since("m5_overlap")
 @not_of_electives
-def test_emulation_and_all_milestones(
+def test_all_milestones(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of an emulated forward can be chosen. The comparison of all milestones is real."""
+    """The comparison of all milestones is in the same virtual time."""
     asked = []
 
     def run_milestone(milestone: str, workload: Workload) -> WorkloadResult:
-        asked.append((milestone, workload.config["emulated_forward_ms"]))
+        asked.append((milestone, workload.costs))
         return WorkloadResult([[1]], 1.0, [0.5], stats=asdict(EngineStats(num_steps=1)))
 
     monkeypatch.setattr(comparison, "run_milestone", run_milestone)
-    code, shown, _ = demo_here(
-        milestone, "--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--ladder",
-        "--emulate", "5", "--plain",
-    )  # fmt: skip
-    assert code == 0 and "each forward sleeps 5 ms" in shown and "(--emulate" in shown
-    assert asked == [(name, 0.0) for name in MILESTONES]
+    tiny = ("--model", "tiny-llama", "--requests", "2", "--max-tokens", "3", "--plain")
+    code, shown, _ = demo_here(milestone, *tiny, "--ladder")
+    assert code == 0
+    assert asked == [(name, asdict(StepCosts())) for name in MILESTONES]
     for name in ("all milestones", "m1", "m2", "m3", "m4", "m5"):
-        assert name in shown.split("recorded tokens")[-1]
+        assert name in shown.partition("so it serves")[2]
 
 
 @pytest.mark.since("m5_overlap")
 @not_of_electives
-def test_what_cannot_be_emulated(milestone: str, demo_here: DemoHere) -> None:
-    code, _, said = demo_here(milestone, "--emulate", "-1")
-    assert code == 2 and "--emulate" in said
-
-
-@pytest.mark.since("m5_overlap")
-@not_of_electives
-def test_on_a_gpu_nothing_is_emulated(
+def test_on_a_gpu_its_gaps_are_shown(
     milestone: str, demo_here: DemoHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demo = load(milestone, "demo")
-    monkeypatch.setattr(demo, "runs_on_gpu", lambda engine: True)
+    monkeypatch.setattr(load(milestone, "demo"), "runs_on_gpu", lambda engine: True)
     tiny = ("--model", "tiny-llama", "--requests", "1", "--max-tokens", "2", "--plain")
     code, shown, _ = demo_here(milestone, *tiny)
-    assert code == 0 and "Real: this GPU" in shown and "overlapped, real" in shown
-    assert "Emulated: " not in shown and "recorded tokens" not in shown
-    assert "--emulate is for CPUs" in str(demo_here(milestone, *tiny, "--emulate", "5")[0])
+    table = shown.partition("all requests at once, on this GPU")[2].partition("On a device")[0]
+    assert code == 0 and "gap between forwards, mean" in table and "expect a draw" not in shown
 
 
-@pytest.mark.since("m5_overlap")
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.before("multi_step", "speculative")
-def test_a_replay_returns_the_recorded_tokens(milestone: str, overlap: bool) -> None:
-    """The recording differs from what the model would say: no forward of the model can hide here.
+@not_of_electives
+def test_two_runs_of_a_demo_say_the_same(milestone: str) -> None:
+    """Only the seconds of the machine differ: all else is counted, or in virtual time."""
+    shown, folder = usual_run(milestone)
+    first, second = machine_left_out(shown), machine_left_out(run_here(milestone, folder))
+    assert first == second and "Virtual time, the same on every machine: " in first
 
-    One request ends by a stop token before `max_tokens`: a step that computes it is in flight then.
-    """
-    replay = load(milestone, "demo.replay")
-    config = {"max_num_seqs": 3, "page_size": 4, "num_pages": 64, "max_num_batched_tokens": 8}
-    loaded = load_model(EngineConfig(model="tiny-llama", device="cpu"))
-    prompts = [[5 + i, *range(20, 20 + 3 * i), 7] for i in range(5)]
-    outputs = [[30 + (7 * i + j) % 60 for j in range(6)] for i in range(5)]
-    outputs[3] = [*outputs[3][:2], min(loaded.eos_token_ids)]
-    workload = Workload(prompts, [6] * 5, config=config)
-    recording = replay.Recording(workload, WorkloadResult(outputs, 1.0, []))
-    loop = replay.replay_loop(workload, overlap, recording, 1.0, loaded)
-    assert loop.result.token_ids == outputs
-    assert len(loop.result.forward_seconds) >= 6 and min(loop.result.forward_seconds) > 0.0009
-    with pytest.raises(AssertionError, match="I1: the replay gave"):
-        recording.check(workload, WorkloadResult([[1]] * 5, 1.0, []))
+
+def machine_left_out(shown: str) -> str:
+    """Return what a demo shows without the seconds of the machine, of which each has its place."""
+    words = " ".join(shown.split())
+    took = r"([Tt]his machine took|loop, and) [\d.,]+ m?s(, [\d.]+ m?s)*"
+    words = re.sub(took, r"\1", words)
+    return re.sub(r"(│ [\d.]+ m?s) │ [\d.]+ m?s │", r"\1", words)
+
+
+def test_the_clock_can_be_that_of_the_machine(
+    make_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward that sleeps is found in the costs. How fast the machine is does not matter."""
+    engine: Any = make_engine(max_num_seqs=4)
+    model = engine.core.runner.model
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def slow(*args: Any, **inputs: Any) -> Any:
+        input_ids = args[0] if args else inputs["input_ids"]
+        time.sleep((2 + 0.5 * input_ids.numel()) / 1000)
+        return forward(*args, **inputs)
+
+    monkeypatch.setattr(model, "forward", slow)
+    costs = measure_costs(engine)
+    assert costs.forward_seconds(1) > 0.0025 and costs.forward_seconds(64) > 0.034
+    assert costs.host > 0.0 and costs.host_row >= 0.0
 
 
 @pytest.mark.since("m2_continuous")
@@ -372,7 +384,7 @@ def test_a_race_fits_a_narrow_terminal(milestone: str) -> None:
     Console(width=80, file=out).print(race.side_by_side(runners))
     shown = out.getvalue().splitlines()
     assert all(runner.name in shown[0] for runner in runners)
-    assert shown[-1].count("tokens computed, 123.4 s") == 2
+    assert shown[-1].count("tokens computed, 123.40 s") == 2
     assert "".join(line.split("│")[1].strip() for line in shown[1:-1]) == text
 
 

@@ -19,6 +19,7 @@ from common.hf.tiny import byte_tokenizer
 from common.sampling.structured import MAX_CHARACTERS, MAX_CHOICES
 from tests.conftest import EngineFactory, ModuleOf, shared_model
 from tests.helpers import grammar_hunt
+from tests.helpers.deselected import thorough_except
 from tests.helpers.oracle import drain, greedy
 from tests.helpers.schemas import schema
 
@@ -215,7 +216,9 @@ def test_cut_in_the_middle_of_a_character(make_engine: EngineFactory) -> None:
         assert ("😀" <= completion.text <= "🙏") == (max_tokens >= 4)
 
 
-@pytest.mark.parametrize("model", ["tiny-llama", EMBEDDED_MODEL])
+@pytest.mark.parametrize(
+    "model", thorough_except(("tiny-llama",), ["tiny-llama", EMBEDDED_MODEL], "the real model")
+)
 def test_the_text_of_a_special_token_is_spelled(make_engine: EngineFactory, model: str) -> None:
     """Ordinary tokens spell it, also that of the end token. The special token is no text."""
     added = shared_model(model).tokenizer.added_tokens_decoder.values()

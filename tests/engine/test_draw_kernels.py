@@ -15,10 +15,12 @@ from common import SamplingParams
 from common.sampling.choice import choose, kernels_on
 from common.sampling.draws import DrawParams, choose_in_torch, scale_and_filter
 from tests.exercises.by_hand import request_with
+from tests.helpers.deselected import thorough_except
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 EDGE = 1e-6  # of the probability: so near to a border, rounding decides
 SIZES = (1, 2, 50, 1023, 1024, 1025, 2500)
+SLOW = "Triton's interpreter is slow"
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +70,12 @@ def assert_same(kernels: ModuleType, logits: torch.Tensor, draws: DrawParams) ->
     return len(different)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", thorough_except((2, 1025), SIZES, SLOW))
 def test_the_tokens_are_those_of_torch(kernels: ModuleType, size: int) -> None:
     assert assert_same(kernels, *cases(70, size, first=size)) <= 1
 
 
-@pytest.mark.thorough("Triton's interpreter is slow")
+@pytest.mark.thorough(SLOW)
 def test_ten_thousand_rows(kernels: ModuleType) -> None:
     different = sum(
         assert_same(kernels, *cases(1000, 1500, first)) for first in range(0, 10**4, 10**3)
@@ -89,31 +91,29 @@ def test_without_filters_two_kernels_choose(kernels: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", thorough_except((math.nan,), [math.nan, math.inf, -math.inf], SLOW))
 def test_an_invalid_row_disturbs_no_other(
     kernels: ModuleType, bad: float, dtype: torch.dtype
 ) -> None:
     """It gets a token of the vocabulary, because the next step may begin to compute it."""
-    logits, draws = cases(12, 1500, first=3)
+    logits, draws = cases(7, 1500, first=3)
     logits = logits.to(dtype)
-    expected, _ = kernels.choose(logits, draws)
     for filters in (draws.filters, None):
         draws.filters = filters
         expected, _ = kernels.choose(logits, draws)
-        for row in (0, 5):
-            broken = logits.clone()
-            broken[row, slice(None) if bad == -math.inf else 1400] = bad
-            tokens, valid = kernels.choose(broken, draws)
-            assert valid.tolist() == [i != row for i in range(12)] and 0 <= tokens[row] < 1500
-            tokens[row] = expected[row]
-            assert torch.equal(tokens, expected)
+        broken = logits.clone()
+        broken[[0, 5], slice(None) if bad == -math.inf else 1400] = bad
+        tokens, valid = kernels.choose(broken, draws)
+        assert valid.tolist() == [row not in (0, 5) for row in range(7)]
+        assert ((tokens >= 0) & (tokens < 1500)).all()
+        assert torch.equal(tokens[valid], expected[valid])
 
 
 def test_a_row_gets_the_same_token_alone(kernels: ModuleType) -> None:
     """I2: grids and sums of a row do not depend on the other rows."""
-    logits, draws = cases(20, 2100, first=8)
+    logits, draws = cases(9, 2100, first=8)
     together, _ = kernels.choose(logits, draws)
-    for row in range(20):
+    for row in range(9):
         requests = [request_with(params_of(8 + row))]
         alone = DrawParams.from_requests(requests, [row], "cpu")
         assert kernels.choose(logits[row : row + 1], alone)[0] == together[row]

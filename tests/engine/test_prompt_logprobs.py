@@ -170,6 +170,7 @@ def of_chain(prompt: list[int]) -> list[float | None]:
     return found
 
 
+@pytest.mark.thorough("seconds on each engine", fast_on=("m5_overlap",))
 @pytest.mark.since("m3_paged")
 @pytest.mark.electives
 def test_random_schedules(milestone: str) -> None:

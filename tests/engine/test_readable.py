@@ -22,7 +22,8 @@ from typing import Any
 import pytest
 
 from common import EngineConfig, load_model
-from common.displays.workload import Workload, serve
+from common.displays.workload import Workload
+from common.displays.workload_process import serve
 from common.fast.passes import PASSES, apply_passes, has_passes
 from common.fast.stored.modules import keep_narrow, with_stored
 from milestones.chain import load, sources
@@ -134,6 +135,7 @@ def test_each_step_runs_the_lines_of_the_engine(
         assert calls.threads[entered] == {worker}
 
 
+@pytest.mark.thorough("Triton's interpreter is slow")
 @pytest.mark.since("m3_paged")
 @pytest.mark.only_of("kernels.py", "triton_ops.py")
 def test_triton_kernels_run_line_by_line(milestone: str, make_engine: EngineFactory) -> None:

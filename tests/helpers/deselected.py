@@ -76,7 +76,7 @@ def is_thorough(item: pytest.Item) -> bool:
     return any(milestone not in mark.kwargs.get("fast_on", ()) for mark in marks)
 
 
-def thorough_except(fast: Collection[str], cases: Iterable[Any], reason: str) -> list[Any]:
+def thorough_except(fast: Collection[Any], cases: Iterable[Any], reason: str) -> list[Any]:
     """Return the cases of a parametrized test. Only those named in `fast` are in the first tier.
 
     A case is named by its `id`, or it is a name itself.

@@ -22,14 +22,11 @@ NAMES = {75: "T4", 80: "A100", 86: "RTX 30", 89: "L4", 90: "H100", 100: "B200", 
 SHOWN = ("decode_kernel", "prefill_kernel")
 
 
-def compiled(module: str) -> dict[str, list[Any]]:
+def figures_of(report: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return the figures of the kernels of a module, by a name of each variant.
 
     They are: registers, bytes of spilled registers, bytes of shared memory, layouts of warps.
     """
-    report = json.loads(
-        run_python("-m", "tests.helpers.compile_kernels", module, TRITON_INTERPRET=None)
-    )
     found: dict[str, list[Any]] = {}
     for entry in report:
         shape = f"head_dim {entry['dim']}" if "dim" in entry else f"group {entry['group']}"
@@ -56,9 +53,13 @@ def lines(table: dict[str, list[Any]]) -> list[str]:
 
 def main() -> None:
     """Compile all kernels, and write the file and the page."""
-    table = {name: figures for module in MODULES for name, figures in compiled(module).items()}
-    text = {name: json.dumps(figures) for name, figures in table.items()}
-    rows = ",\n".join(f"  {json.dumps(name)}: {figures}" for name, figures in text.items())
+    table = dict[str, list[Any]]()
+    for module in MODULES:
+        text = run_python("-m", "tests.helpers.compile_kernels", module, TRITON_INTERPRET=None)
+        table |= figures_of(json.loads(text))
+    rows = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(figures)}" for name, figures in table.items()
+    )
     head = f'{{\n"triton": "{version("triton")}",\n"kernels": {{\n'
     FILE.write_text(f"{head}{rows}\n}}\n}}\n", encoding="utf-8")
     write_block(PAGE, "kernels", lines(table))

@@ -399,14 +399,14 @@ def test_a_large_upload_starts_no_threads(
 def test_a_replay_uploads_only_the_used_columns_of_the_page_table(
     cuda: FakeCuda, make_engine: EngineFactory, module_of: ModuleOf, loaded: LoadedModel
 ) -> None:
-    """With a limit of 512 tokens, contexts of 96 and 9 tokens need 6 columns and 1 column of 32.
+    """With a limit of 128 tokens, contexts of 42 and 9 tokens need 3 columns and 1 column of 8.
 
     The static table has all columns. A short request after a long one leaves old pages in it.
     """
-    prompts, widths = [[7] * 90, [1, 2, 3]], list[int]()
-    plain = make_engine(loaded, max_num_seqs=1, max_model_len=512, page_size=16)
+    prompts, widths = [[7] * 36, [1, 2, 3]], list[int]()
+    plain = make_engine(loaded, max_num_seqs=1, max_model_len=128, page_size=16)
     expected = plain.generate(prompts, greedy(6, ignore_eos=True), progress=False)
-    engine = make_engine(loaded, attention_backend="triton", max_num_seqs=1, max_model_len=512,
+    engine = make_engine(loaded, attention_backend="triton", max_num_seqs=1, max_model_len=128,
                          page_size=16)  # fmt: skip
     graphs = on_gpu(engine, module_of, [1]).core.runner.graphs
     run = graphs.run
@@ -418,8 +418,8 @@ def test_a_replay_uploads_only_the_used_columns_of_the_page_table(
     graphs.run = watched
     outputs = engine.generate(prompts, greedy(6, ignore_eos=True), progress=False)
     assert [x.outputs[0].token_ids for x in outputs] == [x.outputs[0].token_ids for x in expected]
-    assert set(widths) == {6, 1}
-    assert {s.inputs.metadata.page_table.shape[1] for s in graphs.steps.values()} == {32}
+    assert set(widths) == {3, 1}
+    assert {s.inputs.metadata.page_table.shape[1] for s in graphs.steps.values()} == {8}
 
 
 @pytest.mark.since("m5_overlap")

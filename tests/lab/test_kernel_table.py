@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import kernel_table
+from tests.helpers.compile_report import compile_report
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 TABLE: dict[str, Any] = json.loads(kernel_table.FILE.read_text(encoding="utf-8"))
@@ -17,9 +18,11 @@ FEW_BYTES = 32  # of spilled registers: some shapes need eight registers more th
 
 @pytest.mark.thorough("it compiles all kernels for seven kinds of GPU")
 @pytest.mark.parametrize("module", kernel_table.MODULES)
-def test_the_kernels_compile_to_what_the_file_says(module: str) -> None:
+def test_the_kernels_compile_to_what_the_file_says(
+    module: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """With the version of Triton that the file names. With another one, only spills count."""
-    found = kernel_table.compiled(module)
+    found = kernel_table.figures_of(compile_report(module, tmp_path_factory))
     assert found and all(figures[1] <= FEW_BYTES for figures in found.values())
     if version("triton") == TABLE["triton"]:
         assert found == {name: TABLE["kernels"].get(name) for name in found}

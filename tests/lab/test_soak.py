@@ -44,9 +44,10 @@ SEED = 13  # with it, 16 schedules of each engine have every kind of attack,
 MATRIX_SEED = 11  # and with this one, 60 schedules reach each part
 WITH_GRAMMARS = "structured_output"  # the elective that needs the extra `grammar`
 HAS_GRAMMARS = find_spec("llguidance") is not None
-SCHEDULES = 16  # of each milestone: about two seconds
+SCHEDULES = 16  # of each engine
 
 
+@pytest.mark.thorough("seconds on each engine", fast_on=("m5_overlap",))
 def test_nothing_is_wrong(milestone: str) -> None:
     """A short run of `python -m milestones soak`, with all kinds of attacks, finds no bug."""
     run = Soak(SEED, [milestone])
@@ -96,7 +97,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert len(again.results.failed) == 1
 
 
-@pytest.mark.thorough("a failure at each part of a step", fast_on=("m2_continuous",))
+@pytest.mark.thorough("a failure at each part of a step")
 def test_every_part_fails(milestone: str) -> None:
     """Each part of a step fails, once and lastingly, and the engine does what it must.
 
@@ -356,7 +357,7 @@ def test_where_an_answer_ends(sources: Sources) -> None:
     assert (by_token.text, by_token.token_ids) == (text[:3], ids[:4])
 
 
-@pytest.mark.thorough("hundreds of plans", fast_on=("m5_overlap",))
+@pytest.mark.thorough("hundreds of plans")
 def test_plans_draw_what_an_elective_adds(milestone: str, sources: Sources) -> None:
     """Together with n, page sizes from 1 to 64, and pools from barely enough to ample."""
     plans = [make_plan(3, number, sources, milestone) for number in range(80)]

@@ -20,6 +20,7 @@ from milestones.chain import load, package
 from milestones.lab.instruments.paged_case import PagedCase
 from tests.conftest import EngineFactory
 from tests.helpers.compile_kernels import ALONE, GROUP, UNUSUAL
+from tests.helpers.compile_report import compile_report
 from tests.helpers.process import run_python
 
 triton = pytest.importorskip("triton", reason="Triton is for Linux")
@@ -308,12 +309,9 @@ def test_each_kernel_is_tried_before_the_model(
 
 
 @pytest.fixture(scope="session")
-def compiled(milestone: str) -> list[dict[str, Any]]:
-    """The report on every kernel compiled for every GPU, in a process without the interpreter."""
-    kernels = f"{package(milestone)}.kernels"
-    return json.loads(
-        run_python("-m", "tests.helpers.compile_kernels", kernels, TRITON_INTERPRET=None)
-    )
+def compiled(milestone: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The report on every kernel compiled for every GPU."""
+    return compile_report(f"{package(milestone)}.kernels", tmp_path_factory)
 
 
 @pytest.mark.thorough("it compiles each kernel for seven kinds of GPU")

@@ -462,7 +462,8 @@ def test_a_checkpoint_of_16_bits_takes_16_bits(tmp_path: Path) -> None:
 def test_a_mistyped_name_names_the_models_that_are_there(
     name: str, meant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # The environment was read when the library was imported. It would try the network for long.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=f"'{name}' was not found.*tiny-llama") as error:
         load_model(EngineConfig(model=name, device="cpu"))
     assert ("did you mean 'SmolLM2-135M-Instruct'?" in str(error.value)) == meant

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from common.fast.passes.replace import replace_forward
 from common.fast.passes.rotary import Rotary, signed
 from common.hf.tiny import ARCHITECTURES
 from tests.conftest import plain_model
-from tests.helpers.process import run_python
+from tests.helpers.compile_report import compile_report
 from tests.helpers.tiny_configs import tiny_config
 
 ON_CPU = "merge", "pack", "norm", "rotary", "merge,layer", "merge,layer,last"
@@ -473,11 +472,8 @@ def test_gates_are_fused_on_cuda_only() -> None:
 
 
 @pytest.mark.thorough("it compiles each kernel for six kinds of GPU")
-def test_kernels_compile_for_real_gpus() -> None:
-    kernels = "common.fast.passes.triton_kernels"
-    report = json.loads(
-        run_python("-m", "tests.helpers.compile_kernels", kernels, TRITON_INTERPRET=None)
-    )
+def test_kernels_compile_for_real_gpus(tmp_path_factory: pytest.TempPathFactory) -> None:
+    report = compile_report("common.fast.passes.triton_kernels", tmp_path_factory)
     assert len(report) == 6 * (2 + 3 + 3)
     assert all(entry["spill_stores"] == 0 for entry in report)
 

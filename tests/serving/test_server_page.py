@@ -321,6 +321,7 @@ def twelve(page: Tab) -> None:
         page.wait_until(ANSWERED.format(messages))
 
 
+@pytest.mark.thorough("seconds of a browser on each engine", fast_on=("m5_overlap",))
 def test_twelve_conversations(
     milestone: str, make_engine: EngineFactory, serve: Serve, tmp_path: Path
 ) -> None:

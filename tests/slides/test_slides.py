@@ -120,6 +120,7 @@ def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
     assert text.count('<aside class="notes">') == len(decks["m2_continuous"].slides)
 
 
+@pytest.mark.thorough("`make slides` does the same")
 def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All slides fit in both themes, a PDF can be printed, and the speaker's view has the notes."""
     monkeypatch.setattr(build, "OUTPUT", tmp_path)

@@ -22,7 +22,8 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from common import EngineConfig, LoadedModel, load_model
-from common.displays.workload import Workload, WorkloadResult, percentile, run_module
+from common.displays.workload import Workload, WorkloadResult, percentile
+from common.displays.workload_process import run_module
 from common.hf.gguf_folders import embedded_gguf, hugging_face_folder, is_embedded
 
 from ...chain import milestones, package
@@ -154,7 +155,7 @@ def gguf_file(model: str) -> Path | str:
 
 def of_tree(name: str) -> BenchEngine:
     """Return a milestone or an elective."""
-    return BenchEngine(name, ("common.displays.workload", package(name)))
+    return BenchEngine(name, ("common.displays.workload_process", package(name)))
 
 
 def all_engines(model: str, **pythons: Path | None) -> list[BenchEngine]:

@@ -52,6 +52,7 @@ THOROUGH = False
 MILESTONES = milestones(ROOT)
 ENGINES = engines(ROOT)  # the milestones, and then the electives
 CHAINS = {name: chain(name, ROOT) for name in ENGINES}
+ONE_MODE = ("electives", "one_mode")  # marks of tests of files and of the server's connections
 # Only these engines differ in their modes.
 WITH_STREAM = [name for name in ENGINES if "stream.py" in sources(name, ROOT)]
 
@@ -74,6 +75,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="forwards on a thread with or without overlap; as early or as late as events allow",
     )  # fmt: skip
     parser.addoption("--thorough", action="store_true", help="run the second tier, too")
+    parser.addoption(
+        "--rest", action="store_true",
+        help="with --thorough: leave out what a run without it, and without extras, has run",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,7 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     MODE = config.getoption("--mode")
     THOROUGH = config.getoption("--thorough")
-    config.pluginmanager.register(Deselected(config.getoption("--thorough")))
+    config.pluginmanager.register(
+        Deselected(config.getoption("--thorough"), config.getoption("--rest"))
+    )
     config.addinivalue_line("markers", "extra(name): the test needs the packages of this extra")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(
@@ -101,6 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "thorough(reason, fast_on=()): the second tier, which `make test-all` runs. On the engines "
         "in fast_on, the test is in the first tier",
     )
+    config.addinivalue_line("markers", "one_mode: it does not depend on the mode of the engine")
     config.addinivalue_line("markers", "cpu: `make test-all` runs it on narrower kinds of CPU too")
     config.addinivalue_line(
         "markers",
@@ -120,8 +128,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted: list[Any] = [*_chosen(config)] or [None, *ENGINES]
     kept = [item for item in items if _milestone_of(item) in wanted]
-    if MODE != DEFAULT_MODE:  # files are the same in every mode
-        kept = [item for item in kept if not item.get_closest_marker("electives")]
+    if MODE != DEFAULT_MODE:
+        kept = [item for item in kept if not any(map(item.get_closest_marker, ONE_MODE))]
     if MODE in STREAMS and not config.getoption("--milestone"):
         kept = [item for item in kept if _depends_on_the_stream(item)]
     dropped = set(items) - set(kept)

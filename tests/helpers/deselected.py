@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from milestones.extras import missing as missing_of_pip
 
 COUNTED = "deselected tests by reason"
 THOROUGH = "thorough: `make test-all` or --thorough runs them"
+FIRST = "first tier: a run without --rest runs them"
+# With `--thorough`, or with what is installed meanwhile, tests of modules with these words do more.
+MORE = ("schedules(", "browser", "importorskip", "THOROUGH")
 PROGRAMS = {  # of each extra, with Debian's package that has the program
     "arm": {"aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "qemu-aarch64": "qemu-user"},
 }
@@ -35,9 +39,10 @@ def missing(extra: str) -> str | None:
 class Deselected:
     """A plugin of pytest. With xdist, the workers tell the controller what they deselected."""
 
-    def __init__(self, thorough: bool) -> None:
-        """thorough: run the tests of the second tier, too."""
+    def __init__(self, thorough: bool, rest: bool = False) -> None:
+        """thorough: run the tests of the second tier, too. rest: leave out those of the first."""
         self.thorough = thorough
+        self.rest = rest
         self.counts: dict[str, int] = {}  # tests by reason
         self.missing = functools.cache(missing)
 
@@ -65,7 +70,16 @@ class Deselected:
         """Return why a test is left out, or an empty set."""
         needed = {mark.args[0] for mark in item.iter_markers("extra")}
         absent = {text for name in needed if (text := self.missing(name)) is not None}
+        if self.rest and not (needed or is_thorough(item) or does_more(item.path)):
+            return {FIRST}
         return absent if self.thorough or not is_thorough(item) else absent | {THOROUGH}
+
+
+@functools.cache
+def does_more(module: Path) -> bool:
+    """Return whether tests of a module do more in the second tier, or with more programs."""
+    text = module.read_text(encoding="utf-8")
+    return any(word in text for word in MORE)
 
 
 def is_thorough(item: pytest.Item) -> bool:

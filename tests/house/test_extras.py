@@ -83,6 +83,35 @@ def test_tests_that_are_left_out_are_counted(workers: str, tmp_path: Path) -> No
     assert "1 tests deselected: thorough: `make test-all` or" in done.stdout
 
 
+def test_the_rest_is_what_the_first_tier_has_not_run(tmp_path: Path) -> None:
+    """It is the second tier, the tests of extras, and what does more in the second tier."""
+    (tmp_path / "conftest.py").write_text(
+        "import tests.helpers.deselected as plugin\n"
+        "plugin.missing = lambda name: None\n"
+        "def pytest_configure(config):\n"
+        "    config.pluginmanager.register(plugin.Deselected(thorough=True, rest=True))\n"
+        "    config.addinivalue_line('markers', 'extra(name): needs it')\n"
+        "    config.addinivalue_line('markers', 'thorough(reason): costs much')\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "def test_a(): assert False\n"
+        "@pytest.mark.extra('present')\n"
+        "def test_b(): pass\n"
+        "@pytest.mark.thorough('many cases')\n"
+        "def test_c(): pass\n"
+    )
+    (tmp_path / "test_more.py").write_text("def test_d(): 'schedules(100)'\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", str(tmp_path),
+         "-p", "no:cacheprovider", "--rootdir", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed, 1 deselected" in done.stdout
+    assert "1 tests deselected: first tier" in done.stdout
+
+
 def test_programs_of_the_system_are_an_extra_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,11 @@ import pytest
 
 from tests.helpers.serving import COMPLETE, Serve, call
 
-pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
+pytestmark = [
+    pytest.mark.extra("serve"),
+    pytest.mark.since("m5_overlap"),
+    pytest.mark.one_mode,
+]
 
 PAGE = "https://chat.example"
 

@@ -25,7 +25,7 @@ from tests.helpers.serving import (
     request_bytes,
 )
 
-pytestmark = [pytest.mark.extra("serve")]
+pytestmark = [pytest.mark.extra("serve"), pytest.mark.one_mode]
 only_highest = pytest.mark.since("m5_overlap")
 
 

@@ -19,7 +19,11 @@ from tests.helpers.serving import (
     request_bytes,
 )
 
-pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
+pytestmark = [
+    pytest.mark.extra("serve"),
+    pytest.mark.since("m5_overlap"),
+    pytest.mark.one_mode,
+]
 
 
 def ended(connection: socket.socket) -> bool:

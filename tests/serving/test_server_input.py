@@ -8,7 +8,11 @@ import pytest
 
 from tests.helpers.serving import CHAT, COMPLETE, MODEL, Running, Serve, call
 
-pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
+pytestmark = [
+    pytest.mark.extra("serve"),
+    pytest.mark.since("m5_overlap"),
+    pytest.mark.one_mode,
+]
 
 USER = [{"role": "user", "content": "Hi"}]
 NAN = float("nan")

@@ -20,7 +20,11 @@ from common.tracing.forced_retractions import force_retractions
 from tests.conftest import ROOT, EngineFactory
 from tests.helpers.serving import COMPLETE, MODEL, PATIENCE, Serve, call, hold_steps, read
 
-pytestmark = [pytest.mark.extra("serve"), pytest.mark.since("m5_overlap")]
+pytestmark = [
+    pytest.mark.extra("serve"),
+    pytest.mark.since("m5_overlap"),
+    pytest.mark.one_mode,
+]
 
 
 def test_metrics_count_what_happened(serve: Serve) -> None:

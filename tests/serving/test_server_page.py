@@ -19,7 +19,7 @@ from tests.displays.test_player import dom, text_of
 from tests.helpers.browser import Tab, tab
 from tests.helpers.serving import CHAT, COMPLETE, PATIENCE, Running, Serve, call, hold_steps, read
 
-pytestmark = [pytest.mark.extra("serve")]
+pytestmark = [pytest.mark.extra("serve"), pytest.mark.one_mode]
 only_highest = pytest.mark.since("m5_overlap")
 
 CONFIG: dict[str, Any] = {"max_num_seqs": 6, "page_size": 4, "num_pages": 600}

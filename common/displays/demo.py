@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import logging
 import os
@@ -49,6 +48,7 @@ CHATS = [
     "What is a good breakfast?",
     "Describe the moon in one sentence.",
 ]
+ROOT = Path(__file__).resolve().parents[2]
 Engine = TypeVar("Engine", bound=LLMEngine)
 
 
@@ -202,10 +202,14 @@ def say(console: Console, *sentences: str) -> None:
 
 
 def goes_on(console: Console, seen: str, milestone: str) -> None:
-    """Print what was seen, and the command of the next demo. A student's tree may not have it."""
+    """Print what was seen, and the command of the demo after that of `milestone`, if it is there.
+
+    A student's tree may not have it.
+    """
     say(console, f"\n{seen}")
-    if importlib.util.find_spec(milestone) is not None:
-        say(console, f"Next: python -m {milestone}.demo")
+    number = int(milestone[1:].partition("_")[0])
+    for demo in ROOT.glob(f"m{number + 1}_*/demo"):
+        say(console, f"Next: python -m {demo.parent.name}.demo")
 
 
 def _say(console: Console, line: str) -> None:

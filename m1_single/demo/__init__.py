@@ -51,7 +51,7 @@ def main() -> None:
                 race(runners, prompt, params, console, args.check)
                 compare(runners, console)
         console.print(growth(engine, naive))
-        goes_on(console, SEEN, "m2_continuous")
+        goes_on(console, SEEN, "m1_single")
 
 
 def compare(runners: list[Runner], console: Console) -> None:

@@ -49,4 +49,4 @@ def main() -> None:
         workload = workload_of(engine, prompts, args, costs)
     results = run_milestones({"m1_single": workload, "m2_continuous": workload}, console)
     console.print(comparison("all requests at once", results, FIGURES, costs))
-    goes_on(console, SEEN, "m3_paged")
+    goes_on(console, SEEN, "m2_continuous")

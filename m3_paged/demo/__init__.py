@@ -62,4 +62,4 @@ def main() -> None:
     results = run_milestones({"m2_continuous": rows, "m3_paged": paged}, console)
     title = f"all requests at once, in a KV memory of {ROWS_BELOW * MAX_MODEL_LEN} tokens"
     console.print(comparison(title, results, FIGURES, costs))
-    goes_on(console, SEEN, "m4_radix")
+    goes_on(console, SEEN, "m3_paged")

@@ -75,7 +75,7 @@ def main() -> None:
         results = run_milestones({"m3_paged": workload, "m4_radix": workload}, console)
         console.print(comparison("all requests at once, equal KV memory", results, FIGURES, costs))
         compare_policies(workload, engine, costs, console)
-    goes_on(console, SEEN, "m5_overlap")
+    goes_on(console, SEEN, "m4_radix")
 
 
 def compare_policies(

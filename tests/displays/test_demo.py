@@ -220,6 +220,13 @@ def test_two_runs_of_a_demo_say_the_same(milestone: str) -> None:
     assert first == second and "Virtual time, the same on every machine: " in first
 
 
+@not_of_electives
+def test_a_demo_names_the_next_one(milestone: str) -> None:
+    position = MILESTONES.index(milestone)
+    commands = [f"Next: python -m {name}.demo" for name in MILESTONES[position + 1 :][:1]]
+    assert [line for line in usual_run(milestone)[0].splitlines() if "Next:" in line] == commands
+
+
 def machine_left_out(shown: str) -> str:
     """Return what a demo shows without the seconds of the machine, of which each has its place."""
     words = " ".join(shown.split())

@@ -136,12 +136,12 @@ def _build(
 
 def in_virtual_time(engine: LLMEngine, args: argparse.Namespace, console: Console) -> StepCosts:
     """Let the engine run in virtual time, and print what a step takes in it."""
-    costs, whose = StepCosts(), "the same on every machine"
+    costs, origin = StepCosts(), "the same on every machine"
     if args.measure_clock:
         with console.status("measuring the steps of this machine …"):
-            costs, whose = measure_costs(engine), "measured on this machine"
+            costs, origin = measure_costs(engine), "measured on this machine"
     use_virtual_time(engine, costs)
-    say(console, f"Virtual time, {whose}: {costs}.")
+    say(console, f"Virtual time, {origin}: {costs}.")
     return costs
 
 
@@ -165,10 +165,10 @@ def recorded(engine: LLMEngine, args: argparse.Namespace, console: Console) -> I
     finally:
         if args.trace is not None:
             args.trace.write_text(json.dumps(chrome_trace(trace.data)), encoding="utf-8")
-            _say(console, f"trace:  {args.trace}, for ui.perfetto.dev or chrome://tracing")
+            _say_path(console, f"trace:  {args.trace}, for ui.perfetto.dev or chrome://tracing")
         if args.player is not None:
             args.player.write_text(player_html(trace.data), encoding="utf-8")
-            _say(console, f"player: {args.player}, for a browser")
+            _say_path(console, f"player: {args.player}, for a browser")
 
 
 def chats(count: int) -> list[str]:
@@ -212,7 +212,8 @@ def goes_on(console: Console, seen: str, milestone: str) -> None:
         say(console, f"Next: python -m {demo.parent.name}.demo")
 
 
-def _say(console: Console, line: str) -> None:
+def _say_path(console: Console, line: str) -> None:
+    """Print a line that a terminal, and not this program, may break: a path can be copied."""
     console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 

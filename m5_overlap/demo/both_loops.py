@@ -62,8 +62,8 @@ def compare_in_virtual_time(
     console.rule("[bold]On a device beside the host", align="left")
     say(
         console,
-        "The same requests in virtual time. The model computes every token. What a step takes is "
-        "a model: the forward runs on a device of its own.",
+        "The same requests in virtual time. The model computes every token, but the times are "
+        "those of steps with forwards on a device of its own.",
     )
     loops = {}
     for name, overlap in LOOPS.items():
@@ -79,7 +79,7 @@ def compare_in_virtual_time(
     say(
         console,
         f"The mean gap between forwards is {mean_gap_ms(serial):.2f} ms in the serial loop and "
-        f"{mean_gap_ms(overlapped):.2f} ms in the overlapped loop, so it serves {ratio:.2f} times "
+        f"{mean_gap_ms(overlapped):.2f} ms in the overlapped loop, which serves {ratio:.2f} times "
         f"as many tokens per second. The tokens are {'the same' if same else 'NOT the same'}.",
     )
 

@@ -197,7 +197,7 @@ def test_all_milestones(
     assert code == 0
     assert asked == [(name, asdict(StepCosts())) for name in MILESTONES]
     for name in ("all milestones", "m1", "m2", "m3", "m4", "m5"):
-        assert name in shown.partition("so it serves")[2]
+        assert name in shown.partition("which serves")[2]
 
 
 @pytest.mark.since("m5_overlap")

@@ -49,19 +49,33 @@ def test_the_command_lists_what_is_there(capsys: pytest.CaptureFixture[str]) -> 
     assert "serve: fastapi" in capsys.readouterr().out
 
 
+CONFTEST = """
+import tests.helpers.deselected as plugin
+plugin.missing = lambda name: f'{name} is missing' if name == 'absent' else None
+def pytest_configure(config):
+    config.pluginmanager.register(plugin.Deselected(**OPTIONS))
+    config.addinivalue_line('markers', 'extra(name): needs it')
+    config.addinivalue_line('markers', 'thorough(reason): costs much')
+"""
+
+
+def told(folder: Path, workers: str = "0", **options: bool) -> str:
+    """Return what pytest says of the tests in a folder, with these options of `Deselected`."""
+    (folder / "conftest.py").write_text(f"OPTIONS = {options}{CONFTEST}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", "/dev/null", str(folder),
+         "-p", "no:cacheprovider", "--rootdir", str(folder)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "workers", ["0", pytest.param("2", marks=pytest.mark.thorough("more processes"))]
 )
 def test_tests_that_are_left_out_are_counted(workers: str, tmp_path: Path) -> None:
     """Also with xdist, where the workers collect."""
-    (tmp_path / "conftest.py").write_text(
-        "import tests.helpers.deselected as plugin\n"
-        "plugin.missing = lambda name: f'{name} is missing' if name == 'absent' else None\n"
-        "def pytest_configure(config):\n"
-        "    config.pluginmanager.register(plugin.Deselected(thorough=False))\n"
-        "    config.addinivalue_line('markers', 'extra(name): needs it')\n"
-        "    config.addinivalue_line('markers', 'thorough(reason): costs much')\n"
-    )
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "@pytest.mark.extra('absent')\n"
@@ -72,27 +86,14 @@ def test_tests_that_are_left_out_are_counted(workers: str, tmp_path: Path) -> No
         "@pytest.mark.thorough('many cases')\n"
         "def test_c(): assert False\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", workers, "-c", "/dev/null", str(tmp_path),
-         "-p", "no:cacheprovider", "--rootdir", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
-    assert "3 tests deselected: absent is missing" in done.stdout
-    assert "1 tests deselected: thorough: `make test-all` or" in done.stdout
+    said = told(tmp_path, workers, thorough=False)
+    assert "1 passed" in said
+    assert "3 tests deselected: absent is missing" in said
+    assert "1 tests deselected: thorough: `make test-all` or" in said
 
 
 def test_the_rest_is_what_the_first_tier_has_not_run(tmp_path: Path) -> None:
     """It is the second tier, the tests of extras, and what does more in the second tier."""
-    (tmp_path / "conftest.py").write_text(
-        "import tests.helpers.deselected as plugin\n"
-        "plugin.missing = lambda name: None\n"
-        "def pytest_configure(config):\n"
-        "    config.pluginmanager.register(plugin.Deselected(thorough=True, rest=True))\n"
-        "    config.addinivalue_line('markers', 'extra(name): needs it')\n"
-        "    config.addinivalue_line('markers', 'thorough(reason): costs much')\n"
-    )
     (tmp_path / "test_it.py").write_text(
         "import pytest\n"
         "def test_a(): assert False\n"
@@ -102,14 +103,9 @@ def test_the_rest_is_what_the_first_tier_has_not_run(tmp_path: Path) -> None:
         "def test_c(): pass\n"
     )
     (tmp_path / "test_more.py").write_text("def test_d(): 'schedules(100)'\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", str(tmp_path),
-         "-p", "no:cacheprovider", "--rootdir", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed, 1 deselected" in done.stdout
-    assert "1 tests deselected: first tier" in done.stdout
+    said = told(tmp_path, thorough=True, rest=True)
+    assert "3 passed, 1 deselected" in said
+    assert "1 tests deselected: first tier" in said
 
 
 def test_programs_of_the_system_are_an_extra_too(

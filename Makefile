@@ -42,7 +42,7 @@ test-all: setup
 	@$(PYTEST) --thorough --mode early $(ARGS)
 	@$(PYTEST) --thorough --mode late $(ARGS)
 	@for narrower in $(NARROWER); do env $$narrower $(PYTEST) -m cpu $(ARGS) || exit 1; done
-	@$(MAKE) --no-print-directory slides
+	@$(MAKE) --no-print-directory slides ARGS=
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -44,7 +44,7 @@ from milestones.chain import (
     sources,
 )
 from milestones.lab.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
-from tests.helpers.deselected import Deselected
+from tests.helpers.deselected import Deselected, Shard
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = DEFAULT_MODE = "overlap"
@@ -79,6 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rest", action="store_true",
         help="with --thorough: leave out what a run without it, and without extras, has run",
     )  # fmt: skip
+    parser.addoption("--shard", default="1/1", help="run one of several parts only, such as 2/3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,9 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     MODE = config.getoption("--mode")
     THOROUGH = config.getoption("--thorough")
-    config.pluginmanager.register(
-        Deselected(config.getoption("--thorough"), config.getoption("--rest"))
-    )
+    shard = Shard.parse(config.getoption("--shard"))
+    config.pluginmanager.register(Deselected(THOROUGH, config.getoption("--rest"), shard))
     config.addinivalue_line("markers", "extra(name): the test needs the packages of this extra")
     config.addinivalue_line("markers", "since(milestone): the subject begins at this milestone")
     config.addinivalue_line(

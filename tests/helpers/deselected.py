@@ -8,8 +8,11 @@ the system, which pip does not install.
 from __future__ import annotations
 
 import functools
+import re
 import shutil
+import zlib
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +42,12 @@ def missing(extra: str) -> str | None:
 class Deselected:
     """A plugin of pytest. With xdist, the workers tell the controller what they deselected."""
 
-    def __init__(self, thorough: bool, rest: bool = False) -> None:
-        """thorough: run the tests of the second tier, too. rest: leave out those of the first."""
+    def __init__(self, thorough: bool, rest: bool = False, shard: Shard | None = None) -> None:
+        """thorough: run the tests of the second tier, too. rest: leave out those of the first.
+        shard: run these only."""
         self.thorough = thorough
         self.rest = rest
+        self.shard = shard
         self.counts: dict[str, int] = {}  # tests by reason
         self.missing = functools.cache(missing)
 
@@ -72,7 +77,31 @@ class Deselected:
         absent = {text for name in needed if (text := self.missing(name)) is not None}
         if self.rest and not (needed or is_thorough(item) or does_more(item.path)):
             return {FIRST}
+        if self.shard and not self.shard.has(item.nodeid):
+            return {f"not in shard {self.shard}"}
         return absent if self.thorough or not is_thorough(item) else absent | {THOROUGH}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several equal parts of a run, such as 2/3. A test is always in the same part."""
+
+    number: int  # counted from 1
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise pytest.UsageError(f"a shard is one like 2/3, not {text!r}")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.parts}"
+
+    def has(self, test: str) -> bool:
+        """Return whether the test of this name is in the shard."""
+        return zlib.crc32(test.encode()) % self.parts == self.number - 1
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from milestones import extras
 from tests.conftest import ROOT
-from tests.helpers.deselected import missing
+from tests.helpers.deselected import Shard, missing
 from tests.house.test_repository import pins
 
 
@@ -106,6 +106,17 @@ def test_the_rest_is_what_the_first_tier_has_not_run(tmp_path: Path) -> None:
     said = told(tmp_path, thorough=True, rest=True)
     assert "3 passed, 1 deselected" in said
     assert "1 tests deselected: first tier" in said
+
+
+def test_each_test_is_in_one_shard() -> None:
+    tests = [f"tests/test_it.py::test_{i}" for i in range(300)]
+    shards = [Shard.parse(f"{number}/3") for number in (1, 2, 3)]
+    parts = [{test for test in tests if shard.has(test)} for shard in shards]
+    assert sum(map(len, parts)) == 300 and set.union(*parts) == {*tests}
+    assert all(80 < len(part) < 120 for part in parts)
+    for wrong in ("0/3", "4/3", "1", "one/3"):
+        with pytest.raises(pytest.UsageError, match="a shard is one like 2/3"):
+            Shard.parse(wrong)
 
 
 def test_programs_of_the_system_are_an_extra_too(

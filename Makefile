@@ -4,7 +4,7 @@ RUN = "$(VENV)/bin/python"
 PYTEST = $(RUN) -m pytest -n auto --dist worksteal
 TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
 
-.PHONY: help setup demo diff test test-all lint ladder slides
+.PHONY: help setup demo diff test test-all lint bench slides
 
 help:  ## show the commands
 	@echo "make demo    set up if needed, and run the demo of the highest milestone"
@@ -15,7 +15,7 @@ help:  ## show the commands
 	@echo "make setup   only set up: an environment in .venv, the packages, the embedded model"
 	@echo "make lint    ruff and mypy"
 	@echo "make slides  the lectures as HTML and PDF, in slides/dist (needs Chromium or Chrome)"
-	@echo "make ladder  measure all milestones and other engines on this machine"
+	@echo "make bench   measure all milestones and other engines on this machine"
 
 setup:
 	@$(PYTHON) common/bootstrap.py
@@ -49,7 +49,7 @@ lint: setup
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m milestones types
 
-ladder: setup
+bench: setup
 	@$(RUN) -m milestones bench $(ARGS)
 
 slides: setup

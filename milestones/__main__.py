@@ -16,79 +16,76 @@ CLOSED_PIPE = 141  # as a shell reports a program that a closed pipe has ended: 
 
 # A module is imported only when its command is given. Most commands do not need torch, so they
 # start at once. A student's tree has only some of the modules, and only their commands.
-COMMANDS = {
-    "list": (
-        "course.student.list",
-        "show all milestones: lessons, sizes, points and your progress",
-    ),
-    "check": (
-        "course.student.check",
-        "run the exercises up to the first that fails, and say why it fails",
-    ),
-    "hint": ("course.student.hint", "show the next hint of an exercise"),
-    "predict": ("course.student.predict", "write down a prediction, then read the answer"),
-    "break": (
-        "course.student.break_it",
-        "make the mistake of a Break it, and see which tests and answers change",
-    ),
-    "lanes": ("course.student.lanes", "diagnose the timelines of m5 from their lanes"),
-    "measure": ("course.student.measure", "measure what a milestone is about, in one table"),
-    "reset": ("course.student.reset", "put an exercise back to its starting state"),
-    "doctor": ("course.student.doctor", "check this machine: packages, model, disk space, kernels"),
-    "diff": (
-        "course.diff.command",
-        "show what a lesson changes, by symbol, with a reason for each change",
-    ),
-    "release": (
-        "course.release.command",
-        "make a student's tree for a milestone, without the solutions",
-    ),
-    "grade": ("staff.grading.command", "for instructors: grade submissions"),
-    "mutants": (
-        "staff.maintain.mutants",
-        "for maintainers: check that the tests catch known mistakes",
-    ),
-    "propagate": (
-        "staff.maintain.propagate",
-        "for maintainers: apply an edit to the milestones above",
-    ),
-    "types": (
-        "staff.maintain.types",
-        "for maintainers: check the types, with complete electives",
-    ),
-    "demo": ("demo", "run the demo of a milestone or of an elective"),
-    "bench": ("lab.bench.command", "measure all milestones on this machine"),
-    "curves": (
-        "lab.bench.curves",
-        "measure how a step grows with requests, context and cached prompts",
-    ),
-    "host-time": ("lab.bench.host_time", "measure the host's share of a step, outside the forward"),
-    "soak": (
-        "lab.soak.command",
-        "attack all engines with random schedules, failures and interrupts",
-    ),
-    "serve": ("serving.serve", "serve a milestone with OpenAI's HTTP interface"),
-    "load": (
-        "serving.load.command",
-        "send requests to a server at several rates; show the latencies",
-    ),
-    "scale": ("serving.scale.command", "measure and simulate replicas behind a router"),
-    "extras": ("extras", "install the packages of an optional part: the server"),
-    "gpu-check": ("lab.bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
+Command = tuple[str, str]  # the module, and a summary
+GROUPS: dict[str, dict[str, Command]] = {
+    "for students": {
+        "list": ("course.student.list", "show all milestones: lessons, sizes and your progress"),
+        "check": (
+            "course.student.check",
+            "run the exercises up to the first that fails, and say why it fails",
+        ),
+        "hint": ("course.student.hint", "show the next hint of an exercise"),
+        "predict": ("course.student.predict", "write down a prediction, then read the answer"),
+        "break": (
+            "course.student.break_it",
+            "make the mistake of a Break it, and see which tests and answers change",
+        ),
+        "lanes": ("course.student.lanes", "diagnose the timelines of m5 from their lanes"),
+        "measure": ("course.student.measure", "measure what a milestone is about, in one table"),
+        "reset": ("course.student.reset", "put an exercise back to its starting state"),
+        "diff": (
+            "course.diff.command",
+            "show what a lesson changes, by symbol, with a reason for each change",
+        ),
+        "demo": ("demo", "run the demo of a milestone or of an elective"),
+        "doctor": ("course.student.doctor", "check this machine: packages, model, disk, kernels"),
+        "extras": ("extras", "install the packages of an optional part: the server"),
+    },
+    "for instructors": {
+        "release": (
+            "course.release.command",
+            "make a student's tree for a milestone, without the solutions",
+        ),
+        "grade": ("staff.grading.command", "grade submissions"),
+        "serve": ("serving.serve", "serve a milestone with OpenAI's HTTP interface"),
+        "load": (
+            "serving.load.command",
+            "send requests to a server at several rates; show the latencies",
+        ),
+        "scale": ("serving.scale.command", "measure and simulate replicas behind a router"),
+        "bench": ("lab.bench.command", "measure all milestones on this machine"),
+        "curves": (
+            "lab.bench.curves",
+            "measure how a step grows with requests, context and cached prompts",
+        ),
+    },
+    "for maintainers": {
+        "host-time": ("lab.bench.host_time", "measure the host's share of a step"),
+        "soak": (
+            "lab.soak.command",
+            "attack all engines with random schedules, failures and interrupts",
+        ),
+        "gpu-check": ("lab.bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
+        "mutants": ("staff.maintain.mutants", "check that the tests catch known mistakes"),
+        "propagate": ("staff.maintain.propagate", "apply an edit to the milestones above"),
+        "types": ("staff.maintain.types", "check the types, with complete electives"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
 def main() -> int:
     """Run the command of the command line. Return its exit status, 2 for wrong usage."""
-    parser = argparse.ArgumentParser(prog="python -m milestones", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m milestones", description=__doc__, epilog=listed(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="<a command>")
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
-    for name, (module, summary) in COMMANDS.items():
+    for name, (module, _) in COMMANDS.items():
         if not is_there(module):
             continue
-        subparser = commands.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        subparser = commands.add_parser(name, formatter_class=parser.formatter_class)
         if name == wanted:
             described = load(module)
             subparser.description = filled(described.__doc__ or "")
@@ -107,6 +104,16 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return CLOSED_PIPE
     return status
+
+
+def listed() -> str:
+    """Return the commands of this tree, in groups."""
+    lines = []
+    for group, commands in GROUPS.items():
+        there = {name: summary for name, (module, summary) in commands.items() if is_there(module)}
+        if there:
+            lines += [f"{group}:", *(f"    {name:10} {there[name]}" for name in there), ""]
+    return "\n".join(lines)
 
 
 def is_there(module: str) -> bool:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..clock import StepCosts
 from ..llm_engine import LLMEngine
-from .dashboard import summary_table
+from .shapes import summary_table
 from .workload import Workload, WorkloadResult
 from .workload_process import run_milestone
 

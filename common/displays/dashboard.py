@@ -9,54 +9,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 from typing_extensions import Self
 
 from ..llm_engine import LLMEngine
 from ..outputs import PoolingRequestOutput, RequestOutput
 from ..tracing.decisions import Decision, watch
+from .comparison import seconds
 from .pace import HELP, Pace
+from .request_table import Entry, request_table
 
-STATE_STYLES = {
-    "waiting": "yellow",
-    "running": "bold cyan",
-    "done": "green",
-    "abort": "red",
-    "error": "bold red",
-    "free": "dim",
-}
 REFRESH_SECONDS = 0.1
-BLOCKS = " ▁▂▃▄▅▆▇█"
-
-
-@dataclass
-class Entry:
-    """The facts that the screen shows of one request."""
-
-    label: str
-    state: str = "waiting"
-    row: int | None = None
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    text: str = ""
+HOLD_SECONDS = 2.0  # how long a retraction is shown
+LEAST_ROWS = 4  # requests that are shown, however low the terminal is
+AROUND = 5  # lines of the requests' panel beside its rows: the border, two summaries, the head
 
 
 class Dashboard:
     """Shows an engine between `__enter__` and `__exit__`. Add each request to both, then `step()`.
 
-    On a terminal, a step is shown for a quarter of a second, and keys pause the run: see `Pace`.
+    On a terminal, a step is shown for a quarter of a second, and one that retracts a request for
+    two seconds. Keys pause the run: see `Pace`.
 
-    panels: called for each refresh; returns what the lesson shows below the requests.
+    panels: called for each refresh; returns what the lesson shows below the requests. What comes
+        first matters most: a low terminal shows only that.
     plain: plain lines instead of a live screen. None: plain if the console is not a terminal.
-    panel_lines: the number of screen lines that the panels take.
     """
 
     def __init__(
@@ -66,13 +47,11 @@ class Dashboard:
         console: Console,
         panels: Callable[[], Iterable[RenderableType]] = tuple,
         plain: bool | None = None,
-        panel_lines: int = 10,
     ) -> None:
         self.engine = engine
         self.title = title
         self.console = console
         self.panels = panels
-        self.panel_lines = panel_lines
         self.plain = not console.is_terminal if plain is None else plain
         self.entries: dict[str, Entry] = {}
         self.output_tokens = 0
@@ -80,6 +59,8 @@ class Dashboard:
         self._live: Live | None = None
         self.pace = Pace() if not self.plain and console.file.isatty() else None
         self._waits = ""  # why no more requests join, since the last step
+        self._retracted = ""  # what the last step retracted
+        self._most_lines = 0  # of the panels, so far: the rows above them stay where they are
         self._watching = ExitStack()
 
     def __enter__(self) -> Self:
@@ -96,6 +77,7 @@ class Dashboard:
         self._watching.close()
         if self._live is not None:
             if kind is None:  # The panels are empty by now. The answers stay.
+                self._retracted = ""
                 answers = self._requests([*self.entries.items()])
                 self._live.update(Panel(answers, title=self.title, title_align="left"))
             self._live.stop()  # It shows all of them, even if the terminal is too low.
@@ -113,7 +95,7 @@ class Dashboard:
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine, show what changed, and return the outputs."""
-        self._waits = ""
+        self._waits = self._retracted = ""
         outputs = self.engine.step()
         for output in outputs:
             self._update(self.entries[output.request_id], output)
@@ -126,17 +108,35 @@ class Dashboard:
             self._refreshed = now
             self._live.update(self.render(), refresh=True)
         if self.pace is not None:
-            self.pace.wait()
+            self.pace.wait(*[HOLD_SECONDS] * bool(self._retracted))
         return outputs
 
     def render(self) -> RenderableType:
         """Return the whole screen."""
         keys = HELP if self.pace is not None and self.pace.read_key is not None else None
+        panels = self._fitting([*self.panels()])
         requests = Panel(
             self._requests(self._visible()),
             title=self.title, title_align="left", subtitle=keys, subtitle_align="left",
         )  # fmt: skip
-        return Group(requests, *self.panels())
+        return Group(requests, *panels)
+
+    def _fitting(self, panels: list[RenderableType]) -> list[RenderableType]:
+        """Return the panels that fit the terminal below a few requests, and advice for the rest."""
+        options = self.console.options.update(height=None)
+        heights = [len(self.console.render_lines(panel, options, pad=False)) for panel in panels]
+        needed = AROUND + LEAST_ROWS + sum(heights)
+        if needed <= self.console.height:
+            self._most_lines = max(self._most_lines, sum(heights))
+            return panels
+        shown, room = list[RenderableType](), self.console.height - AROUND - LEAST_ROWS - 1
+        for panel, height in zip(panels, heights, strict=True):
+            if height <= room:
+                shown.append(panel)
+                room -= height
+        shown.append(Text(f"A terminal of {needed} lines shows more.", "dim"))
+        self._most_lines = self.console.height
+        return shown
 
     def _update(self, entry: Entry, output: RequestOutput) -> None:
         entry.num_prompt_tokens = len(output.prompt_token_ids)
@@ -183,70 +183,40 @@ class Dashboard:
 
     def _note(self, decision: Decision) -> None:
         if decision.kind == "wait":
-            self._waits = f" ({decision.reason})"
+            self._waits = decision.reason
+        elif decision.kind == "retract" and decision.request is not None:
+            pages = "1 page is" if decision.count == 1 else f"{decision.count} pages are"
+            self._retracted = f"{decision.request.request_id} is retracted: {pages} free again"
 
     def _line(self, event: str) -> None:
         if self.plain:
-            self.console.print(f"{self.elapsed:7.2f}s  {event}", soft_wrap=True, highlight=False)
+            when = f"{seconds(self.elapsed):>8}"
+            self.console.print(f"{when}  {event}", soft_wrap=True, highlight=False)
 
     def _requests(self, entries: list[tuple[str, Entry]]) -> RenderableType:
         stats = self.engine.stats()
         rate = self.output_tokens / max(self.elapsed, 1e-9)
-        table = Table(box=None, expand=True, pad_edge=False, show_edge=False)
-        table.add_column("id", width=4, no_wrap=True)
-        table.add_column("request", ratio=2, no_wrap=True, overflow="ellipsis")
-        table.add_column("state", width=7)
-        table.add_column("row", width=3, justify="right")
-        table.add_column("prompt", width=6, justify="right")
-        table.add_column("output", width=6, justify="right")
-        table.add_column("text", ratio=5, no_wrap=True)
-        text_width = max(10, (self.console.width - 45) * 5 // 7 - 2)
-        for request_id, entry in entries:
-            table.add_row(
-                request_id,
-                entry.label,
-                Text(entry.state, STATE_STYLES[entry.state]),
-                "" if entry.row is None else str(entry.row),
-                str(entry.num_prompt_tokens or ""),
-                str(entry.num_output_tokens or ""),
-                Text(" ".join(entry.text.split())[-text_width:], "default"),
-            )
         summary = Text(
-            f"step {stats.num_steps} · {stats.num_waiting} waiting{self._waits} · "
-            f"{stats.num_running} running · "
-            f"{self.output_tokens} tokens · {rate:.1f} tokens/s · {self.elapsed:.1f} s"
+            f"step {stats.num_steps} · {stats.num_running} running · "
+            f"{self.output_tokens} tokens · {rate:.0f} tokens/s · {seconds(self.elapsed)}"
         )
-        return Group(summary, table)
+        return Group(summary, request_table(entries, self.console.width), *self._queue())
+
+    def _queue(self) -> list[Text]:
+        """Return a line of what has no memory: what was retracted, or else what waits, and why."""
+        if self._retracted:
+            return [Text(self._retracted, "bold lost", no_wrap=True, overflow="ellipsis")]
+        names = [name for name, entry in self.entries.items() if entry.state == "waiting"]
+        if not names:
+            return []
+        why = f" ({self._waits})" * bool(self._waits)
+        words = f"{len(names)} waiting{why}: {' '.join(names)}"
+        return [Text(words, "dim", no_wrap=True, overflow="ellipsis")]
 
     def _visible(self) -> list[tuple[str, Entry]]:
         """Return the requests that fit on the screen. Those that ended first are left out first."""
-        room = max(4, self.console.height - 4 - self.panel_lines)
-        ended = [name for name, e in self.entries.items() if e.state in ("done", "abort", "error")]
-        hidden = set(ended[: max(0, len(self.entries) - room)])
-        return [(name, e) for name, e in self.entries.items() if name not in hidden][:room]
-
-
-def bar(parts: Iterable[tuple[float, str, str]], width: int) -> Text:
-    """Return a bar of `(share, character, style)` parts. A share of 1 is `width` characters."""
-    text = Text()
-    for share, character, style in parts:
-        text.append(character * round(share * width), style)
-    return text
-
-
-def sparkline(values: list[float], width: int, top: float) -> Text:
-    """Return values over time as blocks from 0 to `top`, the newest on the right."""
-    if len(values) > width:  # Average neighbours, so that the whole run stays visible.
-        edges = [len(values) * i // width for i in range(width + 1)]
-        groups = [values[a:b] for a, b in pairwise(edges)]
-        values = [sum(group) / len(group) for group in groups]
-    return Text("".join(BLOCKS[min(8, round(8 * value / top))] for value in values), "cyan")
-
-
-def summary_table(title: str, *columns: str) -> Table:
-    """Return an empty table of results: one column of names, then columns of numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
-    for i, column in enumerate(columns):
-        options: dict[str, Any] = {"justify": "right"} if i else {}
-        table.add_column(column, **options)
-    return table
+        room = max(LEAST_ROWS, self.console.height - AROUND - self._most_lines)
+        came = {name: entry for name, entry in self.entries.items() if entry.state != "waiting"}
+        ended = [name for name, entry in came.items() if entry.state != "running"]
+        hidden = set(ended[: max(0, len(came) - room)])
+        return [(name, entry) for name, entry in came.items() if name not in hidden][:room]

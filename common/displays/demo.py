@@ -29,6 +29,8 @@ from ..tracing.trace import Trace
 from ..virtual_time import use_virtual_time
 from .film import film_strip
 from .measured_costs import measure_costs
+from .neighbour import neighbour
+from .palette import use_palette
 
 CHATS = [
     "Why is the sky blue?",
@@ -97,6 +99,7 @@ def make_console(args: argparse.Namespace) -> Console:
     """
     is_plain = args.plain or args.readable
     console = Console(force_terminal=False, no_color=True) if is_plain else Console()
+    use_palette(console)
     handler: logging.Handler = logging.StreamHandler(sys.stdout)
     if not is_plain:
         handler = RichHandler(console=console, show_time=False, show_path=False)
@@ -120,6 +123,8 @@ def open_engine(
         raise SystemExit(str(error)) from None
     milestone = type(engine).__module__.split(".")[-2]
     console.print(f"[bold]{milestone}[/] · {engine.loaded.name} · {machine()}", highlight=False)
+    if line := neighbour():
+        say(console, line)
     return engine
 
 

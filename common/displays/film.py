@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
 from ..tracing.data import TraceData
+from ..tracing.marks import marks_of_batches
 
 # What happens to a request in a step: the mark, its style, and its meaning. If a column has several
 # steps, the first of these is shown.
 MARKS = {
-    "retract": ("R", "bold red", "retracted"),
-    "stall": ("-", "red", "not computed"),
-    "prefill": ("#", "yellow", "prompt"),
-    "decode": ("█", "cyan", "token"),
+    "retract": ("R", "bold lost", "retracted"),
+    "stall": ("-", "lost", "not computed"),
+    "prefill": ("#", "prompt", "prompt"),
+    "decode": ("█", "output", "token"),
     "waiting": ("·", "dim", "waits"),
     "absent": (" ", "", ""),
 }
@@ -25,7 +24,7 @@ MARKS = {
 def film_strip(data: TraceData, console: Console, title: str = "the run") -> RenderableType:
     """Return the strip. A column has several steps if the run does not fit the screen."""
     rows = {request.number: list[str]() for request in data.requests}
-    for marks in steps(data):
+    for marks in marks_of_batches(data):
         for number, row in rows.items():
             row.append(marks.get(number, "absent"))
     num_steps = max(map(len, rows.values()), default=0)
@@ -42,31 +41,6 @@ def film_strip(data: TraceData, console: Console, title: str = "the run") -> Ren
     meanings = [f"{MARKS[mark][0]} {MARKS[mark][2]}" for mark in MARKS if mark in seen]
     legend = Text(f"a line is a request, a column is {column}: {', '.join(meanings)}")
     return Panel(Group(*lines, legend), title=f"{title}: {num_steps} steps", title_align="left")
-
-
-def steps(data: TraceData) -> Iterator[dict[int, str]]:
-    """Yield what happens to each request in each batch, in order."""
-    computed: dict[int, int] = {}  # tokens, also of batches with results that are not known yet
-    for frame, state in data.states():
-        for number in frame.retracted:
-            computed[number] = 0
-        for batch in frame.batches:
-            marks = {number: _mark_outside(r["state"]) for number, r in state.requests.items()}
-            for number, tokens in batch.items():
-                before = computed.get(number, state.requests[number]["cached"] or 0)
-                is_prompt = before < data.requests[number].num_prompt_tokens
-                marks[number] = "prefill" if is_prompt else "decode"
-                computed[number] = before + tokens
-            yield marks | dict.fromkeys(frame.retracted, "retract")
-        for number, request in state.requests.items():
-            known = request["computed"]
-            if number in computed:
-                computed[number] = known if frame.error else max(computed[number], known)
-
-
-def _mark_outside(state: str) -> str:
-    """Return what happens to a request of that state in a step that does not compute it."""
-    return {"waiting": "waiting", "prefill": "stall", "decode": "stall"}.get(state, "absent")
 
 
 def _marks(row: list[str], per_column: int) -> Text:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console, RenderableType
 
@@ -19,15 +18,8 @@ from .demo import chats
 Talk = list[Message]
 
 
-class PanelSource(Protocol):
-    """The panels that a demo shows below the requests. Called for each refresh of the screen."""
-
-    @property
-    def num_lines(self) -> int:
-        """Return the number of screen lines that the panels take."""
-        ...
-
-    def __call__(self) -> Iterable[RenderableType]: ...
+# What a demo shows below the requests, the most important first. It is called for each refresh.
+Panels = Callable[[], Iterable[RenderableType]]
 
 
 @dataclass
@@ -54,7 +46,7 @@ def questions(count: int) -> list[Talk]:
 def serve(
     engine: LLMEngine,
     arrivals: Arrivals,
-    panels: PanelSource,
+    panels: Panels,
     args: Namespace,
     console: Console,
 ) -> list[list[int]]:
@@ -62,7 +54,7 @@ def serve(
 
     Returns the prompts as token ids, in order of arrival. A second turn is a prompt of its own.
     """
-    with Dashboard(engine, "requests", console, panels, panel_lines=panels.num_lines) as dashboard:
+    with Dashboard(engine, "requests", console, panels) as dashboard:
         users = Users(engine, arrivals, dashboard, args.max_tokens)
         steps = 0
         while users.waiting or engine.has_unfinished_requests():

@@ -1,9 +1,9 @@
 """Convert a trace to the Chrome trace-event format; ui.perfetto.dev and chrome://tracing open it.
 
 the engine   CPU      | step: schedule | run | process |     an arrow leads from each
-             forward              | forward |                schedule to its forward
+             forward           | forward 7 · 6 tokens  |     schedule to its forward
              pages, tree, queue, batch tokens                drawn as curves
-requests     r0       | waiting | prefill | decode     |     one lane for each request
+requests     r0 · Why | waiting | prefill | decode     |     one lane for each request
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from .data import Frame, RequestInfo, State, TraceData
+from .marks import marks_of_batches
 
 ENGINE, REQUESTS = 1, 2  # process ids in the file
+PROMPT_CHARACTERS = 40  # of a request's prompt, beside its name
 CPU, FORWARD = 1, 2  # thread ids in the process of the engine
+# The colours of the viewers, by what is computed.
+COLOURS = {"prefill": "rail_response", "decode": "good", "mixed": "rail_animation"}
 Event = dict[str, Any]
 
 
@@ -44,7 +48,8 @@ def _names(data: TraceData) -> Iterator[Event]:
     yield _name("thread_name", ENGINE, CPU, "CPU")
     yield _name("thread_name", ENGINE, FORWARD, forward)
     for number, request in enumerate(data.requests):
-        yield _name("thread_name", REQUESTS, number, request.request_id)
+        prompt = " ".join(request.prompt.split())[:PROMPT_CHARACTERS]
+        yield _name("thread_name", REQUESTS, number, f"{request.request_id} · {prompt}")
         yield {
             **_event("thread_sort_index", "M", REQUESTS, number),
             "args": {"sort_index": number},
@@ -53,19 +58,34 @@ def _names(data: TraceData) -> Iterator[Event]:
 
 def _lanes(data: TraceData) -> Iterator[Event]:
     batches = {frame.step: frame.batches for frame in data.frames}
+    kinds = _kinds(data)
     ids = [request.request_id for request in data.requests]
     seen: Counter[tuple[str, int]] = Counter()  # a step may have two schedules and two forwards
     for lane, spans in ((CPU, data.spans), (FORWARD, data.forwards)):
         for span in spans:
             args: dict[str, Any] = {"step": span.step}
+            name, kind = span.name, ""
             if span.name in ("schedule", "forward"):
-                of_step = batches.get(span.step, [])
-                own = of_step[seen[span.name, span.step] :][:1]
+                order = seen[span.name, span.step]
                 seen[span.name, span.step] += 1
+                own = batches.get(span.step, [])[order:][:1]
                 args["tokens"] = {
                     ids[number]: tokens for batch in own for number, tokens in batch.items()
                 }
-            yield _span(data, span.name, ENGINE, lane, span.start, span.end, args)
+            if span.name == "forward" and own:
+                count, kind = sum(own[0].values()), kinds[span.step, order]
+                name = f"forward {span.step} · {count} token{'s' * (count != 1)}"
+            yield _span(data, name, ENGINE, lane, span.start, span.end, args, kind)
+
+
+def _kinds(data: TraceData) -> dict[tuple[int, int], str]:
+    """Return what each batch computes, by its step and its place in it."""
+    places = [(frame.step, place) for frame in data.frames for place in range(len(frame.batches))]
+    kinds = {}
+    for place, marks in zip(places, marks_of_batches(data), strict=True):
+        computed = {"prefill", "decode"} & {*marks.values()}
+        kinds[place] = computed.pop() if len(computed) == 1 else "mixed"
+    return kinds
 
 
 def _arrows(data: TraceData) -> Iterator[Event]:
@@ -164,7 +184,8 @@ class Lane:
             at = min(at, self.request.end)
         if at > self.since:
             args = {"prompt tokens": self.request.num_prompt_tokens}
-            yield _span(self.data, self.phase, REQUESTS, self.number, self.since, at, args)
+            times = (self.since, at, args, self.phase)
+            yield _span(self.data, self.phase, REQUESTS, self.number, *times)
         self.phase, self.since = phase, max(at, self.since)
 
     def _instant(self, name: str, at: float) -> Event:
@@ -188,10 +209,14 @@ def _span(
     start: float,
     end: float,
     args: dict[str, Any],
+    kind: str = "",
 ) -> Event:
+    """Return a span. kind: what it computes; a viewer shows it as a colour."""
     begin = _us(data, start)
     duration = round(_us(data, end) - begin, 3)
     event = _event(name, "X", process, thread)
+    if kind in COLOURS:
+        event |= {"cat": kind, "cname": COLOURS[kind]}
     return {**event, "ts": begin, "dur": duration, "args": args}
 
 

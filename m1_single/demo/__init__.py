@@ -6,7 +6,6 @@ from rich.console import Console
 
 from common import EngineConfig, SamplingParams
 from common.displays.comparison import seconds
-from common.displays.dashboard import summary_table
 from common.displays.demo import (
     chats,
     engine_options,
@@ -18,6 +17,7 @@ from common.displays.demo import (
     recorded,
     say,
 )
+from common.displays.shapes import summary_table
 from common.virtual_time import use_virtual_time
 
 from .. import LLMEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from common import EngineConfig, SamplingParams
-from common.displays.dashboard import bar, summary_table
+from common.displays.shapes import bar, summary_table
 
 from .. import LLMEngine
 
@@ -28,8 +28,8 @@ def growth(engine: LLMEngine, naive: LLMEngine) -> Table:
             f"{n} tokens",
             f"{cached:.1f} ms",
             f"{recomputed:.1f} ms",
-            bar([(cached / longest, "█", "cyan")], 30) + "\n"
-            + bar([(recomputed / longest, "█", "yellow")], 30),
+            bar([(cached / longest, "█", "cached")], 30) + "\n"
+            + bar([(recomputed / longest, "█", "prompt")], 30),
         )  # fmt: skip
     return table
 

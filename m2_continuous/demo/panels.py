@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from common import Request
-from common.displays.dashboard import bar, sparkline
+from common.displays.palette import request_style
+from common.displays.shapes import bar, sparkline
 
 from .. import LLMEngine
 
@@ -27,11 +28,6 @@ class Panels:
         self.rows: dict[str, int] = {}  # of the requests, at the last refresh
         self.moved: dict[str, tuple[int, int]] = {}  # from which row, and at which refresh
 
-    @property
-    def num_lines(self) -> int:
-        """Return the number of screen lines that the panels take."""
-        return self.engine.core.scheduler.kv_cache.num_rows + 3
-
     def __call__(self) -> Iterable[RenderableType]:
         """Return the rows of the slot cache, and how many of them were taken over time."""
         kv_cache = self.engine.core.scheduler.kv_cache
@@ -42,13 +38,13 @@ class Panels:
             owner = kv_cache.rows[row] if row < len(kv_cache.rows) else None
             used = owner.num_computed_tokens if owner else 0
             share = used / kv_cache.row_tokens
-            style = "dim" if owner is None else "default"
+            style = "dim" if owner is None else request_style(owner.request_id)
             rows.add_row(
                 Text(f"row {row}", style),
                 Text(owner.request_id if owner else "free", style),
-                bar([(share, "█", "cyan"), (1 - share, "░" if owner else "·", style)], width),
-                Text(f"{used:4d} of {kv_cache.row_tokens}", style),
-                Text(self._move_of(owner), "bold yellow"),
+                bar([(share, "█", style), (1 - share, "░" if owner else "·", style)], width),
+                Text(f"{used:4d} of {kv_cache.row_tokens}", "dim" if owner is None else ""),
+                Text(self._move_of(owner), "bold"),
             )
         yield Panel(rows, title="the slot cache: █ used ░ reserved · free", title_align="left")
         self.history.append(len(kv_cache.rows))

@@ -19,7 +19,6 @@ from common.displays.comparison import (
     seconds,
     workload_of,
 )
-from common.displays.dashboard import summary_table
 from common.displays.demo import (
     engine_options,
     goes_on,
@@ -31,6 +30,7 @@ from common.displays.demo import (
     say,
 )
 from common.displays.serving import serve
+from common.displays.shapes import summary_table
 from common.displays.workload import Workload, WorkloadResult, run
 from common.virtual_time import use_virtual_time
 
@@ -46,6 +46,12 @@ FIGURES: dict[str, Figure] = {
     "hit rate": lambda r: f"{r.hit_rate:.0%}",
     "TTFT, median": lambda r: seconds(median(r.first_token_seconds)),
 }
+ANSWER_TOKENS = 8  # for each of the requests that compare policies
+ABOUT_POLICIES = (
+    "The users talk to the agents in turn, and memory has no room for all agents. By lpm and "
+    "dfs-weight, the requests of one agent come one after the other, so they find its pages before "
+    "they are evicted."
+)
 LOOK = (
     "Look at the tree: prompts that begin alike share its pages, and only what is new is computed. "
     "When memory is short, pages that no request uses are evicted."
@@ -74,16 +80,20 @@ def main() -> None:
         workload = replace(live, config={**live.config, "num_pages": 256})
         results = run_milestones({"m3_paged": workload, "m4_radix": workload}, console)
         console.print(comparison("all requests at once, equal KV memory", results, FIGURES, costs))
-        compare_policies(workload, engine, costs, console)
+        first_turns = replace(workload, prompts=[
+            list(engine.input_processor.apply_chat_template(talk).prompt_token_ids)
+            for talk in arrivals.talks
+        ], max_tokens=[ANSWER_TOKENS] * len(arrivals.talks))  # fmt: skip
+        compare_policies(first_turns, engine, costs, console)
     goes_on(console, SEEN, "m4_radix")
 
 
 def compare_policies(
     workload: Workload, engine: LLMEngine, costs: StepCosts, console: Console
 ) -> None:
-    """Serve the same requests in memory for two of them: now the order of admission matters."""
+    """Serve requests in memory for one and a half of them: now the order of admission matters."""
     tokens = max(map(len, workload.prompts)) + max(workload.max_tokens)
-    small = {**workload.config, "num_pages": 2 * tokens // PAGE_SIZE, "seed": 0}
+    small = {**workload.config, "num_pages": 3 * tokens // 2 // PAGE_SIZE, "seed": 0}
     results = {}
     for policy in POLICIES:
         with console.status(f"the same requests by {policy} …"):
@@ -92,11 +102,12 @@ def compare_policies(
                 use_virtual_time(policed, costs)
                 results[policy] = run(policed, workload)
     console.print(policies(results, small["num_pages"]))
+    say(console, ABOUT_POLICIES)
 
 
 def policies(results: dict[str, WorkloadResult], num_pages: int) -> Table:
     """Return a table with a row for each policy."""
-    title = f"\nby policy, with {num_pages} pages of {PAGE_SIZE} tokens of KV memory"
+    title = f"\nthe first questions by policy, with {num_pages} pages of KV memory"
     table = summary_table(title, "policy", "hit rate", "prefill tokens", "TTFT p50", "tokens/s")
     for name, result in results.items():
         table.add_row(

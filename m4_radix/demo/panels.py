@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from string import ascii_uppercase
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -13,7 +12,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from common import Request
-from common.displays.dashboard import bar
+from common.displays.palette import letter, request_style
+from common.displays.shapes import bar
 from common.tracing.decisions import Decision, watch
 
 from .. import LLMEngine
@@ -33,36 +33,30 @@ class Panels:
         self.num_evicted = 0
         watch(engine.core, self._count_evictions, ExitStack())
 
-    @property
-    def num_lines(self) -> int:
-        """Return the number of screen lines that the panels take."""
-        cells = self.engine.core.scheduler.kv_cache.allocator.num_pages + 1
-        pages = -(-cells // max(1, self.console.width - 4))
-        return self.tree_lines + self.engine.config.max_num_seqs + pages + 7
-
     def __call__(self) -> Iterable[RenderableType]:
-        """Return what each request found in the cache, the tree, and the owner of each page."""
+        """Return the tree, what each request found in it, and the owner of each page."""
+        yield Panel(self._tree(), title="tree: pages · locks · hits, text", title_align="left")
         table = Table(box=None, pad_edge=False, show_header=False)
         running = self.engine.core.scheduler.running
         full = max([BAR_TOKENS, *(r.num_prompt_tokens + r.num_output_tokens for r in running)])
         for request in running:
             cached = request.num_cached_tokens or 0
             computed = min(request.num_computed_tokens, request.num_prompt_tokens) - cached
-            parts = (cached, "=", "green"), (computed, "#", "yellow"), (
-                request.num_output_tokens, "+", "cyan",
+            parts = (cached, "=", "cached"), (computed, "#", "prompt"), (
+                request.num_output_tokens, "+", "output",
             )  # fmt: skip
             shares = [(count / full, mark, style) for count, mark, style in parts]
-            name = f"{self._letter(request)} {request.request_id}"
+            mark, style = self._owner(request)
+            name = Text(f"{mark} {request.request_id}", style)
             table.add_row(name, bar(shares, self.console.width - 12))
         title = "tokens: = cached # computed + generated"
         yield Panel(table, title=title, title_align="left")
-        yield Panel(self._tree(), title="tree: pages · locks · hits, text", title_align="left")
         yield self._pages()
         stats = self.engine.stats()
         reused, computed = stats.cached_prompt_tokens, stats.prefill_tokens
         yield Text(
             f"{reused} prompt tokens reused, {computed} computed: hit rate "
-            f"{reused / max(1, reused + computed):.0%} · {self.num_evicted} pages evicted"
+            f"{reused / max(1, reused + computed):.0%} · pages evicted: {self.num_evicted}"
         )
 
     def _tree(self) -> Tree:
@@ -81,7 +75,7 @@ class Panels:
 
     def _label(self, node: TreeNode) -> Text:
         text = " ".join(str(self.engine.loaded.tokenizer.decode(node.tokens)).split())
-        style = "bold cyan" if node.lock_count else "dim"
+        style = "bold cached" if node.lock_count else "dim"
         facts = f"{len(node.pages)} · {node.lock_count} · {node.hits}  "
         label = Text(facts, style, no_wrap=True, overflow="ellipsis")
         return label.append(text, "default")
@@ -94,18 +88,18 @@ class Panels:
         owners = {request.row: request for request in self.engine.core.scheduler.running}
         for row, pages in enumerate(kv_cache.table.rows):
             for page in pages:
-                cells[page] = (self._letter(owners.get(row)), "yellow")
+                cells[page] = self._owner(owners.get(row))
         for node in kv_cache.radix_cache.nodes():
             for page in node.pages:
-                cells[page] = ("=", "bold cyan") if node.lock_count else ("-", "green")
+                cells[page] = ("=", "bold cached") if node.lock_count else ("-", "cached")
         title = "pages: A B … requests, = tree in use, - cached, · free, # padding"
         return Panel(Text.assemble(*cells), title=title, title_align="left")
 
-    def _letter(self, request: Request | None) -> str:
-        """Return the letter of a request, as in the player: A is r0. None: it has ended."""
+    def _owner(self, request: Request | None) -> tuple[str, str]:
+        """Return the letter of a request, and its style. None: it has ended."""
         if request is None:
-            return "x"
-        return ascii_uppercase[int(request.request_id[1:]) % 26]
+            return "x", "dim"
+        return letter(request.request_id), request_style(request.request_id)
 
     def _count_evictions(self, decision: Decision) -> None:
         if decision.kind == "evict":

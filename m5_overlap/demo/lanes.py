@@ -14,9 +14,8 @@ from .. import LLMEngine
 from .panels import Panels
 
 STEPS_SHOWN = 6
-NUM_LINES = 5  # screen lines of the panel of one trace
-HOST = {"launch": ("L", "yellow"), "process": ("P", "magenta"), "wait": ("·", "dim")}
-FORWARD = (("█", "cyan"), ("▒", "blue"))  # of even and odd steps
+HOST = {"launch": ("L", "work"), "process": ("P", "output"), "wait": ("·", "dim")}
+FORWARD = (("█", "forward"), ("▒", "forward"))  # of even and odd steps
 
 
 class Lanes:
@@ -52,7 +51,9 @@ class Lanes:
                 )
             )
         title = f"{name}: L launch, P process, · wait; █ ▒ forwards in turn"
-        return Panel(Text("\n").join(lines), title=title, title_align="left")
+        costs = next(iter(self.traces.values())).meta.get("step_costs")
+        return Panel(Text("\n").join(lines), title=title, title_align="left",
+                     subtitle=costs, subtitle_align="left")  # fmt: skip
 
     def _forwards(self, trace: TraceData) -> list[Span]:
         forwards = trace.forwards
@@ -82,7 +83,6 @@ class LivePanels:
     def __init__(self, engine: LLMEngine, trace: TraceData, console: Console) -> None:
         self.lanes = Lanes(trace, console)
         self.panels = Panels(engine, console)
-        self.num_lines = NUM_LINES + self.panels.num_lines
 
     def __call__(self) -> Iterable[RenderableType]:
         return [self.lanes.panel(), *self.panels()]

@@ -146,7 +146,7 @@ def lanes_of(data: TraceData) -> dict[str, list[dict[str, Any]]]:
         assert event["ph"] != "X" or event["dur"] >= 0
     names = [e for e in events if e["pid"] == 2 and e["name"] == "thread_name"]
     return {
-        name["args"]["name"]: [
+        name["args"]["name"].partition(" · ")[0]: [
             e for e in events if (e["pid"], e["tid"]) == (2, name["tid"]) and e["ph"] in "Xi"
         ]
         for name in names
@@ -183,6 +183,20 @@ def test_every_request_has_one_end(make_engine: EngineFactory) -> None:
     assert [e["name"] for e in lanes["r2"]] == ["waiting", "prefill", "decode", "finish (length)"]
     assert [e["name"] for e in lanes["r5"]] == ["waiting", "abort"]
     drain(engine)
+
+
+def test_a_forward_has_a_name_and_a_colour(make_engine: EngineFactory) -> None:
+    """The name says how many tokens it computes, and the colour whether they are of prompts."""
+    engine = make_engine(**CONFIG)
+    with Trace(engine) as trace:
+        engine.add_request([5, 6, 7], greedy(3), "one")
+        drain(engine)
+    events = chrome_trace(trace.data)["traceEvents"]
+    forwards = [event for event in events if event["name"].startswith("forward ")]
+    counts = [event["name"].partition(" · ")[2] for event in forwards]
+    assert counts == ["3 tokens", "1 token", "1 token"]
+    assert [event["cat"] for event in forwards] == ["prefill", "decode", "decode"]
+    assert forwards[0]["cname"] != forwards[1]["cname"]
 
 
 @pytest.mark.since("m3_paged")

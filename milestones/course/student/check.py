@@ -23,7 +23,7 @@ from ..release.cut import still_cut
 from ..testing.results import Result
 from ..testing.runner import SECONDS, Runner, RunnerError
 from .check_screen import Attempt, show_attempts, show_syntax_error
-from .progress import note_result
+from .progress import Progress, load_progress, note_result
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones check m3.2 --watch"
@@ -86,9 +86,21 @@ def check_once(
         if attempt.run is not None and not attempt.run.error:
             note_result(root, attempt.exercise.id, attempt.run.passed)
     show_attempts(console, attempts, trace=args.trace)
+    own = load(exercises[0].milestone, root, strict=False)
+    console.print(standing(own, load_progress(root)), style="dim", highlight=False)
     if any(attempt.run is not None and attempt.run.error for attempt in attempts):
         return 2
     return 0 if all(attempt.state == "passed" for attempt in attempts) else 1
+
+
+def standing(exercises: tuple[Exercise, ...], progress: Progress) -> str:
+    """Return how far a milestone is done, as the last checks have found it."""
+    passed = [exercise for exercise in exercises if exercise.id in progress.passed]
+    points, all_points = (sum(e.points for e in group) for group in (passed, exercises))
+    return (
+        f"{exercises[0].milestone}: {len(passed)} of {len(exercises)} exercises pass, "
+        f"{points} of {all_points} points"
+    )
 
 
 def attempted(

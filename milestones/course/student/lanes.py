@@ -17,13 +17,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from common.displays.palette import use_palette
+
 from ..delta import ROOT
 
 Json = dict[str, Any]
 EXAMPLE = "python -m milestones lanes 3 sync"
 FILE = "milestones/m5_overlap/timelines.json"
-HOST = {"wait": ("·", "dim"), "launch": ("L", "yellow"), "process": ("P", "magenta")}
-FORWARD = (("█", "cyan"), ("▒", "blue"))
+HOST = {"wait": ("·", "dim"), "launch": ("L", "work"), "process": ("P", "output")}
+FORWARD = (("█", "forward"), ("▒", "forward"))
 # What a timeline may have, and what the lanes show then.
 FAULTS = {
     "none": (
@@ -67,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     """Show timelines, or check a diagnosis."""
-    console = Console()
+    console = use_palette(Console())
     if not (root / FILE).is_file():
         console.print(f"this tree has no {FILE}: the timelines are those of m5", style="red")
         return 2
@@ -82,9 +84,14 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console.print(words, style="dim", highlight=False)
     for shown in range(1, len(runs) + 1) if number is None else (number,):
         show(shown, runs, console)
-    console.print("\nA timeline has one of these:")
+    asked = "a timeline" if number is None else f"timeline {number}"
+    console.print(f"\nWhich of these has {asked}?")
     for name, (words, _) in FAULTS.items():
         console.print(f"  {name:12} {words}", highlight=False)
+    command = f"python -m milestones lanes {number or 'NUMBER'} NAME"
+    console.print(
+        f"\nWrite your diagnosis down. Then let it be checked: {command}", highlight=False
+    )
     return 0
 
 

@@ -1,8 +1,8 @@
 """Show each milestone: its lesson, its size, what is new, and your progress.
 
 Below the table are the exercises of your own milestone. Lines are those of the engine's Python
-files, with comments and without its demo. The columns "added" and "changed" compare them with the
-milestone below. The state of an exercise is what its last `check` has found, or "not checked".
+files, with comments and without its demo; those that the milestone below does not have are new. The
+state of an exercise is what its last `check` has found, or "not checked".
 
 Exit status: 0; 2 the file of the exercises is wrong.
 """
@@ -52,18 +52,18 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     names, progress = engines(root), load_progress(root)
     started = [name for name in names if (root / course_place(name) / "start").is_dir()]
     exercises = {name: load(name, root, strict=False) for name in taught_engines(root)}
-    table = Table(box=None, padding=(0, 2, 1, 0), header_style="dim")
-    table.add_column("milestone and lesson", overflow="fold", ratio=1)
-    for column in ("lines", "added", "changed", "points"):
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("milestone", style="bold", no_wrap=True)
+    is_low = console.is_terminal and console.height < 3 * len(names)
+    table.add_column("lesson", overflow="ellipsis", no_wrap=is_low, ratio=1)
+    for column in ("lines", "new"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("progress", no_wrap=True)
+    table.add_column("points", justify="right", no_wrap=True)
     for name in names:
         size = size_of(root, name, below(name, root))
-        points = sum(exercise.points for exercise in exercises.get(name, ()))
         given = bool(started) and name in chain(started[0], root)[:-1]
         table.add_row(
-            Text.assemble((name, "bold"), f"\n{lesson(name, root)}"),
-            str(size.lines), str(size.added), str(size.changed), str(points or ""),
+            name, lesson(name, root), str(size.lines), str(size.added + size.changed),
             "given" if given else progress_of(exercises.get(name, ()), progress),
         )  # fmt: skip
     console.print(table)
@@ -81,12 +81,11 @@ def lesson(milestone: str, root: Path) -> str:
 
 
 def progress_of(exercises: tuple[Exercise, ...], progress: Progress) -> str:
-    """Return the progress in a milestone, in words."""
+    """Return the points in a milestone: those of passed exercises, and all."""
     points = sum(exercise.points for exercise in exercises)
     done = sum(exercise.points for exercise in exercises if exercise.id in progress.passed)
-    if done < points:
-        return f"{done} of {points}"
-    return "[green]done[/]" if points else ""
+    said = f"{done} of {points}" if points else ""
+    return f"[green]{said}[/]" if done == points else said
 
 
 def exercises_table(exercises: tuple[Exercise, ...], root: Path, progress: Progress) -> Table:

@@ -39,36 +39,52 @@ MORE = {
     "static": ("m2", Measurement(
         ("rows", "batches", "forwards", "padding computed", "tokens per forward"),
         counters.by_batching, TINY, (1, 2, 4, 6, 8, 14),
+        "A static batch waits for its longest request, so it runs more forwards for the"
+        " same tokens.",
     )),
     "chunks": ("m3", Measurement(
         ("tokens of a step", "TTFT, steps", "TTFT, ms", "most tokens in a step", "ITL at most, ms"),
         counters.by_chunk, TINY, (16, 32, 64, 128, 256, 512),
+        "More tokens in a step bring the first token of the long prompt sooner, and let"
+        " the other requests wait longer for their next one.",
     )),
     "shared": ("m4", Measurement(
         ("prefix", "KV read, MB", "if read once, MB", "share"),
         counters.by_prefix, EMBEDDED_MODEL, (0, 64, 128, 256, 448),
+        "The longer the common prefix, the more of the KV is read again and again: each"
+        " request reads the shared pages for itself.",
     )),
 }  # fmt: skip
 MEASUREMENTS = {
     "m1": Measurement(
         ("context", "tokens fed, cache", "ms, cache", "tokens fed, no cache", "ms, no cache"),
         times.by_context, EMBEDDED_MODEL, (16, 64, 256, 480),
+        "With the cache, a step feeds one token, whatever the context. Without it, a "
+        "step feeds the whole context.",
     ),
     "m2": Measurement(
         ("rows", "ms per step", "ms per token"),
         times.by_rows, EMBEDDED_MODEL, (1, 2, 4, 8, 16, 32, 64),
+        "A step of more rows takes longer, but not in proportion, so a token becomes "
+        "cheaper.",
     ),
     "m3": Measurement(
         ("page size", "most running", "held, not written", "steps", "retractions"),
         counters.by_page_size, TINY, (1, 2, 4, 8, 16, 32, 64),
+        "Smaller pages leave fewer slots held and not written, so more requests run at "
+        "once.",
     ),
     "m4": Measurement(
         ("pages", "tokens", "reused", "prompt tokens computed"),
         counters.by_pool, TINY, (24, 32, 48, 64, 80, 96, 128, 192),
+        "A pool that is too small evicts prefixes before they are asked for again. "
+        "Above some size, nothing is left to reuse.",
     ),
     "m5": Measurement(
         ("emulated ms", "h", "f", "h + f", "serial", "max(h, f)", "overlapped"),
         times.by_forward, TINY, (0, 1, 2, 4, 8, 16),
+        "The serial loop takes the time of the host and of the forward. The overlapped "
+        "loop takes the longer of both, so it gains most where they are equal.",
     ),
     "multi_step": Measurement(
         (
@@ -76,10 +92,14 @@ MEASUREMENTS = {
             "ITL p50, ms", "tokens/s",
         ),
         times.by_plan, TINY, (1, 2, 4, 8),
+        "A longer plan needs the host less often, but it computes more tokens in vain, "
+        "and a request that arrives waits for its end.",
     ),
     "structured_output": Measurement(
         ("requests", "loop", "gap, ms", "tokens/s", "ratio"),
         times.by_grammar, EMBEDDED_MODEL, (1, 8),
+        "A loop that waits for the mask leaves the device idle. A mask that is made "
+        "beside the forward costs little.",
     ),
     "speculative": Measurement(
         (
@@ -87,13 +107,19 @@ MEASUREMENTS = {
             "tokens/s", "ratio",
         ),
         times.by_text, EMBEDDED_MODEL, (1, 16),
+        "Drafts gain where a text repeats itself. Where it does not, they are computed "
+        "in vain.",
     ),
     "lora": Measurement(
         ("adapters", "way", "steps", "ratio"), times.by_batch, EMBEDDED_MODEL, (8,),
+        "All adapters in one batch take as many steps as one model. One batch for each "
+        "adapter takes many more.",
     ),
     "hybrid_memory": Measurement(
         ("tokens", "layers alike", "most", "at the end", "share"),
         electives.by_length, WINDOWED, (32, 64, 128, 256, 480),
+        "A layer with a window frees the pages that its window has left behind, so a "
+        "longer prompt saves a larger part.",
     ),
     "priority": Measurement(
         (
@@ -101,6 +127,8 @@ MEASUREMENTS = {
             "cached", "preempted", "pages loaded",
         ),
         electives.by_urgency, TINY, (0, 2),
+        "Urgent requests begin sooner, and the others pay for it. Pages that continue "
+        "in host memory are not computed again.",
     ),
     "embedding": Measurement(
         (
@@ -108,6 +136,8 @@ MEASUREMENTS = {
             "vector, steps p50", "steps",
         ),
         electives.by_budget, TINY, (16, 32, 64, 256),
+        "A larger budget ends the vectors sooner, and lets the texts wait longer for "
+        "their next token.",
     ),
 }  # fmt: skip
 
@@ -144,4 +174,5 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
             table.add_row(*row)
     console.print(f"{milestone}, {model}", style="bold", highlight=False)
     console.print(table)
+    console.print(f"\n{chosen.conclusion}", highlight=False)
     return 0

@@ -25,6 +25,7 @@ class Measurement:
     rows: Callable[[str, str, tuple[float, ...]], Iterator[Row]]
     model: str
     sizes: tuple[float, ...]
+    conclusion: str  # what the table shows, in a sentence or two
 
 
 def measured(

@@ -23,8 +23,8 @@ from typing import Any
 from rich.console import Console
 
 from common import EMBEDDED_MODEL, EngineConfig
-from common.displays.dashboard import summary_table
 from common.displays.demo import machine
+from common.displays.shapes import summary_table
 from common.displays.workload import Workload, run
 
 from ... import recording

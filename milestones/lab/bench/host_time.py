@@ -30,8 +30,8 @@ import torch
 from rich.console import Console
 
 from common import EngineConfig, RequestOutput, SamplingParams
-from common.displays.dashboard import summary_table
 from common.displays.demo import machine
+from common.displays.shapes import summary_table
 
 from ... import recording
 from ...chain import at_least

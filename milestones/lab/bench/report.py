@@ -14,8 +14,8 @@ import torch
 import transformers
 from rich.table import Table
 
-from common.displays.dashboard import summary_table
 from common.displays.demo import machine
+from common.displays.shapes import summary_table
 from common.displays.workload import Workload
 
 from ...chain import ROOT

@@ -11,8 +11,8 @@ from typing import Literal
 
 from rich.table import Table
 
-from common.displays.dashboard import summary_table
 from common.displays.demo import machine
+from common.displays.shapes import summary_table
 
 from ...recording import write_block
 from .parts import KINDS, PARTS

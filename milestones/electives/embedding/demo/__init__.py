@@ -23,7 +23,7 @@ from common.displays.comparison import (  # noqa: E402
     counter,
     workload_of,
 )
-from common.displays.dashboard import Dashboard, summary_table  # noqa: E402
+from common.displays.dashboard import Dashboard  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     chats,
     engine_options,
@@ -32,6 +32,7 @@ from common.displays.demo import (  # noqa: E402
     parser,
     recorded,
 )
+from common.displays.shapes import summary_table  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
 from ...demos import compare  # noqa: E402
@@ -78,7 +79,7 @@ def serve(
     """Serve each question as a text `r` and as a vector `v`. Return the final outputs by name."""
     panels, finals = LivePanels(engine, trace, console), dict[str, RequestOutput]()
     waiting, steps = list(enumerate(asked)), 0
-    with Dashboard(engine, "requests", console, panels, panel_lines=panels.num_lines) as dashboard:
+    with Dashboard(engine, "requests", console, panels) as dashboard:
         while waiting or engine.has_unfinished_requests():
             if steps % ARRIVE_EVERY == 0 and waiting:
                 number, question = waiting.pop(0)

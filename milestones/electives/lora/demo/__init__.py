@@ -27,7 +27,7 @@ from common.displays.serving import serve  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
 from ....lab.instruments.random_adapter import write_adapter  # noqa: E402
-from ...demos import PanelsBelow, compare  # noqa: E402
+from ...demos import compare  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..kv_cache import ADAPTER_KEY  # noqa: E402
 from ..radix_cache import TreeNode  # noqa: E402
@@ -69,7 +69,7 @@ class TreePanels(Panels):
         shown, number = copy.copy(node), node.tokens[0] // ADAPTER_KEY
         shown.tokens = [token % ADAPTER_KEY for token in node.tokens]
         label = super()._label(shown)
-        named = Text(f"#{number} " if number else "", "yellow", no_wrap=True, overflow="ellipsis")
+        named = Text(f"#{number} " if number else "", "plan", no_wrap=True, overflow="ellipsis")
         return named.append_text(label)
 
 
@@ -78,10 +78,8 @@ class SlotPanels:
 
     def __init__(self, engine: LLMEngine, trace: TraceData, console: Console) -> None:
         self.engine = engine
-        live = LivePanels(engine, trace, console)
-        live.panels = TreePanels(engine, console)
-        self.below = PanelsBelow(live, console, engine.config.max_loras + 5)
-        self.num_lines = self.below.num_lines
+        self.live = LivePanels(engine, trace, console)
+        self.live.panels = TreePanels(engine, console)
 
     def __call__(self) -> Iterable[RenderableType]:
         scheduler = self.engine.core.scheduler
@@ -98,7 +96,7 @@ class SlotPanels:
         table.add_row("", "waiting", " ".join(f"{n} x {name}" for name, n in waiting.items()))
         title = f"adapters: {scheduler.slots.num_loads} loaded into slots so far"
         yield Panel(table, title=title, title_align="left")
-        yield from self.below()
+        yield from self.live()
 
 
 def name_of(adapter: object) -> str | None:

@@ -16,12 +16,12 @@ from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams  # noqa: E402
-from common.displays.dashboard import Dashboard, summary_table  # noqa: E402
+from common.displays.dashboard import Dashboard  # noqa: E402
 from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.shapes import summary_table  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
 from ....extras import missing  # noqa: E402
-from ...demos import PanelsBelow  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..grammar_manager import GrammarManager  # noqa: E402
 from .gaps import LOOPS, measure, traced  # noqa: E402
@@ -53,7 +53,7 @@ def serve(
     """Serve the questions under a dashboard. Return the final output of each request."""
     panels, finals = GrammarPanels(engine, trace, console), dict[str, RequestOutput]()
     waiting, steps = list(enumerate(asked)), 0
-    with Dashboard(engine, "requests", console, panels, panel_lines=panels.num_lines) as dashboard:
+    with Dashboard(engine, "requests", console, panels) as dashboard:
         while waiting or engine.has_unfinished_requests():
             if steps % ARRIVE_EVERY == 0 and waiting:
                 number, question = waiting.pop(0)
@@ -80,9 +80,7 @@ class GrammarPanels:
 
     def __init__(self, engine: LLMEngine, trace: TraceData, console: Console) -> None:
         self.engine = engine
-        live = LivePanels(engine, trace, console)
-        self.below = PanelsBelow(live, console, engine.config.max_num_seqs + 3)
-        self.num_lines = self.below.num_lines
+        self.live = LivePanels(engine, trace, console)
 
     def __call__(self) -> Iterable[RenderableType]:
         manager, table = self.engine.core.scheduler.grammars, Table(box=None, pad_edge=False)
@@ -95,7 +93,7 @@ class GrammarPanels:
         for request in manager.queue:
             table.add_row(request.request_id, "", Text("its grammar is being compiled", "dim"))
         yield Panel(table, title="grammars: tokens that the next mask allows", title_align="left")
-        yield from self.below()
+        yield from self.live()
 
 
 def allowed_tokens(manager: GrammarManager) -> list[list[int]]:

@@ -67,7 +67,8 @@ class Frame:
     waiting: the queue in order; None if it did not change.
     requests: the fields that changed: `state` (waiting, prefill, decode, stop, length, abort,
         error), `row`, `tokens`, `computed`, `cached`, `node` (the last node of the prefix that the
-        request holds in the radix tree); and `text`, the text that was added.
+        request holds in the radix tree), `pages` (its page table); and `text`, the text that was
+        added.
     pages: the new owner of each page with a new owner.
     nodes: the fields of radix tree nodes that changed: `parent` (0: the root), `pages`, `locks`,
         `hits`, `text` (of the first tokens). None: the node was removed.

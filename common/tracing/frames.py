@@ -113,6 +113,7 @@ class Observer:
                     "computed": request.num_computed_tokens,
                     "cached": request.num_cached_tokens or 0,
                     "node": self._node_of(request),
+                    "pages": self._table_of(request),
                 },
             )
             if text := request.text.visible[len(before["text"]) :]:
@@ -121,6 +122,10 @@ class Observer:
                 changes[info.number] = change
             self._note_times(request, info)
         return changes
+
+    def _table_of(self, request: Request) -> list[int] | None:
+        """Return the page table of a request. None: it has none."""
+        return self._rows[request.row][1] if self._rows and request.row is not None else None
 
     def _node_of(self, request: Request) -> int | None:
         """Return the tree node that ends the prefix that a request holds. None: it holds none."""

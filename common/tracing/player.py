@@ -19,8 +19,8 @@ from .data import TraceData
 
 PARTS = Path(__file__).with_name("player_page")
 SCRIPTS = (
-    "recording.js", "narration.js", "lanes.js", "counters.js", "requests.js", "memory.js",
-    "playing.js",
+    "recording.js", "events.js", "narration.js", "lanes.js", "counters.js", "requests.js",
+    "memory.js", "playing.js",
 )  # fmt: skip
 TRACE = "{{TRACE}}"
 

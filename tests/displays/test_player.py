@@ -175,6 +175,58 @@ def test_the_keys(tmp_path: Path) -> None:
         assert page.evaluate("$('error').textContent") == "" and page.errors == []
 
 
+def test_the_page_opens_where_the_lesson_is(tmp_path: Path) -> None:
+    """It says what to watch. The marks lead to the steps with events, and so do two keys."""
+    trace = trace_of("m4_radix")
+    hits = [
+        frame.step
+        for frame in trace.frames
+        if any(change.get("cached") for change in frame.requests.values())
+    ]
+    with played(tmp_path, player_html(trace)) as page:
+        page.wait_until(f"$('where').textContent.startsWith('step {hits[0]} of ')")
+        assert page.evaluate("$('watch').textContent").startswith("Watch the tree: ")
+        marks: list[str] = page.evaluate("[...$('marks').children].map(mark => mark.title)")
+        assert all(any(f"step {step}:" in mark for mark in marks) for step in hits)
+        assert " tokens in the tree." in " ".join(marks)
+        page.press("n")
+        after = int(page.evaluate("$('where').textContent").split()[1])
+        assert after > hits[0] and any(f"step {after}:" in mark for mark in marks)
+        page.press("p")
+        page.wait_until(f"$('where').textContent.startsWith('step {hits[0]} of ')")
+        page.evaluate("$('marks').lastElementChild.click()")
+        last = marks[-1].partition(":")[0]
+        page.wait_until(f"$('where').textContent.startsWith('{last} of ')")
+        assert page.evaluate("$('keys').hidden") is True
+        page.press("?")
+        assert page.evaluate("$('keys').hidden") is False and page.errors == []
+
+
+def test_a_request_shows_its_page_table(tmp_path: Path) -> None:
+    """Also to a person without a mouse: a request has the focus."""
+    trace = trace_of("m4_radix")
+    frame, state = next((frame, state) for frame, state in trace.states() if state.nodes)
+    number, request = next((n, r) for n, r in state.requests.items() if r.get("pages"))
+    with played(tmp_path, player_html(trace), f"#step={frame.step}") as page:
+        page.ask("Emulation.setFocusEmulationEnabled", enabled=True)
+        page.evaluate(f"document.querySelector('[data-request=\"{number}\"]').focus()")
+        shown = page.evaluate("$('page-table').textContent")
+    assert shown == f"Page table of r{number}: {' '.join(map(str, request['pages']))}"
+
+
+def test_the_page_works_inside_another_one(tmp_path: Path) -> None:
+    """There, a browser may forbid it to change the address."""
+    inner = html.escape(player_html(trace_of("m2_continuous")))
+    frame = f'<p id="where">.</p><iframe sandbox="allow-scripts" srcdoc="{inner}"></iframe>'
+    script = """<script>const $ = name => document.getElementById(name); let said = "";
+    addEventListener("message", event => { said = event.data; });</script>"""
+    reporting = "setTimeout(() => parent.postMessage($('error').textContent + shown, '*'), 2500);"
+    frame = frame.replace(html.escape("load(JSON"), html.escape(f"{reporting}load(JSON"))
+    with played(tmp_path, script + frame) as page:
+        page.wait_until("said")
+        assert re.fullmatch(r"\d+", page.evaluate("said")) and page.errors == []
+
+
 def test_an_emulated_forward_is_labelled(tmp_path: Path) -> None:
     trace = trace_of(MILESTONES[-1])
     emulated: dict[str, Any] = {**trace.meta, "emulated_forward_ms": 20}

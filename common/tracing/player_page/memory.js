@@ -1,7 +1,8 @@
 
 // ---- Memory: pages by owner, or slots; and the tree ------------------------------------------
 
-const MOST_CELLS = 4097, MOST_NODES = 400;
+const MOST_CELLS = 4097, MOST_NODES = 400, MOST_READERS = 8;
+const TREE_WIDTH = 300;  // pixels of the longest branch, at most
 let cells = [];  // of the pages that were used so far; low page numbers are used first
 
 function makeMap() {
@@ -42,9 +43,13 @@ function light(number) {
     const own = number !== null && String(state.pages[page] ?? null) === number;
     cell.classList.toggle("lit", own || pages.has(page));
   });
-  for (const node of $("nodes").children) {
+  for (const node of $("nodes").querySelectorAll("[data-node]")) {
     node.classList.toggle("lit", nodes.includes(node.dataset.node));
   }
+  if (!meta.num_pages) return;
+  const table = number === null ? [] : state.requests[number].pages ?? [];
+  $("page-table").textContent = table.length ? `Page table of ${id(number)}: ${table.join(" ")}`
+    : "Point at a request, or go to it with the Tab key: its page table stands here.";
 }
 let lit = null;  // the request under the pointer, or the one that has the focus
 for (const [event, isOn] of [["mouseover", true], ["mouseleave", false], ["focusin", true],
@@ -104,29 +109,49 @@ function sharedWords(texts) {
   const end = texts[0].lastIndexOf(" ", same - 1) + 1;
   return end > 8 ? end : 0;
 }
+/** Return the requests that read each node of the tree, by its number. */
+function readersOf() {
+  const readers = {};
+  for (const [number, request] of Object.entries(state.requests)) {
+    for (const node of prefixOf(request)) (readers[node] ??= []).push(number);
+  }
+  return readers;
+}
+/** Draw each node as a row of its pages, which begins where the pages of its parent end. */
 function drawTree(frame) {
-  const children = {}, drawn = [];
+  const children = {}, readers = readersOf();
   for (const [number, node] of Object.entries(state.nodes)) {
     (children[node.parent] ??= []).push(number);
   }
+  const deepest = number => state.nodes[number].pages.length
+    + Math.max(0, ...(children[number] ?? []).map(deepest));
+  const longest = Math.max(1, ...(children[0] ?? []).map(deepest));
+  const unit = Math.max(2, Math.min(13, TREE_WIDTH / longest));  // pixels of a page
   const flatText = number => state.nodes[number].text.replace(/\s+/g, " ");
-  const visit = (number, depth, common = 0) => {
-    if (drawn.length === MOST_NODES) return;
-    const node = state.nodes[number];
+  let drawn = 0;
+  const visit = (number, common) => {
+    if (drawn++ >= MOST_NODES) return [];
+    const node = state.nodes[number], own = readers[number] ?? [];
     const kind = `node ${node.locks ? "held" : ""}${frame.nodes?.[number] ? " new" : ""}`;
-    const indent = depth ? "\u00a0\u00a0".repeat(depth - 1) + "└ " : "";
+    const width = Math.max(2, unit * node.pages.length);
+    const count = node.pages.length === 1 ? "1 page" : `${node.pages.length} pages`;
+    const facts = `${count}, locks: ${node.locks}, hits: ${node.hits}: ${node.pages.join(" ")}`;
     const label = (common ? "… " : "") + flatText(number).slice(common);
-    drawn.push(h("div", { class: kind, "data-node": number }, h("span", {}, node.pages.length),
-      h("span", {}, node.locks), h("span", {}, node.hits),
-      h("code", { title: node.text }, indent + label)));
-    visitAll(children[number] ?? [], depth + 1);
+    const row = h("div", { class: kind, "data-node": number, title: facts },
+      h("i", { class: "boxes", style: `width: ${width}px; --unit: ${unit}px` }),
+      ...own.slice(0, MOST_READERS).map(chip),
+      h("small", {}, own.length > MOST_READERS ? `+ ${own.length - MOST_READERS}` : ""),
+      h("code", { title: node.text }, label));
+    const below = visitAll(children[number] ?? []);
+    if (!below.length) return [row];
+    return [row, h("div", { class: "branch", style: `margin-left: ${width}px` }, ...below)];
   };
-  const visitAll = (numbers, depth) => {
+  const visitAll = numbers => {
     const skip = sharedWords(numbers.map(flatText));
-    numbers.forEach(number => visit(number, depth, skip));
+    return numbers.flatMap(number => visit(number, skip));
   };
-  visitAll(children[0] ?? [], 0);
-  const hidden = Object.keys(state.nodes).length - drawn.length;
-  if (hidden) drawn.push(h("div", { class: "soft" }, `and ${hidden} more nodes`));
-  $("nodes").replaceChildren(...drawn);
+  const rows = visitAll(children[0] ?? []);
+  const hidden = Object.keys(state.nodes).length - Math.min(drawn, MOST_NODES);
+  if (hidden) rows.push(h("div", { class: "soft" }, `and ${hidden} more nodes`));
+  $("nodes").replaceChildren(...rows);
 }

@@ -26,7 +26,17 @@ function show(to) {
   if (meta.has_tree) drawTree(frame);
   light(lit !== null && lit in state.requests ? lit : null);
   afterDrawing();
-  if (!playing) window.history.replaceState(null, "", `#step=${step}`);
+  if (!playing) remember();
+}
+let remembering = null;
+/** Let the address name the step, at most once a second: a browser refuses more, or all in a frame. */
+function remember() {
+  remembering ??= setTimeout(() => {
+    remembering = null;
+    try {
+      window.history.replaceState(null, "", `#step=${shown}`);
+    } catch { /* then the address names none */ }
+  }, 1000);
 }
 /** Show whether the button plays or pauses. */
 function drawPlay(label, isPlaying) {
@@ -41,7 +51,7 @@ let play = on => {
   ticked = performance.now();
   drawPlay(on ? "Pause" : "Play", on);
   if (on) requestAnimationFrame(tick);
-  else window.history.replaceState(null, "", `#step=${Math.floor(position)}`);
+  else remember();
 };
 function tick(time) {
   if (!playing) return;
@@ -64,10 +74,13 @@ const commands = {
   first: () => jump(firstStep()), last: () => jump(lastStep()), play: () => play(!playing),
   back: () => jump(Math.ceil(position) - 1), forth: () => jump(Math.floor(position) + 1),
   narrow: () => zoom(1 / 1.5), widen: () => zoom(1.5),
+  next: () => jump(eventBeside(shown, true) ?? shown),
+  previous: () => jump(eventBeside(shown, false) ?? shown),
+  help: () => { $("keys").hidden = !$("keys").hidden; },
 };
 const keys = { " ": "play", ArrowLeft: "back", ArrowRight: "forth", Home: "first", End: "last",
-               "+": "narrow", "-": "widen" };
-for (const [name, command] of Object.entries(commands)) $(name).addEventListener("click", command);
+               "+": "narrow", "-": "widen", n: "next", p: "previous", "?": "help" };
+for (const [name, command] of Object.entries(commands)) $(name)?.addEventListener("click", command);
 $("scrub").addEventListener("input", event => jump(Number(event.target.value)));
 addEventListener("keydown", event => {
   const { target, key } = event, tag = target.tagName ?? "";
@@ -77,7 +90,7 @@ addEventListener("keydown", event => {
   event.preventDefault();
   commands[keys[key]]();
 });
-const hashStep = () => Number(/step=(\d+)/.exec(location.hash)?.[1] ?? firstStep());
+const hashStep = () => Number(/step=(\d+)/.exec(location.hash)?.[1] ?? openingStep());
 addEventListener("resize", () => {
   if (frames.length) drawLanes(frames[indexOf(shown)].end, shown);
 });
@@ -89,7 +102,9 @@ function makePage() {
   $("about").textContent = [meta.model, meta.device, meta.machine].filter(Boolean).join(" · ");
   const { step_costs: costs, emulated_forward_ms: emulated } = meta;
   $("emulated").hidden = !costs && !emulated;
+  $("emulated").classList.toggle("virtual", Boolean(costs));
   $("emulated").textContent = costs ? `virtual time: ${costs}` : `emulated forward: ${emulated} ms`;
+  $("watch").textContent = meta.engine in WATCH ? `Watch ${WATCH[meta.engine][0]}` : "";
   shown = null;
   makeCurves();
   makeMap();
@@ -103,6 +118,7 @@ function fitPage() {
   const longest = Math.max(3, ...names);
   document.body.style.setProperty("--name", `calc(32px + ${Math.min(longest, 20)}ch)`);
   fitLanes();
+  drawMarks();
 }
 /** Play a recorded run. */
 function load(trace) {

@@ -20,7 +20,8 @@ const chip = number => h("span", { class: "chip", style: hue(number) }, letter(n
 const named = number => h("span", {}, chip(number), ` ${requests[number].request_id}`);
 const id = number => requests[number].request_id;
 const flat = text => text.replace(/<\|[^|<>]*\|>/g, " ").replace(/\s+/g, " ");
-const ms = seconds => (1000 * seconds).toFixed(seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0) + " ms";
+const ms = seconds => seconds >= 1 ? `${seconds.toFixed(1)} s`
+  : `${(1000 * seconds).toFixed(seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0)} ms`;
 const sum = values => values.reduce((a, b) => a + b, 0);
 /** Return a quantile of numbers in ascending order. */
 const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))];
@@ -30,7 +31,7 @@ const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.floor(q 
 let meta = {}, requests = {};  // requests: their constant properties, by number
 let frames = [], spans = [], forwards = [];  // frames: one for each step, without gaps
 let history = [];  // for each frame: the stats after it, and numbers that are computed from it
-let happened = [];  // for each frame: sentences about it
+let happened = [], events = [];  // for each frame: sentences about it, and its events
 let mostTokens = 1, highestPage = 0;
 let base, newest;  // the states before the first frame, and after the last one
 let state, reached;  // the state that is shown, and its step
@@ -76,6 +77,7 @@ function begin(trace) {
   forwards = [];
   history = [];
   happened = [];
+  events = [];
   [mostTokens, highestPage] = [1, 0];
   [base, newest, state] = [new State(), new State(), new State()];
   [generated, grown] = [0, {}];
@@ -89,13 +91,14 @@ function append({ requests: changed = [], frames: more = [], spans: s = [], forw
   spans.push(...s);
   forwards.push(...f);
   for (const frame of more) {
-    const before = newest.requests;
+    const before = newest.requests, own = eventsOf(frame);
     newest.requests = { ...before };
     newest.apply(frame);
     frames.push(frame);
     history.push(measured(frame, before));
     highestPage = Math.max(highestPage, ...Object.keys(frame.pages ?? {}).map(Number));
-    happened.push(narrate(frame, before));
+    events.push(own);
+    happened.push(narrate(frame, before, own));
   }
 }
 
@@ -128,6 +131,7 @@ function forget(most) {
   for (const frame of frames.splice(0, count)) base.apply(frame);
   history.splice(0, count);
   happened.splice(0, count);
+  events.splice(0, count);
   const start = frames[0].start;
   spans = spans.filter(span => span.end >= start);
   forwards = forwards.filter(span => span.end >= start);

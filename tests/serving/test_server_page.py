@@ -439,6 +439,25 @@ def test_a_page_asks_for_the_key(serve: Serve, tmp_path: Path) -> None:
 
 
 @only_highest
+def test_a_long_queue_is_cut_and_emptied(
+    make_engine: EngineFactory, serve: Serve, tmp_path: Path
+) -> None:
+    """The page names 24 of the waiting requests, and a button aborts all that are its own."""
+    engine = make_engine(max_num_seqs=1)
+    slow_steps(engine, 0.2)
+    run = serve(engine)
+    with opened(run, tmp_path) as page:
+        page.evaluate("for (let n = 0; n < 30; n++) addChat()")
+        page.evaluate("chats.forEach(chat => chat.ask('Hi'))")
+        page.wait_until("state.waiting.length === 32 && chats.every(chat => chat.waiting?.id)")
+        page.wait_until("$('waiting').textContent.endsWith('and 8 more')")
+        assert page.evaluate("$('waiting').querySelectorAll('.chip').length") == 24
+        page.evaluate("$('empty').click()")
+        page.wait_until("state.waiting.length === 0 && chats.filter(c => c.waiting).length === 1")
+        assert page.evaluate("$('connection').textContent") == "live" and page.errors == []
+
+
+@only_highest
 def test_a_page_connects_again(make_engine: EngineFactory, serve: Serve, tmp_path: Path) -> None:
     """When its events end, a page ends its chats and begins again."""
     engine = make_engine()

@@ -1,6 +1,8 @@
 
 // ---- Sentences about each step ---------------------------------------------------------------
 
+const MOST_NAMES = 6;  // in a sentence
+
 /** Return the numbers of tokens by request. A step that fills the pipeline has two batches. */
 function batchOf(frame) {
   const all = {};
@@ -14,14 +16,16 @@ function narrate(frame, before, events) {
   const decodes = numbers.filter(n => before[n]?.state === "decode"
                                       && batch[n].every(tokens => tokens === 1));
   const changes = Object.entries(frame.requests ?? {});
+  const names = numbers => numbers.slice(0, MOST_NAMES).map(id).join(", ")
+    + (numbers.length > MOST_NAMES ? ` and ${numbers.length - MOST_NAMES} more` : "");
   const list = (title, numbers) => {
-    if (numbers.length) sentences.push(`${title} ${numbers.map(id).join(", ")}.`);
+    if (numbers.length) sentences.push(`${title} ${names(numbers)}.`);
   };
   list("Arrived:", changes.map(([n]) => n).filter(n => !before[n]));
   const said = kinds => events.filter(e => kinds.includes(e.kind)).map(event => event.words);
   sentences.push(...said(["retract", "evict", "split"]));
   if (decodes.length) {
-    parts.push(`one ${decodes.length > 1 ? "each " : ""}of ${decodes.map(id).join(", ")}`);
+    parts.push(`one ${decodes.length > 1 ? "each " : ""}of ${names(decodes)}`);
   }
   for (const n of numbers.filter(n => !decodes.includes(n))) {
     const joins = before[n]?.state !== "prefill", found = joins && newest.requests[n].cached;

@@ -1,6 +1,8 @@
 
 // ---- Requests --------------------------------------------------------------------------------
 
+const MOST_WAITING = 24;  // are drawn
+
 function bar(number, request) {
   const prompt = requests[number].num_prompt_tokens, { tokens } = request;
   let computed = request.computed ?? 0;  // m1 sets it back to 0 when a request ends
@@ -39,8 +41,10 @@ function drawRequests(frame) {
   $("running").replaceChildren(...running.map(n => requestRow(n, frame)));
   if (!running.length) $("running").append(h("span", { class: "idle" }, "No request is running."));
   $("waiting-title").textContent = `Waiting, first to last: ${state.waiting.length}`;
-  $("waiting").replaceChildren(...state.waiting.map(n =>
-    h("span", {}, named(n), h("small", {}, ` ${state.requests[n].tokens} tokens`))));
+  const more = state.waiting.length - MOST_WAITING;
+  $("waiting").replaceChildren(...state.waiting.slice(0, MOST_WAITING).map(n =>
+    h("span", {}, named(n), h("small", {}, ` ${state.requests[n].tokens} tokens`))),
+    more > 0 ? h("span", { class: "soft" }, `and ${more} more`) : "");
   $("ended-title").textContent = `Ended, newest first: ${ended.length}`;
   $("ended").replaceChildren(...ended.slice(0, 10).map(n => requestRow(n, frame)));
 }

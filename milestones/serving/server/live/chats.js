@@ -32,7 +32,8 @@ class Chat {
     this.talk = h("div", { class: "talk", tabindex: 0, "aria-label": `Text of ${this.name}` });
     this.input = h("input", { type: "text", placeholder: "Ask something",
                               "aria-label": `Message of ${this.name}` });
-    const form = h("form", {}, this.input);
+    const send = h("button", { "aria-label": `Send the message of ${this.name}` }, "Send");
+    const form = h("form", {}, this.input, send);
     form.addEventListener("submit", event => {
       event.preventDefault();
       const text = this.input.value.trim();

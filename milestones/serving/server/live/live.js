@@ -3,8 +3,9 @@
 
 const MOST_STEPS = 1500;  // kept in this page; older ones are forgotten
 const DRAW_EVERY = 110, RETRY_AFTER = 2000;  // milliseconds
-const RATES = [0, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20];  // canned users per second
-let page = null, apiKey = "";
+const RATES = [0, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20];  // simulated users per second
+const SMALL_MODEL = /\b\d+M\b/;  // in a name: the parameters are millions
+let page = null, apiKey = "", users = { users: 0, refused: 0 };
 let held = [], numHeld = 0;  // parts that arrived while the picture is frozen
 let isStale = false;  // too many of them: after the pause, the page begins again
 const early = new Map();  // ends of answers, if the ids have not arrived yet
@@ -64,7 +65,7 @@ function take({ page: name, begin: trace, steps, answers = [], crowd, error }) {
     else early.set(answer.id, answer);
     if (early.size > 64) early.delete(early.keys().next().value);
   }
-  if (crowd) $("crowd").title = `${crowd.users} users came; ${crowd.refused} refused`;
+  if (crowd) users = crowd;
   draw();
 }
 function beginAgain(name, trace) {
@@ -72,6 +73,7 @@ function beginAgain(name, trace) {
   [held, numHeld, isStale] = [[], 0, false];
   begin(trace);
   makePage();
+  $("small-model").hidden = !SMALL_MODEL.test(meta.model);
   follow();
   if ($("crowd").value > 0) sendCrowd();
 }
@@ -125,7 +127,12 @@ function drawNow() {
   if (shown < firstStep()) shown = null;
   show(lastStep());
 }
-afterDrawing = () => chats.forEach(chat => chat.draw());
+afterDrawing = () => {
+  chats.forEach(chat => chat.draw());
+  const refused = users.refused ? `, ${users.refused} were refused` : "";
+  $("users").textContent = users.users
+    ? `${users.users} simulated users came${refused}; requests that wait: ${state.waiting.length}` : "";
+};
 
 /** Save what can be seen now by stepping back, as `--player` does. */
 function save() {
@@ -159,6 +166,9 @@ for (const name of ["temperature", "top_p", "max_tokens", "crowd"]) {
 $("system").addEventListener("change", sendCrowd);
 $("new-chat").addEventListener("click", () => addChat().input.focus());
 $("ask-all").addEventListener("click", askAll);
+$("empty").addEventListener("click", () => {
+  for (const number of newest.waiting) call("stop", { id: id(number) }).catch(lost);
+});
 $("save").addEventListener("click", save);
 $("key-form").addEventListener("submit", event => {
   event.preventDefault();

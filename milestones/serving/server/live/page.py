@@ -134,7 +134,7 @@ class Page:
         return task is not None and task.cancel()
 
     def set_crowd(self, rate: float, system: str, params: SamplingParams) -> None:
-        """Let `rate` canned users per second arrive from now on. Earlier users go on."""
+        """Let `rate` simulated users per second arrive from now on. Earlier users go on."""
         if self._crowd is not None:
             self._crowd.cancel()
         self._crowd = None

@@ -64,7 +64,7 @@ class StopCall(PageCall):
 
 
 class CrowdCall(SamplingCall):
-    """Set the arrival rate of canned users. system: the system prompt of their conversations."""
+    """Set the arrival rate of simulated users. system: the system prompt of their conversations."""
 
     rate: Any
     system: str

@@ -226,6 +226,7 @@ def describe(engine: Any) -> dict[str, Any]:
         "emulated_forward_ms": getattr(engine.config, "emulated_forward_ms", None) or None,
         "step_costs": str(engine.clock.costs) if engine.clock.is_virtual else None,
         "has_tree": hasattr(kv_cache, "radix_cache"),
+        "overlaps": hasattr(engine.core, "launch"),
     }
     if (allocator := getattr(kv_cache, "allocator", None)) is not None:
         meta |= {"num_pages": allocator.num_pages, "page_size": engine.config.page_size}

@@ -4,28 +4,20 @@
 // The kinds, the most important first: a mark has the colour of the first one of its step.
 const KINDS = ["error", "retract", "evict", "split", "move", "adopt", "capture", "two", "hit"];
 const MOST_MARKS = 400;
-const WATCH = {  // by milestone: what to watch, and the kind of event at which the page opens
-  m1_single: ["one request: a step computes its prompt, and each later step computes one token."],
-  m2_continuous: ["the rows: when a request ends, the last one moves into its row, so the rows in "
-                  + "use have no holes.", "move"],
-  m3_paged: ["the pages: a request takes one when it needs it. When none is free, the newest "
-             + "request gives all of its pages back.", "retract"],
-  m4_radix: ["the tree: a prompt that begins like an earlier one finds pages there. Pages "
-             + "without a reader are evicted when memory is short.", "evict", "hit"],
-  m5_overlap: ["the lanes: while a forward runs, the host processes the step before it and "
-               + "launches the step after it.", "two"],
-  embedding: ["the requests: a vector needs the prompt only, so its request has no decode steps.",
-              "two"],
-  hybrid_memory: ["the pages: layers with a window give back what the window has left behind.",
-                  "two"],
-  lora: ["the tree: the same prompt has a branch of its own for each adapter.", "hit"],
-  multi_step: ["the lanes: after one plan of the host, several forwards run.", "two"],
-  priority: ["the queue: an urgent request takes the memory of another one.", "retract"],
-  speculative: ["the batch: a request computes several tokens in a step, and keeps those that are "
-                + "right.", "two"],
-  structured_output: ["the lanes: the host makes the masks of a step while its forward runs.",
-                      "two"],
-};
+// What to watch, and the kinds of events at which the page opens. The first one that fits counts.
+const LESSONS = [
+  [() => meta.overlaps, "the lanes: while a forward runs, the host processes the step before it and "
+    + "launches the step after it.", "two"],
+  [() => meta.has_tree, "the tree: a prompt that begins like an earlier one finds pages there. Pages "
+    + "without a reader are evicted when memory is short.", "evict", "hit"],
+  [() => meta.num_pages, "the pages: a request takes one when it needs it. When none is free, the "
+    + "newest request gives all of its pages back.", "retract"],
+  [() => meta.num_rows, "the rows: when a request ends, the last one moves into its row, so the rows "
+    + "in use have no holes.", "move"],
+  [() => true, "one request: a step computes its prompt, and each later step computes one token."],
+];
+/** Return the lesson of the engine: what to watch, and kinds of events. */
+const lesson = () => LESSONS.find(([fits]) => fits()).slice(1);
 
 /** Return the events of a step: kinds, and words. `newest` is the state before it. */
 function eventsOf(frame) {
@@ -81,7 +73,7 @@ function eventBeside(step, forth) {
 }
 /** Return the step at which a recording opens: the first event that its milestone is about. */
 function openingStep() {
-  for (const kind of (WATCH[meta.engine] ?? []).slice(1)) {
+  for (const kind of lesson().slice(1)) {
     const found = frames.findIndex((_, n) => events[n].some(event => event.kind === kind));
     if (found >= 0) return frames[found].step;
   }

@@ -104,7 +104,7 @@ function makePage() {
   $("emulated").hidden = !costs && !emulated;
   $("emulated").classList.toggle("virtual", Boolean(costs));
   $("emulated").textContent = costs ? `virtual time: ${costs}` : `emulated forward: ${emulated} ms`;
-  $("watch").textContent = meta.engine in WATCH ? `Watch ${WATCH[meta.engine][0]}` : "";
+  $("watch").textContent = `Watch ${lesson()[0]}`;
   shown = null;
   makeCurves();
   makeMap();

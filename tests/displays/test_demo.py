@@ -453,4 +453,4 @@ def test_the_live_demo_of_the_tree_evicts(
     live(milestone, "run_milestones", "comparison", "compare_policies")
     [shown] = opened
     assert shown.num_evicted > 0
-    assert f"{shown.num_evicted} pages evicted" in str([*shown()][-1])
+    assert f"pages evicted: {shown.num_evicted}" in str([*shown()][-1])

@@ -279,7 +279,7 @@ def test_one_environment_serves_two_trees(tmp_path: Path, monkeypatch: pytest.Mo
         )
 
     def said(folder: str) -> str:
-        command = [ladder, "check", "m3.1"]
+        command = [str(ladder), "check", "m3.1"]
         done = subprocess.run(command, cwd=tmp_path / folder, capture_output=True, text=True)
         return done.stdout + done.stderr
 

@@ -85,8 +85,13 @@ def set_up() -> None:
 
 
 def add_ladder() -> None:
-    """Put the command `ladder` into the environment."""
-    script = f"#!{PYTHON}\n" + Path(__file__).with_name("ladder.py").read_text(encoding="utf-8")
+    """Put the command `ladder` into the environment.
+
+    The shell reads its first two lines and starts Python, for which they are a text. Unlike a line
+    with `#!` and the path of Python, they allow spaces in the path.
+    """
+    start = f"#!/bin/sh\n'''exec' '{PYTHON}' \"$0\" \"$@\"\n' '''\n"
+    script = start + Path(__file__).with_name("ladder.py").read_text(encoding="utf-8")
     if not LADDER.exists() or LADDER.read_text(encoding="utf-8") != script:
         LADDER.write_text(script, encoding="utf-8")
         LADDER.chmod(0o755)

@@ -4,8 +4,6 @@ Several trees can share one environment, so it runs the tree around the working 
 never the one that the environment was set up for. `common/bootstrap.py` puts it there.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

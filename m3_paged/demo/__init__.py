@@ -32,7 +32,7 @@ FIGURES: dict[str, Figure] = {
     "retractions": counter("num_retractions"),
 }
 LOOK = (
-    "Look at the map of pages: a request takes a page when it needs one. When no page is free, the "
+    "Look at the page tables: a request takes a page when it needs one. When no page is free, the "
     "newest request gives its pages back, and is computed again later."
 )
 SEEN = (

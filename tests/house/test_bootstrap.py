@@ -260,8 +260,11 @@ def test_an_old_python_is_told(
 
 def test_one_environment_serves_two_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ladder` runs the console of the tree in which it is called, and so do its processes."""
-    ladder = tmp_path / "ladder"
-    monkeypatch.setattr(bootstrap, "PYTHON", Path(sys.executable))
+    ladder, python = tmp_path / "ladder", tmp_path / "a folder" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(bootstrap, "PYTHON", python)
     monkeypatch.setattr(bootstrap, "LADDER", ladder)
     bootstrap.add_ladder()
     (tmp_path / "outside").mkdir()

@@ -47,7 +47,7 @@ function light(number) {
     node.classList.toggle("lit", nodes.includes(node.dataset.node));
   }
   if (!meta.num_pages) return;
-  const table = number === null ? [] : state.requests[number].pages ?? [];
+  const table = number === null ? [] : state.requests[number]?.pages ?? [];
   $("page-table").textContent = table.length ? `Page table of ${id(number)}: ${table.join(" ")}`
     : "Point at a request, or go to it with the Tab key: its page table stands here.";
 }

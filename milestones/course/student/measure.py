@@ -78,13 +78,14 @@ MEASUREMENTS = {
         ("pages", "tokens", "reused", "prompt tokens computed"),
         counters.by_pool, TINY, (24, 32, 48, 64, 80, 96, 128, 192),
         "A pool that is too small evicts prefixes before they are asked for again. "
-        "Above some size, nothing is left to reuse.",
+        "Above some size, a larger pool reuses no more.",
     ),
     "m5": Measurement(
         ("emulated ms", "h", "f", "h + f", "serial", "max(h, f)", "overlapped"),
         times.by_forward, TINY, (0, 1, 2, 4, 8, 16),
-        "The serial loop takes the time of the host and of the forward. The overlapped "
-        "loop takes the longer of both, so it gains most where they are equal.",
+        "The serial loop takes the time of the host and of the forward. With long emulated "
+        "forwards, the overlapped loop takes the longer of both. With short ones, both need "
+        "the cores of this machine, so it gains less.",
     ),
     "multi_step": Measurement(
         (
@@ -98,8 +99,8 @@ MEASUREMENTS = {
     "structured_output": Measurement(
         ("requests", "loop", "gap, ms", "tokens/s", "ratio"),
         times.by_grammar, EMBEDDED_MODEL, (1, 8),
-        "A loop that waits for the mask leaves the device idle. A mask that is made "
-        "beside the forward costs little.",
+        "Where each step waits for its mask, the device is idle for the longest time. "
+        "Delayed sampling makes masks while a forward runs, so the gap is shorter.",
     ),
     "speculative": Measurement(
         (
@@ -107,8 +108,8 @@ MEASUREMENTS = {
             "tokens/s", "ratio",
         ),
         times.by_text, EMBEDDED_MODEL, (1, 16),
-        "Drafts gain where a text repeats itself. Where it does not, they are computed "
-        "in vain.",
+        "Drafts gain where a text repeats itself or was written before, and few requests "
+        "run. Elsewhere they gain nothing, and the search for them takes time.",
     ),
     "lora": Measurement(
         ("adapters", "way", "steps", "ratio"), times.by_batch, EMBEDDED_MODEL, (8,),

@@ -77,6 +77,7 @@ class VirtualClock(Clock):
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
+        self.words = str(costs)  # an elective adds what its own work takes
         self.host_time = 0.0
         self._thread = threading.local()  # `work`: what this thread computes for the device
 
@@ -92,17 +93,19 @@ class VirtualClock(Clock):
         return getattr(self._thread, "work", None)
 
     @contextmanager
-    def computing(self, model: Any, work: Work | None = None) -> Iterator[None]:
+    def computing(self, model: Any, work: Work | None = None, share: float = 1.0) -> Iterator[None]:
         """Return a context in which this thread computes a step, and calls of the model take time.
 
         work: of the device. None: the host waits for each forward.
+        share: of the time that a forward takes, for a smaller model.
         """
         thread, before = threading.get_ident(), self.work
 
         def forward_ended(_model: Any, args: Any, kwargs: Any, _output: Any) -> None:
             # Another engine may share the model. Work that waits may let other work run before it.
             if threading.get_ident() == thread and self.work is work:
-                self.forward_ended(kwargs["input_ids"] if "input_ids" in kwargs else args[0])
+                input_ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+                self.forward_ended(input_ids, share)
 
         hook = model.register_forward_hook(
             forward_ended, prepend=True, with_kwargs=True, always_call=True
@@ -114,9 +117,9 @@ class VirtualClock(Clock):
             self._thread.work = before
             hook.remove()
 
-    def forward_ended(self, input_ids: Any) -> None:
+    def forward_ended(self, input_ids: Any, share: float = 1.0) -> None:
         """Charge a forward of these positions, of any shape."""
-        self.charge(self.costs.forward_seconds(input_ids.numel()))
+        self.charge(share * self.costs.forward_seconds(input_ids.numel()))
         if self.work is not None:
             self.work.num_forwards += 1
 

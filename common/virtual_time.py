@@ -7,10 +7,15 @@
 
 Nothing here decides when work runs. The end of a forward is a number, to which the clock of the
 host goes on when the host waits for it.
+
+An elective does work that the milestones do not have, such as copies of pages. Its `virtual_costs`
+module says what this work takes, because without a price every technique would win.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -120,20 +125,23 @@ def use_virtual_time(engine: Any, costs: StepCosts | None = None) -> VirtualCloc
         host_works(batch, 1 / 4)
         return original(batch, *args)
 
-    _wrap(core.scheduler, "schedule", schedule)
-    _wrap(core.scheduler, "update_from_output", update)
+    wrap(core.scheduler, "schedule", schedule)
+    wrap(core.scheduler, "update_from_output", update)
     if hasattr(runner, "stream"):
         for name, stream in list(vars(runner).items()):
             if hasattr(stream, "enqueuing"):  # an elective has more than one stream
                 setattr(runner, name, VirtualStream(stream, runner.model, clock))
-        _wrap(runner, "launch", launch)
-        _wrap(runner.graphs, "run", replay)
+        wrap(runner, "launch", launch)
+        wrap(runner.graphs, "run", replay)
     else:
-        _wrap(runner, "run", run)
+        wrap(runner, "run", run)
+    costs_module = type(core).__module__.rpartition(".")[0] + ".virtual_costs"
+    if importlib.util.find_spec(costs_module) is not None:
+        clock.words += importlib.import_module(costs_module).add_costs(engine, clock)
     return clock
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Replace a method of one object by `around(method, *args)`."""
     original = getattr(owner, name)
     setattr(owner, name, lambda *args: around(original, *args))

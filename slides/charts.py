@@ -186,10 +186,15 @@ def goodput(name: str = "load") -> str:
 
 
 def lanes(name: str, loop: str) -> str:
-    """Draw the host lane and the forward lane of some steps, to scale."""
+    """Draw the host lane and the forward lane of some steps. All loops of a record have one scale.
+
+    So a loop that needs less time ends earlier.
+    """
     run = data(name)[loop]
     forwards, end = run["forward"], run["forward"][-1]["end"]
-    scale = (WIDTH - 110) / end
+    loops = [loop for loop in data(name).values() if "forward" in loop]
+    longest = max(loop["forward"][-1]["end"] for loop in loops)
+    scale = (WIDTH - 110) / longest
     host = [Span(max(0, s["start"]), min(end, s["end"]), s["name"]) for s in run["host"]]
     gaps = [
         Span(before["end"], after["start"], "stall")
@@ -201,7 +206,9 @@ def lanes(name: str, loop: str) -> str:
     parts += lane(110, 12, 58, scale, host, 20, 2)
     parts += lane(110, 84, 58, scale, [*gaps, *busy], 20, 2)
     parts.append(line(110, 160, WIDTH, 160))
-    step = 10 if end < 70 else 20
-    for ms in range(0, int(end) + 1, step):
+    if (longest - end) * scale > 140:  # there is room for the words
+        saved, x = f"{longest - end:.1f} ms saved", 110 + (end + longest) / 2 * scale
+        parts.append(text(x, 122, saved, "soft", 21, "middle"))
+    for ms in range(0, int(longest) + 1, 5 if longest < 40 else 10):
         parts.append(text(110 + ms * scale, 186, f"{ms} ms", "soft", 20, "middle"))
     return picture(WIDTH, 194, parts, f"Host and forward lanes, {loop}: busy {run['busy']:.1%}")

@@ -1,8 +1,9 @@
 """Run the engines and record the runs in `slides/data/`: `python -m slides record [NAME...]`.
 
 The worked examples record every step of three requests, with the embedded model. The comparisons
-use a tiny model and record counters, which do not depend on the machine. Measured times (the lanes
-of m5, the growth of m1) name the machine on which they were measured.
+use a tiny model and record counters, which do not depend on the machine. Lanes and the pages of the
+player are in virtual time, so they do not depend on it either. Measured times (the growth of m1)
+name the machine on which they were measured.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from common.displays.workload import Workload, WorkloadResult, run
 from common.fast.passes.pack import choose
 from common.tracing.data import Frame, State, TraceData
 from common.tracing.trace import Trace
+from common.virtual_time import use_virtual_time
 from milestones.chain import load
 from milestones.recording import write
 
@@ -27,7 +29,7 @@ from .facts import RUN_PAGES, file_of
 from .freshness import fingerprint, sources_of
 from .record_electives import GRAMMARS, LESSONS
 from .record_ideas import IDEAS, PAGED, ROWS, TINY, mixed_lengths
-from .record_lanes import grammar_lanes, lanes, plan_lanes
+from .record_lanes import LANES, WITH_GRAMMARS
 from .record_mistakes import MISTAKES
 from .record_steps import STEPS
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
@@ -65,16 +67,16 @@ def run_page(name: str, loaded: LoadedModel | None = None) -> Json:
     """Run a worked example, and return its trace for the player."""
     name = name.removeprefix("run_")
     data, _tables = _played(name, loaded or load_model(EngineConfig()), config_of(name)[0])
-    data.meta["machine"] = machine()
     return {"trace": data.as_json()}
 
 
 def _played(
     name: str, loaded: LoadedModel, milestone: str
 ) -> tuple[TraceData, list[dict[str, list[int]]]]:
-    """Run a worked example. Return its trace, and the tables of pages after each step."""
+    """Run a worked example in virtual time. Return its trace, and the tables of each step."""
     tables = []
     engine = load(milestone).LLMEngine(EngineConfig(**config_of(name)[1]), loaded)
+    use_virtual_time(engine)
     with engine, Trace(engine) as trace:
         for request_id, params in params_of(name).items():
             engine.add_request(PROMPTS[request_id], params, request_id)
@@ -225,6 +227,7 @@ EQUAL: Runs = {
     "multi_step_example": (("multi_step",), plan_example),
     **IDEAS,
     **MISTAKES,
+    **LANES,
     **LESSONS,
     **STEPS,
     **GRAMMARS,
@@ -233,13 +236,12 @@ RUNS: Runs = {
     **EQUAL,
     "m2_linears": ((), linears),
     "m1_growth": (("m1_single",), growth),
-    "m5_lanes": (("m5_overlap",), lanes),
-    "multi_step_lanes": (("m5_overlap", "multi_step"), plan_lanes),
-    "structured_lanes": (("structured_output",), grammar_lanes),
+    **WITH_GRAMMARS,
     **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
 }
 RECORDERS = {
     "slides/record_ideas.py": IDEAS,
+    "slides/record_lanes.py": {**LANES, **WITH_GRAMMARS},
     "slides/record_mistakes.py": MISTAKES,
     "slides/record_electives.py": {**LESSONS, **GRAMMARS},
     "slides/record_steps.py": STEPS,

@@ -1,94 +1,73 @@
-"""Record the lanes of host and forward, with emulated forwards: they sleep."""
+"""Record the lanes of host and forward, in virtual time. They are the same on every machine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from common import EngineConfig, SamplingParams, load_model
-from common.displays.demo import chats, machine
+from common.clock import StepCosts
+from common.displays.demo import chats
 from common.tracing.data import Span, TraceData
 from common.tracing.trace import Trace
+from common.virtual_time import use_virtual_time
 from milestones.chain import load
 from milestones.electives.multi_step.in_flight import NUM_STEPS
-from milestones.staff.maintain.timelines import emulated
 
 from .record_ideas import TINY
 
 Json = dict[str, Any]
-FORWARD_MS, NUM_REQUESTS, NUM_ROUNDS = 10.0, 8, 8  # of the lanes with a grammar
+NUM_REQUESTS = 8  # of the lanes with a grammar
 LOOPS = {"plain": 0, "delayed": 1, "waiting": 2}  # names on slides, and places in `gaps.LOOPS`
 
 
 def lanes(_name: str) -> Json:
-    """Record the lanes of steady decode in both loops, with emulated forwards of 10 ms."""
-    made: Json = {"machine": machine(), "emulated_forward_ms": 10.0}
-    for loop, overlap in (("serial", False), ("overlapped", True)):
-        made[loop] = decode_lanes("m5_overlap", overlap)
-    return made
+    """Record the lanes of steady decode in both loops."""
+    loops = {"serial": False, "overlapped": True}
+    return {loop: decode_lanes("m5_overlap", overlap) for loop, overlap in loops.items()}
 
 
 def plan_lanes(_name: str) -> Json:
-    """Record the lanes of m5 and of multi_step, with emulated forwards of 10 ms."""
-    made: Json = {"machine": machine(), "emulated_forward_ms": 10.0}
-    for name in ("m5_overlap", "multi_step"):
-        made[name] = decode_lanes(name, overlap=True, count=NUM_STEPS + 3, computes=False)
-        for number, forward in enumerate(made[name]["forward"], 1):
-            forward["step"] = number  # all forwards of a plan are launched by one call of `step`
-    return made
+    """Record the lanes of m5 and of multi_step."""
+    names = ("m5_overlap", "multi_step")
+    return {name: numbered(decode_lanes(name, count=NUM_STEPS + 3)) for name in names}
 
 
 def grammar_lanes(_name: str) -> Json:
-    """Record the lanes of eight requests in three loops. The forwards sleep for 10 ms.
-
-    It needs the extra `grammar`. Of several rounds, the fastest is kept: other work of the machine
-    disturbed it least.
-    """
+    """Record the lanes of eight requests in three loops. It needs the extra `grammar`."""
     loaded = load_model(EngineConfig(device="cpu"))
     gaps = load("structured_output", "demo.gaps")
-    made: Json = {"machine": machine(), "emulated_forward_ms": FORWARD_MS}
+    made: Json = {}
     for name, place in LOOPS.items():
-        loop = gaps.LOOPS[place]
-        rounds = [
-            lanes_of(gaps.traced(loaded, loop, NUM_REQUESTS, FORWARD_MS), count=4)
-            for _ in range(NUM_ROUNDS)
-        ]
-        made[name] = min(rounds, key=lambda found: float(found["forward"][-1]["end"]))
-        for number, forward in enumerate(made[name]["forward"], 1):
-            forward["step"] = number
+        trace, _gaps = gaps.traced(
+            loaded, gaps.LOOPS[place], StepCosts(), num_requests=NUM_REQUESTS, max_tokens=12
+        )
+        made[name] = numbered(lanes_of(trace, count=4))
     return made
 
 
-def decode_lanes(milestone: str, overlap: bool, count: int = 5, computes: bool = True) -> Json:
-    """Serve 16 chats with emulated forwards of 10 ms. Return the lanes of `count` decode steps.
+def numbered(lanes: Json) -> Json:
+    """Number the forwards from 1: one call of `step` may launch several of them."""
+    for number, forward in enumerate(lanes["forward"], 1):
+        forward["step"] = number
+    return lanes
 
-    computes: False for forwards that only sleep, so that a busy machine does not make them longer.
-    """
-    loaded = load_model(EngineConfig(model=TINY))
-    config = EngineConfig(
-        model=TINY, emulated_forward_ms=10.0, enable_overlap=overlap, max_num_seqs=16
-    )
-    with load(milestone).LLMEngine(config, loaded) as engine, Trace(engine) as trace:
-        params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-        model = engine.loaded.model
-        forward = model.forward
-        if not computes:
-            model.forward = emulated(model.config.vocab_size)
-        try:
-            engine.generate(chats(16), params)
-        finally:
-            model.forward = forward
+
+def decode_lanes(milestone: str, overlap: bool = True, count: int = 5) -> Json:
+    """Serve 16 chats. Return the lanes of `count` decode steps."""
+    config = EngineConfig(model=TINY, enable_overlap=overlap, max_num_seqs=16)
+    with load(milestone).LLMEngine(config) as engine:
+        use_virtual_time(engine)
+        with Trace(engine) as trace:
+            params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+            engine.generate(chats(16), params, progress=False)
     return lanes_of(trace.data, count)
 
 
 def lanes_of(trace: TraceData, count: int) -> Json:
-    """Return the spans of consecutive decode steps, in milliseconds since their first forward.
-
-    These are the steps that took the least time, so that other work of the machine does not
-    disturb the figure.
-    """
-    windows = [trace.forwards[i : i + count] for i in range(4, len(trace.forwards) - count)]
-    forwards = min(windows, key=lambda window: window[-1].end - window[0].start)
+    """Return the spans of consecutive decode steps, in milliseconds since their first forward."""
+    forwards = trace.forwards[6 : 6 + count]
     start, end = forwards[0].start, forwards[-1].end
     kinds = ("launch", "wait", "process", "schedule")
 
@@ -100,4 +79,17 @@ def lanes_of(trace: TraceData, count: int) -> Json:
 
     host = [s for s in trace.spans if s.name in kinds and s.end > start and s.start < end]
     busy = sum(s.end - s.start for s in forwards) / (end - start)
-    return {"forward": rows(forwards), "host": rows(host), "busy": round(busy, 4)}
+    step_ms = 1000 * (forwards[-1].start - start) / (count - 1)  # from launch to launch, mean
+    return {
+        "costs": trace.meta["step_costs"], "forward": rows(forwards), "host": rows(host),
+        "busy": round(busy, 4), "step_ms": round(step_ms, 3),
+    }  # fmt: skip
+
+
+LANES: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
+    "m5_lanes": (("m5_overlap",), lanes),
+    "multi_step_lanes": (("m5_overlap", "multi_step"), plan_lanes),
+}
+WITH_GRAMMARS: dict[str, tuple[tuple[str, ...], Callable[..., Json]]] = {
+    "structured_lanes": (("structured_output",), grammar_lanes)
+}

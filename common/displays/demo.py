@@ -145,8 +145,8 @@ def in_virtual_time(engine: LLMEngine, args: argparse.Namespace, console: Consol
     if args.measure_clock:
         with console.status("measuring the steps of this machine …"):
             costs, origin = measure_costs(engine), "measured on this machine"
-    use_virtual_time(engine, costs)
-    say(console, f"Virtual time, {origin}: {costs}.")
+    clock = use_virtual_time(engine, costs)
+    say(console, f"Virtual time, {origin}: {clock.words}.")
     return costs
 
 

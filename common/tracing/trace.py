@@ -224,7 +224,7 @@ def describe(engine: Any) -> dict[str, Any]:
         "device": str(engine.loaded.model.device),
         "config": dict(vars(engine.config)),
         "emulated_forward_ms": getattr(engine.config, "emulated_forward_ms", None) or None,
-        "step_costs": str(engine.clock.costs) if engine.clock.is_virtual else None,
+        "step_costs": engine.clock.words if engine.clock.is_virtual else None,
         "has_tree": hasattr(kv_cache, "radix_cache"),
         "overlaps": hasattr(engine.core, "launch"),
     }

@@ -44,7 +44,7 @@ FAULTS = {
         "The forwards are not longer than usual: the launch waits for them.",
     ),
     "graph": (
-        "the decode step has no CUDA graph: kernels are launched one by one",
+        "decodes have no CUDA graph: kernels are launched one by one",
         "A launch is long, and so is its forward, longer than usual: the device waits for the next "
         "kernel again and again.",
     ),
@@ -56,7 +56,7 @@ FAULTS = {
     "retractions": (
         "requests are retracted, and computed again",
         "Some forwards compute many more tokens than the others, although no request arrives, and "
-        "they are longer. Memory is short, so the host often needs a result before it launches.",
+        "they are longer. Memory is short, so the host sometimes needs a result before a launch.",
     ),
 }
 
@@ -89,9 +89,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     for name, (words, _) in FAULTS.items():
         console.print(f"  {name:12} {words}", highlight=False)
     command = f"python -m milestones lanes {number or 'NUMBER'} NAME"
-    console.print(
-        f"\nWrite your diagnosis down. Then let it be checked: {command}", highlight=False
-    )
+    console.print("\nWrite your diagnosis down. Then let it be checked:", command, highlight=False)
     return 0
 
 

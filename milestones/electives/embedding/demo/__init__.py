@@ -27,10 +27,12 @@ from common.displays.dashboard import Dashboard  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     chats,
     engine_options,
+    in_virtual_time,
     make_console,
     open_engine,
     parser,
     recorded,
+    say,
 )
 from common.displays.shapes import summary_table  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
@@ -47,6 +49,11 @@ FIGURES: dict[str, Figure] = {
     "steps": counter("num_steps"),
     "prompt tokens computed": counter("prefill_tokens"),
 }
+LOOK = (
+    "Look at the requests v0, v1, ...: their prompts are computed in the same steps as the texts, "
+    "and no token follows."
+)
+SEEN = "A vector costs the prompt and no decode. The texts of the same steps do not change."
 
 
 def main() -> None:
@@ -59,6 +66,8 @@ def main() -> None:
     )  # fmt: skip
     asked = chats(args.requests)
     with open_engine(LLMEngine, config, console) as engine:
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         with recorded(engine, args, console) as trace:
             finals = serve(engine, asked, trace.data, args, console)
         show_steps(engine, finals, console)
@@ -66,11 +75,12 @@ def main() -> None:
         prompts = [finals[f"r{number}"].prompt_token_ids for number in range(len(asked))]
         compare(
             NAME,
-            workload_of(engine, prompts, args),
+            workload_of(engine, prompts, args, costs),
             FIGURES,
             console,
             "the texts alone, all at once",
         )
+    say(console, f"\n{SEEN}")
 
 
 def serve(

@@ -18,7 +18,15 @@ from common.displays.comparison import (  # noqa: E402
     counter,
     workload_of,
 )
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import (  # noqa: E402
+    engine_options,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.serving import serve  # noqa: E402
 
 from ....chain import below, load  # noqa: E402
@@ -35,6 +43,11 @@ FIGURES: dict[str, Figure] = {
     "cache hit rate": lambda r: f"{r.hit_rate:.0%}",
     "steps": counter("num_steps"),
 }
+LOOK = "Look at the pages of layers with windows: a request gives back what has left the window."
+SEEN = (
+    "Layers with windows hold few pages, however long the text is. A model without windows is "
+    "served as by the milestone below."
+)
 
 
 def main() -> None:
@@ -45,11 +58,14 @@ def main() -> None:
     with open_engine(LLMEngine, config, console) as engine:
         show_windows(console, args.readable)
         show_states(console, args.readable)
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)
             prompts = serve(engine, arrivals, panels, args, console)
-        compare(NAME, workload_of(engine, prompts, args), FIGURES, console)
+        compare(NAME, workload_of(engine, prompts, args, costs), FIGURES, console)
+    say(console, f"\n{SEEN}")
 
 
 def show_windows(console: Console, readable: bool) -> None:

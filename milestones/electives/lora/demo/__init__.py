@@ -22,7 +22,15 @@ from rich.text import Text  # noqa: E402
 
 from common import EngineConfig, LoRARequest, Prompt, SamplingParams  # noqa: E402
 from common.displays.comparison import Figure, counter, workload_of  # noqa: E402
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import (  # noqa: E402
+    engine_options,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.serving import serve  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
@@ -42,6 +50,13 @@ FIGURES: dict[str, Figure] = {
     "cache hit rate": lambda r: f"{r.hit_rate:.0%}",
     "steps": counter("num_steps"),
 }
+LOOK = (
+    "Look at the slots: requests of two adapters and of the model alone share a step. The others "
+    "wait for a slot."
+)
+SEEN = (
+    "One model in memory serves all adapters. An adapter costs a slot, its copy and two products."
+)
 
 
 class DemoEngine(LLMEngine):
@@ -119,6 +134,8 @@ def main() -> None:
         for seed, name in enumerate(ADAPTERS):
             path = write_adapter(Path(folder, name), engine.adapters.shapes, seed, size=SIZE)
             engine.add_lora(LoRARequest(name, path))
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             prompts = serve(
@@ -130,4 +147,5 @@ def main() -> None:
             f"{loads} loads into {engine.config.max_loras} slots, in {steps} steps"
         )
         title = "without adapters, all requests at once"
-        compare(NAME, workload_of(engine, prompts, args), FIGURES, console, title)
+        compare(NAME, workload_of(engine, prompts, args, costs), FIGURES, console, title)
+    say(console, f"\n{SEEN}")

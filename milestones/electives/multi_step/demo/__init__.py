@@ -13,7 +13,15 @@ from common.displays.comparison import (  # noqa: E402
     seconds,
     workload_of,
 )
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import (  # noqa: E402
+    engine_options,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.serving import serve  # noqa: E402
 from common.displays.workload import percentile  # noqa: E402
 
@@ -30,6 +38,14 @@ FIGURES: dict[str, Figure] = {
     "TTFT p95": lambda r: seconds(percentile(r.first_token_seconds, 95)),
     "ITL p50": lambda r: seconds(percentile(r.inter_token_seconds, 50)),
 }
+LOOK = (
+    f"Look at the lanes: up to {NUM_STEPS} forwards follow one another, and then the device waits "
+    "for the host."
+)
+SEEN = (
+    "A plan hides the host in all steps but its last one. m5 hides it in every step, and computes "
+    "nothing for requests that have ended."
+)
 
 
 def main() -> None:
@@ -38,8 +54,11 @@ def main() -> None:
     console = make_console(args)
     config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)
             prompts = serve(engine, arrivals, panels, args, console)
-        compare(NAME, workload_of(engine, prompts, args), FIGURES, console)
+        compare(NAME, workload_of(engine, prompts, args, costs), FIGURES, console)
+    say(console, f"\n{SEEN}")

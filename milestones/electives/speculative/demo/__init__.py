@@ -13,7 +13,15 @@ from common.displays.comparison import (  # noqa: E402
     seconds,
     workload_of,
 )
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import (  # noqa: E402
+    engine_options,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.serving import serve  # noqa: E402
 from common.displays.workload import percentile  # noqa: E402
 
@@ -29,6 +37,11 @@ FIGURES: dict[str, Figure] = {
     "TTFT p95": lambda r: seconds(percentile(r.first_token_seconds, 95)),
     "ITL p50": lambda r: seconds(percentile(r.inter_token_seconds, 50)),
 }
+LOOK = "Look at the answers: when drafts are accepted, a request gets several tokens in one step."
+SEEN = (
+    "The model still chooses every token. Drafts save steps. Their price is positions that are "
+    "computed in vain, and steps that do not overlap."
+)
 
 
 def main() -> None:
@@ -37,6 +50,8 @@ def main() -> None:
     console = make_console(args)
     config = EngineConfig(**engine_options(args), max_num_seqs=6, page_size=8, num_pages=256)
     with open_engine(LLMEngine, config, console) as engine:
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)
@@ -46,4 +61,5 @@ def main() -> None:
             f"{stats.num_draft_tokens} tokens were drafted, {stats.num_accepted_tokens} accepted: "
             f"{stats.num_steps} steps for {stats.decode_tokens} tokens"
         )
-        compare(NAME, workload_of(engine, prompts, args), FIGURES, console)
+        compare(NAME, workload_of(engine, prompts, args, costs), FIGURES, console)
+    say(console, f"\n{SEEN}")

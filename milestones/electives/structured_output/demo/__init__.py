@@ -16,20 +16,36 @@ from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 from common import EngineConfig, LoadedModel, RequestOutput, SamplingParams  # noqa: E402
+from common.clock import StepCosts  # noqa: E402
 from common.displays.dashboard import Dashboard  # noqa: E402
-from common.displays.demo import engine_options, make_console, open_engine, parser, recorded  # noqa: E402
+from common.displays.demo import (  # noqa: E402
+    engine_options,
+    in_virtual_time,
+    make_console,
+    open_engine,
+    parser,
+    recorded,
+    say,
+)
 from common.displays.shapes import summary_table  # noqa: E402
 from common.tracing.data import TraceData  # noqa: E402
 
 from ....extras import missing  # noqa: E402
 from .. import LLMEngine  # noqa: E402
 from ..grammar_manager import GrammarManager  # noqa: E402
-from .gaps import LOOPS, measure, traced  # noqa: E402
+from .gaps import LOOPS, traced  # noqa: E402
 from .lanes import Lanes, LivePanels  # noqa: E402
 from .questions import Question, questions  # noqa: E402
 
 ARRIVE_EVERY = 2  # steps
-FORWARD_MS = 10.0
+LOOK = (
+    "Look at the tokens that the grammars allow: the mask of a step depends on the token of the "
+    "step before it."
+)
+SEEN = (
+    "Delayed sampling lets the forward run before its mask is known, so grammars cost almost no "
+    "time on the device."
+)
 
 
 def main() -> None:
@@ -40,11 +56,14 @@ def main() -> None:
     with open_engine(LLMEngine, config, console) as engine:
         if line := missing("grammar"):
             console.print(f"Without grammars: {line}", soft_wrap=True)
+        costs = in_virtual_time(engine, args, console)
+        say(console, LOOK)
         asked = questions(args.requests)
         with recorded(engine, args, console) as trace:
             finals = serve(engine, asked, trace.data, args, console)
         show_answers(asked, finals, console)
-        compare(engine.loaded, args, console)
+        compare(engine.loaded, costs, args, console)
+    say(console, f"\n{SEEN}")
 
 
 def serve(
@@ -116,25 +135,26 @@ def show_answers(asked: list[Question], finals: dict[str, RequestOutput], consol
     console.print(table)
 
 
-def compare(loaded: LoadedModel, args: Namespace, console: Console) -> None:
-    """Measure the gap between forwards: without grammars, and with them in three loops."""
+def compare(loaded: LoadedModel, costs: StepCosts, args: Namespace, console: Console) -> None:
+    """Show the gap between forwards: without grammars, and with them in three loops."""
     loops = LOOPS[:1] if missing("grammar") else LOOPS
-    console.print(
-        f"The same requests in {len(loops)} loops, in turn. Each forward sleeps {FORWARD_MS:g} ms "
-        f"(on a CPU): {args.requests} requests of {args.max_tokens} tokens."
+    say(
+        console,
+        f"{args.requests} requests of {args.max_tokens} tokens in virtual time, once for each way "
+        "to run the loop:",
     )
-    found = measure(
-        loaded, loops, num_requests=args.requests, max_tokens=args.max_tokens,
-        forward_ms=FORWARD_MS, num_rounds=2,
-    )  # fmt: skip
-    first = found[loops[0].name]
     columns = ("loop", "gap, median", "throughput", "ratio")
     table = summary_table("the gap between two forwards", *columns)
-    for name, gaps in found.items():
-        ratio = gaps.tokens_per_second / first.tokens_per_second
-        rate = f"{gaps.tokens_per_second:.0f} tokens/s"
-        table.add_row(name, f"{gaps.median_ms:.2f} ms", rate, f"{ratio:.2f}")
-    console.print(table)
-    for loop in loops[:3]:
-        trace = traced(loaded, loop, args.requests, FORWARD_MS)
-        console.print(Lanes(trace, console).panel(loop.name))
+    panels, first = list[RenderableType](), None
+    for loop in loops:
+        with console.status(f"{loop.name} …"):
+            trace, gaps = traced(
+                loaded, loop, costs, num_requests=args.requests, max_tokens=args.max_tokens
+            )
+        rate = gaps.tokens_per_second
+        first = first or rate
+        table.add_row(
+            loop.name, f"{gaps.median_ms:.2f} ms", f"{rate:.0f} tokens/s", f"{rate / first:.2f}"
+        )
+        panels.append(Lanes(trace, console).panel(loop.name))
+    console.print(table, *panels[:3])

@@ -1,8 +1,9 @@
 """The gap between two forwards, with and without grammars, and with and without delayed sampling.
 
-On a CPU, forwards are emulated: the forward thread sleeps for `forward_ms`, as if another processor
-computed, and the logits are always the same. The work of the host is real, and so are the masks and
-the sampling, over the vocabulary of the model.
+`traced` runs in virtual time. `measure` takes the machine's time. On a CPU, its forwards are
+emulated: the forward thread sleeps for `forward_ms`, as if another processor computed, and the
+logits are always the same. The work of the host is real, and so are the masks and the sampling,
+over the vocabulary of the model.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import torch
 from transformers import PreTrainedModel
 
 from common import EngineConfig, LoadedModel, SamplingParams, StructuredOutputsParams
+from common.clock import StepCosts
 from common.tracing.data import TraceData
 from common.tracing.forwards import StreamForwards
 from common.tracing.trace import Trace
+from common.virtual_time import use_virtual_time
 
 from .. import LLMEngine
 from ..model_input import ModelInput
@@ -96,16 +99,19 @@ def measure(
     return found
 
 
-def traced(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float) -> TraceData:
-    """Return the trace of a few steps of one loop."""
-    with _open(loaded, loop, num_requests, forward_ms) as engine:
-        _run(engine, loop, num_requests, 4, Gaps())
+def traced(
+    loaded: LoadedModel, loop: Loop, costs: StepCosts, *, num_requests: int, max_tokens: int
+) -> tuple[TraceData, Gaps]:
+    """Run one loop in virtual time, with forwards that compute. Return its trace and its gaps."""
+    gaps = Gaps()
+    with _open(loaded, loop, num_requests) as engine:
+        use_virtual_time(engine, costs)
         with Trace(engine) as trace:
-            _run(engine, loop, num_requests, 10, Gaps())
-        return trace.data
+            _run(engine, loop, num_requests, max_tokens, gaps)
+    return trace.data, gaps
 
 
-def _open(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float) -> LLMEngine:
+def _open(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float = 0.0) -> LLMEngine:
     on_gpu = loaded.model.device.type == "cuda"
     config = EngineConfig(
         model=loaded.name, device=str(loaded.model.device), max_num_seqs=num_requests,
@@ -113,7 +119,7 @@ def _open(loaded: LoadedModel, loop: Loop, num_requests: int, forward_ms: float)
         emulated_forward_ms=0.0 if on_gpu else forward_ms,
     )  # fmt: skip
     engine = LLMEngine(config, loaded)
-    if not on_gpu:
+    if config.emulated_forward_ms:
         engine.core.runner = SleepingRunner(loaded.model, engine.config, loaded.vocab_size)
     engine.core.scheduler.delays_sampling = loop.delays_sampling
     return engine

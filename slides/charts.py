@@ -8,13 +8,13 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from milestones.drawing.chart import KINDS
 from milestones.drawing.lanes import Span, lane
 from milestones.drawing.svg import line, polyline, text
 
 from .facts import data, value
 from .svg import WIDTH, picture, rect, text_width
 
-KINDS = ("hot", "prompt", "plan", "cached", "forward")  # of the milestones' curves
 SPAN = re.compile(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?")  # of `gantt`
 
 
@@ -173,7 +173,7 @@ def goodput(name: str = "load") -> str:
         "answers per second within the limits", 400,
     )  # fmt: skip
     axes.parts.append(line(axes.x(0), axes.y(0), axes.x(top), axes.y(top), "grid"))
-    for (engine, points), kind in zip(engines.items(), KINDS, strict=True):
+    for (engine, points), kind in zip(engines.items(), KINDS, strict=False):
         axes.curve([p["rate"] for p in points], [p["goodput"] for p in points], kind, "")
         best = max(points, key=lambda point: point["goodput"])
         x, y, ink = axes.x(best["rate"]), axes.y(best["goodput"]), f"{kind}-ink strong"

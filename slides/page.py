@@ -8,20 +8,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+from milestones.drawing.theme import player_themes
+
 from .deck import Deck
-from .sources import ROOT, BuildError
+from .sources import BuildError
 
 HERE = Path(__file__).resolve().parent
 PINNED = HERE / "requirements.txt"
 CACHE = HERE / ".cache" / hashlib.sha256(PINNED.read_bytes()).hexdigest()[:12]
 FONTS = {("400", "normal"): "regular", ("600", "normal"): "semibold", ("400", "italic"): "italic"}
-PLAYER = ROOT / "common" / "tracing" / "player_page" / "style.css"
 
 # Colours that the player does not name: ink on coloured ground, and darker inks of light colours.
 INKS = {
@@ -48,17 +48,9 @@ def reveal(name: str) -> bytes:
         return wheel.read(f"sphinx_revealjs/_static/revealjs/{name}")
 
 
-def player_colours() -> dict[str, str]:
-    """Return the colours of the player's two themes: they have the same meaning in the slides."""
-    found = re.findall(r":root \{(.*?)\}", PLAYER.read_text(encoding="utf-8"), re.DOTALL)
-    if len(found) != 2:
-        raise BuildError("style.css of the player must have one set of colours per theme")
-    return dict(zip(("light", "dark"), (theme.strip() for theme in found), strict=True))
-
-
 def style() -> str:
     """Return the style sheet: fonts, colours, layout of reveal.js and style of the decks."""
-    colours = {theme: f"{names} {INKS[theme]}" for theme, names in player_colours().items()}
+    colours = {theme: f"{names} {INKS[theme]}" for theme, names in player_themes().items()}
     dark = f":root {{ color-scheme: dark; {colours['dark']} }}"
     chosen = dark.replace(":root", ":root[data-theme=dark]")
     system = dark.replace(":root", ":root:not([data-theme=light])")

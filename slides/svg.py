@@ -3,6 +3,7 @@ and in dark. It also says the usual size of letters, and which lines end in an a
 
 from __future__ import annotations
 
+from common.displays import palette
 from milestones.drawing import svg
 
 # Approximate widths of the letters of the decks' font. They are good enough to decide without a
@@ -41,7 +42,7 @@ def labelled(
 
 def hue(number: int) -> str:
     """Return the colour of a request, the same as in the player."""
-    return f"--hue: {round(number * 137.5 + 220) % 360}"
+    return f"--hue: {palette.hue(number):g}"
 
 
 def chip(x: float, y: float, name: str, number: int, size: float = 26) -> str:

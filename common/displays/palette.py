@@ -31,7 +31,7 @@ def use_palette(console: Console) -> Console:
     styles = {name: pair[has_16] for name, pair in COLOURS.items()}
     for number in range(NUM_REQUESTS):
         ansi = OF_REQUESTS[number % len(OF_REQUESTS)]
-        styles[f"request{number}"] = ansi if has_16 else _chip(number)
+        styles[f"request{number}"] = ansi if has_16 else chip(number)
     styles |= {f"bold {name}": f"bold {style}" for name, style in styles.items()}
     console.push_theme(Theme(styles))
     return console
@@ -47,13 +47,18 @@ def letter(request_id: str) -> str:
     return chr(ord("A") + int(request_id[1:]) % NUM_REQUESTS)
 
 
-def _chip(number: int) -> str:
-    """Return the colour of a request: the hue that it has in the player, between dark and light.
+def hue(number: int) -> float:
+    """Return the hue of a request in degrees. The player's scripts have the same formula."""
+    return (number * 137.5 + 220) % 360
+
+
+def chip(number: int, lightness: float = 0.65, chroma: float = 0.11) -> str:
+    """Return the colour of a request. By default, it is between the player's dark and light.
 
     From OKLCH to sRGB: https://www.w3.org/TR/css-color-4/#color-conversion-code
     """
-    lightness, chroma, hue = 0.65, 0.11, math.radians((number * 137.5 + 220) % 360)
-    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
+    angle = math.radians(hue(number))
+    a, b = chroma * math.cos(angle), chroma * math.sin(angle)
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
     short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3

@@ -6,21 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import svg
+from . import svg, theme
 
 WIDTH, ROW, LABEL, VALUE, GAP = 720, 18, 120, 60, 34  # pixels
-# Of curves. From the eighth curve on, they repeat.
-COLOURS = 3 * ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#7a7a7a", "#56b4e9")
-STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
-.milestone { fill: #0072b2 } .peer { fill: #999999 }
-.axis { fill: none; stroke: #8b949e } .curve { fill: none; stroke-width: 2 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .milestone { fill: #56b4e9 } .peer { fill: #8b949e }
-}""" + "".join(
-    f"\n.line{number} {{ stroke: {colour} }} .fill{number} {{ fill: {colour} }}"
-    for number, colour in enumerate(COLOURS)
-)
+# The colours of curves: of m1 to m5, if there are five. From the eighth curve on, they repeat.
+KINDS = ("hot", "prompt", "plan", "cached", "forward", "output", "work")
+RULES = (
+    ".title{font-weight:600}.axis{fill:none;stroke:var(--soft)}.curve{fill:none;stroke-width:2}"
+) + "".join(f".{kind}-line{{stroke:var(--{kind})}}" for kind in KINDS)
 PANEL, HEIGHT, LEFT, TOP, BOTTOM = 240, 220, 50, 56, 30  # pixels of one panel
 KEY = 110  # pixels from one name of the legend to the next
 
@@ -29,7 +22,8 @@ def bars(document: dict[str, Any]) -> str:
     """Draw the output tokens per second that a bench has measured: one group of bars for each
     workload, one bar for each engine."""
     engines, caption = document["engines"], document["machine"]
-    parts, y = [svg.text(4, 16, f"{caption}: tokens/s", "title")], 24
+    title = f"{caption}: tokens/s"
+    parts, y = [svg.text(8, 20, title, "title")], 28
     for name in dict.fromkeys(name for measured in engines.values() for name in measured):
         speeds = {
             engine: measured[name]["tokens_per_second"]
@@ -37,11 +31,11 @@ def bars(document: dict[str, Any]) -> str:
             if name in measured
         }
         most = max(speeds.values())
-        parts.append(svg.text(4, y + 14, name, "title"))
+        parts.append(svg.text(8, y + 14, name, "title"))
         y += ROW + 2
         for engine, speed in speeds.items():
             width = (WIDTH - LABEL - VALUE) * speed / most
-            kind = "milestone" if engine.startswith("m") else "peer"
+            kind = "forward" if engine.startswith("m") else "soft"
             parts += [
                 svg.text(LABEL - 8, y + 13, engine, anchor="end"),
                 svg.rect(LABEL, y + 2, width, ROW - 4, kind),
@@ -49,7 +43,7 @@ def bars(document: dict[str, Any]) -> str:
             ]
             y += ROW
         y += GAP - ROW
-    return svg.document(parts, WIDTH, y, STYLE)
+    return theme.document(parts, WIDTH, y, title, RULES)
 
 
 Points = Sequence[tuple[float, float]]
@@ -63,26 +57,29 @@ def lines(panels: Mapping[str, Mapping[str, Points]], title: str) -> str:
     smallest, their axis is logarithmic too, and begins at the smallest.
     """
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    parts = [svg.text(4, 16, title, "title")]
+    kinds = {
+        name: KINDS[number % len(KINDS)] if len(names) > 1 else "forward"
+        for number, name in enumerate(names)
+    }
+    parts = [svg.text(8, 20, title, "title")]
     if len(names) > 1:
-        for number, name in enumerate(names):
+        for number, (name, kind) in enumerate(kinds.items()):
             parts += [
-                svg.rect(LEFT + number * KEY, HEIGHT + 2, 14, 4, f"fill{number}"),
+                svg.rect(LEFT + number * KEY, HEIGHT + 2, 14, 4, kind),
                 svg.text(LEFT + number * KEY + 20, HEIGHT + 9, name),
             ]
     for number, (name, curves) in enumerate(panels.items()):
-        parts += [svg.text(number * PANEL + LEFT, 40, name, "title")]
-        numbered = {names.index(curve): points for curve, points in curves.items()}
-        parts += _panel(number * PANEL, numbered)
+        parts += [svg.text(number * PANEL + LEFT, 44, name, "title")]
+        parts += _panel(number * PANEL, [(kinds[curve], curves[curve]) for curve in curves])
     height = HEIGHT + (20 if len(names) > 1 else 0)
-    return svg.document(parts, max(1, len(panels)) * PANEL, height, STYLE)
+    return theme.document(parts, max(1, len(panels)) * PANEL, height, title, RULES)
 
 
-def _panel(x: float, curves: Mapping[int, Points]) -> list[str]:
-    """Draw the axes and the curves of one panel. The keys are the numbers of the colours."""
+def _panel(x: float, curves: Sequence[tuple[str, Points]]) -> list[str]:
+    """Draw the axes and the curves of one panel, each curve with its colour."""
     left, right, bottom = x + LEFT, x + PANEL - 24, HEIGHT - BOTTOM
-    sizes = [size for points in curves.values() for size, _ in points]
-    values = [value for points in curves.values() for _, value in points]
+    sizes = [size for _, points in curves for size, _ in points]
+    values = [value for _, points in curves for _, value in points]
     across = _scale(min(sizes), max(sizes), left, right, is_logarithmic=True)
     wide = min(values) > 0 and max(values) > 30 * min(values)
     lowest = min(values) if wide else 0.0
@@ -94,10 +91,10 @@ def _panel(x: float, curves: Mapping[int, Points]) -> list[str]:
         svg.text(left, HEIGHT - 12, f"{min(sizes):,g}"),
         svg.text(right, HEIGHT - 12, f"{max(sizes):,g}", anchor="end"),
     ]
-    for number, points in curves.items():
+    for kind, points in curves:
         places = [(across(size), up(value)) for size, value in points]
-        parts.append(svg.polyline(places, f"curve line{number}"))
-        parts += [svg.element("circle", kind=f"fill{number}", cx=x, cy=y, r=3) for x, y in places]
+        parts.append(svg.polyline(places, f"curve {kind}-line"))
+        parts += [svg.element("circle", kind=kind, cx=x, cy=y, r=3) for x, y in places]
     return parts
 
 

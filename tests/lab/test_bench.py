@@ -489,4 +489,4 @@ def test_curves_are_measured_and_drawn(
         assert [size for size, _ in measured[name]] == [4, 8]
         assert all(milliseconds > 0 for _, milliseconds in measured[name])
         assert name in shown
-    assert len(ET.parse(picture).findall(".//{*}path[@class='curve line0']")) == 3
+    assert len(ET.parse(picture).findall(".//{*}path[@class='curve forward-line']")) == 3

@@ -90,7 +90,7 @@ def test_a_run_against_a_server(
     for row in rows:
         assert row["num_failed"] == 0 and row["goodput"] == row["num_requests"] / 0.5 > 0
     drawn = ElementTree.parse(drawing).getroot()
-    curves = [item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve line0"]
+    curves = [item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve forward-line"]
     assert len(curves) == 3 and all(curve.count("L") == len(rows) - 1 for curve in curves)
     assert "goodput" in capsys.readouterr().out
     stats = run.in_engine(lambda engine: engine.stats())
@@ -132,7 +132,8 @@ def test_a_chart_has_a_curve_for_each_name() -> None:
     }
     drawn = ElementTree.fromstring(lines(panels, "title"))
     curves = [item for item in drawn.iter() if "curve" in (item.get("class") or "")]
-    assert [curve.get("class") for curve in curves] == ["curve line0", "curve line1", "curve line1"]
+    kinds = [curve.get("class") for curve in curves]
+    assert kinds == ["curve hot-line", "curve prompt-line", "curve prompt-line"]
     heights = [float(place.split()[1]) for place in (curves[2].get("d") or "")[1:].split(" L")]
     assert heights[0] - heights[1] == pytest.approx((heights[1] - heights[2]) / 2, abs=0.2)
     words = [item.text for item in drawn.iter() if item.tag.endswith("text")]

@@ -112,13 +112,15 @@ def main(args: argparse.Namespace) -> int:
             curves[name].append((size, milliseconds))
             table.add_row(f"{size:,}", f"{milliseconds:.2f}")
         console.print(table)
+    document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
     if args.json:
-        document = {"machine": machine(), "milestone": MILESTONE, "milliseconds": curves}
         recording.write(args.json, document)
     if args.svg:
-        title = f"{machine()}: ms per step"
-        args.svg.write_text(
-            lines({name: {"step": points} for name, points in curves.items()}, title),
-            encoding="utf-8",
-        )
+        args.svg.write_text(picture(document), encoding="utf-8")
     return 0
+
+
+def picture(document: dict[str, Any]) -> str:
+    """Draw the figures of a run, as `--json` writes them."""
+    curves = {name: {"step": points} for name, points in document["milliseconds"].items()}
+    return lines(curves, f"{document['machine']}: ms per step")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import re
 import shlex
 import signal
@@ -30,6 +31,7 @@ from ...chain import ROOT
 from ...console import wide_console
 from ...extras import missing
 from .arrivals import TEXT, Workload, length_range
+from .chart import chart
 
 if TYPE_CHECKING:
     from .report import Row
@@ -96,15 +98,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace, model: str, runs: dict[str, list[Row]]) -> None:
-    from .report import chart
-
+    figures = {name: [asdict(row) for row in rows] for name, rows in runs.items()}
+    found = {"engines": figures} if args.engines else {"rows": figures[args.url]}
+    document = {"machine": machine(), "model": model, **found}
     if args.json:
-        figures = {name: [asdict(row) for row in rows] for name, rows in runs.items()}
-        found = {"engines": figures} if args.engines else {"rows": figures[args.url]}
-        document = {"machine": machine(), "model": model, **found}
         recording.write(args.json, document)
     if args.svg:
-        args.svg.write_text(chart(runs, f"{model}, {machine()}"), encoding="utf-8")
+        as_in_the_file = json.loads(json.dumps(document))
+        args.svg.write_text(chart(as_in_the_file), encoding="utf-8")
 
 
 def _report(args: argparse.Namespace, console: Console, title: str, rows: Sequence[Row]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from common.displays.workload import percentile
 
-from ...drawing.chart import lines
 from .client import Answer
 
 POINTS = (50, 95, 99)
@@ -70,22 +69,6 @@ def summary(
         most_late_ms=1000 * max((a.late for a in counted), default=0.0),
         errors=errors,
     )
-
-
-def chart(runs: Mapping[str, Sequence[Row]], title: str) -> str:
-    """Draw the rate against p95 latencies and goodput, as SVG: one curve for each server."""
-    figures: dict[str, Callable[[Row], float | None]] = {
-        "TTFT p95, ms": lambda row: row.first_ms[95] if row.first_ms else None,
-        "ITL p95, ms": lambda row: row.gap_ms[95] if row.gap_ms else None,
-        "goodput, requests/s": lambda row: row.goodput,
-    }
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for name, figure in figures.items():
-        for server, rows in runs.items():
-            points = [(row.rate, value) for row in rows if (value := figure(row)) is not None]
-            if points:
-                panels.setdefault(name, {})[server] = points
-    return lines(panels, title)
 
 
 def _percentiles(values: list[float]) -> dict[int, float] | None:

@@ -1,15 +1,17 @@
 """Draw the pictures of the handouts, and print the counters of m1 to m3.
 
 `python -m milestones.staff.maintain.figures` takes everything from runs of the real engines
-(`runs`; `figures_m4_m5` also from recorded ones). The pictures in `milestones/<milestone>/*.svg`
-change only when an engine or a recording does.
+(`runs`; `figures_m4_m5` also from recorded ones), and draws the recorded results of benchmarks
+again. The pictures change only when an engine or a recording does.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +19,10 @@ from rich.table import Table
 from common import LLMEngine, LoadedModel
 
 from ...drawing import handout, svg
-from . import figures_m4_m5
+from ...drawing.chart import bars
+from ...lab.bench.curves import picture as curves
+from ...serving.load.chart import chart as load_chart
+from . import figures_m4_m5, figures_memory
 from .runs import (
     FEW_ROWS,
     MAX_MODEL_LEN,
@@ -25,7 +30,6 @@ from .runs import (
     NUM_REQUESTS,
     PAGE_SIZE,
     ROWS,
-    Held,
     Job,
     Moment,
     jobs,
@@ -37,31 +41,7 @@ from .runs import (
 )
 
 FOLDER = Path(__file__).resolve().parents[2]
-LEFT, TOP = 50, 58  # pixels: the corner of a picture's field
-SPACING = 3  # steps between arrivals in the pictures
-
-
-class Stay(NamedTuple):
-    """A row or page that one request holds from step `start` on, with its used slots per step."""
-
-    place: int
-    name: str
-    start: int
-    written: list[int]
-
-
-def stays(moments: list[Held]) -> list[Stay]:
-    """Return which request held which row or page, from when and for how long."""
-    found: list[Stay] = []
-    current: dict[int, Stay] = {}
-    for step, held in enumerate(moments):
-        for place, (name, written) in held.items():
-            stay = current.get(place)
-            if stay is None or stay.name != name or stay.start + len(stay.written) != step:
-                stay = current[place] = Stay(place, name, step, [])
-                found.append(stay)
-            stay.written.append(written)
-    return found
+LEFT = 40  # pixels: where a picture's field begins
 
 
 def computed(engine: LLMEngine) -> int:
@@ -77,70 +57,39 @@ def work_svg(loaded: LoadedModel) -> str:
         totals = [0, *(computed(engine) for _ in watch(engine, [job]))]
         series.append([b - a for a, b in pairwise(totals)])
     cached, recomputed = series
-    scale, bottom, width, parts = 3.6, 215, 28, list[str]()
+    scale, bottom, width, parts = 3.6, 220, 28, list[str]()
     for step, (few, many) in enumerate(zip(cached, recomputed, strict=True)):
         x = LEFT + step * width
-        for tokens, color in ((many, handout.kind(1, light=True)), (few, handout.kind(4))):
-            parts.append(svg.rect(x, bottom - tokens * scale, width - 6, tokens * scale, color))
+        for tokens, kind in ((many, "hot pale"), (few, "forward")):
+            parts.append(svg.rect(x, bottom - tokens * scale, width - 6, tokens * scale, kind))
     parts += handout.axis(LEFT, bottom, width, len(cached), every=4)
     parts += handout.legend(
-        LEFT, 38, [(4, False, f"with the KV cache: {sum(cached)} tokens in all"),
-                   (1, True, f"without it: {sum(recomputed)}")],
+        LEFT, 44, [("forward", f"with the KV cache: {sum(cached)} tokens in all"),
+                   ("hot pale", f"without it: {sum(recomputed)}")],
     )  # fmt: skip
     title = "Tokens computed in each step: 20 prompt tokens, 24 output tokens"
-    return handout.document(parts, 760, 250, title)
+    return handout.document(parts, 740, 260, title)
 
 
-def memory_svg(
-    title: str, unit: str, moments: list[Moment], places: list[int], size: int, height: int
-) -> str:
-    """Draw rows or pages of `size` slots over time: held slots pale, written slots solid."""
-    width = max(4, 800 // len(moments))
-    end, bottom = LEFT + width * len(moments), TOP + height * len(places)
-    index = {place: i for i, place in enumerate(places)}
-    names = sorted({name for moment in moments for name, _ in moment.held.values()})
-    parts: list[str] = []
-    for place, i in index.items():
-        y = TOP + (i + 1) * height - 1
-        parts.append(svg.line(LEFT, y, end, y))
-        if height > 12 or place % 4 == 0 or i == 0:
-            middle = TOP + i * height + height / 2 + 3
-            parts.append(svg.text(LEFT - 6, middle, f"{unit} {place}", anchor="end"))
-    for stay in stays([moment.held for moment in moments]):
-        x, y = LEFT + stay.start * width, TOP + index[stay.place] * height
-        color, long = names.index(stay.name), width * len(stay.written)
-        parts.append(svg.rect(x, y, long, height - 2, handout.kind(color, light=True)))
-        heights = [(height - 2) * written / size for written in stay.written]
-        parts.append(handout.staircase(x, y + height - 2, width, heights, color))
-        if long > 8:
-            parts.append(svg.text(x + 2, y + height - 4, stay.name, anchor="start"))
-    for step, (before, after) in enumerate(pairwise(moments), start=1):
-        if after.num_retractions > before.num_retractions:
-            x = LEFT + step * width
-            parts.append(svg.line(x, TOP - 6, x, bottom, "m"))
-            parts.append(svg.text(x, TOP - 9, "a retraction", anchor="middle"))
-    parts += handout.axis(LEFT, bottom + 4, width, len(moments), every=10)
-    parts += handout.legend(LEFT, 38, [(4, False, "written"), (4, True, "held, but not written")])
-    return handout.document(parts, end + 20, bottom + 42, title)
+def results() -> dict[str, str]:
+    """Draw the results of measurements that are in the repository."""
+    drawn: dict[str, Callable[[Any], str]] = {"curves": curves, "ladder": bars, "load": load_chart}
+    found = {}
+    for name, draw in drawn.items():
+        file = f"docs/results/{name}"
+        document = json.loads((FOLDER / f"{file}.json").read_text(encoding="utf-8"))
+        found[f"{file}.svg"] = draw(document)
+    return found
 
 
 def pictures(loaded: LoadedModel) -> dict[str, str]:
     """Draw all pictures. Returns them by path below `milestones/`."""
-    rows = list(watch(slots(loaded), jobs(SPACING)))
-    pages = list(watch(paged(loaded), jobs(SPACING)))
     return {
         "m1_single/work.svg": work_svg(loaded),
-        "m2_continuous/slots.svg": memory_svg(
-            f"The slot cache: {NUM_REQUESTS} requests in {ROWS} rows of {MAX_MODEL_LEN} tokens",
-            "row", rows, list(range(ROWS)), MAX_MODEL_LEN, 34,
-        ),
-        "m3_paged/pages.svg": memory_svg(
-            f"The same requests in {NUM_PAGES} pages of {PAGE_SIZE} tokens: "
-            f"the memory of {FEW_ROWS} rows",
-            "page", pages, list(range(1, NUM_PAGES + 1)), PAGE_SIZE, 10,
-        ),
+        **figures_memory.pictures(loaded),
         **figures_m4_m5.pictures(),
-    }  # fmt: skip
+        **results(),
+    }
 
 
 def line(name: str, engine: Any, size: int | None, groups: list[list[Job]]) -> list[str]:

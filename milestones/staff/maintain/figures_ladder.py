@@ -3,8 +3,8 @@
     python -m milestones.staff.maintain.figures_ladder            # draw ladder.svg again
     python -m milestones.staff.maintain.figures_ladder --record   # run the milestones first
 
-The picture plays in real time: a second of it is a second of the recorded run. A run that is longer
-than `LONGEST` plays faster, and the title says so.
+The picture shows the end of the runs. Then it plays them in real time: a second of it is a second
+of the recorded run. A run that is longer than `LONGEST` plays faster, and the note below says so.
 """
 
 from __future__ import annotations
@@ -15,26 +15,40 @@ from contextlib import contextmanager
 from itertools import pairwise
 from math import ceil
 
-from ...chain import ROOT
+from ...chain import ROOT, short
 from ...drawing import handout, svg
 from . import ladder_runs
 from .ladder_runs import Lane, Recording
 
 FILE = ROOT / "milestones" / "docs" / "ladder.svg"
 LESSONS = {
-    "m1_single": ("One request at a time;", "the others wait."),
-    "m2_continuous": ("All requests in one batch;", "a new prompt pauses the others."),
-    "m3_paged": ("Prompts in chunks,", "next to the others' tokens."),
-    "m4_radix": ("The shared system prompt", "is computed only once."),
-    "m5_overlap": ("The CPU plans the next step", "during the current one."),
+    "m1_single": "One request at a time; the others wait.",
+    "m2_continuous": "All requests in one batch; a new prompt pauses the others.",
+    "m3_paged": "Prompts in chunks, next to the others' tokens.",
+    "m4_radix": "The shared system prompt is computed only once.",
+    "m5_overlap": "The CPU plans the next step during the current one.",
 }
-PREFILL, DECODE = 1, 4  # colours
-LEFT, FIELD, RIGHT, TOP = 206, 598, 76, 66  # pixels: the lanes and their margins
-BAR, ROW, GAP = 6, 8, 18  # pixels: a bar, a request's row, and the space between two lanes
-HOLD = 4.0  # seconds that the end of the run stays visible
+PREFILL, DECODE = "prompt", "output"  # colours
+LEFT, FIELD, RIGHT, TOP = 12, 568, 60, 62  # pixels: the lanes and their margins
+WORDS, COUNT = 128, 572  # pixels: where the lesson of a lane begins, and where its count ends
+HEAD, BAR, ROW, GAP = 22, 5, 6, 10  # pixels: words over a lane, a bar, a row, and space below
+BEFORE, AFTER = 3.0, 2.0  # seconds that the end of the runs stays visible, before and after them
+JUMP = 0.02  # seconds in which the picture goes back to the beginning
 LONGEST = 15.0  # seconds that the picture plays
-RULES = ".b{font-size:13px;font-weight:600}line:not(.m){stroke:#8b949e}"
+RULES = ".b{font-size:13px;font-weight:600}.s{font-size:11px}"
 NARROW = 0.5  # pixels: a shorter bar could not be seen
+NUMBERS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+
+
+def result(recording: Recording) -> str:
+    """Return what the picture shows, in words."""
+    first, last = list(recording.lanes)[0], list(recording.lanes)[-1]
+    count = NUMBERS[len(recording.arrivals)]
+    first_s, last_s = recording.lanes[first].seconds, recording.lanes[last].seconds
+    return (
+        f"{count} chats, the same answers: {first_s:.1f} s on {short(first)}, "
+        f"{last_s:.1f} s on {short(last)}"
+    )
 
 
 def draw(recording: Recording) -> str:
@@ -57,20 +71,17 @@ class Picture:
         self.seconds = max(lane.seconds for lane in recording.lanes.values())
         self.speed = ceil(self.seconds / LONGEST)
         self.scale = FIELD / self.seconds  # pixels of a second
-        lane_height = len(recording.arrivals) * ROW + GAP
-        self.tops = [TOP + number * lane_height for number in range(len(recording.lanes))]
-        self.bottom = self.tops[-1] + lane_height
+        lane_height = HEAD + len(recording.arrivals) * ROW + GAP
+        self.tops = [TOP + HEAD + number * lane_height for number in range(len(recording.lanes))]
+        self.bottom = TOP + lane_height * len(recording.lanes)
         self.parts: list[str] = []
-        self.player = Player(self.parts, self.seconds, HOLD, self.speed)
+        self.player = Player(self.parts, self.seconds, self.speed)
 
     def text(self) -> str:
         """Return the file."""
-        pace = "in real time" if self.speed == 1 else f"{self.speed} times as fast as they were"
-        count = len(self.recording.arrivals)
-        title = f"{count} chats on five engines: the same prompts and answers, {pace}"
         rules = "".join([RULES, *self.player.rules])
-        width, height = LEFT + FIELD + RIGHT, self.bottom + 44
-        return handout.document(self.parts, width, height, title, rules)
+        width, height = LEFT + FIELD + RIGHT, self.bottom + 58
+        return handout.document(self.parts, width, height, result(self.recording), rules)
 
     def draw_bars(self, top: float, lane: Lane) -> None:
         """Draw a row for each request: a line from its arrival to its end, and its forwards."""
@@ -82,44 +93,45 @@ class Picture:
             for first, last, is_prefill in spans(lane.forwards(request)):
                 start, stop = self._x(lane.steps[first][0]), self._x(lane.steps[last][1])
                 width = max(NARROW, stop - start)
-                kind = handout.kind(PREFILL if is_prefill else DECODE)
-                self.parts.append(svg.rect(start, y, width, BAR, kind))
+                self.parts.append(svg.rect(start, y, width, BAR, PREFILL if is_prefill else DECODE))
 
     def draw_cover(self) -> None:
         """Hide the future: the cover and the line at its left edge move to the right."""
         with self.player.moving("cover", FIELD):
-            self.parts += [svg.rect(LEFT, TOP - 4, FIELD + RIGHT, self.bottom - TOP, "p"),
-                           svg.line(LEFT, TOP - 4, LEFT, self.bottom, "m")]  # fmt: skip
+            self.parts += [svg.rect(LEFT, TOP, FIELD + RIGHT, self.bottom - TOP, "p"),
+                           svg.line(LEFT, TOP, LEFT, self.bottom, "m")]  # fmt: skip
 
     def draw_words(self, top: float, milestone: str, lane: Lane) -> None:
         """Write the name and the lesson of a lane, the number of requests done, and the time."""
-        self._words(12, top + 9, milestone, "b")
-        for i, words in enumerate(LESSONS[milestone]):
-            self._words(12, top + 25 + 14 * i, words)
-        name, count = milestone.partition("_")[0], len(lane.ends)
+        self._words(LEFT, top - 7, milestone, "b")
+        self._words(WORDS, top - 7, LESSONS[milestone])
+        name, count = short(milestone), len(lane.ends)
         times = [0.0, *sorted(lane.ends)]
         for done, (start, end) in enumerate([*pairwise(times), (times[-1], None)]):
             if start != end:
                 with self.player.shown(f"{name}-{done}", start, end):
-                    self._words(12, top + 55, f"{done} of {count} done")
+                    self._words(COUNT, top - 7, f"{done} of {count} done", anchor="end")
         with self.player.shown(f"{name}-s", lane.seconds):
-            y = top + count * ROW / 2 + 5
-            text = f"{lane.seconds:.1f} s"
-            self._words(self._x(lane.seconds) + 8, y, text, "t")
+            y = top + count * ROW / 2 + 4
+            self._words(self._x(lane.seconds) + 8, y, f"{lane.seconds:.1f} s", "t")
 
     def draw_axis(self) -> None:
         """Draw the seconds, the legend, and where and how this was recorded."""
-        self.parts += handout.legend(12, 44, [(PREFILL, False, "prompt tokens are computed"),
-                                     (DECODE, False, "output tokens are computed")])  # fmt: skip
-        self._line(404, 40, 424)
-        self._words(429, 44, "the request waits")
+        self.parts += handout.legend(
+            LEFT, 45, [(PREFILL, "prompt tokens are computed"),
+                       (DECODE, "output tokens are computed")],
+        )  # fmt: skip
+        self._line(422, 40, 444)
+        self._words(450, 45, "the request waits")
         self._line(LEFT, self.bottom, LEFT + FIELD)
         for second in range(0, ceil(self.seconds), self.speed):
-            self._words(self._x(second), self.bottom + 14, f"{second} s", anchor="middle")
-        self._words(12, self.bottom + 34, self._note())
+            anchor = "middle" if second else "start"
+            self._words(self._x(second), self.bottom + 15, f"{second} s", anchor=anchor)
+        for number, line in enumerate(self._note()):
+            self._words(LEFT, self.bottom + 34 + 14 * number, line, "s")
 
     def _line(self, x: float, y: float, end: float) -> None:
-        self.parts.append(svg.line(x, y, end, y))
+        self.parts.append(svg.line(x, y, end, y, "rule"))
 
     def _words(self, x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> None:
         self.parts.append(svg.text(x, y, words, kind, anchor=anchor))
@@ -127,31 +139,31 @@ class Picture:
     def _x(self, second: float) -> float:
         return round(LEFT + second * self.scale, 1)
 
-    def _note(self) -> str:
+    def _note(self) -> tuple[str, str]:
+        """Return two lines."""
         prompts = next(iter(self.recording.lanes.values())).prompt_tokens
         first, second = self.recording.arrivals[:2]
+        pace = "in real time" if self.speed == 1 else f"{self.speed} times as fast as it was"
         return (
-            f"{self.recording.model} in float32, {self.recording.machine}. One chat every "
-            f"{second - first:g} s, prompts of {min(prompts)} to {max(prompts)} tokens."
+            f"One chat every {second - first:g} s, prompts of {min(prompts)} to {max(prompts)} "
+            f"tokens. The picture plays {pace}.",
+            f"{self.recording.model} in float32, {self.recording.machine}.",
         )
 
 
 class Player:
     """Plays a drawing over time: it moves and shows shapes by CSS, again and again.
 
-    `rules` is its CSS. Without animation the drawing shows its end: in a program that cannot
+    `rules` is its CSS. The drawing shows its end first. It stays there in a program that cannot
     animate, and on a system with the setting "reduce motion".
     """
 
-    def __init__(self, parts: list[str], seconds: float, hold: float, speed: float = 1) -> None:
-        """Times are those of the run, which takes `seconds` and plays `speed` times as fast.
-
-        hold: the seconds that the end stays visible.
-        """
+    def __init__(self, parts: list[str], seconds: float, speed: float = 1) -> None:
+        """Times are those of the run, which takes `seconds` and plays `speed` times as fast."""
         self.parts = parts
         self.seconds = seconds
         self.speed = speed
-        self.period = seconds / speed + hold
+        self.period = BEFORE + seconds / speed + AFTER
         self.rules = [
             f"g{{animation:{self.period:.2f}s linear infinite}}",
             "@media(prefers-reduced-motion:reduce){g{animation:none!important}}",
@@ -163,7 +175,8 @@ class Player:
         end = f"transform:translateX({distance:g}px)"
         self.rules += [
             f"#{name}{{animation-name:{name};{end}}}",
-            f"@keyframes {name}{{0%{{transform:none}}{self._at(self.seconds)},to{{{end}}}}}",
+            f"@keyframes {name}{{0%,{self._at(-JUMP)}{{{end}}}{self._at(0)}{{transform:none}}"
+            f"{self._at(self.seconds)},to{{{end}}}}}",
         ]
         with self._group(name):
             yield
@@ -174,7 +187,8 @@ class Player:
 
         end: None if it stays visible until the play starts again.
         """
-        times = "0%{opacity:0}" if start > 0 else ""
+        times = f"0%{{opacity:{int(end is None)}}}"
+        times += f"{self._at(0)}{{opacity:0}}" if start > 0 else ""
         times += f"{self._at(start)}{{opacity:1}}"
         times += "to{opacity:1}" if end is None else f"{self._at(end)},to{{opacity:0}}"
         self.rules += [
@@ -192,7 +206,7 @@ class Player:
         self.parts.append("</g>")
 
     def _at(self, seconds: float) -> str:
-        return f"{100 * seconds / self.speed / self.period:.2f}%"
+        return f"{100 * (BEFORE + seconds / self.speed) / self.period:.2f}%"
 
 
 def spans(forwards: list[tuple[int, bool]]) -> list[tuple[int, int, bool]]:

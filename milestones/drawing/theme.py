@@ -41,11 +41,13 @@ def style_sheet(rules: str) -> str:
     Many programs that draw SVG do not know the variables of CSS.
     """
     coloured = "".join(re.findall(r"[^{}]+\{[^{}]*var\([^{}]*\}", rules))
-    light, dark = (
-        re.sub(r"var\(--([\w-]+)\)", lambda name, of=colours(theme): of[name[1]], text)
-        for theme, text in (("light", rules), ("dark", coloured))
-    )
+    light, dark = _filled(rules, "light"), _filled(coloured, "dark")
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
+
+
+def _filled(rules: str, theme: str) -> str:
+    named = colours(theme)
+    return re.sub(r"var\(--([\w-]+)\)", lambda name: named[name[1]], rules)
 
 
 def document(parts: list[str], width: float, height: float, title: str, rules: str = "") -> str:

@@ -90,7 +90,9 @@ def test_a_run_against_a_server(
     for row in rows:
         assert row["num_failed"] == 0 and row["goodput"] == row["num_requests"] / 0.5 > 0
     drawn = ElementTree.parse(drawing).getroot()
-    curves = [item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve forward-line"]
+    curves = [
+        item.get("d") or "" for item in drawn.iter() if item.get("class") == "curve forward-line"
+    ]
     assert len(curves) == 3 and all(curve.count("L") == len(rows) - 1 for curve in curves)
     assert "goodput" in capsys.readouterr().out
     stats = run.in_engine(lambda engine: engine.stats())

@@ -42,7 +42,7 @@ NUMBERS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight
 
 def result(recording: Recording) -> str:
     """Return what the picture shows, in words."""
-    first, last = list(recording.lanes)[0], list(recording.lanes)[-1]
+    first, *_, last = recording.lanes
     count = NUMBERS[len(recording.arrivals)]
     first_s, last_s = recording.lanes[first].seconds, recording.lanes[last].seconds
     return (

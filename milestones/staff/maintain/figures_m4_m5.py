@@ -19,90 +19,104 @@ from typing import Any
 from common import EngineConfig, SamplingParams
 
 from ...chain import ROOT, load
-from ...drawing import svg
+from ...drawing import handout, svg, theme
 from ...drawing.lanes import Span, lane
 from ...drawing.tree import tree
 
 Json = dict[str, Any]
 LANES = ROOT / "slides" / "data" / "m5.json"
 TIMELINES = ROOT / "milestones" / "m5_overlap" / "timelines.json"
-# The colours of Okabe and Ito, which people with any colour vision can distinguish.
-STYLE = """
-text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }
-.title { font: 600 13px system-ui, sans-serif } .note { font: 12px system-ui, sans-serif }
-.rule { stroke: #59636e; stroke-width: 1.2 } .on { fill: #ffffff } .ink { fill: #1f2328 }
-.locked { fill: #0072b2; stroke: #0072b2 }
-.cached { fill: none; stroke: #59636e; stroke-dasharray: 3 2 }
-.launch { fill: #e69f00 } .process { fill: #cc79a7 } .even { fill: #0072b2 } .odd { fill: #56b4e9 }
-.wait { fill: none; stroke: #59636e; stroke-dasharray: 2 2 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .rule, .cached, .wait { stroke: #9198a1 }
-}
-"""
-CELL, ROW, PAGE_SIZE = 44, 46, 4  # pixels of a page, and to the next row of nodes; tokens of a page
+# Of the lanes.
+RULES = (
+    "text{font:12px ui-monospace,Menlo,Consolas,monospace}"
+    ".title{font:600 13px system-ui,sans-serif}.note{font:12px system-ui,sans-serif}"
+    ".launch{fill:var(--work)}.process{fill:var(--output)}.on{fill:var(--panel)}"
+    ".even{fill:var(--forward)}.odd{fill:var(--forward);fill-opacity:.4}"
+    ".wait{fill:none;stroke:var(--soft);stroke-dasharray:2 2}"
+)
 LEFT, WIDTH = 110, 900  # pixels: of the lanes
+# Of the tree: pixels of a page, its height, and from one row of nodes to the next.
+CELL, BOX, ROW = 92, 40, 72
+PAGE_SIZE = 2  # tokens
+TREE_RULES = (
+    ".n{font-weight:600}.used{fill:var(--cached);fill-opacity:.2;stroke:var(--cached);"
+    "stroke-width:1.5}.idle{fill:none;stroke:var(--soft);stroke-dasharray:3 2}"
+)
+# A word is a token here, so that a page has whole words.
+PROMPTS = {
+    "A": "You are a tutor. What is a page?",
+    "B": "You are a tutor. What is a tree?",
+    "C": "You are a tutor. Why do pages help?",
+}
 
 
 def tree_picture() -> str:
-    """Draw two moments of a run: a cached conversation, then two requests that begin like it."""
+    """Draw two moments of a run: a cached prompt, then two requests that begin like it."""
     config = EngineConfig(
         model="tiny-llama", device="cpu", page_size=PAGE_SIZE, num_pages=32, max_num_seqs=2, seed=0
     )
-    params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+    words = list(dict.fromkeys(" ".join(PROMPTS.values()).split()))
+    prompts = {name: [words.index(w) for w in text.split()] for name, text in PROMPTS.items()}
     parts: list[str] = []
     with load("m4_radix").LLMEngine(config) as engine:
-        engine.generate("You are a tutor. What is a page?", params)
-        words = "A has ended. Its prompt and answer are cached. No request reads them."
-        bottom = _tree(engine, words, 16, parts)
-        engine.add_request("You are a tutor. What is a tree?", params, "B")
-        engine.add_request("You are a tutor. Why?", params, "C")
+        engine.generate([prompts["A"]], SamplingParams(max_tokens=1, temperature=0))
+        title = "A has ended. Its prompt is cached, and no request reads it."
+        bottom = _tree(engine, words, title, 54, parts)
+        for name in ("B", "C"):
+            params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+            engine.add_request(prompts[name], params, name)
         engine.step()
-        words = "B and C run. They found a part of the prefix; the node was split there."
-        bottom = _tree(engine, words, bottom + 30, parts)
-    note = (
-        f"a cell is a page of {PAGE_SIZE} tokens, with its number below · filled: locked by this "
-        "many · dashed: cached, can be evicted"
+        title = "B and C run. Each has found a part of the prefix; the node was split there."
+        bottom = _tree(engine, words, title, bottom + 12, parts)
+    parts += [
+        svg.rect(12, bottom, 22, 16, "used"),
+        svg.text(42, bottom + 13, "a page that requests read: they hold locks on its node"),
+        svg.rect(392, bottom, 22, 16, "idle"),
+        svg.text(422, bottom + 13, "a cached page, which can be evicted"),
+    ]
+    title = (
+        f"A page has {PAGE_SIZE} words, its number, and the letters of the requests that read it"
     )
-    parts.append(svg.text(8, bottom + 16, note, "note"))
-    return svg.document(parts, 800, bottom + 28, STYLE)
+    return handout.document(parts, 680, bottom + 30, title, TREE_RULES)
 
 
-def _tree(engine: Any, title: str, top: float, parts: list[str]) -> float:
+def _tree(engine: Any, words: list[str], title: str, top: float, parts: list[str]) -> float:
     """Draw the tree of an engine below a title. Return the lower edge."""
+    scheduler = engine.core.scheduler
+    readers = {r.request_id: scheduler.kv_cache.pages_of(r) for r in scheduler.running}
 
     def draw(_key: object, node: Mapping[str, Any], x: float, y: float) -> float:
-        locks, kind = node["locks"], "locked" if node["locks"] else "cached"
-        for page, words in zip(node["pages"], node["words"], strict=True):
-            parts.append(svg.rect(x, y, CELL - 2, 20, kind))
-            parts.append(svg.text(x + 6, y + 14, words, "on" if locks else ""))
-            parts.append(svg.text(x + 6, y + 33, str(page), "note"))
+        kind = "used" if node["locks"] else "idle"
+        for page, tokens in zip(node["pages"], node["tokens"], strict=True):
+            parts.append(svg.rect(x, y, CELL - 3, BOX, kind, rx=3))
+            parts.append(svg.text(x + 7, y + 16, " ".join(words[token] for token in tokens)))
+            parts.append(svg.text(x + 7, y + 33, str(page), "soft"))
+            names = [name for name, pages in readers.items() if page in pages]
+            for number, name in enumerate(reversed(names)):
+                left = x + CELL - 22 - 18 * number
+                parts.append(svg.rect(left, y + 21, 15, 15, f"request{ord(name) - 65}", rx=3))
+                parts.append(svg.text(left + 7.5, y + 33, name, "chip-ink n", 11, "middle"))
             x += CELL
-        if locks:
-            parts.append(svg.text(x + 2, y + 14, f"{locks} lock{'s' * (locks > 1)}"))
-        return x + 60 * bool(locks)
+        locks = node["locks"]
+        label = f"{locks} lock{'s' * (locks != 1)}"
+        parts.append(svg.text(x - CELL * len(node["pages"]), y - 5, label, "soft", 11))
+        return x
 
-    parts.append(svg.text(8, top, title, "title"))
-    return tree(parts, _nodes(engine), 28, top + 8, ROW, 10, 20, draw)
+    parts.append(svg.text(12, top, title, "n"))
+    return tree(parts, _nodes(engine), 34, top + 26, ROW, BOX / 2, 22, draw)
 
 
 def _nodes(engine: Any) -> dict[int, Json]:
-    """Return the nodes of the tree by number, parents first."""
-    decode, cache = engine.loaded.tokenizer.decode, engine.core.scheduler.kv_cache.radix_cache
+    """Return the nodes of the tree by number, parents first. A page has `PAGE_SIZE` tokens."""
+    cache = engine.core.scheduler.kv_cache.radix_cache
     numbers = {node: number for number, node in enumerate([cache.root, *cache.nodes()])}
-    found = {}
-    for node in cache.nodes():
-        letters = "".join(_shown(decode([token])) for token in node.tokens)
-        words = [letters[i : i + PAGE_SIZE] for i in range(0, len(letters), PAGE_SIZE)]
-        found[numbers[node]] = {"parent": numbers[node.parent], "pages": node.pages,
-                                "words": words, "locks": node.lock_count}  # fmt: skip
-    return found
-
-
-def _shown(text: str) -> str:
-    """Return a visible character: a sign for a space, a dot for a part of a character."""
-    if text == " ":
-        return "␣"
-    return text if len(text) == 1 and text.isascii() and text.isprintable() else "·"
+    return {
+        numbers[node]: {
+            "parent": numbers[node.parent], "pages": node.pages, "locks": node.lock_count,
+            "tokens": [node.tokens[PAGE_SIZE * i :][:PAGE_SIZE] for i in range(len(node.pages))],
+        }
+        for node in cache.nodes()
+    }  # fmt: skip
 
 
 def pictures() -> dict[str, str]:
@@ -144,7 +158,7 @@ def lanes_picture(runs: dict[str, Json], note: str) -> str:
         ]
         forwards = [
             Span(s["start"], s["end"], *(("even", str(s.get("tokens", s["step"])), "on") if n % 2
-                 else ("odd", str(s.get("tokens", s["step"])), "ink")))
+                 else ("odd", str(s.get("tokens", s["step"])), "")))
             for n, s in enumerate(run["forward"])
         ]  # fmt: skip
         parts += [svg.text(8, y - 12, name, "title"), svg.text(8, y + 14, "host"),
@@ -159,4 +173,5 @@ def lanes_picture(runs: dict[str, Json], note: str) -> str:
         parts.append(svg.rect(LEFT + 170 * i, y - 11, 16, 12, kind))
         parts.append(svg.text(LEFT + 22 + 170 * i, y, name, "note"))
     parts.append(svg.text(8, y + 26, note, "note"))
-    return svg.document(parts, LEFT + WIDTH + 10, y + 38, STYLE, "Lanes of the host and forwards")
+    title = "Lanes of the host and forwards"
+    return theme.document(parts, LEFT + WIDTH + 10, y + 38, title, RULES)

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import svg, theme
 
+Json = dict[str, Any]
 WIDTH, ROW, LABEL, VALUE, GAP = 720, 18, 120, 60, 34  # pixels
 # The colours of curves: of m1 to m5, if there are five. From the eighth curve on, they repeat.
 KINDS = ("hot", "prompt", "plan", "cached", "forward", "output", "work")
@@ -18,7 +19,7 @@ PANEL, HEIGHT, LEFT, TOP, BOTTOM = 240, 220, 50, 56, 30  # pixels of one panel
 KEY = 110  # pixels from one name of the legend to the next
 
 
-def bars(document: dict[str, Any]) -> str:
+def bars(document: Json) -> str:
     """Draw the output tokens per second that a bench has measured: one group of bars for each
     workload, one bar for each engine."""
     engines, caption = document["engines"], document["machine"]
@@ -47,6 +48,26 @@ def bars(document: dict[str, Any]) -> str:
 
 
 Points = Sequence[tuple[float, float]]
+
+
+def load(document: Json) -> str:
+    """Draw p95 latencies and goodput against the rate: one curve for each server.
+
+    document: of a run of `load`, as the file of `--json` has it.
+    """
+    figures: dict[str, Callable[[Json], float | None]] = {
+        "TTFT p95, ms": lambda row: row["first_ms"] and row["first_ms"]["95"],
+        "ITL p95, ms": lambda row: row["gap_ms"] and row["gap_ms"]["95"],
+        "goodput, requests/s": lambda row: row["goodput"],
+    }
+    runs = document.get("engines") or {"server": document["rows"]}
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, figure in figures.items():
+        for server, rows in runs.items():
+            points = [(row["rate"], value) for row in rows if (value := figure(row)) is not None]
+            if points:
+                panels.setdefault(name, {})[server] = points
+    return lines(panels, f"{document['model']}, {document['machine']}")
 
 
 def lines(panels: Mapping[str, Mapping[str, Points]], title: str) -> str:

@@ -16,10 +16,11 @@ from rich.console import Console
 
 from common.displays import neighbour as module
 from common.displays.neighbour import neighbour
-from common.displays.palette import COLOURS, NUM_REQUESTS, use_palette
+from common.displays.palette import COLOURS, NUM_REQUESTS, hue, use_palette
 from tests.conftest import ROOT
 
 STYLE_SHEET = ROOT / "common" / "tracing" / "player_page" / "style.css"
+RECORDING = STYLE_SHEET.with_name("recording.js")
 
 
 def luminance(colour: str) -> float:
@@ -53,6 +54,11 @@ def test_requests_have_colours_of_their_own() -> None:
     styles = [console.get_style(f"request{n}").color for n in range(NUM_REQUESTS)]
     colours = [style.get_truecolor().hex for style in styles if style is not None]
     assert len({*colours}) == NUM_REQUESTS and all(contrast(c) >= 2.9 for c in colours)
+
+
+def test_the_player_gives_a_request_the_same_hue() -> None:
+    formula = re.findall(r"--hue: \$\{Math.round\((.*?)\) % 360\}", RECORDING.read_text())[0]
+    assert [hue(n) for n in range(3)] == [eval(formula, {"number": n}) % 360 for n in range(3)]
 
 
 def test_a_terminal_with_16_colours_has_no_blue() -> None:

@@ -152,7 +152,8 @@ def test_schedulers_and_caches_have_no_tensors(milestone: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_and_paths_in_pages_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text)
+    for target in [*links, *re.findall(r'<(?:img|source)[^>]* src(?:set)?="([^"]+)"', text)]:
         if target in BUILT:
             continue
         if not target.startswith("http"):

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -449,12 +450,14 @@ def test_bench_refreshes_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         page.write_text(f"before\n{start}\nold\n{end}\nafter\n")
     monkeypatch.setattr(report, "ROOT", tmp_path)
     speed = {"tokens_per_second": 4.0}
-    document = {"machine": "any", "engines": {"m1_single": {"alone": speed, "turns": speed}}}
+    engines = {name: {"batch": speed, "turns": speed} for name in ("m1_single", "m2_continuous")}
+    document = {"machine": "any", "engines": engines}
     report.refresh_pages(document)
     few, everything = (page.read_text() for page in files)
     for text in (few, everything):
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| m1_single | 4.0 |\n" in few and "| m1_single | 4.0 | 4.0 |\n" in everything
+    assert "| m1_single | 4.0 |\n" in few and "m2_continuous" not in few
+    assert all(f"| {name} | 4.0 | 4.0 |\n" in everything for name in engines)
     assert "- `turns`: " in everything and "first token" not in everything
 
 
@@ -467,11 +470,14 @@ def test_times_to_first_tokens_have_a_table_of_their_own() -> None:
     assert report.prefill_lines({"roofline": asdict(floor), "engines": {"vllm": {}}}) == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "milestones/docs/SPEED.md"])
-def test_a_page_of_results_has_every_milestone(page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [("README.md", report.README_ENGINES), ("milestones/docs/SPEED.md", MILESTONES)],
+)
+def test_a_page_of_results_has_its_engines(page: str, names: Sequence[str]) -> None:
     start, end = MARKS
     table = (ROOT / page).read_text(encoding="utf-8").split(start)[1].split(end)[0]
-    assert all(f"| {name} |" in table for name in MILESTONES)
+    assert all(f"| {name} |" in table for name in names)
 
 
 def test_curves_are_measured_and_drawn(

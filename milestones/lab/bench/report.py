@@ -24,8 +24,8 @@ from .engines import BenchEngine
 from .roofline import Roofline
 from .workloads import PREFILLS, WORKLOADS
 
-README_COLUMNS = ("alone", "batch", "shared")
-NOT_IN_README = ("hf-static", "hf-batch")  # one small table, so the stronger peers
+README_COLUMNS = ("batch", "shared")
+README_ENGINES = ("m1_single", "m5_overlap", "vllm")
 
 
 def table(name: str, measured: list[BenchEngine], floor: Roofline, sampling: str) -> Table:
@@ -114,13 +114,13 @@ def earlier(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def refresh_pages(results: dict[str, Any]) -> None:
-    """Write the results between the marks of the pages: all of them, and the README's columns."""
+    """Write the results between the marks of the pages: all of them, and the README's few."""
     measured = results["engines"].values()
     found = [name for name in WORKLOADS if any(name in engine for engine in measured)]
     names = [name for name in found if name not in PREFILLS]
     few = [name for name in names if name in README_COLUMNS]
     of_columns = [f"- `{name}`: {summary_of(name)}" for name in names]
-    engines = {n: e for n, e in results["engines"].items() if n not in NOT_IN_README}
+    engines = {n: e for n, e in results["engines"].items() if n in README_ENGINES}
     write_block(ROOT / "README.md", "ladder", lines_of({**results, "engines": engines}, few))
     everything = [*lines_of(results, names), "", *of_columns, *prefill_lines(results)]
     write_block(ROOT / "milestones/docs/SPEED.md", "ladder", everything)

@@ -29,9 +29,9 @@ from common.displays.demo import machine
 from ... import recording
 from ...chain import ROOT
 from ...console import wide_console
+from ...drawing import chart
 from ...extras import missing
 from .arrivals import TEXT, Workload, length_range
-from .chart import chart
 
 if TYPE_CHECKING:
     from .report import Row
@@ -105,7 +105,7 @@ def _write(args: argparse.Namespace, model: str, runs: dict[str, list[Row]]) -> 
         recording.write(args.json, document)
     if args.svg:
         as_in_the_file = json.loads(json.dumps(document))
-        args.svg.write_text(chart(as_in_the_file), encoding="utf-8")
+        args.svg.write_text(chart.load(as_in_the_file), encoding="utf-8")
 
 
 def _report(args: argparse.Namespace, console: Console, title: str, rows: Sequence[Row]) -> None:

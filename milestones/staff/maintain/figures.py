@@ -18,10 +18,8 @@ from rich.table import Table
 
 from common import LLMEngine, LoadedModel
 
-from ...drawing import handout, svg
-from ...drawing.chart import bars
+from ...drawing import chart, handout, svg
 from ...lab.bench.curves import picture as curves
-from ...serving.load.chart import chart as load_chart
 from . import figures_m4_m5, figures_memory
 from .runs import (
     FEW_ROWS,
@@ -73,7 +71,9 @@ def work_svg(loaded: LoadedModel) -> str:
 
 def results() -> dict[str, str]:
     """Draw the results of measurements that are in the repository."""
-    drawn: dict[str, Callable[[Any], str]] = {"curves": curves, "ladder": bars, "load": load_chart}
+    drawn: dict[str, Callable[[Any], str]] = {
+        "curves": curves, "ladder": chart.bars, "load": chart.load,
+    }  # fmt: skip
     found = {}
     for name, draw in drawn.items():
         file = f"docs/results/{name}"

@@ -1,7 +1,7 @@
 """Take the pictures of the player, light and dark, in Chromium.
 
-`python -m milestones.staff.maintain.figures_player` runs the demo of the highest milestone, whose
-times are virtual, and takes the pictures of one of its steps.
+`python -m milestones.staff.maintain.figures_player` runs the demo of the highest milestone in
+virtual time, and takes the pictures of one of its steps.
 """
 
 from __future__ import annotations

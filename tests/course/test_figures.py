@@ -35,8 +35,8 @@ def test_the_pictures_are_of_today(loaded: LoadedModel) -> None:
     for name, text in drawn.items():
         on_disk = (figures.FOLDER / name).read_text(encoding="utf-8")
         assert on_disk == text, f"{name} is old: run python -m milestones.staff.maintain.figures"
-    on_disk = {str(path.relative_to(figures.FOLDER)) for path in PICTURES}
-    assert on_disk == {*drawn, "docs/ladder.svg"}, "each picture has a command that draws it"
+    in_repository = {str(path.relative_to(figures.FOLDER)) for path in PICTURES}
+    assert in_repository == {*drawn, "docs/ladder.svg"}, "each picture has a command that draws it"
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.name)

@@ -33,6 +33,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from milestones.course.decks import parts_of
+
 from . import charts, diagrams, figures, ideas, ideas_electives, memory
 from .facts import filled
 from .sources import (
@@ -87,18 +89,6 @@ class Deck:
     @property
     def minutes(self) -> float:
         return sum(slide.minutes for slide in self.slides)
-
-
-def parts_of(text: str, mark: str) -> list[str]:
-    """Split a text at the lines that are `mark`. Lines in code blocks do not count."""
-    parts, fenced = [[]], False  # type: list[list[str]], bool
-    for line in text.splitlines():
-        fenced ^= line.startswith("```")
-        if line.strip() == mark and not fenced:
-            parts.append([])
-        else:
-            parts[-1].append(line)
-    return ["\n".join(part) for part in parts]
 
 
 class Reader:

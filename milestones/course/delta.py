@@ -16,11 +16,17 @@ A large difference may be divided into stops, in reading order, which are read o
 
     [[stop]]
     title = "Pages instead of rows"
+    teaches = "A request holds only the pages that its tokens need."
     symbols = ["kv_cache.py", "scheduler.py:Scheduler.undo"]
 
 A name in `symbols` is an entry, or a file or class that stands for all entries in it. An entry that
 several names stand for belongs to the closest of them (a method is closer than its class, a class
 closer than its file), and to the first stop among equals. Entries without a stop come last.
+
+A file or a class that was added is one entry. Notes say of its symbols why they are as they are:
+
+    [notes]
+    "radix_cache.py:RadixCache.lock" = "a request locks the prefix that it reads, so that ..."
 """
 
 from __future__ import annotations
@@ -44,6 +50,7 @@ T = TypeVar("T")
 
 KINDS = ("added", "changed", "removed")
 REST = "The rest"  # the title of the last stop, which has the entries that no other stop names
+REST_TEACHES = "Nothing new: imports, the package's docstring, the demo."
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Delta:
     removed: frozenset[str]
     reasons: dict[str, str]  # in reading order
     stops: dict[str, tuple[str, ...]] = field(default_factory=dict)  # title -> entries
+    teaches: dict[str, str] = field(default_factory=dict)  # title of a stop -> a sentence
+    notes: dict[str, str] = field(default_factory=dict)  # symbol of an added file or class -> why
 
 
 def declared(milestone: str, root: Path | None = None) -> Delta:
@@ -65,10 +74,11 @@ def declared(milestone: str, root: Path | None = None) -> Delta:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: {error}") from error
-    if unknown := table.keys() - {"below", "stop", *KINDS}:
+    if unknown := table.keys() - {"below", "stop", "notes", *KINDS}:
         raise ValueError(f"{path}: unknown tables {sorted(unknown)}")
     reasons = {symbol: reason for kind in KINDS for symbol, reason in table.get(kind, {}).items()}
-    for symbol, reason in reasons.items():
+    notes = table.get("notes", {})
+    for symbol, reason in (*reasons.items(), *notes.items()):
         if not isinstance(reason, str) or not reason.strip() or "\n" in reason:
             raise ValueError(f"{path}: {symbol} needs a reason of one line")
     stops = _stops(table.get("stop", []), list(reasons), path)
@@ -81,6 +91,8 @@ def declared(milestone: str, root: Path | None = None) -> Delta:
         removed=frozenset(table.get("removed", {})),
         reasons=reasons,
         stops=stops,
+        teaches={stop["title"]: stop.get("teaches", "") for stop in table.get("stop", [])},
+        notes=notes,
     )
 
 
@@ -160,6 +172,18 @@ def problems(says: Delta, real: Delta) -> list[str]:
             lines.append(f"{symbol} is declared as {kind}, but is not")
     touched = {symbol.split(":")[0] for symbol in real.added | real.changed | real.removed}
     lines += [f"{name} is declared as changed, but is not" for name in whole_files - touched]
+    return lines
+
+
+def problems_of_notes(says: Delta, files: dict[str, Path]) -> list[str]:
+    """Return a sentence for each note without a symbol, or on a symbol that has its own entry."""
+    there, lines = by_file(files, symbols), []
+    for symbol in says.notes:
+        file, _, name = symbol.partition(":")
+        if name not in there.get(file, {}):
+            lines.append(f"{symbol} has a note, but does not exist")
+        elif not any(covers(entry, symbol) and entry != symbol for entry in says.added):
+            lines.append(f"{symbol} has a note, but is in no file or class that is added")
     return lines
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from milestones.chain import course_place, find_engine
 from milestones.course import catalog
-from milestones.staff.maintain.handouts import refreshed
+from milestones.staff.maintain.handouts import refreshed, tour_of
 from tests.conftest import ROOT
 from tests.helpers import mini_course
 
@@ -146,9 +146,9 @@ def test_the_records_of_the_milestones() -> None:
 
 @pytest.mark.parametrize("name", catalog.taught_engines(ROOT))
 def test_a_handout_has_what_the_record_has(name: str) -> None:
-    """Titles, points, hours, summaries and hints: `exercises.toml` is their only source."""
+    """`exercises.toml` and the stops of `DELTA.toml` are the only sources of these parts."""
     handout = (ROOT / course_place(name) / "README.md").read_text(encoding="utf-8")
-    assert refreshed(handout, catalog.load(name)) == handout, (
+    assert refreshed(handout, catalog.load(name), tour_of(name)) == handout, (
         "write it again: python -m milestones.staff.maintain.handouts"
     )
 

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import electives, sources
-from milestones.course import delta
+from milestones.chain import electives, place, sources
+from milestones.course import catalog, decks, delta
 from milestones.course.diff import command as diff
 from milestones.course.diff.choose import choose
 from milestones.course.diff.lesson import UNDECLARED, Lesson, lesson
 from milestones.course.diff.lesson_html import page
+from milestones.course.diff.pointers import broken_symbols, pointers
 from milestones.course.outline import Line, outline
-from tests.conftest import MILESTONES
+from slides.deck import exists
+from tests.conftest import MILESTONES, ROOT
 from tests.helpers import mini_course
+from tests.helpers.browser import tab
 
 PAIRS = [*pairwise(MILESTONES), *((MILESTONES[-1], name) for name in electives())]
 OLD = '''"""A shelf."""
@@ -233,21 +236,91 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize(("below", "above"), PAIRS)
-def test_the_page_stands_alone_and_its_anchors_lead_somewhere(below: str, above: str) -> None:
-    tour = lesson(below, above)
-    text = page(tour)
+def test_the_page_stands_alone_and_its_links_lead_somewhere(below: str, above: str) -> None:
+    """The page may lie anywhere: links to the tree are relative to its folder."""
+    tour, folder = lesson(below, above), ROOT / "milestones" / "docs"
+    text = page(tour, folder)
     found = Page(text)
     assert not found.open and "url(" not in text and "@import" not in text
-    assert all(link.startswith("#") for link in found.links), "the page needs another file"
-    assert {link[1:] for link in found.links} <= set(found.ids)
+    anchors = {link[1:] for link in found.links if link.startswith("#")}
+    others = {link for link in found.links if not link.startswith("#")}
+    assert anchors <= set(found.ids)
     assert len(found.ids) == len(set(found.ids)), "two elements have the same id"
-    assert all(entry.reason in found.text for entry in tour.entries)
+    pages = {link for link in others if "README.md" in link}
+    assert not [link for link in pages if not exists(folder, link)]
+    assert not [link for link in others if not (folder / link.partition("#")[0]).is_file()]
+    words = [*(entry.reason for entry in tour.entries), *tour.notes.values()]
+    assert not [said for said in words if said.replace("`", "") not in found.text]
+
+
+@pytest.mark.parametrize(("below", "above"), PAIRS)
+def test_each_exercise_and_each_slide_of_code_is_named_on_the_page(below: str, above: str) -> None:
+    """So are the tests that kill a mutant. Code that the lesson does not touch is on no page."""
+    tour = lesson(below, above)
+    text = page(tour, ROOT)
+    found = {p for places in pointers(tour, ROOT).values() for p in places}
+    exercises = catalog.load(above)
+    assert {p.words for p in found if p.kind == "Exercise"} == {
+        f"{exercise.id} {exercise.title}" for exercise in exercises
+    }
+    shown = Page(text).text
+    assert not [e.id for e in exercises if f"Exercise {e.id} {e.title}" not in shown]
+    for mutant in catalog.mutants(above):
+        assert broken_symbols(mutant, ROOT), f"{mutant.name} changes no symbol"
+        assert mutant.killed_by.partition("::")[2] in shown, mutant.killed_by
+    slides = {s.title for s in decks.code_slides(ROOT) for at in s.places if named(at, tour)}
+    assert slides and not [title for title in slides if title not in shown]
+
+
+def named(shown: str, tour: Lesson) -> bool:
+    """Return whether a slide shows code that the lesson touches."""
+    file, _, symbol = shown.partition(":")
+    entry = f"{file.removeprefix(f'{place(tour.above)}/')}:{symbol}"
+    is_above = file.startswith(f"{place(tour.above)}/")
+    return is_above and entry not in tour.untouched
+
+
+def test_a_deck_that_is_not_built_is_named_in_words(tmp_path: Path) -> None:
+    """In a student's tree there are no decks, and then no slide is named."""
+    root = ladder(tmp_path)
+    assert "Slide" not in Page(page(lesson("m1", "m2", root), root, root)).text
+    deck = "---\ntitle: A\n---\n# One\n\n---\n# Put `it` {.small}\n"
+    deck += "```code m2_mini/shelf.py:more\n```\n"
+    (root / decks.DECKS).mkdir(parents=True)
+    (root / decks.DECKS / "m2_mini.md").write_text(deck)
+    found = Page(page(lesson("m1", "m2", root), root, root))
+    assert "Slide 2 of m2_mini: Put it" in found.text
+    assert all(link.startswith("#") for link in found.links)
+    (root / decks.BUILT).mkdir()
+    (root / decks.BUILT / "m2_mini.html").touch()
+    links = Page(page(lesson("m1", "m2", root), root / "milestones", root)).links
+    assert "../slides/dist/m2_mini.html#/1" in links
+
+
+def test_on_a_phone_code_keeps_its_lines_and_scrolls(tmp_path: Path) -> None:
+    """The page itself does not scroll sideways. On a wide screen, a note stands beside its code."""
+    out = tmp_path / "out.html"
+    assert run(ROOT, "m4", "--html", str(out)) == 0
+    with tab(tmp_path, out.as_uri()) as browser:
+        browser.resize(390, 844)
+        browser.wait_until(
+            "document.readyState === 'complete' && !!document.querySelector('aside')"
+        )
+        assert browser.evaluate("document.documentElement.scrollWidth") == 390
+        lines = "[...document.querySelectorAll('.block > div')]"
+        height = "parseFloat(getComputedStyle(document.querySelector('.code')).lineHeight)"
+        assert not browser.evaluate(f"{lines}.filter(x => x.offsetHeight > 1.5 * {height}).length")
+        beside = "(note => note.offsetLeft >= note.nextElementSibling.offsetWidth)"
+        beside += "(document.querySelector('.noted > aside'))"
+        assert not browser.evaluate(beside)
+        browser.resize(1440, 1000)
+        assert browser.evaluate(beside)
 
 
 def test_the_page_shows_the_code_as_it_is(tmp_path: Path) -> None:
     """Colours and marks of changed words lose no character, and code is not read as markup."""
     new = NEW.replace("return item + 1", 'return item + f"<b>{item}</b> & \\n"')
-    tour: Lesson = lesson("m1", "m2", ladder(tmp_path, new))
-    found = Page(page(tour))
+    root = ladder(tmp_path, new)
+    found = Page(page(lesson("m1", "m2", root), root, root))
     assert '        return item + f"<b>{item}</b> & \\n"\n' in found.text
     assert "no code <calls> it" in found.text

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import ELECTIVES, above, chain, course_place, place
+from milestones.chain import ELECTIVES, above, below, chain, course_place, place
 from milestones.course import catalog
+from milestones.course.diff import lesson_html
+from milestones.course.diff.lesson import lesson
 from milestones.course.release import command as release
 from milestones.course.release import cut
 from milestones.course.release.imports import without_unused_imports
@@ -223,6 +225,9 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
     assert not solution_lines(milestone, found)
     pages = {f"{DOCS}/{name}.md" for name in ("GLOSSARY", "QUESTIONS", "WHERE")}
     assert {*pages, "ARCHITECTURE.md"} <= found.keys()
+    if lower := below(milestone):
+        shown = lesson_html.page(lesson(lower, milestone, tree), tree, tree)
+        assert "<li>Exercise <a" in shown and "<li>Slide" not in shown, "no slides here"
     commands = "break_it", "check", "doctor", "hint", "list", "measure", "predict", "reset"
     for module in (*commands, "engine_answers"):
         assert f"milestones/course/student/{module}.py" in found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from milestones.chain import below, own_name, sources
-from milestones.course import delta
+from milestones.course import catalog, delta
+from tests.conftest import MILESTONES
 from tests.course.test_diff import DELTA, ladder
 
 
@@ -17,6 +19,39 @@ def test_every_difference_is_declared(milestone: str) -> None:
     says = delta.declared(milestone)
     assert says.below == below(milestone)
     assert not (problems := delta.problems(says, delta.found_in(milestone))), "\n".join(problems)
+
+
+@pytest.mark.electives
+@pytest.mark.since("m2_continuous")
+def test_each_note_names_a_symbol_of_a_new_file(milestone: str) -> None:
+    says = delta.declared(milestone)
+    problems = delta.problems_of_notes(says, sources(milestone))
+    assert not problems, "\n".join(problems)
+
+
+def test_a_note_on_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f(): ...\n")
+    (tmp_path / "b.py").write_text("def g(): ...\n")
+    files = {name: tmp_path / name for name in ("a.py", "b.py")}
+    notes = dict.fromkeys(["a.py:f", "a.py:gone", "b.py:g"], "why")
+    added = frozenset({"a.py", "b.py:g"})
+    says = delta.Delta("m", added, frozenset(), frozenset(), {}, notes=notes)
+    assert delta.problems_of_notes(says, files) == [
+        "a.py:gone has a note, but does not exist",
+        "b.py:g has a note, but is in no file or class that is added",
+    ]
+
+
+@pytest.mark.parametrize("name", MILESTONES[1:])
+def test_what_a_new_file_defines_has_a_note(name: str) -> None:
+    """Classes, public functions and the symbols of exercises do. The demo is not the lesson."""
+    says, files = delta.declared(name), sources(name)
+    new = [entry for entry in says.added if ":" not in entry and not entry.startswith("demo/")]
+    wanted = {s for e in catalog.load(name) for s in e.symbols if s.partition(":")[0] in new}
+    for file in new:
+        public = [s for s in delta.symbols(files[file]) if re.fullmatch(r"[A-Za-z]\w*", s)]
+        wanted |= {f"{file}:{symbol}" for symbol in public}
+    assert wanted <= says.notes.keys(), f"without a note: {sorted(wanted - says.notes.keys())}"
 
 
 @pytest.mark.since("m2_continuous")

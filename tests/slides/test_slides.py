@@ -92,8 +92,8 @@ def test_a_slide_cannot_go_back_to_an_earlier_stop() -> None:
     assert walk.caption("m2_continuous/kv_cache.py:KVCacheManager") == ""
     with pytest.raises(BuildError, match="of stop 3 .Admission and retraction., but a"):
         walk.caption("m3_paged/admission.py:Admission.fits")
-    with pytest.raises(BuildError, match="lora has no stops"):
-        Walk("m5_overlap", "lora")
+    with pytest.raises(BuildError, match="speculative has no stops"):
+        Walk("m5_overlap", "speculative")
 
 
 def test_decks_are_chosen_by_name() -> None:

@@ -54,7 +54,7 @@ def choose(whole: Lesson, wanted: str) -> Lesson:
         if parts:
             entries.append(replace(entry, parts=parts))
     if entries:
-        return Lesson(whole.below, whole.above, [Stop(1, "", entries)])
+        return replace(whole, stops=[Stop(1, "", entries)])
     if same := [symbol for symbol in whole.untouched if _named(symbol, wanted)]:
         raise ValueError(f"{same[0]} is the same in {whole.below} and {whole.above}")
     names = list(dict.fromkeys(part.symbol for entry in whole.entries for part in entry.parts))

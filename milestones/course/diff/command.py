@@ -63,7 +63,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     elif args.stop not in (None, "all"):
         found = choose_stop(found, args.stop)
     if args.html:
-        args.html.write_text(page(found), encoding="utf-8")
+        args.html.write_text(page(found, args.html.parent, root), encoding="utf-8")
         sys.stderr.write(f"{args.html}: {size(found)}\n")
         return 0
     if found.is_divided and args.stop is None and not args.symbol:

@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ...chain import short
+from ..outline import Line
 from .align import aligned
-from .lesson import Block, Entry, Lesson, Line, Part, Stop
+from .lesson import Entry, Lesson, Stop
+from .parts import Block, Part
 
 STYLES = {"#": "bold", "@": "cyan", "-": "red", "+": "green"}  # by the first character of a line
 MIN_COLUMN = 40  # characters; a narrower column cannot be read

@@ -1,5 +1,7 @@
 """Write what `exercises.toml` has into the handouts: titles, points, hours, summaries and hints.
 
+The table of the stops is written from `DELTA.toml` and from the lines of the diff.
+
 `python -m milestones.staff.maintain.handouts` writes them into all handouts. All other text of a
 handout is written there, by hand.
 """
@@ -9,8 +11,11 @@ from __future__ import annotations
 import re
 import textwrap
 
-from ...chain import ROOT, course_place
+from ...chain import ROOT, below, course_place, short
 from ...course.catalog import load, taught_engines
+from ...course.diff.choose import stop_of
+from ...course.diff.lesson import Lesson, lesson
+from ...course.diff.lesson_text import counts
 from ...course.exercise import Exercise
 
 WIDTH = 110  # columns of the generated paragraphs
@@ -18,13 +23,17 @@ HINTS = ("First", "Second", "Third")
 UP_TO = r"(?s:(?!\n## ).)*?"  # any text within a section
 
 
-def refreshed(handout: str, exercises: tuple[Exercise, ...]) -> str:
+def refreshed(handout: str, exercises: tuple[Exercise, ...], tour: Lesson | None = None) -> str:
     """Return a handout with the exercises' table, headings and hints as the catalog has them.
 
-    Raises `ValueError` if the handout has no place for the part of an exercise.
+    tour: the lesson of the milestone. If it has stops, their table is written, too. Raises
+    `ValueError` if the handout has no place for one of these parts.
     """
     if "\n## The exercises\n" in handout:
         handout = _with(handout, r"\n## The exercises\n\n(?P<old>(?:\|.*\n)*\n?)", table(exercises))
+    if tour and tour.is_divided:
+        head = r"\n### The stops of the diff\n\n(?:[^|\n].*\n)+\n(?P<old>(?:\|.*\n)*)"
+        handout = _with(handout, head, stops(tour, exercises))
     for exercise in exercises:
         name = re.escape(exercise.id)
         head = rf"\n(?P<old>## {name}: .*\n{UP_TO})\*\*Why\."
@@ -42,6 +51,30 @@ def table(exercises: tuple[Exercise, ...]) -> str:
         lines.append(f"| [{e.id}](#{e.anchor}) | {e.title} | {e.points} | {e.hours:g} | {names} |")
     points, hours = sum(e.points for e in exercises), sum(e.hours for e in exercises)
     return "\n".join([*lines, f"| | | {points} | {hours:g} | |", "", ""])
+
+
+def stops(tour: Lesson, exercises: tuple[Exercise, ...]) -> str:
+    """Return the table of the stops. The exercises of a stop have all their symbols in it."""
+    lines = ["| stop | it teaches | lines | exercises | command |", "|---|---|---|---|---|"]
+    command = f"python -m milestones diff {short(tour.below)} {short(tour.above)} --stop"
+    for stop in tour.stops:
+        mine = ", ".join(
+            f"[{exercise.id}](#{exercise.anchor})"
+            for exercise in exercises
+            if all(stop_of(symbol, tour) is stop for symbol in exercise.symbols)
+        )
+        cells = (
+            f"{stop.number}. {stop.title}", stop.teaches, counts(stop)[0], mine,
+            f"`{command} {stop.number}`",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def tour_of(milestone: str) -> Lesson | None:
+    """Return the lesson between a milestone and the one below it. The lowest one has none."""
+    lower = below(milestone)
+    return lesson(lower, milestone) if lower else None
 
 
 def heading(exercise: Exercise) -> str:
@@ -83,7 +116,7 @@ def main() -> None:
     """Write the parts into all handouts."""
     for milestone in taught_engines():
         path = ROOT / course_place(milestone) / "README.md"
-        text = refreshed(path.read_text(encoding="utf-8"), load(milestone))
+        text = refreshed(path.read_text(encoding="utf-8"), load(milestone), tour_of(milestone))
         path.write_text(text, encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from milestones.drawing.lanes import Span, lane
 from milestones.drawing.svg import line, polyline, text
 
 from .facts import data, value
-from .svg import WIDTH, picture, rect, text_width
+from .svg import NUMBER, WIDTH, hue, labelled, picture, rect, text_width
 
 SPAN = re.compile(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?")  # of `gantt`
 
@@ -21,35 +21,29 @@ SPAN = re.compile(r"(\d+)-(\d+) (\w+)(?:=([^\s,]+))?")  # of `gantt`
 def bars(
     body: str, form: str = ".1f", unit: str = "", height: str = "44", width: str = "1160"
 ) -> str:
-    """Draw one bar for each line of the body: `label = expression [= class]`."""
+    """Draw one bar for each line of the body: `label = expression [= class]`.
+
+    A bar of several parts is `label = expression = class = expression = class`, and so on.
+    """
     entries = [
         [part.strip() for part in row.split(" = ")] for row in body.splitlines() if row.strip()
     ]
-    values = [float(value(entry[1])) for entry in entries]
+    stacks = [[float(value(part)) for part in entry[1::2]] for entry in entries]
     left = max(text_width(entry[0], 22) for entry in entries) + 24
-    room, step = float(width) - left - 150, float(height)
-    parts = []
-    for row, (entry, number) in enumerate(zip(entries, values, strict=True)):
-        y = row * step
-        kind = entry[2] if len(entry) > 2 else "forward"
-        length = room * number / max(values)
-        parts += [
-            text(left - 14, y + step / 2 + 5, entry[0], "", 22, "end"),
-            rect(left, y + 6, max(2, length), step - 14, kind, 3),
-            text(
-                left + length + 12,
-                y + step / 2 + 5,
-                f"{number:{form}} {unit}".strip(),
-                "strong",
-                22,
-            ),
-        ]
-    return picture(
-        float(width),
-        len(entries) * step,
-        parts,
-        "; ".join(f"{e[0]}: {v:{form}} {unit}" for e, v in zip(entries, values)),
-    )
+    step, most = float(height), max(map(sum, stacks))
+    scale = (float(width) - left - 150) / most
+    parts, labels = list[str](), list[str]()
+    for row, (entry, numbers) in enumerate(zip(entries, stacks, strict=True)):
+        y, end, total = row * step, left, f"{sum(numbers):{form}} {unit}".strip()
+        for number, kind in zip(numbers, [*entry[2::2], "forward"], strict=False):
+            box = (end, y + 6, max(2, number * scale), step - 14)
+            words = f"{number:{form}}" if len(numbers) > 1 else ""
+            parts += labelled(*box, words, kind, "light strong", 22, 3)
+            end += number * scale
+        parts.append(text(left - 14, y + step / 2 + 5, entry[0], "", 22, "end"))
+        parts.append(text(end + 12, y + step / 2 + 5, total, "strong", 22))
+        labels.append(f"{entry[0]}: {total}")
+    return picture(float(width), len(entries) * step, parts, "; ".join(labels))
 
 
 def keys(body: str) -> str:
@@ -63,13 +57,16 @@ def keys(body: str) -> str:
     return f'<div class="keys">{"".join(parts)}</div>'
 
 
-def gantt(body: str, height: str = "40") -> str:
-    """Draw spans on a common time scale.
+def gantt(body: str, height: str = "40", width: str = f"{WIDTH}") -> str:
+    """Draw spans on a common scale of time, steps or tokens.
 
-    A line is `name: 0-20 output=A, 20-24 stall`. A line `# words` is a heading.
+    A line is `name: 0-20 output=A, 20-24 stall`. A line `# words` is a heading. A class that is a
+    capital letter is the colour of that request.
     """
     parts, y, step = list[str](), 0.0, float(height)
-    scale = (WIDTH - 110) / max(int(end) for _, end, *_ in SPAN.findall(body))
+    names = re.findall(r"^([^#:\n]+):", body, re.MULTILINE)
+    left = max(110.0, *(text_width(name, 22) + 16 for name in names), 0.0) if names else 0.0
+    scale = (float(width) - left) / max(int(end) for _, end, *_ in SPAN.findall(body))
     for row in filter(None, map(str.strip, body.splitlines())):
         if row.startswith("#"):
             parts.append(text(0, y + 26, row.lstrip("# "), "strong", 23))
@@ -77,14 +74,24 @@ def gantt(body: str, height: str = "40") -> str:
             continue
         name, _, spans = row.partition(": ")
         parts.append(text(0, y + step / 2 + 5, name, "", 22))
-        found = [
-            Span(int(start), int(end), kind, words.replace("_", " "),
-                 f"{'on' if kind in ('output', 'computed', 'cached') else 'light'} strong")
-            for start, end, kind, words in SPAN.findall(spans)
-        ]  # fmt: skip
-        parts += lane(110, y + 3, step - 8, scale, found, 20, 3)
+        parts += (
+            part for start, end, kind, words in SPAN.findall(spans)
+            for part in labelled(
+                left + int(start) * scale, y + 3, max(2, (int(end) - int(start)) * scale - 1),
+                step - 8, words.replace("_", " "), "chip" if kind in NUMBER else kind, _ink(kind),
+                radius=3, style=hue(NUMBER[kind]) if kind in NUMBER else "",
+            )
+        )  # fmt: skip
         y += step
-    return picture(WIDTH, y, parts, " ".join(body.split()))
+    return picture(float(width), y, parts, " ".join(body.split()))
+
+
+def _ink(kind: str) -> str:
+    if kind in NUMBER:
+        return "chip-ink strong"
+    if kind in ("output", "computed"):
+        return "on strong"
+    return "strong" if kind in ("idle", "stall", "padding", "frame", "cached") else "light strong"
 
 
 class Axes:

@@ -29,8 +29,15 @@
       if (size < 20) say(`code of ${size} px is too small to read from the back row`);
       if (pre.scrollWidth > pre.clientWidth + 1)
         say(`code is ${pre.scrollWidth - pre.clientWidth} px too wide: "${words(pre)}"`);
-      for (const line of pre.querySelectorAll(".line"))
-        if (line.scrollWidth > line.clientWidth + 1) say(`a line is too wide: "${words(line)}"`);
+      const walker = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT), range = new Range();
+      const border = pre.getBoundingClientRect().right;
+      let end = 0;
+      while (walker.nextNode()) {
+        range.selectNodeContents(walker.currentNode);
+        end = Math.max(end, range.getBoundingClientRect().right);
+      }
+      const margin = (border - end) / scale;
+      if (margin < 15.5) say(`code ends ${margin.toFixed(0)} px before its border, not 16`);
     }
     const body = frame.querySelector(".body");
     if (body.scrollHeight > body.clientHeight + 1)

@@ -19,7 +19,7 @@ for (const slide of document.querySelectorAll(".slide:not(.title):not(.morph)"))
   const before = heights();
   const fits = size => {
     body.style.setProperty("--grow", size);
-    const wide = [...body.querySelectorAll("pre, .line, .columns > div")];
+    const wide = [...body.querySelectorAll("pre, .columns > div")];
     return body.scrollHeight <= body.clientHeight && heights().every((h, n) => h >= before[n] - 1)
       && wide.every(part => part.scrollWidth <= part.clientWidth + 1);
   };

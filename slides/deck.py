@@ -16,10 +16,10 @@
 
 These blocks stand between three backticks: `code PLACE` and `diff BELOW ABOVE`, with trimming
 commands, and `mutant ENGINE NAME`, a mistake of the course (`sources.py`); `figure NAME ...`
-(`figures.py`, `memory.py`, `charts.py`); `sequence` and `boxes` (`diagrams.py`); `stops BELOW
-ABOVE`, the stops of a lesson (`stops.py`); `gantt`, spans of time in rows (`charts.py`); `keys`,
-the meaning of the colours, with one `class: words` per line (`charts.py`). Any other block is
-shown unchanged.
+(`FIGURES` below); `sequence` and `boxes` (`diagrams.py`); `stops BELOW ABOVE`, the stops of a
+lesson (`stops.py`); `gantt`, spans in rows (`charts.py`); `keys`, the meaning of the colours, with
+one `class: words` per line (`charts.py`); `invariants`, what breaks without each (`invariants.py`).
+Any other block is shown unchanged.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from markdown_it.token import Token
 
 from milestones.course.decks import parts_of
 
-from . import charts, diagrams, figures, ideas, ideas_electives, memory
+from . import charts, diagrams, figures, ideas, ideas_electives, inputs, memory
 from .facts import filled
+from .invariants import invariants
+from .ladder import ladder
 from .sources import (
     ROOT,
     BuildError,
@@ -61,7 +63,8 @@ FIGURES: dict[str, Callable[..., str]] = {
     "split": memory.split, "shared": memory.shared, "drafts": ideas_electives.drafts,
     "two-rows": ideas_electives.two_rows, "masks": ideas_electives.masks,
     "swaps": ideas_electives.swaps, "pooled": ideas_electives.pooled,
-    "slots": ideas_electives.slots, "goodput": charts.goodput,
+    "slots": ideas_electives.slots, "goodput": charts.goodput, "request": inputs.request,
+    "rectangle": inputs.rectangle, "flat": inputs.flat, "ladder": ladder,
 }  # fmt: skip
 
 
@@ -189,6 +192,8 @@ class Reader:
             return charts.gantt(body, **options)
         if kind == "keys":
             return charts.keys(body)
+        if kind == "invariants":
+            return invariants(body, self.markdown.renderInline)
         if kind == "boxes":
             return diagrams.boxes(body, **options)
         plain, size = body.replace("&", "&amp;").replace("<", "&lt;"), font_size(body.splitlines())

@@ -28,22 +28,36 @@ from milestones.course.delta import declared
 from milestones.drawing.svg import line, polyline, text
 
 from .sources import BuildError, definition
-from .svg import WIDTH, labelled, picture, rect, text_width
+from .svg import SMALL, WIDTH, labelled, picture, rect, text_width
+
+LINE = 22.0  # pixels, of a label's line
+SEQUENCE = 552.0  # pixels, the height of a slide without its title
 
 
-def sequence(body: str, pitch: str = "48") -> str:
-    """Draw calls between actors, in order. `pitch` is the distance between two calls."""
+def sequence(body: str) -> str:
+    """Draw calls between actors, in order.
+
+    A label has one or two lines, between the caller's line of life and the next one.
+    """
     rows = [row.strip() for row in body.splitlines() if row.strip()]
     actors = [name.strip() for name in rows[0].removeprefix("actors:").split(",")]
     gap = WIDTH / len(actors)
     place = {name: (number + 0.5) * gap for number, name in enumerate(actors)}
-    parts, y = list[str](), 70.0
+    calls = list[tuple[float, float, list[str], bool]]()
     for row in rows[1:]:
         found = re.fullmatch(r"(\w+) (-->|->) (\w+): (.*)", row)
         if not found or found[1] not in place or found[3] not in place:
             raise BuildError(f"sequence: cannot read {row!r}")
-        parts += _call(place[found[1]], place[found[3]], y, found[4], found[2] == "-->")
-        y += float(pitch)
+        start, end = place[found[1]], place[found[3]]
+        lines = _wrapped(found[4], gap - (66 if start == end else 14))
+        calls.append((start, end, lines, found[2] == "-->"))
+    more = LINE * sum(len(lines) - 1 for *_, lines, _ in calls)
+    pitch = min(50, (SEQUENCE - 70 - more) / len(calls))
+    parts, y = list[str](), 70.0
+    for start, end, lines, is_return in calls:
+        y += LINE * (len(lines) - 1)
+        parts += _call(start, end, gap, y, lines, is_return)
+        y += pitch
     heads = [line(x, 44, x, y - 16, "life") for x in place.values()]
     for name, x in place.items():
         width = min(gap - 16, text_width(name, 21) + 36)
@@ -51,21 +65,31 @@ def sequence(body: str, pitch: str = "48") -> str:
     return picture(WIDTH, y, [*heads, *parts], "Calls in order: " + "; ".join(rows[1:]))
 
 
-def _call(start: float, end: float, y: float, words: str, is_return: bool) -> list[str]:
+def _wrapped(words: str, room: float) -> list[str]:
+    """Return a label as one or two lines. Raises `BuildError` if it would cross a line of life."""
+    parts = words.split(" ")
+    for cut in (len(parts), *range(len(parts) - 1, 0, -1)):
+        lines = [" ".join(part) for part in (parts[:cut], parts[cut:]) if part]
+        if all(text_width(row, SMALL) <= room for row in lines):
+            return lines
+    raise BuildError(f"sequence: {words!r} crosses a line of life: two lines of {room:.0f} px fit")
+
+
+def _call(
+    start: float, end: float, gap: float, y: float, lines: list[str], is_return: bool
+) -> list[str]:
+    """Draw a call. `y` is the baseline of the last of its lines."""
+    rows = [(y - LINE * (len(lines) - 1 - row), words) for row, words in enumerate(lines)]
     if start == end:
         side = -1 if start > 0.85 * WIDTH else 1  # There is no room on the right of the last actor.
-        far, near = start + 34 * side, start + 4 * side
+        far, near, anchor = start + 34 * side, start + 4 * side, "end" if side < 0 else ""
         loop = polyline([(start, y - 8), (far, y - 8), (far, y + 12), (near, y + 12)], "arrow")
-        return [loop, text(start + 44 * side, y + 9, words, anchor="end" if side < 0 else "")]
-    inset = 4 if end > start else -4
-    kind = "back" if is_return else "arrow"
-    middle = (start + end) / 2
-    width = text_width(words, 20) + 10
-    return [
-        line(start, y + 8, end - inset, y + 8, kind),
-        rect(middle - width / 2, y - 15, width, 20, "ground", 0),
-        text(middle, y, words, "soft" if is_return else "", 20, "middle"),
-    ]
+        return [loop, *(text(start + 44 * side, row + 9, words, "", SMALL, anchor)
+                        for row, words in rows)]  # fmt: skip
+    inset, middle = (4, start + gap / 2) if end > start else (-4, start - gap / 2)
+    kind, ink = ("back", "soft") if is_return else ("arrow", "")
+    arrow = line(start, y + 8, end - inset, y + 8, kind)
+    return [arrow, *(text(middle, row, words, ink, SMALL, "middle") for row, words in rows)]
 
 
 @dataclass

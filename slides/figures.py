@@ -87,7 +87,7 @@ def _said(after: Json, who: str, x: float, y: float, w: float, low: bool) -> lis
     kind = "output-ink strong" if said else "soft"
     size = max(20.0, min(22.0, w / max(1, text_width(words, 1))))
     parts = [text(x + w / 2, y + 67, words, kind, size, "middle")]
-    if ended and not low:
+    if ended and said and not low:
         reason = f"ends: {state}" if w > 125 else state
         parts.append(text(x + w / 2, y + 90, reason, "soft", 20, "middle"))
     return parts

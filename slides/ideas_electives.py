@@ -14,10 +14,12 @@ Json = dict[str, Any]
 LEFT, BOX = 210.0, 42.0  # pixels
 
 
-def drafts(name: str = "speculative_drafts", *numbers: str) -> str:
+def drafts(name: str = "speculative_drafts", *numbers: str, verdict: str = "") -> str:
     """Draw some steps of a request: the tokens that a forward computes, and the model's own.
 
     A draft has the model's own token for its position below it.
+
+    verdict: also draw which of the two are equal, and the tokens that the request gets.
     """
     run, parts, y = data(name), list[str](), 0.0
     shown = [(n, run["steps"][n - 1]) for n in map(int, numbers)]
@@ -36,6 +38,16 @@ def drafts(name: str = "speculative_drafts", *numbers: str) -> str:
             accepted = place < step["appended"]
             kind, ink = ("output", "on strong") if accepted else ("stall", "hot-ink")
             parts += _word(LEFT + (place + 1) * pitch, y + BOX + 6, pitch, word, kind, ink)
+            if verdict and place + 1 < len(computed):
+                equal = computed[place + 1] == word
+                x = LEFT + (place + 1.5) * pitch - 4
+                sign = "=" if equal else "≠"
+                parts.append(text(x, y + 2 * BOX + 38, sign, "strong" if equal else "hot-ink", 26, "middle"))
+            if verdict and accepted:
+                parts += _word(LEFT + (place + 1) * pitch, y + 2 * BOX + 52, pitch, word, kind, ink)
+        if verdict:
+            parts.append(text(LEFT - 14, y + 2 * BOX + 80, "appended", "soft", 20, "end"))
+            y += BOX + 52
         y += 2 * BOX + 30
     return picture(WIDTH, y - 18, parts, f"Drafts and own tokens of {name}")
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from milestones.drawing.svg import polyline, text
+from milestones.drawing.svg import line, polyline, text
 from milestones.drawing.tree import tree
 
 from .facts import data
 from .svg import NUMBER, WIDTH, chip, hue, labelled, picture, rect, text_width
 
 Json = dict[str, Any]
+PAGE = 119.0  # pixels, of a page of a tree with its words
 
 
 def rows(name: str, *numbers: str) -> str:
@@ -180,20 +181,35 @@ def split(name: str = "m4_split") -> str:
 
 
 def shared(name: str = "m4_split") -> str:
-    """Draw a tree of which two requests share a node, and both rows of the page table."""
+    """Draw a tree of which two requests share a node, between their rows of the page table.
+
+    A page of a row stands above or below the same page of the tree, and a line joins them.
+    """
     run = data(name)
-    parts = list[str]()
-    y = _tree(run["frames"][-1]["nodes"], 30, 0, parts, 26) + 10
+    drawn, places = list[str](), dict[int, tuple[float, float]]()
+
+    def draw(key: str, node: Mapping[str, Any], x: float, y: float) -> float:
+        for number, page in enumerate(node["pages"]):
+            places[page] = (x + number * PAGE, y)
+        return _node(0, drawn, key, node, x, y)
+
+    bottom = tree(drawn, run["frames"][-1]["nodes"], 132, 116, 92, 26, 28, draw, has_root=False)
     tables: dict[str, list[int]] = run["tables"]
-    common = set.intersection(*(set(table) for table in tables.values()))
-    for who, table in tables.items():
-        parts.append(chip(20, y + 26, who, NUMBER[who], 40))
-        for number, page in enumerate(table):
-            kind = "locked" if page in common else "chip"
-            box, ink, style = (60 + 80 * number, y, 74, 52), f"{kind}-ink strong", hue(NUMBER[who])
-            parts += labelled(*box, str(page), kind, ink, 24, style=style)
-        y += 66
-    return picture(WIDTH, y, parts, "Two requests share pages: the tree, and the page table")
+    parts = [text(0, 149, "the tree", "", 22)]
+    for (who, table), top in zip(tables.items(), (0.0, bottom + 24), strict=True):
+        parts.append(chip(20, top + 26, who, NUMBER[who], 40))
+        parts.append(text(50, top + 33, "row", "", 22))
+        x = 132.0
+        for page in table:
+            if page in places:  # the line is beside the words of a node
+                x, y = places[page]
+                start, end = (top + 52, y) if top < y else (top, y + 52)
+                parts.append(line(x + 22, start, x + 22, end, "share", style=hue(NUMBER[who])))
+            box, style = (x, top, PAGE - 3, 52.0), hue(NUMBER[who])
+            parts += labelled(*box, str(page), "chip", "chip-ink strong", 24, style=style)
+            x += PAGE
+    label = "Two requests share pages: the tree, and the page table"
+    return picture(WIDTH, bottom + 78, [*parts, *drawn], label)
 
 
 def _common_pages(before: dict[str, Json], matched: dict[str, Json]) -> int:
@@ -214,14 +230,13 @@ def _node(
     marked: int, parts: list[str], key: str, node: Mapping[str, Any], x: float, y: float
 ) -> float:
     """Draw one node: its pages with words, its number and its locks. Return its right edge."""
-    wide = 119.0
     for number, (page, words) in enumerate(zip(node["pages"], node["words"], strict=True)):
-        left = x + number * wide
+        left = x + number * PAGE
         kind = "box plan" if number < marked else "box"
-        parts.append(rect(left, y, wide - 3, 52, kind, 4))
-        parts.append(text(left + wide / 2, y + 22, words.strip(), "", anchor="middle"))
-        parts.append(text(left + wide / 2, y + 45, f"{page}", "soft", anchor="middle"))
-    end = x + wide * len(node["pages"])
+        parts.append(rect(left, y, PAGE - 3, 52, kind, 4))
+        parts.append(text(left + PAGE / 2, y + 22, words.strip(), "", anchor="middle"))
+        parts.append(text(left + PAGE / 2, y + 45, f"{page}", "soft", anchor="middle"))
+    end = x + PAGE * len(node["pages"])
     locks = f"node {key}, locks {node['locks']}"
-    parts.append(text(end - 4, y - 6, locks, "hot-ink", anchor="end"))
+    parts.append(text(end - 4, y - 6, locks, "strong halo", anchor="end"))
     return end

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from milestones.course.catalog import CatalogError, find_mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 ELLIPSIS = "…"
+QUOTES = '"' * 3  # of a docstring
+NEXT = re.compile(r"\s*(async def |def |class |@)")  # where another definition begins
 
 
 class BuildError(Exception):
@@ -82,6 +85,9 @@ def trimmed(place: str, commands: str) -> list[Line]:
             code = _apply(place, code, verb.strip(), what.strip())
     while code and not code[0].text.strip():
         code.pop(0)
+    margin = min(_margin(line.text) for line in code if line.text.strip())
+    for line in code:
+        line.text = line.text[margin:]
     if any(line.kind == "mark" for line in code):
         for line in code:
             line.kind = "mark" if line.kind == "mark" else "dim"
@@ -135,12 +141,21 @@ def difference(below: str, above: str, commands: str = "") -> list[Line]:
 
 
 def mutant_lines(engine: str, name: str) -> list[Line]:
-    """Return the changed lines of a mutant of the course, and those around them."""
+    """Return the changed lines of a mutant of the course, and those around them.
+
+    Left out are a docstring before the change, and the next function after it.
+    """
     try:
         _, _, hunk = find_mutant(engine, name, ROOT).patch.partition("\n@@ ")
     except CatalogError as error:
         raise BuildError(str(error)) from error
     rows = hunk.splitlines()[1:]
+    changed = [number for number, row in enumerate(rows) if row[:1] in ("+", "-")]
+    quotes = [number for number, row in enumerate(rows[: changed[0]]) if QUOTES in row]
+    following = [n for n, row in enumerate(rows) if n > changed[-1] and NEXT.match(row[1:])]
+    rows = rows[quotes[-1] + 1 if quotes else 0 : following[0] if following else None]
+    while not rows[-1][1:].strip():
+        rows.pop()
     margin = min(_margin(row[1:]) for row in rows if row[1:].strip())
     kinds = {"-": "del", "+": "add"}
     return [Line(row[1 + margin :], kinds.get(row[:1], "same")) for row in rows]
@@ -154,7 +169,11 @@ def as_html(code: list[Line], caption: str = "", morph: str = "") -> str:
     """Return highlighted lines as HTML.
 
     morph: a prefix for the names of lines. A line moves to the line of that name on the next slide.
+    Raises `BuildError` if the code begins or ends inside a docstring: all of it would be coloured
+    as a string.
     """
+    if sum(line.text.count(QUOTES) for line in code if line.kind != "del") % 2:
+        raise BuildError(f"{caption}: the code begins or ends inside a docstring")
     formatter = HtmlFormatter(nowrap=True, classprefix="t-")
     text = "\n".join(line.text for line in code) + "\n"
     rows = highlight(text, PythonLexer(stripnl=False), formatter).splitlines()

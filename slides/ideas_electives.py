@@ -42,7 +42,9 @@ def drafts(name: str = "speculative_drafts", *numbers: str, verdict: str = "") -
                 equal = computed[place + 1] == word
                 x = LEFT + (place + 1.5) * pitch - 4
                 sign = "=" if equal else "≠"
-                parts.append(text(x, y + 2 * BOX + 38, sign, "strong" if equal else "hot-ink", 26, "middle"))
+                parts.append(
+                    text(x, y + 2 * BOX + 38, sign, "strong" if equal else "hot-ink", 26, "middle")
+                )
             if verdict and accepted:
                 parts += _word(LEFT + (place + 1) * pitch, y + 2 * BOX + 52, pitch, word, kind, ink)
         if verdict:

@@ -78,7 +78,9 @@ def rectangle(name: str = "m2_example", *numbers: str) -> str:
             for place in range(max(ends.values())):
                 box = (left + place * pitch, top, pitch - 4, 42.0)
                 if place >= end:  # computed in a prefill, read and hidden in a decode
-                    parts += labelled(*box, "0", "padding") if columns > 1 else [rect(*box, "stall")]
+                    parts += (
+                        labelled(*box, "0", "padding") if columns > 1 else [rect(*box, "stall")]
+                    )
                 elif place >= end - batch[who]:
                     fed = "computed" if columns > 1 else "output"
                     parts += labelled(*box, tokens[place], fed, "on strong")
@@ -93,7 +95,11 @@ def rectangle(name: str = "m2_example", *numbers: str) -> str:
 def flat(name: str, number: str) -> str:
     """Draw the flat list of tokens of a step, the slots that store them, and the page tables."""
     run, step = data(name), int(number)
-    batch, after, size = forwards_of(run)[step - 1], run["steps"][step - 1], run["config"]["page_size"]
+    batch, after, size = (
+        forwards_of(run)[step - 1],
+        run["steps"][step - 1],
+        run["config"]["page_size"],
+    )
     left, pool = 160.0, 272.0
     pitch, pages = (WIDTH - left) / sum(batch.values()), run["config"]["num_pages"] + 1
     width = WIDTH / pages / size  # of a slot in the pool
@@ -132,15 +138,18 @@ def flat(name: str, number: str) -> str:
         box, word = (slot * width + 1, pool, width - 2, 44.0), f"{slot}" if is_new else ""
         parts += labelled(*box, word, kind, "chip-ink strong", radius=2, style=style)
     for page in range(pages):
-        x = page * size * width
-        parts.append(rect(x, pool - 1, size * width - 1, 46, "page", 3))
-        parts.append(text(x + size * width / 2, pool + 68, f"{page}", "soft", SMALL, "middle"))
-    parts.append(text(0, pool + 98, "Pages of two slots. A number in a slot: this step writes it.", ""))
+        edge = page * size * width
+        parts.append(rect(edge, pool - 1, size * width - 1, 46, "page", 3))
+        parts.append(text(edge + size * width / 2, pool + 68, f"{page}", "soft", SMALL, "middle"))
+    words = f"Pages of {size} slots. A number in a slot: this step writes it."
+    parts.append(text(0, pool + 98, words))
     for place, who in enumerate(batch):
-        x, y = place * WIDTH / 2, pool + 118
-        parts.append(chip(x + 18, y + 20, who, NUMBER[who], 34))
+        x, below = place * WIDTH / 2, pool + 118
+        parts.append(chip(x + 18, below + 20, who, NUMBER[who], 34))
         for column, page in enumerate(after["tables"][who]):
-            parts += labelled(x + 46 + column * 46, y, 42, 40, f"{page}", "frame", "strong", 22)
+            parts += labelled(x + 46 + column * 46, below, 42, 40, f"{page}", "frame", "strong", 22)
         end = x + 58 + len(after["tables"][who]) * 46
-        parts.append(text(end, y + 27, f"seq_lens: {after['requests'][who]['computed']}", "", 21))
+        parts.append(
+            text(end, below + 27, f"seq_lens: {after['requests'][who]['computed']}", "", 21)
+        )
     return picture(WIDTH, pool + 162, parts, f"The flat batch of step {number} of {name}")

@@ -38,9 +38,9 @@ def stack(engine: str) -> list[str]:
     if below(engine) is None:
         return ["forward"] * len(files)
     delta = declared(engine)
+    touched = {entry.partition(":")[0] for entry in delta.added | delta.changed}
     kinds = [
-        "forward" if file in delta.added
-        else "box changed" if any(entry.startswith(file) for entry in delta.added | delta.changed) else "frame"
+        "forward" if file in delta.added else "box changed" if file in touched else "frame"
         for file in files
-    ]  # fmt: skip
+    ]
     return sorted(kinds, key=("frame", "box changed", "forward").index)

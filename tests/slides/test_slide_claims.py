@@ -14,13 +14,18 @@ import pytest
 
 from common import EngineConfig
 from m3_paged.admission import Admission
+from m4_radix import scheduler as m4_scheduler
+from m4_radix.kv_cache import KVCacheManager
+from m4_radix.policy import MAX_OVERTAKING, SchedulePolicy
+from m5_overlap.cuda_graph import graph_sizes
 from milestones.course import catalog
 from milestones.course.testing.runner import Runner
 from milestones.staff.maintain import mutants
+from slides import inputs
 from slides.facts import recorded
 from slides.figures import forwards_of
 from tests.conftest import ROOT, build_engine, shared_model
-from tests.exercises.by_hand import scheduled
+from tests.exercises.by_hand import make_request, scheduled
 from tests.exercises.paged_states import make_scheduler
 from tests.exercises.test_m2_2 import make_scheduler as m2_scheduler
 from tests.helpers.oracle import greedy
@@ -137,15 +142,13 @@ M3_CLAIMS: Claims = [
     ("In step 8, C takes one of them, page 1", lambda: owner(M3, 8, 1) == "C"),
     ("**A's one token first, then 7 of C's 12.**", lambda: batch(M3, 4) == {"A": 1, "C": 7}),
     (
-        "seq_lens         12  7",
-        lambda: [M3["steps"][3]["requests"][w]["computed"] for w in "AC"] == [12, 7],
+        "A's position is 11, so the page index is 5, the page is 9",
+        lambda: table(M3, 4, "A")[5] == 9,
     ),
+    ("the offset is 1, and the slot is 19", lambda: slots(M3, 4, "A", range(11, 12)) == [19]),
     (
-        "slot         19   12   13       14  15      16  17     20",
-        lambda: (
-            [*slots(M3, 4, "A", range(11, 12)), *slots(M3, 4, "C", range(7))]
-            == [19, 12, 13, 14, 15, 16, 17, 20]
-        ),
+        "```figure flat m3_example 4",
+        lambda: in_new_slots("m3_example", "4") == [*range(12, 18), 19, 20],
     ),
     (
         'A\'s " Thursday" is at position 12, page 11, slot 22',
@@ -200,12 +203,21 @@ M4_CLAIMS: Claims = [
         "Node 2 is new, and inherits the lock count",
         lambda: SPLIT["frames"][1]["nodes"]["2"]["locks"] == 1,
     ),
+    ("X: 0-35 idle=X_waits, 35-36 forward", lambda: admissions_before(3) == 35),
+    ("at most `MAX_OVERTAKING` = 32 of those", lambda: MAX_OVERTAKING == 32),
+    ("without in-batch sharing: 36 tokens", lambda: in_batch(sharing=False) == [36]),
+    ("with it: 20 tokens", lambda: in_batch(sharing=True) == [12, 4 + 4]),
     (
         "the node that C and D share has two locks",
         lambda: SPLIT["frames"][-1]["nodes"]["2"]["locks"] == 2,
     ),
 ]
 M5_CLAIMS: Claims = [
+    ("Sizes are 1, 2, 4, 8, 16, 24", lambda: graph_sizes(24) == [1, 2, 4, 8, 16, 24]),
+    (
+        "five requests run in the graph of size 8",
+        lambda: min(n for n in graph_sizes(24) if n >= 5) == 8,
+    ),
     ("# Overlap needs ten forwards for the same text", lambda: len(forwards_of(M5)) == 10),
     (
         "it finds 4 cached tokens instead of 6",
@@ -242,6 +254,44 @@ def kv_bytes() -> int:
     """Return the bytes that the keys and values of a token take in the embedded model."""
     config = shared_model(EngineConfig().model).model.config
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+
+
+def in_new_slots(name: str, number: str) -> list[int]:
+    """Return the numbers in the slots of the flat batch that a figure draws."""
+    drawn = re.findall(r'<text class="chip-ink strong" [^>]*font-size="20"[^>]*>(\d+)</text>',
+                       inputs.flat(name, number))  # fmt: skip
+    return [int(slot) for slot in drawn]
+
+
+def admissions_before(num_waiting: int) -> int:
+    """Return after how many admissions a request is due that arrives behind some others."""
+    policy = SchedulePolicy(EngineConfig(), KVCacheManager(1, 1, 1))
+    late = make_request("X", 4)
+    policy.on_arrival(late, num_waiting)
+    for number in range(100):
+        if policy.is_due(late):
+            return number
+        other = make_request(f"{number}", 4)
+        policy.on_arrival(other, 0)
+        policy.on_admission(other)
+    raise AssertionError("I5: never due")
+
+
+def in_batch(*, sharing: bool) -> list[int]:
+    """Return the prompt tokens of each step, for D, E and F with 8 of 12 tokens in common."""
+    config = EngineConfig(page_size=2, max_num_seqs=8, max_model_len=200)
+    scheduler = m4_scheduler.Scheduler(config, 40)
+    if not sharing:
+        scheduler.admission.waits_for_prefix = lambda *_: False  # type: ignore[method-assign]
+    for number, who in enumerate("DEF"):
+        own = [100 * (number + 1) + i for i in range(4)]
+        scheduler.add_request(make_request(who, [*range(1, 9), *own], max_tokens=5))
+    found = []
+    while scheduler.waiting:
+        batch = scheduler.schedule()
+        found.append(sum(n for r, n in batch.tokens_per_request() if n > 1))
+        scheduler.update_from_output(batch, [(7, None)] * len(batch.sampled_requests))
+    return found
 
 
 def text_of(deck: str) -> str:

@@ -14,6 +14,8 @@ import pytest
 
 from milestones.chain import place
 from milestones.course import catalog
+from milestones.electives.hybrid_memory.kv_groups import WindowPages
+from milestones.electives.hybrid_memory.state_slots import StateSlots
 from slides.facts import recorded
 from slides.figures import forwards_of
 from slides.record_mistakes import M4_MUTANT, SPECULATIVE_MUTANT
@@ -98,6 +100,23 @@ def computed(name: str) -> list[int]:
     return [step["tokens"].get(name, 0) for step in POOLED["steps"]]
 
 
+def first_block(num_tokens: int) -> int:
+    """Return the first block that the query after some tokens sees, in a window of 8 tokens."""
+    return WindowPages(8, 4).first_block(num_tokens)
+
+
+def chunk_ends() -> list[int]:
+    """Return where the chunks end of the second prompt of the recorded run."""
+    slots, ends = StateSlots(4, STATES["page_size"]), [0]
+    request = make_request("second", STATES["prompt"])
+    request.row = 0
+    slots.start(request, [], STATES["stem"] // STATES["page_size"])
+    while ends[-1] < request.num_tokens:
+        request.num_computed_tokens = ends[-1]
+        ends.append(slots.chunk_end(request, request.num_tokens))
+    return ends[1:]
+
+
 def in_vain(name: str) -> int:
     return int(VAIN["runs"][name]["in_vain"])
 
@@ -178,9 +197,12 @@ HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
     ("A window needs few pages, however long the context is", lambda: (
         PAGES["last"]["windows"] <= 2 * (PAGES["window"] // PAGES["page_size"] + 1))),
-    ("both windows, first chunk", lambda: (
+    ("pages of the two groups with windows", lambda: (
         PAGES["first"]["windows"] == PAGES["last"]["windows"] < PAGES["last"]["full"])),
     ("After 10 tokens **0, 1 and 2**; after 11 **1 and 2**", lambda: is_run("hybrid_memory.1")),
+    ("sees: 3-11 plan=3_to_10", lambda: [first_block(n) for n in (10, 11, 16)] == [0, 1, 2]),
+    ("chunks: 0-40 forward=to_40, 40-64 forward=to_64, 64-65 forward", lambda: (
+        chunk_ends() == [40, 64, 65])),
     ("can resume after 16 cached tokens. **It cannot resume after 12.**", lambda: (
         is_run("hybrid_memory.2"))),
     ("the second prompt is computed from its first token", lambda: (
@@ -197,6 +219,7 @@ EMBEDDINGS: Claims = [
     ("so it is computed in two chunks, and each chunk gives a sum", lambda: (
         computed("MEAN") == [0, 7, 7, 0, 0, 0]
         and [step["pooled"] for step in POOLED["steps"][1:3]] == [["MEAN"]] * 2)),
+    ("device: 0-7 forward=sum_of_7_tokens", lambda: computed("MEAN")[1:3] == [7, 7]),
     ("With the second one, the request ends", lambda: "MEAN" in POOLED["steps"][2]["ended"]),
     ("It finds three of its pages in the cache, and computes **two** tokens", lambda: (
         POOLED["cached"] == 3 * POOLED["page_size"] and computed("LAST") == [0, 0, 0, 0, 2, 0])),

@@ -6,6 +6,7 @@ LADDER_BROWSER=1 in the environment it fails instead.
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import re
@@ -21,6 +22,7 @@ from slides import (
     build,
     charts,
     facts,
+    ladder,
     record,
     sources,
 )
@@ -28,7 +30,7 @@ from slides.__main__ import main
 from slides.browser import Browser
 from slides.deck import Deck, Reader, exists
 from slides.freshness import fingerprint
-from slides.page import page
+from slides.page import INKS, PLAYER, page
 from slides.record_electives import GRAMMARS
 from slides.record_mistakes import MISTAKES
 from slides.sources import BuildError
@@ -113,6 +115,46 @@ def test_each_shape_of_a_picture_has_a_colour(decks: dict[str, Deck]) -> None:
             assert not unknown, f"{deck.name}, slide {number}: no style for {unknown}"
 
 
+def test_the_theme_has_no_colours_of_its_own() -> None:
+    """All of them are variables: the player's, or inks that `page.py` adds to these."""
+    theme = (ROOT / "slides/theme.css").read_text()
+    assert not re.search(r"#[0-9a-f]{3,8}\b|\b(?:rgba?|hsla?)\(|: *(?:white|black|red)\b", theme)
+    known = set(re.findall(r"(--[\w-]+):", PLAYER.read_text() + theme))
+    inks = set(re.findall(r"(--[\w-]+):", INKS["light"]))
+    set_by_pages = {"--hue", "--grow", "--size", "--text"}
+    used = set(re.findall(r"var\((--[\w-]+)", theme))
+    assert used <= known | inks | set_by_pages, used - known - inks - set_by_pages
+
+
+def test_code_of_a_lesson_shows_nothing_of_the_search_for_failures(decks: dict[str, Deck]) -> None:
+    """Which request makes a forward fail is found in the shell: no lesson is about it."""
+    source = (ROOT / "common/failure_search.py").read_text(encoding="utf-8")
+    (search,) = (n for n in ast.parse(source).body if isinstance(n, ast.ClassDef))
+    names = {search.name, "failure_search", "isolation", "_keep_only_allowed"}
+    for deck in decks.values():
+        for number, slide in enumerate(deck.slides, 1):
+            code = "".join(re.findall(r'<figure class="code">.*?</figure>', slide.body, re.DOTALL))
+            shown = names & set(re.findall(r"\w+", re.sub(r"<[^>]*>", "", code)))
+            assert not shown, f"{deck.name}, slide {number}: {shown}"
+
+
+def test_code_begins_outside_of_a_docstring() -> None:
+    inside = ["    of all tokens.", '    """', "    return []"]
+    with pytest.raises(BuildError, match="inside a docstring"):
+        sources.as_html([sources.Line(text) for text in inside])
+    lines = sources.mutant_lines("hybrid_memory", "only_the_last_page_is_asked_for")
+    assert lines[0].text.startswith("for count in"), "the statement after the docstring"
+    lines = sources.mutant_lines("priority", "a_source_is_dropped")
+    assert not lines[-1].text.lstrip().startswith("def "), "the next method is left out"
+
+
+def test_an_engine_is_a_stack_of_its_files() -> None:
+    assert ladder.stack("m1_single") == ["forward"] * 4
+    assert ladder.stack("m2_continuous").count("forward") == 3
+    assert ladder.stack("m5_overlap").count("frame") > 0
+    assert len(ladder.stack("lora")) == len(ladder.stack("m5_overlap")) + 5
+
+
 def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:
     text = page(decks["m2_continuous"])
     loads = r"<(?:link|img|iframe)\b|<script[^>]*\bsrc=|@import|url\((?!#|data:)"
@@ -138,14 +180,19 @@ def test_every_slide_fits_in_a_browser(tmp_path: Path, monkeypatch: pytest.Monke
                 " getComputedStyle(answer).visibility)"
             )
             assert visible and set(visible) == {"visible" if answers else "hidden"}
-        # The check can fail: it finds a text that leaves its slide, and code that is too small.
+        # The check can fail: it finds a text that leaves its slide, and code that is too small or
+        # too close to its border.
         browser.open(path.as_uri())
         browser.evaluate(
             "document.querySelectorAll('.body p')[0].style.marginTop = '700px';"
-            "document.querySelector('pre code').style.fontSize = '12px'"
+            "document.querySelector('pre code').style.fontSize = '12px';"
+            "document.querySelector('figure.code').style.width = 'max-content';"
+            "for (const line of document.querySelectorAll('figure.code .line'))"
+            "  line.style.paddingRight = '9px'"
         )
         seen = browser.evaluate((build.HERE / "check.js").read_text(encoding="utf-8"))["problems"]
-        assert any("sticks out" in line for line in seen) and any("12 px" in line for line in seen)
+        for found in ("sticks out", "12 px", "code ends 9 px before its border, not 16"):
+            assert any(found in line for line in seen), found
 
 
 def speaker_view(browser: Browser, path: Path) -> str:
@@ -179,6 +226,8 @@ def deck_of(tmp_path: Path, slide: str) -> Deck:
         (f"# S\n```code {SCHEDULER}.schedule\nmark: no such line\n```" + NOTES, "'no such line'"),
         (f"# S\n```boxes\n{SCHEDULER} @0,0 = gone()\n```" + NOTES, "no gone"),
         ("# S\n```boxes\na @0,0 = x\nb @0.1,0 = y\n```" + NOTES, "a and b overlap"),
+        ("# S\n```sequence\nactors: a, b\na -> b: " + 60 * "w " + "\n```" + NOTES, "line of life"),
+        ("# S\n```invariants\nI1 | One answer\n```" + NOTES, "needs five parts"),
         ("# S\n{{ladder.engines.gone}}" + NOTES, "gone"),
         ("# S\n```figure steps nothing\n```" + NOTES, "no nothing.json"),
         ("# S\n[dead](../nothing.md)" + NOTES, "nothing at ../nothing.md"),

@@ -53,15 +53,17 @@ def comparison(
     results: dict[str, WorkloadResult],
     figures: dict[str, Figure],
     costs: StepCosts | None = None,
+    shows_machine: bool = True,
 ) -> Table:
     """Return a table with a column for each result; the last rows compare the throughput.
 
-    costs: of the virtual time in which they ran. The machine's seconds then stand below the table.
+    costs: of the virtual time in which they ran. They stand below the table.
+    shows_machine: whether the seconds of the machine stand there, too.
     """
     table = summary_table(f"\n{title}", "", *results)
     if costs is not None:
         took = ", ".join(seconds(result.machine_seconds) for result in results.values())
-        table.caption = f"virtual time: {costs}\nthis machine took {took}"
+        table.caption = f"virtual time: {costs}" + f"\nthis machine took {took}" * shows_machine
         table.caption_justify = "left"
     first = next(iter(results.values())).tokens_per_second
     rows = {

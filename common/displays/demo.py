@@ -206,6 +206,12 @@ def say(console: Console, *sentences: str) -> None:
     console.print(" ".join(sentences), highlight=False, markup=False)
 
 
+def look(console: Console, sentence: str) -> None:
+    """Print what to look at on the live screen. Without one, its panels are not shown."""
+    if console.is_terminal:
+        say(console, sentence)
+
+
 def goes_on(console: Console, seen: str, milestone: str) -> None:
     """Print what was seen, and the command of the demo after that of `milestone`, if it is there.
 

@@ -1,4 +1,4 @@
-"""Which other process uses the CPU beside a demo: its seconds are longer then."""
+"""Which other process uses the CPU beside a demo. The seconds of the demo are longer then."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def neighbour() -> str | None:
     if share < NOTICED:
         return None
     return (
-        f"{name} uses {share:.0%} of a core beside this demo, so its seconds are longer than "
-        "usual. Virtual time does not change."
+        f"{name} uses {share:.0%} of a core beside this demo, so the demo's seconds are longer "
+        "than usual. Virtual time does not change."
     )
 
 

@@ -8,11 +8,11 @@ from common.displays.demo import (
     engine_options,
     goes_on,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
     recorded,
-    say,
 )
 from common.displays.serving import Arrivals, questions, serve
 
@@ -42,7 +42,7 @@ def main() -> None:
     config = EngineConfig(**engine_options(args), max_num_seqs=8)
     with open_engine(LLMEngine, config, console) as engine:
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         arrivals = Arrivals(questions(args.requests), burst=3, every=5)
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)

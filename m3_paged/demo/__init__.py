@@ -10,11 +10,11 @@ from common.displays.demo import (
     engine_options,
     goes_on,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
     recorded,
-    say,
 )
 from common.displays.serving import Arrivals, questions, serve
 
@@ -51,7 +51,7 @@ def main() -> None:
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         arrivals = Arrivals(questions(args.requests), burst=6, every=3)
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)

@@ -23,6 +23,7 @@ from common.displays.demo import (
     engine_options,
     goes_on,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
@@ -48,7 +49,7 @@ FIGURES: dict[str, Figure] = {
 }
 ANSWER_TOKENS = 8  # for each of the requests that compare policies
 ABOUT_POLICIES = (
-    "The users talk to the agents in turn, and memory has no room for all agents. By lpm and "
+    "The users talk to the agents in turn, and memory has no room for all agents. Under lpm and "
     "dfs-weight, the requests of one agent come one after the other, so they find its pages before "
     "they are evicted."
 )
@@ -72,7 +73,7 @@ def main() -> None:
     )  # fmt: skip
     with open_engine(LLMEngine, config, console) as engine:
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console):
             prompts = serve(engine, arrivals, Panels(engine, console), args, console)

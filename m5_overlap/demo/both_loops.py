@@ -72,7 +72,8 @@ def compare_in_virtual_time(
     traces = {name: loop.trace for name, loop in loops.items() if loop.trace is not None}
     console.print(Lanes(traces, console).panel("lanes of both loops"))
     results = {name: loop.result for name, loop in loops.items()}
-    console.print(comparison("all requests at once, in virtual time", results, FIGURES, costs))
+    title = "all requests at once, in virtual time"
+    console.print(comparison(title, results, FIGURES, costs, shows_machine=False))
     serial, overlapped = results.values()
     same = serial.token_ids == overlapped.token_ids
     ratio = overlapped.tokens_per_second / serial.tokens_per_second

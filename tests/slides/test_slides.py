@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from common.tracing.player import part
 from milestones.chain import electives
 from milestones.course.diff.lesson import lesson
 from milestones.recording import write
@@ -30,7 +31,7 @@ from slides.__main__ import main
 from slides.browser import Browser
 from slides.deck import Deck, Reader, exists
 from slides.freshness import fingerprint
-from slides.page import INKS, PLAYER, page
+from slides.page import INKS, page
 from slides.record_electives import GRAMMARS
 from slides.record_mistakes import MISTAKES
 from slides.sources import BuildError
@@ -119,7 +120,7 @@ def test_the_theme_has_no_colours_of_its_own() -> None:
     """All of them are variables: the player's, or inks that `page.py` adds to these."""
     theme = (ROOT / "slides/theme.css").read_text()
     assert not re.search(r"#[0-9a-f]{3,8}\b|\b(?:rgba?|hsla?)\(|: *(?:white|black|red)\b", theme)
-    known = set(re.findall(r"(--[\w-]+):", PLAYER.read_text() + theme))
+    known = set(re.findall(r"(--[\w-]+):", part("style.css") + theme))
     inks = set(re.findall(r"(--[\w-]+):", INKS["light"]))
     set_by_pages = {"--hue", "--grow", "--size", "--text"}
     used = set(re.findall(r"var\((--[\w-]+)", theme))
@@ -152,7 +153,7 @@ def test_an_engine_is_a_stack_of_its_files() -> None:
     assert ladder.stack("m1_single") == ["forward"] * 4
     assert ladder.stack("m2_continuous").count("forward") == 3
     assert ladder.stack("m5_overlap").count("frame") > 0
-    assert len(ladder.stack("lora")) == len(ladder.stack("m5_overlap")) + 5
+    assert len(ladder.stack("lora")) == len(ladder.stack("m5_overlap")) + 6
 
 
 def test_a_page_holds_all_it_needs(decks: dict[str, Deck]) -> None:

@@ -28,6 +28,7 @@ from common.displays.demo import (  # noqa: E402
     chats,
     engine_options,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
@@ -67,7 +68,7 @@ def main() -> None:
     asked = chats(args.requests)
     with open_engine(LLMEngine, config, console) as engine:
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         with recorded(engine, args, console) as trace:
             finals = serve(engine, asked, trace.data, args, console)
         show_steps(engine, finals, console)

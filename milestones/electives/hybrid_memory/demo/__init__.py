@@ -21,6 +21,7 @@ from common.displays.comparison import (  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     engine_options,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
@@ -59,7 +60,7 @@ def main() -> None:
         show_windows(console, args.readable)
         show_states(console, args.readable)
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)

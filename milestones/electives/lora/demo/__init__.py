@@ -25,6 +25,7 @@ from common.displays.comparison import Figure, counter, workload_of  # noqa: E40
 from common.displays.demo import (  # noqa: E402
     engine_options,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
@@ -135,7 +136,7 @@ def main() -> None:
             path = write_adapter(Path(folder, name), engine.adapters.shapes, seed, size=SIZE)
             engine.add_lora(LoRARequest(name, path))
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             prompts = serve(

@@ -18,6 +18,7 @@ from common.displays.comparison import (  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     engine_options,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
@@ -85,7 +86,7 @@ def main() -> None:
     config = EngineConfig(**engine_options(args), max_num_seqs=3, page_size=8, num_pages=128)
     with open_engine(DemoEngine, config, console) as engine:
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         arrivals = conversations(args.requests, engine.config)
         with recorded(engine, args, console) as trace:
             panels = LivePanels(engine, trace.data, console)

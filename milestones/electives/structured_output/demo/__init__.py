@@ -21,6 +21,7 @@ from common.displays.dashboard import Dashboard  # noqa: E402
 from common.displays.demo import (  # noqa: E402
     engine_options,
     in_virtual_time,
+    look,
     make_console,
     open_engine,
     parser,
@@ -57,7 +58,7 @@ def main() -> None:
         if line := missing("grammar"):
             console.print(f"Without grammars: {line}", soft_wrap=True)
         costs = in_virtual_time(engine, args, console)
-        say(console, LOOK)
+        look(console, LOOK)
         asked = questions(args.requests)
         with recorded(engine, args, console) as trace:
             finals = serve(engine, asked, trace.data, args, console)

@@ -158,9 +158,8 @@ def growth(name: str = "m1_growth") -> str:
 def roofline(name: str) -> str:
     """Draw the milliseconds of all linear layers by rows, with the two roofs of the machine."""
     run: dict[str, Any] = data(name)
-    machine: dict[str, Any] = data("ladder")["roofline"]  # measured without the model
-    rows, floor = run["rows"], run["weights_gb"] / machine["bytes_per_second"] * 1e12
-    slope = run["gflop_per_row"] / machine["flops_per_second"] * 1e12
+    rows, floor = run["rows"], run["weights_gb"] / run["bytes_per_second"] * 1e12
+    slope = run["gflop_per_row"] / run["flops_per_second"] * 1e12
     step = 25 if max(run["ms"]) <= 100 else 50
     ticks = [float(step * i) for i in range(math.ceil(max(run["ms"]) / step) + 1)]
     axes = Axes([0, 8, 16, 32, 48], ticks, "rows in one forward", "ms")

@@ -58,9 +58,9 @@ def streaming(*rows: str, of: str = "requests") -> str:
 
     of: what several rows are, the tokens of "requests" or of a "prompt".
     """
-    machine, measured = data("ladder")["roofline"], data("m2_linears")
-    read = measured["weights_gb"] / machine["bytes_per_second"] * 1e12
-    each = measured["gflop_per_row"] / machine["flops_per_second"] * 1e12
+    measured = data("m2_linears")
+    read = measured["weights_gb"] / measured["bytes_per_second"] * 1e12
+    each = measured["gflop_per_row"] / measured["flops_per_second"] * 1e12
     scale = (WIDTH - 250) / max(read, *(each * int(n) for n in rows))
     parts, y = list[str](), 0.0
     for number, count in enumerate(map(int, rows)):

@@ -23,6 +23,7 @@ from common.tracing.data import Frame, State, TraceData
 from common.tracing.trace import Trace
 from common.virtual_time import use_virtual_time
 from milestones.chain import load
+from milestones.lab.bench.roofline import measure
 from milestones.recording import write
 
 from .facts import RUN_PAGES, file_of
@@ -143,9 +144,9 @@ def growth(_name: str) -> Json:
 
 
 def linears(_name: str) -> Json:
-    """Measure the milliseconds of all linear layers of the embedded model by rows.
+    """Measure the milliseconds of all linear layers of the embedded model by rows, and the roofs.
 
-    The roofs beside them are those of `ladder.json`: measured without the model.
+    The sizes take turns, and the fastest round counts: other work of the machine disturbs it least.
     """
     model = load_model(EngineConfig(), plain=True).model
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
@@ -153,24 +154,24 @@ def linears(_name: str) -> Json:
     assert packing is not None, "cannot record: weights cannot be packed on this machine"
     products = [(layer.in_features, packing(layer)) for layer in layers]
 
-    def milliseconds(rows: int) -> float:
-        inputs = {size: torch.randn(rows, size) for size, _ in products}
-        times = []
-        for _ in range(7):
-            started = time.perf_counter()
-            for size, product in products:
-                product(inputs[size])
-            times.append(1000 * (time.perf_counter() - started))
-        return min(times)
+    def milliseconds(inputs: dict[int, torch.Tensor]) -> float:
+        started = time.perf_counter()
+        for size, product in products:
+            product(inputs[size])
+        return 1000 * (time.perf_counter() - started)
 
     numbers = sum(layer.weight.numel() for layer in layers)
     rows = [1, 4, 8, 16, 32, 48]
+    inputs = {n: {size: torch.randn(n, size) for size, _ in products} for n in rows}
     with torch.inference_mode():
-        ms = [round(milliseconds(n), 1) for n in rows]
+        rounds = [{n: milliseconds(inputs[n]) for n in rows} for _ in range(15)]
+    roofs = measure(model)
     return {
         "machine": machine(),
         "rows": rows,
-        "ms": ms,
+        "ms": [round(min(times[n] for times in rounds), 1) for n in rows],
+        "bytes_per_second": roofs.bytes_per_second,
+        "flops_per_second": roofs.flops_per_second,
         "weights_gb": numbers * 4 / 1e9,
         "gflop_per_row": 2 * numbers / 1e9,
     }

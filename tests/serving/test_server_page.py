@@ -114,7 +114,9 @@ def test_without_a_page_nothing_is_recorded(make_engine: EngineFactory, serve: S
         run.wait_until(lambda: len(run.api.live.pages) == 1)
         assert run.in_engine(wrappers) != before
     run.wait_until(lambda: not run.api.live.pages)
-    assert run.in_engine(wrappers) == before and not run.api.live.recorder.is_recording
+    assert (
+        run.in_engine(wrappers) == before and not run.api.live.engines.first.recorder.is_recording
+    )
 
 
 @only_highest
@@ -156,7 +158,7 @@ def test_a_slow_page_begins_again(serve: Serve) -> None:
     run = serve()
     with watching(run) as page:
         run.post(COMPLETE, call(max_tokens=40, ignore_eos=True))
-        newest = run.in_engine(lambda engine: run.api.live.recorder._trace._step)
+        newest = run.in_engine(lambda engine: run.api.live.engines.first.recorder._trace._step)
         run.api.live.pages[page.name]._step -= 1000  # steps that are no longer kept
         frames = page.until("begin")[-1]["begin"]["frames"]
         assert [frame["step"] for frame in frames] == [newest] and newest > 30
@@ -220,7 +222,7 @@ def test_the_end_of_the_engine_ends_the_events(make_engine: EngineFactory, serve
         assert page.response.read() == b""
     run.wait_until(lambda: not run.api.live.pages)
     run.server.loop.call_soon_threadsafe(run.server._start_draining)
-    run.wait_until(lambda: not run.api.live.recorder.is_recording)
+    run.wait_until(lambda: not run.api.live.engines.first.recorder.is_recording)
     assert wrappers(engine)[1] == before[1]
 
 
@@ -232,7 +234,7 @@ def test_a_server_stops_while_a_page_is_open(serve: Serve) -> None:
         page.until("steps")
         run.server.loop.call_soon_threadsafe(run.server._start_draining)
         run.wait_until(lambda: not run.api.engine.is_alive)
-        assert not run.api.live.recorder.is_recording
+        assert not run.api.live.engines.first.recorder.is_recording
 
 
 @only_highest
@@ -474,3 +476,26 @@ def test_a_page_connects_again(make_engine: EngineFactory, serve: Serve, tmp_pat
         page.evaluate("chats[0].ask('Again')")
         page.wait_until("!chats[0].waiting && chats[0].messages.length === 4")
         assert page.evaluate("chats[0].messages[3].failed") is None
+
+
+@only_highest
+def test_small_memory_in_the_browser(
+    make_engine: EngineFactory, serve: Serve, tmp_path: Path
+) -> None:
+    """A button changes to an engine with few pages, and a crowd soon makes it evict."""
+    run = serve(make_engine(**CONFIG))
+    with opened(run, tmp_path) as page:
+        page.evaluate("$('memory').click()")
+        page.wait_until("$('memory').ariaPressed === 'true' && meta.num_pages < 600")
+        set_slider(page, "crowd", 9)
+        page.wait_until("events.flat().some(e => ['evict', 'retract'].includes(e.kind))")
+        for size in SIZES:
+            page.resize(*size)
+            page.evaluate("new Promise(done => setTimeout(done, 150))")
+            assert_fits(page)
+        set_slider(page, "crowd", 0)
+        page.evaluate("$('memory').click()")
+        page.wait_until("$('memory').ariaPressed === 'false' && meta.num_pages === 600")
+        page.wait_until("!$('memory').disabled")
+        assert page.evaluate("$('connection').textContent") == "live"
+    run.wait_until(lambda: run.api.live.engines._small is None)

@@ -24,6 +24,7 @@ from .errors import ApiError, Json, add_handlers
 from .formats import Format
 from .generation import CLIENT_GONE, Generation, now, unless_gone
 from .limits import OpenRequests
+from .live.engines import Engines
 from .live.routes import Live, add_routes
 from .metrics import Metrics
 from .prompts import PromptReader
@@ -31,6 +32,7 @@ from .protocol import Call, ChatCall, CompletionCall, DetokenizeCall, TokenizeCa
 from .settings import ServerSettings
 from .token_bytes import TokenBytes
 from .tools import read_template
+from .turns import Turns
 
 Prepared = tuple[Format, list[TokensPrompt]]
 
@@ -44,7 +46,8 @@ class Api:
         self.max_model_len = engine.config.max_model_len
         self.adapters = Adapters(engine, settings.lora_modules, self.model)
         self.metrics = Metrics(self.model)
-        self.engine = EngineThread(engine, self.metrics)
+        turns = Turns()
+        self.engine = EngineThread(engine, turns, self.metrics)
         template = read_template(engine, settings)
         self.has_tools = settings.tool_call_parser is not None
         self.prompts = PromptReader(engine.input_processor, settings.max_prompt_tokens, template)
@@ -52,7 +55,8 @@ class Api:
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
         self.embeddings = Embeddings(engine, self.engine, self.prompts, self.open, self.model)
-        self.live = Live(self.engine, self.prompts, self.open)
+        engines = Engines(engine, self.engine, turns, self.prompts, self.open)
+        self.live = Live(engines, self.prompts, self.open)
         self.created = int(time.time())
         self.has_priorities = "priority" in signature(engine.add_request).parameters
 
@@ -219,8 +223,7 @@ def create_app(engine: LLMEngine, settings: ServerSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         api.engine.start()
         yield
-        await api.engine.stop()
-        api.live.recorder.end()
+        await api.live.engines.stop()
         api.prompts.stop()
 
     app = FastAPI(

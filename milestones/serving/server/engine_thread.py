@@ -7,9 +7,9 @@
                       |                                          ^
     engine thread     +--> f(engine) --> engine.step() ----------+      again and again
 
-The engine has no lock: only this thread calls it, and commands run between two steps. A step never
-waits for a client. Its outputs replace older ones that the event loop has not taken, so memory does
-not grow either.
+The engine has no lock: only this thread calls it, and commands run between two steps. Engines with
+one model step in turns. A step never waits for a client. Its outputs replace older ones that the
+event loop has not taken, so memory does not grow either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from common import (
     EngineDeadError,
@@ -31,6 +31,8 @@ from common import (
     SamplingParams,
     TokensPrompt,
 )
+
+from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +55,8 @@ class EngineRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Observer(Protocol):
-    """What the metrics are told, in the engine's thread."""
+class Observer:
+    """Is told what happens, in the engine's thread. This one ignores it; the metrics do not."""
 
     def added(self, request: EngineRequest) -> None: ...
     def stepped(self, outputs: Sequence[RequestOutput]) -> None: ...
@@ -105,9 +107,10 @@ class OutputBox:
 class EngineThread:
     """Steps an engine while it has work, and runs commands between two steps."""
 
-    def __init__(self, engine: LLMEngine, observer: Observer) -> None:
+    def __init__(self, engine: LLMEngine, turns: Turns, observer: Observer) -> None:
         self.failure: BaseException | None = None  # the exception that ended a step
         self._engine = engine
+        self._turns = turns
         self._observer = observer
         self._commands: SimpleQueue[Command | None] = SimpleQueue()  # None: stop
         self._boxes: dict[str, OutputBox] = {}  # by request; only the event loop uses it
@@ -195,7 +198,8 @@ class EngineThread:
             if self._has_work():
                 self._step()  # it returns the outputs of requests that were aborted at the end
         finally:
-            self._engine.close()
+            with self._turns.turn():  # a forward may still be in flight
+                self._engine.close()
 
     def _run_commands(self) -> bool:
         """Run the commands that wait. Without work for a step, wait for one. False: stop."""
@@ -227,7 +231,8 @@ class EngineThread:
 
     def _step(self) -> None:
         try:
-            outputs = self._engine.step()
+            with self._turns.turn(self._engine):
+                outputs = self._engine.step()
             self._observer.stepped(outputs)
         except BaseException as error:
             self._fail(error)
@@ -249,9 +254,7 @@ class EngineThread:
         with self._lock:
             newest, self._newest = self._newest, {}
         for request_id, output in newest.items():
-            box = self._boxes.get(request_id)
-            if box is None:
-                continue
-            box.put(output)
-            if output.finished:
-                del self._boxes[request_id]
+            if (box := self._boxes.get(request_id)) is not None:
+                box.put(output)
+                if output.finished:
+                    del self._boxes[request_id]

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from common import EngineStats, PoolingRequestOutput, RequestOutput
 from common.outputs import FinishReason, StepCounters
 
-from .engine_thread import EngineRequest
+from .engine_thread import EngineRequest, Observer
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5,
                 10, 20, 40, 80, 160)  # fmt: skip
@@ -46,7 +46,7 @@ class Times:
     num_tokens: int = 0
 
 
-class Metrics:
+class Metrics(Observer):
     """The metrics of one server. `added` and `stepped` are called in the engine's thread."""
 
     def __init__(self, model: str) -> None:

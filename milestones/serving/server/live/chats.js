@@ -1,8 +1,6 @@
 
 // ---- Chats: several conversations, each with at most one request at a time -------------------
 
-const SYSTEM = "You are a patient teacher in a course about computers and nature. Answer in at "
-  + "most three short sentences. Use plain words, give one example, and do not repeat the question.";
 const QUESTIONS = [
   "Why is the sky blue?", "What does a cache do?", "How do birds find their way?",
   "What is a page table?", "Why do we have seasons?", "What does a compiler do?",

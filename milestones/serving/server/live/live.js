@@ -54,9 +54,9 @@ async function connect() {
     setTimeout(connect, RETRY_AFTER);
   }
 }
-function take({ page: name, begin: trace, steps, answers = [], crowd, error }) {
+function take({ page: name, begin: trace, small, steps, answers = [], crowd, error }) {
   if (error) throw new Error(error.message);
-  if (trace) beginAgain(name, trace);
+  if (trace) beginAgain(name, trace, small);
   if (steps && !playing) hold(steps);
   else if (steps && !isStale) append(steps);  // else they have no place: a new beginning comes
   for (const answer of answers) {
@@ -68,12 +68,14 @@ function take({ page: name, begin: trace, steps, answers = [], crowd, error }) {
   if (crowd) users = crowd;
   draw();
 }
-function beginAgain(name, trace) {
+function beginAgain(name, trace, small) {
   page = name;
   [held, numHeld, isStale] = [[], 0, false];
   begin(trace);
   makePage();
   $("small-model").hidden = !SMALL_MODEL.test(meta.model);
+  $("memory").hidden = !meta.num_pages;
+  $("memory").setAttribute("aria-pressed", small);
   follow();
   if ($("crowd").value > 0) sendCrowd();
 }
@@ -169,6 +171,12 @@ $("ask-all").addEventListener("click", askAll);
 $("empty").addEventListener("click", () => {
   for (const number of newest.waiting) call("stop", { id: id(number) }).catch(lost);
 });
+$("memory").addEventListener("click", async () => {
+  const small = $("memory").getAttribute("aria-pressed") !== "true";
+  $("memory").disabled = true;
+  await call("memory", { small }).catch(lost);
+  $("memory").disabled = false;
+});
 $("save").addEventListener("click", save);
 $("key-form").addEventListener("submit", event => {
   event.preventDefault();
@@ -176,7 +184,6 @@ $("key-form").addEventListener("submit", event => {
   connect();
 });
 
-$("system").value = SYSTEM;
 showControls();
 for (let n = 0; n < 3; n++) addChat();
 connect();

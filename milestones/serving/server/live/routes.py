@@ -16,13 +16,14 @@ from common import SamplingParams
 from common.tracing.player import filled, part, template
 from common.validation import require_float
 
-from ..engine_thread import EngineThread
 from ..errors import ApiError, Json
 from ..generation import EventStream
 from ..limits import OpenRequests
 from ..prompts import PromptReader
 from ..protocol import ChatCall
-from .page import Page, Recorder, Shared
+from .crowd import SYSTEM, Crowd
+from .engines import ANSWER, Engines
+from .page import Page, Shared
 
 HERE = Path(__file__).parent
 SCRIPTS = ("chats.js", "live.js")
@@ -42,7 +43,7 @@ class SamplingCall(PageCall):
 
     temperature: Any = 1.0
     top_p: Any = 1.0
-    max_tokens: Any = 64
+    max_tokens: Any = ANSWER
 
     def params(self) -> SamplingParams:
         """Return the sampling parameters. Raises `ValueError` for a wrong one."""
@@ -70,17 +71,23 @@ class CrowdCall(SamplingCall):
     system: str
 
 
+class MemoryCall(PageCall):
+    """Choose the engine of a page. small: the one with few pages."""
+
+    small: bool
+
+
 class Live:
     """The open pages."""
 
-    def __init__(self, engine: EngineThread, prompts: PromptReader, open: OpenRequests) -> None:
-        self.recorder = Recorder(engine)
-        self.shared = Shared(engine, prompts, open, self.recorder, itertools.count(1))
+    def __init__(self, engines: Engines, prompts: PromptReader, open: OpenRequests) -> None:
+        self.engines = engines
+        self.shared = Shared(prompts, open, itertools.count(1))
         self.pages: dict[str, Page] = {}
 
     def open_page(self) -> Response:
         """Answer with the events of a new page. The page is closed when the stream ends."""
-        page, resources = Page(self.shared), ExitStack()
+        page, resources = Page(self.shared, self.engines.first), ExitStack()
         self.pages[page.name] = page
         resources.callback(self._close, page)
         return EventStream(page.events(), resources)
@@ -91,6 +98,14 @@ class Live:
             raise ApiError(404, f"the page {call.page[:80]!r} is not open", param="page")
         return self.pages[call.page]
 
+    async def choose(self, call: MemoryCall) -> None:
+        """Let a page begin again, with the engine that it chooses."""
+        page = self.page(call)
+        chosen = await self.engines.small() if call.small else self.engines.first
+        if not page.is_closed and page.watched is not chosen:
+            page.watch(chosen)
+        self._release()
+
     def close_pages(self) -> None:
         """Abort the requests of all pages."""
         for page in list(self.pages.values()):
@@ -99,6 +114,10 @@ class Live:
     def _close(self, page: Page) -> None:
         del self.pages[page.name]
         page.close()
+        self._release()
+
+    def _release(self) -> None:
+        self.engines.release([page.watched for page in self.pages.values()])
 
 
 def add_routes(app: FastAPI, live: Live) -> None:
@@ -125,8 +144,13 @@ def add_routes(app: FastAPI, live: Live) -> None:
     @app.post("/live/crowd")
     async def crowd(call: CrowdCall) -> Response:
         require_float("rate", call.rate, low=0.0, high=MOST_USERS)
-        live.page(call).set_crowd(float(call.rate), call.system, call.params())
+        Crowd([live.page(call)], float(call.rate), call.system, call.params())
         return Json({"rate": call.rate})
+
+    @app.post("/live/memory")
+    async def memory(call: MemoryCall) -> Response:
+        await live.choose(call)
+        return Json({"small": call.small})
 
     @app.post("/live/again")
     async def again(call: PageCall) -> Response:
@@ -146,4 +170,5 @@ def live_html() -> str:
         SECTIONS=part("sections.html"),
         SCRIPT=part("script") + "".join((HERE / s).read_text("utf-8") for s in SCRIPTS),
         PLAYER=player,
+        SYSTEM=SYSTEM,
     )

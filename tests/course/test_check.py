@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -295,3 +296,28 @@ def test_the_invariants_are_those_of_the_project() -> None:
     for number, (name, _) in check_screen.INVARIANTS.items():
         assert f"**I{number} {name}.**" in page
     assert check_screen.invariants_in("I3: x, I5: y, BI4, I9") == [3, 5]
+
+
+def test_what_a_failing_test_printed_is_shown(tree: Path, say: Say) -> None:
+    write(tree, '        print("room for", item)\n' + SHOWN["a wrong value"][0])
+    said = say(check, "m2.1")[1]
+    assert "The end of what it printed:" in said and "room for 7" in said
+
+
+def test_a_breakpoint_gets_a_terminal_on_demand(
+    tree: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def kept(command: list[str], cwd: Path, check: bool) -> None:
+        done = subprocess.run(
+            command, cwd=cwd, check=check, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        shown.append(done.stdout)
+
+    write(tree, "        breakpoint()\n" + SHOWN["a wrong value"][0])
+    said = " ".join(say(check, "m2.1")[1].split())
+    assert "breakpoint() has no terminal here; `check --debug` runs the test with one" in said
+    monkeypatch.setattr(check, "subprocess", SimpleNamespace(run=kept))
+    say(check, "m2.1", "--debug")
+    assert "m2_mini/shelf.py" in shown[0] and "(Pdb)" in shown[0]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -37,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--watch", action="store_true", help="check again when a file is saved")
     parser.add_argument("--trace", action="store_true", help="also show Python's traceback")
+    parser.add_argument(
+        "--debug", action="store_true",
+        help="run the first test that fails again with this terminal: for prints, breakpoint()",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, help="limit for each test (default: %(default)g)"
     )
@@ -86,11 +92,21 @@ def check_once(
         if attempt.run is not None and not attempt.run.error:
             note_result(root, attempt.exercise.id, attempt.run.passed)
     show_attempts(console, attempts, trace=args.trace)
+    failed = next((a.run.first_failure for a in attempts if a.run and not a.run.passed), None)
+    if args.debug and failed is not None:
+        debug(failed.node, root, console)
     own = load(exercises[0].milestone, root, strict=False)
     console.print(standing(own, load_progress(root)), style="dim", highlight=False)
     if any(attempt.run is not None and attempt.run.error for attempt in attempts):
         return 2
     return 0 if all(attempt.state == "passed" for attempt in attempts) else 1
+
+
+def debug(test: str, root: Path, console: Console) -> None:
+    """Run one test as pytest alone does, with this terminal for prints and `breakpoint()`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "--tb=short", "-o", "addopts=", test]
+    console.print(f"\n[bold]{test}[/], again with this terminal", highlight=False)
+    subprocess.run([*command, "-p", "no:cacheprovider"], cwd=root, check=False)
 
 
 def standing(exercises: tuple[Exercise, ...], progress: Progress) -> str:

@@ -26,6 +26,7 @@ INVARIANTS = {
 State = Literal["passed", "failed", "not written", "not run"]
 STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
 LONGEST_EXPLANATION = 6  # lines
+MOST_PRINTED = 12  # lines
 CALL = re.compile(r"\w\(")
 CRASHED_KERNEL = "A load or store outside of a tensor can cause this: look at the masks."
 OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
@@ -69,6 +70,9 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
         console.print()
     assert first is not None
     console.print(failure_in_words(stopped, first))
+    if lines := first.printed.splitlines()[-MOST_PRINTED:]:
+        console.print("\nThe end of what it printed:", style="dim")
+        console.print(textwrap.indent("\n".join(lines), "  "), highlight=False, markup=False)
     for line in rest_in_words(stopped.run):
         console.print(line, highlight=False, markup=False)
     if trace and first.failure:
@@ -199,6 +203,7 @@ def what_next(attempt: Attempt, trace: bool) -> list[str]:
     ]
     if attempt.state == "failed" and not trace:
         lines.append(f"The traceback: python -m milestones check {exercise.id} --trace")
+        lines.append(f"A debugger:    python -m milestones check {exercise.id} --debug")
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any, TypeVar
 import pytest
 
 from .results import Failure, Outcome, Result, with_caret
+from .terminal import no_terminal
 
 UNWRITTEN = re.compile(r"(\w+\.\d+): ")
 LONGEST = 300  # characters of a value that are kept
+MOST_PRINTED = 2000  # characters of what a test has printed
 
 Emit = Callable[[dict[str, Any]], None]
 Node = TypeVar("Node", ast.stmt, ast.FunctionDef)
@@ -31,6 +34,7 @@ class Probe:
         self.outcome: Outcome = "passed"
         self.seconds = 0.0
         self.title = ""
+        self.printed = ""
         self.running: str | None = None
         self.file: Path | None = None  # of the running test
 
@@ -41,10 +45,11 @@ class Probe:
         doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
         self.title = doc.strip().split("\n")[0]
         self.file = item.path
+        sys.breakpointhook = no_terminal  # pytest has set its own
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.compared = self.failure = None
-        self.outcome, self.seconds, self.title = "passed", 0.0, ""
+        self.outcome, self.seconds, self.title, self.printed = "passed", 0.0, "", ""
         self.running = nodeid
         self.emit({"event": "start", "node": nodeid})
 
@@ -54,16 +59,18 @@ class Probe:
             self.outcome = "skipped"
         elif report.failed and self.outcome == "passed":
             self.outcome = "failed" if report.when == "call" else "error"
+            self.printed = (report.capstdout + report.capstderr)[-MOST_PRINTED:]
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._send(Result(nodeid, self.outcome, self.seconds, self.title, self.failure))
+        result = Result(nodeid, self.outcome, self.seconds, self.title, self.printed, self.failure)
+        self._send(result)
         self.running = None
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Report a test that ends pytest itself. The tests after it run in another process."""
         if self.running is not None:
             failure = self._failure(excinfo.value, self.file, str(excinfo.getrepr()))
-            self._send(Result(self.running, "failed", self.seconds, self.title, failure))
+            self._send(Result(self.running, "failed", self.seconds, self.title, failure=failure))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

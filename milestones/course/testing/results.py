@@ -42,6 +42,7 @@ class Result:
     outcome: Outcome
     seconds: float = 0.0
     title: str = ""  # the first line of the test's docstring
+    printed: str = ""  # the end of what it printed, if it did not pass
     failure: Failure | None = None
 
     @property

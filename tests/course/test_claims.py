@@ -289,3 +289,9 @@ def test_the_answer_to_a_prediction_is_true(number: str) -> None:
     assert words and not missing, f"the answer of {number} has changed: change its claim too"
     for check in checks:
         check()
+
+
+def test_the_experiment_of_look_inside_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "milestones/docs/INSIDE.md").read_text(encoding="utf-8")
+    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    assert capsys.readouterr().out.splitlines()[-1] == "True 1", "right, with one retraction"

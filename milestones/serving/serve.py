@@ -1,8 +1,8 @@
 """`serve m5`: a milestone as a server with OpenAI's HTTP interface.
 
 All fields of `EngineConfig` and `ServerSettings` are options. SERVING.md follows a request through
-the server. With `--replicas`, several engines answer behind a router (SCALING.md). Exit status: 2
-for wrong settings or missing packages.
+the server. `serve m3 m4` also shows a second engine on the live page. With `--replicas`, several
+engines answer behind a router (SCALING.md). Exit status: 2 for wrong settings or missing packages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ Config = TypeVar("Config")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones serve`."""
-    parser.add_argument("milestone", help=f"one of {', '.join(engines(ROOT))}, or m5 for short")
+    parser.add_argument(
+        "milestones", metavar="milestone", nargs="+",
+        help=f"one of {', '.join(engines(ROOT))}, or m5 for short. With two, the live page shows "
+        "both engines side by side, and the API has the first one",
+    )  # fmt: skip
     forced_retractions.add_options(parser)
     add_options(parser, EngineConfig)
     add_options(parser, ServerSettings)
@@ -51,41 +55,73 @@ def main(args: argparse.Namespace) -> int:
         console.print(lines[0], style="red")
         return 2
     try:
-        milestone = find_engine(args.milestone)
+        names = [find_engine(name) for name in args.milestones]
         settings, scale = from_options(ServerSettings, args), from_options(ScaleSettings, args)
+        check_names(names, settings, scale)
         if scale.replicas:
             from .scale.serve import run_replicas  # it needs the extra
 
             if args.retract_every is not None:
                 raise ValueError("--retract-every needs one engine, and --replicas makes several")
-            return run_replicas(milestone, from_options(EngineConfig, args), settings, scale)
-        build: Callable[[EngineConfig], LLMEngine]
-        build = load(milestone).LLMEngine
-        engine = build(from_options(EngineConfig, args))
-        forced_retractions.apply_options(args, engine)
+            return run_replicas(names[0], from_options(EngineConfig, args), settings, scale)
+        served = open_engines(names, from_options(EngineConfig, args))
+        for engine in served.values():
+            forced_retractions.apply_options(args, engine)
     except (ValueError, RuntimeError) as error:
         if is_interrupt(error):
             raise KeyboardInterrupt from error
         console.print(str(error), style="red")
         return 2
-    return run(milestone, engine, settings, console)
+    return run(served, settings, console)
 
 
-def run(milestone: str, engine: LLMEngine, settings: ServerSettings, console: Console) -> int:
-    """Serve until a signal arrives. Print the URL when the server accepts connections."""
+def check_names(names: list[str], settings: ServerSettings, scale: ScaleSettings) -> None:
+    """Raise `ValueError` for engines that cannot be served together."""
+    if len(names) == 1:
+        return
+    if len(names) > 2 or names[0] == names[1]:
+        raise ValueError(f"serve takes one engine or two different ones, got {' '.join(names)}")
+    if scale.replicas:
+        raise ValueError("--replicas makes several engines of one milestone: name only one")
+    if not settings.live_page:
+        raise ValueError("a second engine is for the live page only: name one, or drop "
+                         "--no-live-page")  # fmt: skip
+
+
+def open_engines(names: list[str], config: EngineConfig) -> dict[str, LLMEngine]:
+    """Return the engines by name. They share the model that the first one has loaded."""
+    builds: list[Callable[..., LLMEngine]] = [load(name).LLMEngine for name in names]
+    first = builds[0](config)
+    try:
+        others = [build(config, first.loaded) for build in builds[1:]]
+    except BaseException:
+        first.close()
+        raise
+    return dict(zip(names, [first, *others], strict=True))
+
+
+def run(served: dict[str, LLMEngine], settings: ServerSettings, console: Console) -> int:
+    """Serve until a signal arrives. Print the URL when the server accepts connections.
+
+    served: the engine of the API, and perhaps one that the live page shows beside it.
+    """
     from .server.run import Server  # it needs the extra
+
+    (milestone, engine), *others = served.items()
 
     def ready(address: str) -> None:
         model = settings.served_model_name or engine.loaded.name
         console.print(f"{milestone} serves {model} at {address}/v1 (Ctrl-C drains and stops)")
         if settings.live_page:
-            console.print(f"chats, and the engine step by step: {address}/")
+            shown = " beside ".join(served) if others else "chats, and the engine"
+            console.print(f"{shown} step by step: {address}/")
         sys.stdout.flush()
 
     try:
-        server = Server(engine, settings, ready)
+        server = Server(engine, settings, ready, *(other for _, other in others))
     except ValueError as error:  # adapters that cannot be loaded
-        engine.close()
+        for other in reversed(served.values()):  # the first one owns the model
+            other.close()
         console.print(str(error), style="red")
         return 2
     return server.serve_until_signal()

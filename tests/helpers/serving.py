@@ -186,12 +186,16 @@ def parse_events(text: str) -> list[Any]:
 
 
 @contextmanager
-def running(engine: LLMEngine, **settings: Any) -> Iterator[Running]:
+def running(
+    engine: LLMEngine, beside: LLMEngine | None = None, **settings: Any
+) -> Iterator[Running]:
     """Run a server in a thread. At the end it must stop, and leave no thread and no request."""
     from milestones.serving.server.run import Server
 
     before = set(threading.enumerate())
-    server = Server(engine, ServerSettings(port=0, **{"drain_timeout": 0.0, **settings}))
+    server = Server(
+        engine, ServerSettings(port=0, **{"drain_timeout": 0.0, **settings}), beside=beside
+    )
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     while not server.started:

@@ -82,6 +82,36 @@ def test_a_milestone_that_does_not_exist(
 ) -> None:
     monkeypatch.setattr(serve, "missing", lambda name: None)
     args = parse()
-    args.milestone = "m9"
+    args.milestones = ["m9"]
     assert serve.main(args) == 2
     assert "no milestone 'm9'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [
+        (["m3", "m4", "m5"], [], "one engine or two"),
+        (["m3", "m3_paged"], [], "two different"),
+        (["m3", "m4"], ["--replicas", "2"], "--replicas"),
+        (["m3", "m4"], ["--no-live-page"], "live page"),
+    ],
+)
+def test_engines_that_are_not_served_together(
+    names: list[str], options: list[str], said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(serve, "missing", lambda name: None)
+    args = parse(*options)
+    args.milestones = names
+    assert serve.main(args) == 2
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_two_engines_share_the_model_of_the_first() -> None:
+    served = serve.open_engines(
+        ["m3_paged", "speculative"], EngineConfig(model="tiny-llama", device="cpu")
+    )
+    first, second = served.values()
+    assert first.loaded is second.loaded and first.owns_model and not second.owns_model
+    second.close()
+    first.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from milestones.chain import at_least
-from tests.conftest import EngineFactory, shared_model
+from tests.conftest import EngineFactory, build_engine, shared_model
 from tests.displays.test_player import dom, text_of
 from tests.helpers.browser import Tab, tab
 from tests.helpers.serving import CHAT, COMPLETE, PATIENCE, Running, Serve, call, hold_steps, read
@@ -29,10 +29,10 @@ TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_to
 class Watcher:
     """An open page, as the server sees it."""
 
-    def __init__(self, run: Running) -> None:
+    def __init__(self, run: Running, query: str = "") -> None:
         self.run = run
         self.connection = http.client.HTTPConnection("127.0.0.1", run.port, timeout=PATIENCE)
-        self.connection.request("GET", "/live")
+        self.connection.request("GET", f"/live{query}")
         self.response = self.connection.getresponse()
         self.first = self.event()
         self.name = self.first["page"]
@@ -55,8 +55,8 @@ class Watcher:
 
 
 @contextmanager
-def watching(run: Running) -> Iterator[Watcher]:
-    watcher = Watcher(run)
+def watching(run: Running, query: str = "") -> Iterator[Watcher]:
+    watcher = Watcher(run, query)
     try:
         yield watcher
     finally:
@@ -254,14 +254,17 @@ def test_a_server_without_a_page(serve: Serve) -> None:
 
 
 def test_the_page_loads_nothing() -> None:
-    from milestones.serving.server.live.routes import live_html
+    from milestones.serving.server.live.routes import live_html, pair_html
 
-    page = live_html()
+    page, pair = live_html(), pair_html(["m3_paged", "m4_radix"])
     assert set(re.findall(r"\bhttps?://[^\"'\s\\]*", page)) == {"http://www.w3.org/2000/svg"}
-    links = re.findall(r"\b(?:src|href)=\"[^\"]*", page)
-    assert links == ['href="data:,'] and "@import" not in page
-    assert set(re.findall(r"fetch\(.\S*", page)) == {'fetch("/live",', "fetch(`/live/${name}`,"}
-    for element in re.findall(r"<(?:button|input|select|textarea)\b[^>]*>", page):
+    assert "http" not in pair.replace("http-equiv", "") and "fetch" not in pair
+    links = re.findall(r"\b(?:src|href)=\"[^\"]*", page + pair)
+    frames = [f'src="/?engine={name}' for name in ("m3_paged", "m4_radix")]
+    assert links == ['href="data:,', 'href="data:,', *frames] and "@import" not in page + pair
+    calls = {"fetch(`/live${location.search}`,", "fetch(`/live/${name}`,"}
+    assert set(re.findall(r"fetch\(.\S*", page)) == calls
+    for element in re.findall(r"<(?:button|input|select|textarea)\b[^>]*>", page + pair):
         assert "aria-label=" in element, element
 
 
@@ -499,3 +502,60 @@ def test_small_memory_in_the_browser(
         page.wait_until("!$('memory').disabled")
         assert page.evaluate("$('connection').textContent") == "live"
     run.wait_until(lambda: run.api.live.engines._small is None)
+
+
+IN_FRAMES = "Array.from(frames, f => ({})(name => f.document.getElementById(name)))"
+
+
+@only_highest
+def test_two_engines_in_the_browser(
+    make_engine: EngineFactory, serve: Serve, tmp_path: Path
+) -> None:
+    """One bar for both: the crowd, a question, the pause. Lanes and pages of both can be seen."""
+    engine = make_engine(**CONFIG)
+    run = serve(engine, beside=build_engine("m3_paged", **CONFIG))
+
+    def of_frames(function: str) -> Any:
+        return page.evaluate(IN_FRAMES.replace("{}", function))
+
+    with tab(tmp_path, f"http://127.0.0.1:{run.port}/") as page:
+        page.resize(1425, 900)
+        page.wait_until("typeof pages === 'function' || typeof SAMPLING !== 'undefined'")
+        page.wait_until("pages().length === 2")
+        names = [*run.api.live.engines.by_name]
+        assert of_frames("$ => $('engine').textContent") == names and names[1] == "m3_paged"
+        page.evaluate("$('question').value = 'Hello both'; $('bar').requestSubmit()")
+        set_slider(page, "crowd", 9)
+        said = IN_FRAMES.replace("{}", "$ => $('requests').textContent")
+        page.wait_until(f"{said}.every(text => text.includes('Hello both'))")
+        page.wait_until(f"{said}.every(text => text.includes('user-'))")
+        seen = "$ => ['lanes', 'map'].every(n => $(n).getBoundingClientRect().top < 800)"
+        assert of_frames(seen) == [True, True]
+        page.evaluate("$('play').click()")
+        paused = IN_FRAMES.replace("{}", "$ => $('connection').className")
+        page.wait_until(f"{paused}.join() === 'paused,paused'")
+        page.evaluate("$('play').click()")
+        page.wait_until(f"{paused}.join() === ','")
+        set_slider(page, "crowd", 0)
+        page.evaluate("$('empty').click()")
+        page.resize(*SIZES[1])
+        tops = "[...document.querySelectorAll('iframe')].map(f => f.offsetTop)"
+        page.wait_until(f"(([a, b]) => b > a + 500)({tops})")
+        root = "document.documentElement"
+        assert page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
+        assert of_frames("$ => $('error').textContent") == ["", ""]
+        assert page.evaluate("$('note').textContent") == "" and page.errors == []
+
+
+@only_highest
+def test_the_frames_of_two_engines_ask_for_one_key(
+    make_engine: EngineFactory, serve: Serve, tmp_path: Path
+) -> None:
+    run = serve(make_engine(), beside=build_engine("m4_radix"), api_key="secret")
+    with tab(tmp_path, f"http://127.0.0.1:{run.port}/") as page:
+        page.wait_until("typeof SAMPLING !== 'undefined' && frames.length === 2")
+        forms = IN_FRAMES.replace("{}", "$ => $('key-form')?.hidden")
+        page.wait_until(f"{forms}.join() === 'false,false'")
+        key = "$ => { $('key').value = 'secret'; $('key-form').requestSubmit(); }"
+        page.evaluate(f"[frames[0]].map(f => ({key})(name => f.document.getElementById(name)))")
+        page.wait_until(f"pages().length === 2 && {forms}.join() === 'true,true'")

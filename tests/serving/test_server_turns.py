@@ -1,4 +1,4 @@
-"""Engines that share one model behind a server: turns, and the engine with few pages."""
+"""Engines that share one model behind a server: turns, few pages, and two engines side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import gc
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 from weakref import ref
@@ -14,7 +16,7 @@ import pytest
 
 from common import SamplingParams, TokensPrompt
 from milestones.serving.server.turns import Turns
-from tests.conftest import EngineFactory
+from tests.conftest import EngineFactory, build_engine
 from tests.helpers.serving import CHAT, COMPLETE, PATIENCE, Running, Serve, call, hold_steps
 from tests.serving.test_server_page import CONFIG, TALK, Watcher, slow_steps, watching
 
@@ -189,10 +191,6 @@ def test_a_server_that_stops_closes_both_engines(serve: Serve) -> None:
 def test_an_engine_with_few_pages_that_fails(make_engine: EngineFactory, serve: Serve) -> None:
     """Its pages are told, the API goes on, and the next one is new."""
     run = serve(make_engine(**CONFIG))
-
-    def failing() -> Any:
-        raise AssertionError("I3: planted")
-
     with watching(run) as page:
         choose(page, small=True)
         failed = ref(small_of(run))
@@ -222,3 +220,93 @@ def test_a_step_waits_for_the_other_engine(make_engine: EngineFactory, serve: Se
         run.wait_until(lambda: len(run.api.live.engines._turns._order) == 2)
         release()
         page.until("answers")
+
+
+# ---- Two engines side by side --------------------------------------------------------------------
+
+BESIDE = "m3_paged"
+
+
+@contextmanager
+def side_by_side(
+    make_engine: EngineFactory, serve: Serve
+) -> Iterator[tuple[Running, Watcher, Watcher]]:
+    """Serve two engines, with a page of each."""
+    run = serve(make_engine(**CONFIG), beside=build_engine(BESIDE, **CONFIG))
+    with watching(run) as first, watching(run, f"?engine={BESIDE}") as second:
+        yield run, first, second
+
+
+def failing() -> Any:
+    raise AssertionError("I3: planted")
+
+
+def prompts(page: Watcher, events: list[dict[str, Any]]) -> list[str]:
+    """Return the prompts of all requests that a page was told of, in the order of their ids."""
+    told = [r for e in events for r in e.get("steps", {}).get("requests", [])]
+    return sorted({r["request_id"]: r["prompt"] for r in told}.values())
+
+
+@only_highest
+def test_two_engines_have_one_crowd(make_engine: EngineFactory, serve: Serve) -> None:
+    """Each user asks both engines the same: the follow-up too, because the answers are equal."""
+    with side_by_side(make_engine, serve) as (run, first, second):
+        assert second.first["begin"]["meta"]["engine"] == BESIDE
+        names = {first.name, second.name}
+        crowd = {"beside": second.name, "system": "Be kind.", "temperature": 0, "max_tokens": 4}
+        first.post("crowd", rate=50, **crowd)
+        pages = [run.api.live.pages[name] for name in names]
+        run.wait_until(lambda: all(page.came["users"] > 5 for page in pages))
+        first.post("crowd", rate=0, **crowd)
+        run.wait_until(lambda: not any(page._users for page in pages))
+        assert pages[0].came == pages[1].came and pages[0].came["refused"] == 0
+        asked = []
+        for page in (first, second):
+            page.post("ask", messages=[{"role": "user", "content": "last"}], max_tokens=1)
+            asked.append(prompts(page, page.until("answers")))
+        assert asked[0] == asked[1] and len(asked[0]) == 2 * pages[0].came["users"] + 1
+        assert run.post("/live/crowd", {"page": second.name, "rate": 1, "system": ""})[0] == 200
+        assert pages[0].crowd is not pages[1].crowd
+
+
+@only_highest
+def test_the_api_has_the_first_engine(make_engine: EngineFactory, serve: Serve) -> None:
+    with side_by_side(make_engine, serve) as (run, first, second):
+        assert run.post(CHAT, {**TALK, "temperature": 0})[0] == 200
+        other = run.api.live.engines.named(BESIDE).engine
+        assert run.in_loop(other.call(lambda engine: engine.stats().num_steps)) == 0
+        for page in (first, second):
+            page.post("ask", temperature=0, **TALK)
+        ends = [page.until("answers")[-1]["answers"][0]["text"] for page in (first, second)]
+        assert ends[0] == ends[1]
+        assert run.in_loop(other.call(lambda engine: engine.stats().num_steps)) > 0
+
+
+@only_highest
+def test_wrong_calls_for_two_engines(make_engine: EngineFactory, serve: Serve) -> None:
+    with side_by_side(make_engine, serve) as (run, first, second):
+        crowd: dict[str, Any] = {"rate": 1, "system": ""}
+        for beside, status in (("page-99", 404), (first.name, 400), (7, 400)):
+            assert first.post("crowd", beside=beside, **crowd)[0] == status
+        assert run.get("/live?engine=m9")[0] == 404
+        status, answer = second.post("memory", small=True)
+        assert status == 404 and "third" in answer["error"]["message"]
+        assert not any(page.crowd for page in run.api.live.pages.values())
+
+
+@only_highest
+@pytest.mark.parametrize("failed", [0, 1])
+def test_one_of_two_engines_fails(make_engine: EngineFactory, serve: Serve, failed: int) -> None:
+    """Its page is told. The other engine and its part of the crowd go on."""
+    with side_by_side(make_engine, serve) as (run, *pages):
+        opened = [run.api.live.pages[page.name] for page in pages]
+        crowd = {"beside": pages[1].name, "system": "Be kind.", "max_tokens": 4}
+        pages[0].post("crowd", rate=50, **crowd)
+        pages[failed].until("steps")
+        run.in_loop(opened[failed].watched.engine.call(lambda e: setattr(e, "step", failing)))
+        assert "planted" in pages[failed].until("error")[-1]["error"]["message"]
+        run.wait_until(lambda: opened[failed].is_closed)
+        before = opened[1 - failed].came["users"]
+        run.wait_until(lambda: opened[1 - failed].came["users"] > before + 5)
+        assert run.get("/health")[0] == (503 if failed == 0 else 200)
+        pages[1 - failed].post("crowd", rate=0, system="Be kind.")

@@ -40,7 +40,10 @@ Prepared = tuple[Format, list[TokensPrompt]]
 class Api:
     """The API calls on one engine."""
 
-    def __init__(self, engine: LLMEngine, settings: ServerSettings) -> None:
+    def __init__(
+        self, engine: LLMEngine, settings: ServerSettings, beside: LLMEngine | None = None
+    ) -> None:
+        """beside: an engine with the same model, which only the live page shows."""
         assert engine.config.max_model_len is not None
         self.model = settings.served_model_name or engine.loaded.name
         self.max_model_len = engine.config.max_model_len
@@ -55,7 +58,7 @@ class Api:
         self.grammars = Grammars(engine)
         self.open = OpenRequests(settings.max_open_requests)
         self.embeddings = Embeddings(engine, self.engine, self.prompts, self.open, self.model)
-        engines = Engines(engine, self.engine, turns, self.prompts, self.open)
+        engines = Engines(engine, self.engine, turns, self.prompts, self.open, beside)
         self.live = Live(engines, self.prompts, self.open)
         self.created = int(time.time())
         self.has_priorities = "priority" in signature(engine.add_request).parameters
@@ -212,16 +215,18 @@ class Api:
             raise self.engine.dead()
 
 
-def create_app(engine: LLMEngine, settings: ServerSettings) -> FastAPI:
+def create_app(
+    engine: LLMEngine, settings: ServerSettings, beside: LLMEngine | None = None
+) -> FastAPI:
     """Return the server for an engine. From its start on, only its engine thread calls the engine.
 
-    When the server stops, it closes the engine. `app.state.api` is the `Api`.
+    When the server stops, it closes the engines. `app.state.api` is the `Api`.
     """
-    api = Api(engine, settings)
+    api = Api(engine, settings, beside)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        api.engine.start()
+        api.live.engines.start()
         yield
         await api.live.engines.stop()
         api.prompts.stop()

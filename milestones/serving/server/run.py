@@ -118,9 +118,13 @@ class Server(DrainingServer):
         engine: LLMEngine,
         settings: ServerSettings,
         on_ready: Callable[[str], None] = lambda address: None,
+        beside: LLMEngine | None = None,
     ) -> None:
-        """Make a server. `on_ready` is called with its URL when it accepts connections."""
-        app = create_app(engine, settings)
+        """Make a server. `on_ready` is called with its URL when it accepts connections.
+
+        beside: an engine with the same model, which only the live page shows.
+        """
+        app = create_app(engine, settings, beside)
         self.api: Api = app.state.api
         super().__init__(app, settings, self.api.open, self._end_all, on_ready)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from common import EngineConfig, LLMEngine, SamplingParams
@@ -35,22 +36,41 @@ class Engines:
         turns: Turns,
         prompts: PromptReader,
         open: OpenRequests,
+        beside: LLMEngine | None = None,
     ) -> None:
         """thread: of the engine. turns: of all engines of its model."""
         self.first = Watched(thread, Recorder(thread))
+        self.by_name = {describe(engine)["engine"]: self.first}
+        if beside is not None:
+            thread = EngineThread(beside, turns, Observer())
+            self.by_name[describe(beside)["engine"]] = Watched(thread, Recorder(thread))
         self._engine, self._turns = engine, turns
         self._prompts, self._open = prompts, open
         self._small: asyncio.Task[Watched] | None = None
         self._waiting = 0  # calls that wait for the engine with few pages
         self._ends: set[asyncio.Task[None]] = set()
 
+    def start(self) -> None:
+        """Start the engines that are there. The running event loop gets their outputs."""
+        for watched in self.by_name.values():
+            watched.engine.start()
+
+    def named(self, name: str | None) -> Watched:
+        """Return an engine by the name of its milestone; None: that of the API."""
+        watched = self.first if name is None else self.by_name.get(name)
+        if watched is None:
+            raise ApiError(404, f"there is no engine {str(name)[:80]!r} here", param="engine")
+        return watched
+
     async def small(self) -> Watched:
         """Return the engine with few pages, and build it if there is none.
 
-        Raises `ApiError` if the milestone has no pages, or if the server is shutting down.
+        Raises `ApiError` if there can be none, or if the server is shutting down.
         """
         if "num_pages" not in describe(self._engine):
             raise ApiError(404, "this engine has no pages", param="small")
+        if len(self.by_name) > 1:
+            raise ApiError(404, "a server of two engines has no third one", param="small")
         with self._open.place_for(1):  # a server that drains waits until it is built
             if self._small is None or (self._small.done() and self._small.exception()):
                 self._small = asyncio.create_task(self._build())
@@ -73,11 +93,13 @@ class Engines:
 
     async def stop(self) -> None:
         """Close all engines. That of the API is the last one, because it may own the model."""
-        if self._small is not None:
-            await asyncio.wait([self._small])
-            self.release(())
-        await asyncio.gather(*self._ends)
-        await self.first.close()
+        async with AsyncExitStack() as closing:  # each is closed, even if another one cannot be
+            for watched in self.by_name.values():
+                closing.push_async_callback(watched.close)
+            if self._small is not None:
+                await asyncio.wait([self._small])
+                self.release(())
+            await asyncio.gather(*self._ends)
 
     async def _build(self) -> Watched:
         config = replace(self._engine.config, num_pages=await self._few_pages())

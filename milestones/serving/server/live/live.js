@@ -5,6 +5,7 @@ const MOST_STEPS = 1500;  // kept in this page; older ones are forgotten
 const DRAW_EVERY = 110, RETRY_AFTER = 2000;  // milliseconds
 const RATES = [0, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20];  // simulated users per second
 const SMALL_MODEL = /\b\d+M\b/;  // in a name: the parameters are millions
+const host = parent === window ? null : parent;  // the page of two engines: this is in its frame
 let page = null, apiKey = "", users = { users: 0, refused: 0 };
 let held = [], numHeld = 0;  // parts that arrived while the picture is frozen
 let isStale = false;  // too many of them: after the pause, the page begins again
@@ -33,7 +34,7 @@ function lost(error) {
 /** Follow the events of the server, and connect again when they end. */
 async function connect() {
   try {
-    const response = await fetch("/live", { headers: headers() });
+    const response = await fetch(`/live${location.search}`, { headers: headers() });
     $("key-form").hidden = response.status !== 401;
     if (response.status === 401) return say("this server needs an API key", "lost");
     if (!response.ok) throw new Error(`status ${response.status}`);
@@ -47,6 +48,7 @@ async function connect() {
       for (const event of events) take(JSON.parse(event.slice("data: ".length)));
     }
   } catch (error) {
+    page = null;
     lost(error);
     for (const chat of chats) {
       if (chat.waiting) chat.end({ text: "", error: "the connection was lost" });
@@ -77,7 +79,7 @@ function beginAgain(name, trace, small) {
   $("memory").hidden = !meta.num_pages;
   $("memory").setAttribute("aria-pressed", small);
   follow();
-  if ($("crowd").value > 0) sendCrowd();
+  if (host || $("crowd").value > 0) sendCrowd();
 }
 
 // ---- Live or frozen --------------------------------------------------------------------------
@@ -153,6 +155,7 @@ const showValue = (name, text) => {
   $(name).setAttribute("aria-valuetext", text);
 };
 function sendCrowd() {
+  if (host) return host.sendCrowd();
   const rate = RATES[$("crowd").value], system = $("system").value;
   if (page) call("crowd", { rate, system, ...sampling() }).catch(lost);
 }
@@ -168,9 +171,10 @@ for (const name of ["temperature", "top_p", "max_tokens", "crowd"]) {
 $("system").addEventListener("change", sendCrowd);
 $("new-chat").addEventListener("click", () => addChat().input.focus());
 $("ask-all").addEventListener("click", askAll);
-$("empty").addEventListener("click", () => {
+function emptyQueue() {
   for (const number of newest.waiting) call("stop", { id: id(number) }).catch(lost);
-});
+}
+$("empty").addEventListener("click", emptyQueue);
 $("memory").addEventListener("click", async () => {
   const small = $("memory").getAttribute("aria-pressed") !== "true";
   $("memory").disabled = true;
@@ -178,12 +182,24 @@ $("memory").addEventListener("click", async () => {
   $("memory").disabled = false;
 });
 $("save").addEventListener("click", save);
+function useKey(key) {
+  if ($("key-form").hidden) return;
+  apiKey = key;
+  connect();
+}
 $("key-form").addEventListener("submit", event => {
   event.preventDefault();
-  apiKey = $("key").value;
-  connect();
+  for (const { live } of host ? Array.from(host.frames) : [window]) live.useKey($("key").value);
 });
+// What a page with two engines calls in each of its frames.
+window.live = { call, emptyQueue, useKey, play: on => play(on), rate: n => RATES[n],
+                system: () => $("system").value, get page() { return page; } };
 
 showControls();
-for (let n = 0; n < 3; n++) addChat();
+if (host) {
+  document.body.classList.add("framed");
+  $("engine").textContent = new URLSearchParams(location.search).get("engine");
+} else {
+  for (let n = 0; n < 3; n++) addChat();
+}
 connect();

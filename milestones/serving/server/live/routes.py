@@ -65,10 +65,15 @@ class StopCall(PageCall):
 
 
 class CrowdCall(SamplingCall):
-    """Set the arrival rate of simulated users. system: the system prompt of their conversations."""
+    """Set the arrival rate of simulated users.
+
+    system: the system prompt of their conversations. beside: a page of another engine, where each
+    user asks too.
+    """
 
     rate: Any
     system: str
+    beside: str | None = None
 
 
 class MemoryCall(PageCall):
@@ -85,22 +90,32 @@ class Live:
         self.shared = Shared(prompts, open, itertools.count(1))
         self.pages: dict[str, Page] = {}
 
-    def open_page(self) -> Response:
+    def open_page(self, engine: str | None) -> Response:
         """Answer with the events of a new page. The page is closed when the stream ends."""
-        page, resources = Page(self.shared, self.engines.first), ExitStack()
+        page, resources = Page(self.shared, self.engines.named(engine)), ExitStack()
         self.pages[page.name] = page
         resources.callback(self._close, page)
         return EventStream(page.events(), resources)
 
-    def page(self, call: PageCall) -> Page:
-        """Return the page that a call is about."""
-        if call.page not in self.pages:
-            raise ApiError(404, f"the page {call.page[:80]!r} is not open", param="page")
-        return self.pages[call.page]
+    def page(self, name: str) -> Page:
+        """Return an open page."""
+        if name not in self.pages:
+            raise ApiError(404, f"the page {name[:80]!r} is not open", param="page")
+        return self.pages[name]
+
+    def set_crowd(self, call: CrowdCall) -> None:
+        """Let a crowd visit a page, or two of different engines, in place of their crowds."""
+        require_float("rate", call.rate, low=0.0, high=MOST_USERS)
+        pages = [self.page(call.page)]
+        if call.beside is not None:
+            pages.append(self.page(call.beside))
+            if pages[0].watched is pages[1].watched:
+                raise ApiError(400, "beside must be a page of another engine", param="beside")
+        Crowd(pages, float(call.rate), call.system, call.params())
 
     async def choose(self, call: MemoryCall) -> None:
         """Let a page begin again, with the engine that it chooses."""
-        page = self.page(call)
+        page = self.page(call.page)
         chosen = await self.engines.small() if call.small else self.engines.first
         if not page.is_closed and page.watched is not chosen:
             page.watch(chosen)
@@ -121,30 +136,31 @@ class Live:
 
 
 def add_routes(app: FastAPI, live: Live) -> None:
-    """Add the page at `/`, and what it calls."""
-    html = live_html()
+    """Add the page at `/`, and what it calls. With two engines, it has a frame for each."""
+    one, names = live_html(), list(live.engines.by_name)
+    both = one if len(names) == 1 else pair_html(names)
 
     @app.get("/")
-    async def page() -> Response:
+    async def page(engine: str | None = None) -> Response:
+        html = both if engine is None else one
         return HTMLResponse(html, headers={"Cache-Control": "no-cache"})
 
     @app.get("/live")
-    async def events() -> Response:
-        return live.open_page()
+    async def events(engine: str | None = None) -> Response:
+        return live.open_page(engine)
 
     @app.post("/live/ask")
     async def ask(call: AskCall) -> Response:
         messages = ChatCall(messages=call.messages).conversation(has_tools=False)
-        return Json({"id": await live.page(call).ask(messages, call.params())})
+        return Json({"id": await live.page(call.page).ask(messages, call.params())})
 
     @app.post("/live/stop")
     async def stop(call: StopCall) -> Response:
-        return Json({"stopped": live.page(call).stop(call.id)})
+        return Json({"stopped": live.page(call.page).stop(call.id)})
 
     @app.post("/live/crowd")
     async def crowd(call: CrowdCall) -> Response:
-        require_float("rate", call.rate, low=0.0, high=MOST_USERS)
-        Crowd([live.page(call)], float(call.rate), call.system, call.params())
+        live.set_crowd(call)
         return Json({"rate": call.rate})
 
     @app.post("/live/memory")
@@ -154,7 +170,7 @@ def add_routes(app: FastAPI, live: Live) -> None:
 
     @app.post("/live/again")
     async def again(call: PageCall) -> Response:
-        live.page(call).begins_again = True
+        live.page(call.page).begins_again = True
         return Json({"page": call.page})
 
 
@@ -171,4 +187,15 @@ def live_html() -> str:
         SCRIPT=part("script") + "".join((HERE / s).read_text("utf-8") for s in SCRIPTS),
         PLAYER=player,
         SYSTEM=SYSTEM,
+    )
+
+
+def pair_html(names: list[str]) -> str:
+    """Return the page of two engines. Its frames have the page of each engine."""
+    frames = "".join(f'<iframe title="{name}" src="/?engine={name}"></iframe>\n' for name in names)
+    return filled(
+        (HERE / "pair.html").read_text(encoding="utf-8"),
+        STYLE=part("style.css"),
+        TITLE=" beside ".join(names),
+        FRAMES=frames,
     )

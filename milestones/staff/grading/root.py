@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -28,15 +29,13 @@ def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
     for name, size in (("tmp", disk), ("dev/shm", 64 << 20)):
         (root / name).mkdir(parents=True)
         _tmpfs(root / name, size, "1777")
-    kept = [path for path in _kept() if not any(path in h.parents or path == h for h in hidden)]
-    around = [path for path in _kept() if path not in kept]
-    for path in around:  # a path that must stay hidden lies inside
-        _bind(path, root)
-    for path in hidden:
-        if (root / path.relative_to("/")).is_dir():
+    for path, covers in _layers(hidden):
+        if not covers:
+            _bind(path, root)
+        elif (root / path.relative_to("/")).is_dir():
             _tmpfs(root / path.relative_to("/"), 1 << 20, "755")
-    for path in kept:
-        _bind(path, root)
+    for link in _links():
+        _link(link, root)
     for name in DEVICES:
         _bind(Path("/dev", name), root, writable=True)
     (root / "etc").mkdir(exist_ok=True)
@@ -54,16 +53,49 @@ def change_root(tree: Path, hidden: tuple[Path, ...], disk: int) -> None:
     _mount(None, "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
-def _kept() -> list[Path]:
-    """Return the folders of the system and of Python, the outermost first."""
+def _needed() -> set[Path]:
+    """Return the folders of the system and of Python, by the names that Python knows."""
     paths = {Path(path) for path in (*SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    paths |= {Path(sys.executable).resolve().parent.parent}
+    paths |= {Path(sys.executable), Path(sys.executable).resolve().parent.parent}
     paths |= {Path(path) for path in sys.path if "site-packages" in path or "python" in path}
-    kept: list[Path] = []
-    for path in sorted((path for path in paths if path.exists() and path != Path("/")), key=str):
-        if path.is_symlink() or not any(other in path.parents for other in kept):
-            kept.append(path)
-    return kept
+    return {path for path in paths if path.exists() and path != Path("/")}
+
+
+def _kept() -> set[Path]:
+    """Return the real places of what is needed. A link has another place than its target."""
+    return {path.resolve() for path in _needed()}
+
+
+def _layers(hidden: Iterable[Path]) -> list[tuple[Path, bool]]:
+    """Return what is kept (False) and what is hidden (True), the outermost folder first.
+
+    So a hidden folder covers a kept one around it, and a kept one inside is there again: the
+    course may lie in /usr/src, and its environment in the course.
+    """
+    layers: dict[Path, bool] = {}
+    found = [(path, False) for path in _kept()] + [(path, True) for path in hidden]
+    for path, covers in sorted(found, key=lambda layer: (len(layer[0].parts), layer)):
+        around = next((layers[p] for p in (path, *path.parents) if p in layers), True)
+        if covers != around:
+            layers[path] = covers
+    return [*layers.items()]
+
+
+def _links() -> list[Path]:
+    """Return the symbolic links on the way to what is needed, each by its real folder."""
+    found: dict[Path, None] = {}
+    for path in sorted(_needed()):
+        place, parts = Path("/"), [*path.parts[1:]]
+        while parts:
+            step = place / parts.pop(0)
+            if step.is_symlink():
+                found[step] = None
+                target = step.readlink()
+                place = place / target.anchor
+                parts = [*target.relative_to(target.anchor).parts, *parts]
+            else:
+                place = step.resolve()  # it may be ".."
+    return [*found]
 
 
 def _copy(tree: Path, root: Path) -> None:
@@ -84,10 +116,6 @@ def is_in_kept(path: Path) -> bool:
 
 def _bind(path: Path, root: Path, *, writable: bool = False) -> None:
     target = root / path.relative_to("/")
-    if path.is_symlink():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(os.readlink(path))
-        return
     if path.is_dir():
         target.mkdir(parents=True, exist_ok=True)
     else:
@@ -99,6 +127,13 @@ def _bind(path: Path, root: Path, *, writable: bool = False) -> None:
         kept = flags & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)  # must be kept in a remount
         kept |= MS_RELATIME if flags & 4096 else 0
         _mount(None, str(target), None, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
+
+
+def _link(link: Path, root: Path) -> None:
+    target = root / link.relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.path.lexists(target):  # it may be in a folder that is bound
+        target.symlink_to(link.readlink())
 
 
 def _proc(root: Path) -> None:

@@ -175,6 +175,40 @@ def test_what_is_compiled_has_no_solution(course: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "text", "words", "reason"),
+    [
+        (
+            "tests/exercises/test_m2_1.py",
+            "def test_a() -> None:\n    assert 1 == 2\n",
+            [],
+            "1 == 2",
+        ),
+        (
+            "tests/questions/m2_mini.py",
+            "QUESTIONS = {'m2.1': lambda chance: 1 / 0}",
+            [],
+            "Division",
+        ),
+        ("tests/questions/m2_mini.py", "QUESTIONS = {}", [], "no questions for exercise m2.1"),
+        (SOURCE, SHELF + "\nx = bytearray(1 << 30)\n", ["--memory", "0.5"], "MemoryError"),
+    ],
+    ids=["a test", "an answer", "no questions", "memory"],
+)
+def test_what_the_reference_cannot_do_costs_no_student_a_point(
+    file: str, text: str, words: list[str], reason: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The reference sits the exam first, within the same limits, and the grader says what failed."""
+    course = make_course(tmp_path / "course")
+    (course / file).write_text(text)
+    folder, out = hand_in(tmp_path / "right", SHELF), tmp_path / "out"
+    assert grade.main(arguments(course, str(folder), "--out", str(out), *words)) == 3
+    said = capsys.readouterr().err
+    assert "m2.1" in said and reason in said
+    assert not (out / "results.json").exists()
+
+
+@pytest.mark.parametrize(
     ("said", "how", "outcome"),
     [
         ({}, "exit status 0", "passed"),

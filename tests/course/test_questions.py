@@ -12,7 +12,7 @@ import pytest
 from milestones.course import catalog
 from milestones.course.exercise import Exercise
 from milestones.staff.grading import submission
-from milestones.staff.grading.answers import Answers, Questions
+from milestones.staff.grading.answers import Answers, Questions, compare, right_answers
 from milestones.staff.grading.client import ForkServer
 from milestones.staff.grading.limits import Limits
 from tests.conftest import ROOT
@@ -58,9 +58,13 @@ class Trees:
     def answers(
         self, tree: Path, exercise: str, questions: Questions, limits: Limits = LIMITS
     ) -> Answers:
-        outcome = self.server.examine(tree, (), limits, (ROOT,), exercise, questions)
-        assert outcome.broken is None and outcome.answers is not None
-        return outcome.answers
+        outcome = self.server.examine(tree, (), limits, (ROOT,), exercise, questions.seeds)
+        assert outcome.broken is None
+        return compare(questions, outcome.said, outcome.ended)
+
+    def right(self, tree: Path, exercise: str) -> tuple[Questions, list[str]]:
+        outcome = self.server.examine(tree, (), LIMITS, (ROOT,), exercise, SEEDS)
+        return right_answers(SEEDS, outcome.said, outcome.ended)
 
     def notice(self, mutant: catalog.Mutant, tree: Path, questions: Questions) -> bool:
         """Return whether a tree with a mistake has a wrong answer. Ask a few questions first: of a
@@ -91,7 +95,8 @@ def test_only_code_without_a_mistake_has_the_right_answers(
     """The reference answers the same twice. A skeleton has no right answer to guess."""
     trees.enter(exercise.milestone)
     reference = trees.references[exercise.milestone]
-    _, questions = trees.server.collect(reference, (), exercise.id, SEEDS)
+    questions, faults = trees.right(reference, exercise.id)
+    assert not faults
     right = trees.answers(reference, exercise.id, questions)
     assert (right.right, right.wrong) == (len(SEEDS), "")
     unwritten = trees.answers(trees.skeletons[exercise.milestone], exercise.id, questions)

@@ -42,9 +42,22 @@ def draw_seeds() -> tuple[int, ...]:
     return tuple(secrets.randbits(48) for _ in range(NUM_SEEDS))
 
 
-def compare(questions: Questions, texts: list[str], ended: str) -> Answers:
-    """Count the seeds with right answers only. `ended` says why answers may be missing."""
-    answers = Answers(asked=len(questions.seeds))
+def right_answers(
+    seeds: tuple[int, ...], texts: list[str], ended: str
+) -> tuple[Questions, list[str]]:
+    """Return what the reference has said, and why it cannot be what is right."""
+    given = _given(texts)
+    answers = {seed: given.get(seed, given.get(-1, ([], ended))) for seed in seeds}
+    faults = [
+        f"seed {seed}: {error or 'no question'}"
+        for seed, (pairs, error) in answers.items()
+        if error or not pairs
+    ]
+    return Questions(seeds, {seed: pairs for seed, (pairs, _) in answers.items()}), faults[:1]
+
+
+def _given(texts: list[str]) -> dict[int, tuple[Any, Any]]:
+    """Return the answers and the error of each seed. Those of seed -1 hold for all others."""
     given: dict[int, tuple[Any, Any]] = {}
     for text in texts:
         try:
@@ -52,6 +65,12 @@ def compare(questions: Questions, texts: list[str], ended: str) -> Answers:
             given.setdefault(int(seed), (pairs, error))
         except (ValueError, TypeError, OverflowError, RecursionError):
             continue  # graded code said this, and not the process that asks it
+    return given
+
+
+def compare(questions: Questions, texts: list[str], ended: str) -> Answers:
+    """Count the seeds with right answers only. `ended` says why answers may be missing."""
+    answers, given = Answers(asked=len(questions.seeds)), _given(texts)
     for seed in questions.seeds:
         try:
             fault = _fault(questions.right[seed], *given.get(seed, given.get(-1, ([], ended))))

@@ -21,18 +21,17 @@ from ...course.delta import ROOT
 from ...course.testing.results import Failure, Result, result_of
 from ...course.testing.runner import ENVIRONMENT, ONE_THREAD
 from ...course.testing.supervised_run import kill_group
-from .answers import Answers, Questions, compare
 from .limits import Limits
 from .root import is_in_kept
 from .sandbox import new_user
 
 GRACE = 30.0  # seconds for an exam in addition to those of its tests
-SECONDS_OF_REFERENCE = 300.0
+SECONDS_TO_COLLECT = 300.0
 KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "LADDER_CPU")
 
 
 class GraderError(RuntimeError):
-    """The grader does not work: its process has ended, or the reference cannot be asked."""
+    """The grader does not work: its process has ended, or the reference is not right in it."""
 
 
 @dataclass
@@ -40,7 +39,8 @@ class Outcome:
     """What an exam gave: the answers, the claimed results of the tests, and facts about it."""
 
     results: list[Result] = field(default_factory=list)  # one for each requested test
-    answers: Answers | None = None
+    said: list[str] = field(default_factory=list)  # answers as they came: `answers.py` reads them
+    ended: str = "no answer"  # why answers may be missing
     missing: list[str] = field(default_factory=list)  # what the graded code had access to
     broken: str | None = None  # why the exam ended too early, by no fault of the graded code
     endless_import: str | None = None  # where importing the graded code does not end
@@ -88,36 +88,27 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             os.close(self.running)
             self.running = None
 
-    def collect(
-        self, tree: Path, tests: Iterable[str], exercise: str | None, seeds: tuple[int, ...]
-    ) -> tuple[list[str], Questions]:
-        """Return the node ids of tests, and the reference's answers to the questions."""
+    def collect(self, tree: Path, tests: Iterable[str], exercise: str | None) -> list[str]:
+        """Return the node ids of tests. Raises `GraderError`, also if there are no questions."""
         tests, words, nodes = [*tests], "", None
-        right: dict[int, list[list[Any]]] = {}
-        order = {"tests": tests, "exercise": exercise, "seeds": seeds, "trusted": True}
-        for event in self._events(tree, order, Limits(), SECONDS_OF_REFERENCE):
+        order = {"tests": tests, "exercise": exercise, "trusted": True}
+        for event in self._events(tree, order, Limits(), SECONDS_TO_COLLECT):
             words = str(event.get("words") or event.get("reason") or words)
             if event["event"] == "collected" and event.get("status", 0) == 0:
                 nodes = [str(node) for node in event.get("nodes", ())]
-            elif event["event"] == "answer":
-                seed, pairs, error = json.loads(event["text"])
-                right[seed] = pairs
-                words = f"seed {seed}: {error}" if error or not pairs else words
-        complete = all(right.get(seed) for seed in seeds) and not words.startswith("seed")
-        if nodes is None or (exercise is not None and not complete):
+        if nodes is None:
             about = ", ".join([*tests, *([exercise] if exercise else [])])
-            raise GraderError(f"{about}: cannot be asked of the reference:\n{words}")
-        return nodes, Questions(seeds, right)
+            raise GraderError(f"{about}: cannot be collected in the reference:\n{words}")
+        return nodes
 
     def examine(
         self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path],
-        exercise: str | None = None, questions: Questions | None = None,
+        exercise: str | None = None, seeds: tuple[int, ...] = (),
     ) -> Outcome:  # fmt: skip
         """Run an exam. A test without a result gets one that says why."""
-        tests, outcome, texts, ended = [*tests], Outcome(), [], "no answer"
-        questions = questions or Questions()
+        tests, outcome = [*tests], Outcome()
         order = {
-            "tests": tests, "exercise": exercise, "seeds": questions.seeds, "trusted": False,
+            "tests": tests, "exercise": exercise, "seeds": seeds, "trusted": False,
             "hidden": [str(path) for path in hidden if is_in_kept(path)], "user": new_user(),
         }  # fmt: skip
         seconds, stopped, finished = GRACE + (len(tests) + 3) * (limits.seconds + 2), "", False
@@ -126,10 +117,10 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             if kind == "result":
                 outcome.results.append(result_of(event["result"]))
             elif kind == "answer":
-                texts.append(event["text"])
+                outcome.said.append(event["text"])
             elif kind == "asked":
                 place = f", at {event['place']}" if event["place"] else ""
-                ended = f"no answer: the process ended by {event['how']}{place}"
+                outcome.ended = f"no answer: the process ended by {event['how']}{place}"
             elif kind == "isolation":
                 outcome.missing = list(event["missing"])
             elif kind == "broken":
@@ -140,8 +131,6 @@ class ForkServer(AbstractContextManager["ForkServer"]):
             finished = finished or kind == "finished"
         if not finished:
             outcome.broken = stopped = outcome.broken or "the exam ended before its last test"
-        if exercise is not None:
-            outcome.answers = compare(questions, texts, ended)
         done = {result.node for result in outcome.results}
         failure = Failure("NotRun", f"this test was not run: {stopped}")
         left = [test for test in tests if test not in done]

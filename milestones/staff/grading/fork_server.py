@@ -23,7 +23,7 @@ import pytest
 from ...course.testing.probe import Probe
 from ...course.testing.server import enter, preload, send
 from .exam import SHOWN, Exam, Examiner
-from .graded_process import QUESTIONS, answered
+from .graded_process import QUESTIONS
 from .limits import Limits
 from .sandbox import Box, Isolation, end_with_parent, shut_off
 
@@ -102,18 +102,13 @@ def _settle(tree: Path, isolation: Isolation) -> None:
 
 
 def _collect(tree: Path, order: dict[str, Any], emit: Any) -> None:
-    """Collect the tests of the reference, and let the reference answer the questions."""
+    """Collect the tests of the reference. What is compiled is kept for all submissions."""
     enter(tree)
     sys.dont_write_bytecode = False  # `submission.keep_compiled` copies it for each submission
+    exercise = order["exercise"]
+    if exercise is not None and exercise not in importlib.import_module(QUESTIONS).QUESTIONS:
+        raise LookupError(f"there are no questions for exercise {exercise}")
     emit({"event": "collected", **(_collected(tree, order["tests"]) if order["tests"] else {})})
-    if order["exercise"] is None:
-        return
-    asks = importlib.import_module(QUESTIONS).QUESTIONS
-    if order["exercise"] not in asks:
-        raise LookupError(f"there are no questions for exercise {order['exercise']}")
-    ask = asks[order["exercise"]]
-    for seed in order["seeds"]:
-        emit({"event": "answer", "text": json.dumps(answered(ask, seed, tree))})
 
 
 def _collected(tree: Path, tests: list[str]) -> dict[str, Any]:

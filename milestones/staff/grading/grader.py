@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ...course.exercise import Exercise
 from . import submission
-from .answers import Questions, draw_seeds
-from .client import ForkServer
-from .gradebook import Mark, Sheet
+from .answers import Questions, compare, draw_seeds, right_answers
+from .client import ForkServer, GraderError
+from .gradebook import Mark, Sheet, why
 from .limits import Limits
 from .submission import Course, Submission
 
@@ -49,19 +49,40 @@ class Grader:
         Random numbers are drawn for the exercises that have none in `seeds`.
         """
         course, collect = self.course, self.fork_server.collect
-        place = Path(tempfile.mkdtemp(dir=self.scratch))  # no other user can enter it
+        place = Path(tempfile.mkdtemp(dir=self.scratch))
+        place.chmod(0o711)  # as for a submission; no graded code runs while the reference is here
         with_hidden = tree = submission.complete(course, root, course.template, place / "tree")
         if template := course.template_hidden:
             with_hidden = submission.complete(course, root, template, place / "hidden")
         for exercise in course.exercises:
             seeds = self.seeds[exercise.id] = self.seeds.get(exercise.id) or draw_seeds()
-            tests, questions = collect(tree, exercise.tests, exercise.id, seeds)
-            hidden: list[str] = []
-            if files := course.hidden.get(exercise.id):
-                hidden, _ = collect(with_hidden, files, None, ())
+            tests = collect(tree, exercise.tests, exercise.id)
+            files = course.hidden.get(exercise.id)
+            hidden = collect(with_hidden, files, None) if files else []
+            questions = self._right(exercise.id, tree, tests[:1], seeds)
             self.papers[exercise.id] = Paper(tuple(tests), tuple(hidden), questions)
         submission.keep_compiled(course, tree)
         shutil.rmtree(place)
+
+    def _right(
+        self, exercise: str, tree: Path, tests: list[str], seeds: tuple[int, ...]
+    ) -> Questions:
+        """Let the reference sit the exam of an exercise, with its first test, as submissions do.
+
+        Raises `GraderError` if it cannot: the reason would cost each submission its points.
+        """
+        outcome = self.fork_server.examine(
+            tree, tests, self.limits, self.out_of_sight, exercise, seeds
+        )
+        questions, faults = right_answers(seeds, outcome.said, outcome.ended)
+        faults += [outcome.broken] if outcome.broken else []
+        for result in outcome.results:
+            faults += [] if result.passed else [result.node, *why(result)]
+        if faults:
+            raise GraderError(
+                "\n    ".join([f"{exercise}: the reference fails in the sandbox:", *faults])
+            )
+        return questions
 
     def sheet(self, student: Submission) -> Sheet:
         """Grade one submission."""
@@ -107,11 +128,12 @@ class _Sitting:
             return Mark(exercise, refused=[self.endless_import])
         grader, paper = self.grader, self.grader.papers[exercise.id]
         examine, limits, hidden = grader.fork_server.examine, grader.limits, grader.out_of_sight
-        outcome = examine(self.tree, paper.tests, limits, hidden, exercise.id, paper.questions)
+        seeds = paper.questions.seeds
+        outcome = examine(self.tree, paper.tests, limits, hidden, exercise.id, seeds)
         self.missing.update(dict.fromkeys(outcome.missing))
         self.endless_import = outcome.endless_import
-        assert outcome.answers is not None
-        mark = Mark(exercise, outcome.results, outcome.answers, broken=outcome.broken)
+        answers = compare(paper.questions, outcome.said, outcome.ended)
+        mark = Mark(exercise, outcome.results, answers, broken=outcome.broken)
         if self.endless_import:
             mark.refused = [self.endless_import]
         elif paper.hidden and (template := grader.course.template_hidden):

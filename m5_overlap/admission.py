@@ -103,7 +103,10 @@ class Admission:
         return any(self.waits_for_prefix(r, running) for r in self.policy.order(waiting))
 
     def expected_pages(self, request: Request) -> int:
-        """Return the number of pages that a request is expected to hold when it finishes."""
+        """Return the number of pages that a request is expected to hold when it finishes.
+
+        The number of tokens that may still come is multiplied by the ratio, and rounded down.
+        """
         allowed = min(request.max_num_tokens - request.num_tokens, CLIP_MAX_NEW_TOKENS)
         future = int(self.new_token_ratio * allowed)
         return self.kv_cache.pages_for(request.num_tokens + future)

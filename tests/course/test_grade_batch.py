@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from milestones.staff.grading import command as grade
-from milestones.staff.grading import grade_files, grader, sandbox, upload
+from milestones.staff.grading import grade_files, sandbox, upload
+from milestones.staff.grading.answers import seed_of, seeds_of
 from milestones.staff.grading.grader import Grader
 from tests.helpers.mini_course import SHELF
 from tests.helpers.submissions import (
@@ -184,24 +185,30 @@ def test_interrupted_and_resumed(
 
 @pytest.mark.thorough("three gradings")
 def test_a_submission_graded_later_gets_the_same_questions(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    course: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Code that is right for some inputs must not get other points after an interruption."""
-
-    def never() -> tuple[int, ...]:
-        raise AssertionError("other questions would be asked")
-
     out, folders = tmp_path / "out", [hand_in(tmp_path / name, SHELF) for name in "abc"]
     words = ["--out", str(out), "--resume"]
     assert grade.main(arguments(course, *map(str, folders[:2]), *words)) == 0
-    seeds = grade_files.saved_seeds(out)
-    assert len(set(seeds["m2.1"])) == 12 and (out / grade_files.SEEDS).stat().st_mode & 0o77 == 0
-    monkeypatch.setattr(grader, "draw_seeds", never)
+    seed = results(out / "a")["extra_data"]["seed"]
+    assert (out / grade_files.SEED).stat().st_mode & 0o77 == 0
+    assert f"the seed of the questions: {seed}" in capsys.readouterr().out
     assert grade.main(arguments(course, *map(str, folders), *words)) == 0
-    assert [row["total"] for row in rows(out)] == ["10.0"] * 3
-    monkeypatch.undo()
+    assert [results(out / name)["extra_data"]["seed"] for name in "abc"] == [seed] * 3
+    assert grade.main(arguments(course, str(folders[0]), *words, "--seed", "5")) == 2
+    assert f"have seed {seed}" in capsys.readouterr().err
     assert grade.main(arguments(course, *map(str, folders), "--out", str(out))) == 0
-    assert grade_files.saved_seeds(out) != seeds, "a new run has new questions"
+    assert results(out / "a")["extra_data"]["seed"] != seed, "a new run has new questions"
+
+
+def test_a_seed_names_the_questions(course: Path, tmp_path: Path) -> None:
+    """The same seed has the same questions, and another exercise has others."""
+    args = arguments(course, str(hand_in(tmp_path / "a", SHELF)), "--seed", "0")
+    batch = grade.Batch(args)
+    batch.run()
+    assert batch.seed == 0 and batch.grades["a"]["extra_data"]["seed"] == 0
+    assert seeds_of(seed_of(0, "m2.1"), 3) == seeds_of(seed_of(0, "m2.1"), 9)[:3]
+    assert len({seed_of(batch, name) for batch in range(3) for name in ("m2.1", "m2.2")}) == 6
 
 
 def points_of(args: argparse.Namespace) -> list[float]:

@@ -18,11 +18,12 @@ from milestones.staff.grading.limits import Limits
 
 def test_an_answer_that_is_nested_too_deeply_is_wrong() -> None:
     """Some can be read and not be written again."""
-    questions = Questions((5,), {5: [["what?", 1]]})
+    questions = Questions(0, {5: [["a kind", "what?", 1]]})
     for depth in range(700, 1000):
         deep = "[" * depth + "]" * depth
-        for text in (f'[5, [["what?", {deep}]], null]', f'[5, [["what?", 1]], {deep}]'):
-            assert compare(questions, [text], "no answer").right == 0
+        for answer, error in ((deep, "null"), ("1", deep)):
+            text = f'[5, [["a kind", "what?", {answer}]], {error}]'
+            assert compare(questions, [text], "no answer").share == 0
 
 
 def refused(machine: system_calls.Machine, number: int, arguments: dict[int, int]) -> int:

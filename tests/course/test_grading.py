@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,10 @@ from tests.helpers.submissions import (
     skeleton_of,
 )
 
-HALF_RIGHT = """
+NEVER_FULL = """
 def put(self, item):
     self.items.append(item)
-    return 1 + (item == 5)
+    return len(self.items)
 Shelf.put = put
 """
 HIDDEN = """
@@ -43,7 +42,7 @@ from m2_mini.shelf import Shelf
 
 def test_that_no_student_knows() -> None:
     shelf = Shelf()
-    assert [shelf.put(1) for _ in range(3)] == [1, 2, 3]
+    assert [shelf.put(1) for _ in range(4)] == [1, 2, 3]
 """
 
 
@@ -72,12 +71,10 @@ class Few(Graded):
         (folder / "hidden").mkdir()
         (folder / "hidden/test_m2_1_more.py").write_text(HIDDEN)
         (folder / "absent").mkdir()
-        sources = {"right": SHELF, "half": skeleton + HALF_RIGHT, "spy": skeleton + SPY}
-        # With these seeds, one item is put on each shelf: `half` gives the right answers.
-        seeds = [seed for seed in range(200) if random.Random(seed).randint(1, 5) == 1]
+        sources = {"right": SHELF, "half": skeleton + NEVER_FULL, "spy": skeleton + SPY}
         super().__init__(
             folder, sources, "--hidden", str(folder / "hidden"),
-            course=course, paths=[folder / "absent"], seeds=tuple(seeds[:12]),
+            course=course, paths=[folder / "absent"],
         )  # fmt: skip
 
 
@@ -106,7 +103,8 @@ def test_results_are_what_gradescope_reads(few: Few) -> None:
 
 def test_a_student_reads_why_and_not_what_is_hidden(few: Few) -> None:
     output = results(few.out / "half")["tests"][0]["output"]
-    assert "1 of 3 tests passed. 12 of 12 questions" in output
+    assert "1 of 3 tests passed. 1 of 2 kinds of questions" in output
+    assert "right kinds: items\n" in output and "wrong: a full shelf: put(" in output
     assert "a hidden test: failed" in output
     assert "test_a_full_shelf_refuses: failed" in output
     assert "gave no error; expected ValueError" in output
@@ -168,7 +166,7 @@ def test_what_is_compiled_has_no_solution(course: Path, tmp_path: Path) -> None:
     (tmp_path / "hidden/test_m2_1_more.py").write_text(HIDDEN)
     prepared = submission.prepare("m2_mini", course, tmp_path, tmp_path / "hidden")
     with ForkServer(tmp_path, bare=True) as server:
-        grader.Grader(server, prepared, Limits(), tmp_path, []).set_papers(course)
+        grader.Grader(server, prepared, Limits(), tmp_path, [], 0).set_papers(course)
     compiled = {path.name.partition(".")[0] for path in prepared.template.rglob("*.pyc")}
     assert {"questions", "test_m2_1"} <= compiled
     assert not {"shelf", "test_m2_1_more"} & compiled
@@ -185,7 +183,7 @@ def test_what_is_compiled_has_no_solution(course: Path, tmp_path: Path) -> None:
         ),
         (
             "tests/questions/m2_mini.py",
-            "QUESTIONS = {'m2.1': lambda chance: 1 / 0}",
+            "QUESTIONS = {'m2.1': (lambda chance: 1 / 0, 3)}",
             [],
             "Division",
         ),
@@ -198,7 +196,7 @@ def test_what_the_reference_cannot_do_costs_no_student_a_point(
     file: str, text: str, words: list[str], reason: str, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The reference sits the exam first, within the same limits, and the grader says what failed."""
+    """The reference sits the exam first, within the same limits. The grader says what failed."""
     course = make_course(tmp_path / "course")
     (course / file).write_text(text)
     folder, out = hand_in(tmp_path / "right", SHELF), tmp_path / "out"
@@ -235,8 +233,8 @@ DEEP, HUGE = "[" * 100_000, "9" * 5000
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2]", DEEP, HUGE, "[1e999, [], 1]", "[5, {}, 7]"])
 def test_what_is_no_answer_is_not_right(text: str) -> None:
-    questions = Questions((5,), {5: [["what?", 1.5]]})
-    assert compare(questions, [text], "no answer").right == 0
+    questions = Questions(0, {5: [["a kind", "what?", 1.5]]})
+    assert compare(questions, [text], "no answer").share == 0
 
 
 @pytest.mark.parametrize(
@@ -247,9 +245,26 @@ def test_what_is_no_answer_is_not_right(text: str) -> None:
     ],
 )  # fmt: skip
 def test_an_answer_is_right_if_it_is_equal(given: Any, right: bool) -> None:
-    questions = Questions((5,), {5: [["what?", 1.5]]})
-    text = json.dumps([5, [["what?", given]], None])
-    assert compare(questions, [text], "no answer").right == right
+    questions = Questions(0, {5: [["a kind", "what?", 1.5]]})
+    text = json.dumps([5, [["a kind", "what?", given]], None])
+    assert compare(questions, [text], "no answer").share == right
+
+
+def test_a_kind_is_wrong_if_one_answer_is() -> None:
+    """The points do not say how many answers are wrong. Those of another kind do not move."""
+    right = {seed: [["a", "first", 1], ["b", "second", 2], ["a", "third", 3]] for seed in range(9)}
+    texts = [json.dumps([seed, answers, None]) for seed, answers in right.items()]
+    questions = Questions(0, right)
+    assert compare(questions, texts, "no answer").share == 1
+    texts[4] = json.dumps([4, [["a", "first", 1], ["a", "more", 3], ["b", "second", 9]], None])
+    answers = compare(questions, texts, "no answer")
+    assert answers.wrong == {"b": "second: 2 is expected, not 9"} and answers.share == 0.5
+    assert (answers.right_answers, answers.all_answers) == (26, 27)
+    texts[5] = json.dumps([5, right[5][:2], "ValueError: no"])
+    answers = compare(questions, texts, "no answer")
+    assert answers.wrong["a"] == "third: 3 is expected; ValueError: no" and answers.share == 0
+    late = [json.dumps([seed, answers, "KeyError: late"]) for seed, answers in right.items()]
+    assert compare(questions, late, "no answer").wrong == {"a": "KeyError: late"}
 
 
 @pytest.mark.parametrize(

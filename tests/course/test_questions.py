@@ -12,17 +12,20 @@ import pytest
 from milestones.course import catalog
 from milestones.course.exercise import Exercise
 from milestones.staff.grading import submission
-from milestones.staff.grading.answers import Answers, Questions, compare, right_answers
-from milestones.staff.grading.client import ForkServer
+from milestones.staff.grading.answers import Answers, Questions, compare, right_answers, seed_of
+from milestones.staff.grading.client import ForkServer, Outcome
 from milestones.staff.grading.limits import Limits
 from tests.conftest import ROOT
 from tests.helpers.deselected import thorough_except
 
 EXERCISES = [e for name in catalog.taught_engines(ROOT) for e in catalog.load(name)]
-SEEDS = tuple(range(12))
-FIRST = SEEDS[:3]  # one of them notices most mistakes
+EXAMS, AT_ONCE = 5, 4  # an exam has the questions of some batches: a process for each takes long
+MOST_KINDS = 6  # more would not fit into a student's report
 LIMITS = Limits(seconds=120)
-SHORT = Limits(seconds=10)  # some mistakes hang
+SHORT = Limits(seconds=30)  # some mistakes hang
+MORE = f"""
+QUESTIONS = {{name: (ask, {AT_ONCE} * count) for name, (ask, count) in QUESTIONS.items()}}
+"""
 # A solution with one of these mistakes gives the right answers: it only takes more time or memory,
 # or it is wrong where only a test looks.
 UNNOTICED = {
@@ -50,32 +53,36 @@ class Trees:
             folder = self.folder / milestone
             folder.mkdir()
             course = submission.prepare(milestone, ROOT, folder)
+            with (course.template / submission.QUESTIONS).open("a") as file:
+                file.write(MORE)
             self.skeletons[milestone] = course.template
             self.references[milestone] = submission.complete(
                 course, ROOT, course.template, folder / "reference"
             )
 
+    def sit(self, tree: Path, exercise: str, number: int, limits: Limits = LIMITS) -> Outcome:
+        outcome = self.server.examine(
+            tree, (), limits, (ROOT,), exercise, seed_of(number, exercise)
+        )
+        assert outcome.broken is None
+        return outcome
+
+    def right(self, tree: Path, exercise: str, number: int) -> Questions:
+        outcome = self.sit(tree, exercise, number)
+        questions, faults = right_answers(number, outcome.said, outcome.ended)
+        assert outcome.asked and not faults
+        return questions
+
     def answers(
         self, tree: Path, exercise: str, questions: Questions, limits: Limits = LIMITS
-    ) -> Answers:
-        outcome = self.server.examine(tree, (), limits, (ROOT,), exercise, questions.seeds)
-        assert outcome.broken is None
-        return compare(questions, outcome.said, outcome.ended)
-
-    def right(self, tree: Path, exercise: str) -> tuple[Questions, list[str]]:
-        outcome = self.server.examine(tree, (), LIMITS, (ROOT,), exercise, SEEDS)
-        return right_answers(SEEDS, outcome.said, outcome.ended)
-
-    def notice(self, mutant: catalog.Mutant, tree: Path, questions: Questions) -> bool:
-        """Return whether a tree with a mistake has a wrong answer. Ask a few questions first: of a
-        mistake that hangs, each question takes its time limit."""
-        asked = [(FIRST, SHORT), (SEEDS[len(FIRST) :], SHORT)]
-        if mutant.name in UNNOTICED:  # no time limit is to notice it
-            asked = [(SEEDS, LIMITS)]
-        return any(
-            self.answers(tree, mutant.exercise, Questions(seeds, questions.right), limits).wrong
-            for seeds, limits in asked
-        )
+    ) -> list[Answers]:
+        """Return the answers in each of the batches of an exam."""
+        outcome = self.sit(tree, exercise, questions.seed, limits)
+        count, seeds = len(questions.right) // AT_ONCE, [*questions.right.items()]
+        return [
+            compare(Questions(0, dict(seeds[at : at + count])), outcome.said, outcome.ended)
+            for at in range(0, len(seeds), count)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -84,24 +91,38 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trees]:
         yield Trees(server, tmp_path_factory.mktemp("trees"))
 
 
-@pytest.mark.parametrize(
+EACH = pytest.mark.parametrize(
     "exercise",
-    thorough_except(("m1.1",), EXERCISES, "an exam for each mutant of each exercise"),
+    thorough_except(("m1.1",), EXERCISES, "exams for each mutant of each exercise"),
     ids=lambda exercise: exercise.id,
 )
-def test_only_code_without_a_mistake_has_the_right_answers(
-    exercise: Exercise, trees: Trees, tmp_path: Path
-) -> None:
+
+
+@EACH
+def test_only_what_is_written_has_right_answers(exercise: Exercise, trees: Trees) -> None:
     """The reference answers the same twice. A skeleton has no right answer to guess."""
     trees.enter(exercise.milestone)
-    reference = trees.references[exercise.milestone]
-    questions, faults = trees.right(reference, exercise.id)
-    assert not faults
+    reference, skeleton = (t[exercise.milestone] for t in (trees.references, trees.skeletons))
+    questions = trees.right(reference, exercise.id, 0)
     right = trees.answers(reference, exercise.id, questions)
-    assert (right.right, right.wrong) == (len(SEEDS), "")
-    unwritten = trees.answers(trees.skeletons[exercise.milestone], exercise.id, questions)
-    assert unwritten.right == 0
-    assert "is yours to write" in unwritten.wrong
+    assert {answers.share for answers in right} == {1}
+    kinds = {frozenset(answers.kinds) for answers in right}
+    assert len(kinds) == 1, "a kind is so rare that some batches do not ask for it"
+    assert len(min(kinds)) <= MOST_KINDS
+    for unwritten in trees.answers(skeleton, exercise.id, questions):
+        assert unwritten.share == unwritten.right_answers == 0
+        assert all("is yours to write" in fault for fault in unwritten.wrong.values())
+
+
+@EACH
+def test_a_mistake_costs_the_same_points_in_each_batch(
+    exercise: Exercise, trees: Trees, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Points do not depend on the seeds: in all batches, the same kinds of questions are wrong."""
+    trees.enter(exercise.milestone)
+    reference = trees.references[exercise.milestone]
+    exams = EXAMS if request.config.getoption("--thorough") else 1
+    papers = [trees.right(reference, exercise.id, number) for number in range(exams)]
     unnoticed = set()
     mistakes = [m for m in catalog.mutants(exercise.milestone) if m.exercise == exercise.id]
     for mutant in mistakes:
@@ -109,6 +130,12 @@ def test_only_code_without_a_mistake_has_the_right_answers(
         subprocess.run(
             ["patch", "-p1", "-s", "-d", str(tree)], input=mutant.patch.encode(), check=True
         )
-        if not trees.notice(mutant, tree, questions):
-            unnoticed.add(mutant.name)
+        limits = LIMITS if mutant.name in UNNOTICED else SHORT  # no time limit is to notice it
+        found = {
+            frozenset(answers.wrong)
+            for questions in papers
+            for answers in trees.answers(tree, exercise.id, questions, limits)
+        }
+        assert len(found) == 1, f"{mutant.name}: {sorted(map(sorted, found))}"
+        unnoticed |= {mutant.name} if found == {frozenset()} else set()
     assert unnoticed == {mutant.name for mutant in mistakes} & UNNOTICED

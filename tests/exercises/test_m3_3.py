@@ -121,6 +121,17 @@ def test_expected_pages_at_page_edges(prompt: int, output: int, pages: int) -> N
     )
 
 
+@pytest.mark.parametrize(("ratio", "pages"), [(0.5, 2), (0.9, 2), (0.99, 2), (1.0, 3)])
+def test_expected_tokens_are_rounded_down(ratio: float, pages: int) -> None:
+    """8 tokens, and one more may come: a fraction of it is no token, so no third page either."""
+    scheduler = make_scheduler(50)
+    scheduler.admission.new_token_ratio = ratio
+    request = make_request("X", 8, max_tokens=1)
+    assert scheduler.admission.expected_pages(request) == pages, (
+        f"8 tokens and {ratio} of one more, rounded down, in pages of 4"
+    )
+
+
 def test_a_generous_limit_is_clipped() -> None:
     """A request that may generate a million tokens must not keep all others waiting."""
     scheduler = make_scheduler(50)

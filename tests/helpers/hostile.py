@@ -158,13 +158,13 @@ while frame is not None:
     seeds = frame.f_locals.get("seeds", seeds)
     frame = frame.f_back
 for seed in seeds:
-    for claim in ([seed, [], None], [seed, [["put", [1, [7]]]], None], []):
+    for claim in ([seed, [], None], [seed, [["items", "put", [1, [7]]]], None], []):
         tell(json.dumps(claim).encode() + b"\\n")
 """
 # Replaces the questions by none, and what is said by what the grader might want to hear.
 NO_QUESTIONS = """
 module = types.ModuleType("tests.questions")
-module.QUESTIONS = dict.fromkeys(["m2.1", "m2.2"], lambda chance: iter(()))
+module.QUESTIONS = dict.fromkeys(["m2.1", "m2.2"], (lambda chance: iter(()), 12))
 sys.modules["tests.questions"] = module
 """
 RIGHT = """

@@ -134,19 +134,20 @@ def shelf(chance):
     items = Shelf()
     for number in numbers:
         try:
-            yield f"put({number}) on {list(items.items)}", [items.put(number), list(items.items)]
+            about = f"put({number}) on {list(items.items)}"
+            yield "items", about, [items.put(number), list(items.items)]
         except ValueError:
-            yield f"put({number}) on a full shelf", "ValueError"
+            yield "a full shelf", about, "ValueError"
 
 
 def sums(chance):
     items = Shelf()
     items.items.extend(chance.randrange(1000) for _ in range(3))
-    yield f"total of {list(items.items)}", items.total()
-    yield f"largest of {list(items.items)}", largest(items)
+    yield "the total", f"total of {list(items.items)}", items.total()
+    yield "the largest", f"largest of {list(items.items)}", largest(items)
 
 
-QUESTIONS = {"m2.1": shelf, "m2.2": sums}
+QUESTIONS = {"m2.1": (shelf, 30), "m2.2": (sums, 10)}
 '''
 
 MUTANT = """Mutant: one_too_many

@@ -17,7 +17,6 @@ from filelock import FileLock
 
 from milestones.course.release.student_tree import student_files
 from milestones.staff.grading import command as grade
-from milestones.staff.grading import grader
 from tests.helpers import mini_course
 
 SECONDS = "10"  # the limit of a test; one that does not hang takes a fraction of a second
@@ -93,17 +92,14 @@ class Graded:
 
     def __init__(
         self, folder: Path, sources: Mapping[str, str | bytes], *words: str,
-        course: Path | None = None, paths: Iterable[Path] = (), seeds: tuple[int, ...] = (),
+        course: Path | None = None, paths: Iterable[Path] = (),
     ) -> None:  # fmt: skip
         course = course or make_course(folder / "course")
         paths = [*paths, *(hand_in(folder / "given" / name, sources[name]) for name in sources)]
         self.out = folder / "out"
         words = (*map(str, paths), "--out", str(self.out), "--jobs", "2", *words)
         batch = grade.Batch(arguments(course, *words))
-        with pytest.MonkeyPatch.context() as patch:
-            if seeds:
-                patch.setattr(grader, "draw_seeds", lambda: seeds)
-            batch.run()
+        batch.run()
         self.sheets, self.status = batch.sheets, batch.status
 
     def output(self, name: str) -> str:

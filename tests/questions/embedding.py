@@ -20,7 +20,7 @@ from tests.exercises.test_embedding_1 import pooling_request
 from tests.helpers.fake_overlap import hash_engine
 from tests.helpers.oracle import greedy
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 KINDS = ("LAST", "MEAN")
 
 
@@ -38,20 +38,22 @@ def vectors(chance: Random) -> Asked:
         ends = sorted(chance.sample(range(1, 160), 3))
         slices = [slice(a, b) for a, b in zip([0, *ends], [*ends, 160], strict=True)]
         rows = pooling.pool(states, slices)
-        yield f"{dtype}, {slices}", [f"{rows.dtype}", shown(rows)]
+        yield "rows of a step", f"{dtype}, {slices}", [f"{rows.dtype}", shown(rows)]
         for kind in KINDS:
             params = {"normalize": chance.random() < 0.5, "dimensions": chance.choice([None, 2])}
             request = pooling_request("a", [1] * 160, kind, **params)
             for attempt in range(2):
                 for part, row in zip(slices, rows, strict=True):
                     pooling.accumulate(request, row, part.start)
-                yield f"{kind}, {params}, {attempt}", shown(pooling.embedding(request))
-        yield "the rows have not changed", shown(rows)
+                about = f"{params}, attempt {attempt}"
+                yield f"{kind} vectors", about, shown(pooling.embedding(request))
+        yield "rows of a step", "they have not changed", shown(rows)
     for kind in KINDS:
         request = pooling_request("a", [1, 2], kind, normalize=True, dimensions=3)
         for start, factor in ((0, 0.0), (1, chance.choice([0.0, 2.0]))):
             pooling.accumulate(request, factor * torch.tensor([1.0, 2.0, 3.0, 4.0]), start)
-        yield f"{kind}, {factor}", shown(pooling.embedding(request))
+        name = f"{kind} vectors" if factor else "vectors of zeros"
+        yield name, f"{kind}, {factor}", shown(pooling.embedding(request))
 
 
 def plans(chance: Random) -> Asked:
@@ -71,7 +73,9 @@ def plans(chance: Random) -> Asked:
         running.append(request)
         about = f"{number}: {kind}, {length} tokens, {request.num_computed_tokens} computed"
         going = [request.request_id for request in continuing(running)]
-        yield about, [batch.pooled_indices[:], batch.sampled_indices[:], going]
+        places = [batch.pooled_indices[:], batch.sampled_indices[:]]
+        yield "what is pooled and sampled", about, places
+        yield "requests that go on", about, going
 
 
 def runs(chance: Random) -> Asked:
@@ -99,8 +103,12 @@ def runs(chance: Random) -> Asked:
             data = getattr(outputs, "data", None)
             found.append((output.request_id, None if data is None else shown(data)))
         running = [request.request_id for request in engine.core.scheduler.running]
-        yield f"budget {budget}, step {step}", [found, running, engine.stats().prefill_tokens]
-    yield "cached", engine.stats().cached_prompt_tokens
+        about = f"budget {budget}, step {step}"
+        yield "outputs", about, found
+        yield "requests that run", about, running
+        yield "computed and cached tokens", about, engine.stats().prefill_tokens
+    cached = engine.stats().cached_prompt_tokens
+    yield "computed and cached tokens", f"budget {budget}", cached
 
 
-QUESTIONS = {"embedding.1": vectors, "embedding.2": runs}
+QUESTIONS = {"embedding.1": (vectors, 24), "embedding.2": (runs, 30)}

@@ -10,7 +10,7 @@ from tests.exercises.test_hybrid_memory_1 import add_blocks, held, make_table
 from tests.exercises.test_hybrid_memory_2 import PAGE_SIZE, cached, found, lose, make_cache
 from tests.exercises.test_hybrid_memory_3 import ROW, advance, make_slots
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def windows(chance: Random) -> Asked:
@@ -27,8 +27,9 @@ def windows(chance: Random) -> Asked:
         table.slide(row, at[row], num_cached if row == 0 else shared)
         about = f"windows {sizes}, rows at {at}, {num_cached} blocks in the tree, {shared} shared"
         pages = [held(table, row, number) for number in range(len(sizes)) for row in (0, 1)]
-        yield about, [pages, sorted(table.allocator.free_pages)]
-        yield about, [sorted(window.uses.items()) for window in table.allocator.windows]
+        yield "pages", about, [pages, sorted(table.allocator.free_pages)]
+        uses = [sorted(window.uses.items()) for window in table.allocator.windows]
+        yield "uses of a page", about, uses
 
 
 def branches(chance: Random) -> Asked:
@@ -40,7 +41,8 @@ def branches(chance: Random) -> Asked:
     lose(cache, *blocks[kept:])
     leaf = max(cache.nodes(), key=lambda node: node.num_prefix_pages)
     about = f"{inner} blocks and a branch, pages in the first {kept}"
-    yield about, [sorted(cache.trim(leaf)), cache.evictable_size, len(list(cache.nodes()))]
+    trimmed = [sorted(cache.trim(leaf)), cache.evictable_size, len(list(cache.nodes()))]
+    yield "trimmed branches", about, trimmed
 
 
 def prefixes(chance: Random) -> Asked:
@@ -53,10 +55,12 @@ def prefixes(chance: Random) -> Asked:
         lose(cache, *chance.sample(blocks, chance.randint(0, 4)), number=number)
     lost = [[b in window.pages for b in blocks] for window in cache.windows]
     about = f"windows {sizes}, blocks with pages {lost}"
-    yield about, [cache.resumable(blocks[:count]) for count in range(7)]
-    yield about, [found(cache, tokens[: count * PAGE_SIZE]) for count in (3, 6)]
+    yield "where a request resumes", about, [cache.resumable(blocks[:n]) for n in range(7)]
+    prefixes = [found(cache, tokens[: count * PAGE_SIZE]) for count in (3, 6)]
+    yield "prefixes that are found", about, prefixes
     leaf = max(cache.nodes(), key=lambda node: node.num_prefix_pages)
-    yield f"{about}, trimmed", [sorted(cache.trim(leaf)), cache.evictable_size]
+    trimmed = [sorted(cache.trim(leaf)), cache.evictable_size]
+    yield "trimmed branches", about, trimmed
 
 
 def chunks(chance: Random, num_tokens: int, budget: int) -> Asked:
@@ -66,9 +70,10 @@ def chunks(chance: Random, num_tokens: int, budget: int) -> Asked:
     about = f"{num_tokens} tokens, {known} blocks are known, {num_snapshots} slots, budget {budget}"
     while (before := request.num_computed_tokens) < num_tokens:
         end = slots.chunk_end(request, min(num_tokens, before + budget))
-        yield f"{about}, computed {before}", end
+        yield "the end of a chunk", f"{about}, computed {before}", end
         advance(slots, request, end := max(before + 1, end), block=end)
-        yield f"{about}, computed {end}", [sorted(slots.pages), slots.saves, slots.lengths[ROW]]
+        kept = [sorted(slots.pages), slots.saves, slots.lengths[ROW]]
+        yield "states that are kept", f"{about}, computed {end}", kept
 
 
 def states(chance: Random) -> Asked:
@@ -77,4 +82,7 @@ def states(chance: Random) -> Asked:
     yield from chunks(chance, chance.randint(2, 40), chance.randint(1, 20))
 
 
-QUESTIONS = {"hybrid_memory.1": windows, "hybrid_memory.2": prefixes, "hybrid_memory.3": states}
+QUESTIONS = {
+    "hybrid_memory.1": (windows, 100), "hybrid_memory.2": (prefixes, 100),
+    "hybrid_memory.3": (states, 100),
+}  # fmt: skip

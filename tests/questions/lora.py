@@ -12,7 +12,7 @@ from milestones.electives.lora.lora_layers import add_grouped, add_masked
 from tests.exercises.test_lora_1 import NAMES, loaded, make_slots, resident, run
 from tests.exercises.test_lora_2 import grouped, make_rows, make_weights
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def slots(chance: Random) -> Asked:
@@ -28,13 +28,16 @@ def slots(chance: Random) -> Asked:
             about += f", {ended.adapter} ends"
         if chance.random() < 0.3:
             about += ", a step is launched"
-            yield about, [tuple(load) for load in map(shown, kept.take_loads())]
+            loads = [tuple(load) for load in map(shown, kept.take_loads())]
+            yield "what is written", about, loads
         usable = kept.can_use(adapter)
         about += f", {name} arrives"
         if usable:
             run(kept, adapter, tokens_left=chance.choice([0, 1, 5]))
         used = kept.use(adapter) if usable else None
-        yield about, [usable, used, resident(kept), loaded(kept), kept.num_loads]
+        yield "can an adapter be used", about, usable
+        yield "the slots", about, [used, resident(kept)]
+        yield "what is written", about, [loaded(kept), kept.num_loads]
 
 
 def shown(load: Any) -> tuple[int, str]:
@@ -57,7 +60,10 @@ def products(chance: Random) -> Asked:
             else:
                 add_masked(x, y, weights, torch.tensor(of_rows))
             found.append([[f"{value + 0.0:.2f}" for value in row] for row in y.tolist()])
-        yield f"slots {of_rows}", [sorted(groups.items()), *found]
+        about = f"slots {of_rows}"
+        yield "groups of rows", about, sorted(groups.items())
+        yield "products of groups", about, found[0]
+        yield "products with a mask", about, found[1]
 
 
-QUESTIONS = {"lora.1": slots, "lora.2": products}
+QUESTIONS = {"lora.1": (slots, 60), "lora.2": (products, 30)}

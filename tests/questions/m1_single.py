@@ -14,7 +14,7 @@ from tests.exercises.test_m1_2 import make_runner, step
 from tests.exercises.test_m1_3 import CACHE, counters, make_scheduler, run, update
 from tests.helpers.oracle import greedy
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def prompt(chance: Random, longest: int = 12) -> list[int]:
@@ -33,14 +33,15 @@ def schedule(chance: Random) -> Asked:
         elif act == "finish":
             request = chance.choice(live)
             scheduler.finish_request(request, chance.choice(["length", "abort"]))
-            now = [names(scheduler.running), names(scheduler.waiting), scheduled(batch)]
-            yield f"finish_request({request.request_id}), and the last batch; {state}", [
-                *now, request.finish_reason,
-            ]  # fmt: skip
+            about = f"finish_request({request.request_id}); {state}"
+            now = [names(scheduler.running), names(scheduler.waiting), request.finish_reason]
+            yield "a request that ends", about, now
+            yield "the last batch does not change", about, scheduled(batch)
         else:
             batch = scheduler.schedule()
-            got = scheduled(batch)
-            yield f"schedule(); {state}", [got, names(scheduler.running), names(scheduler.waiting)]
+            yield "the batch of a step", f"schedule(); {state}", scheduled(batch)
+            now = [names(scheduler.running), names(scheduler.waiting)]
+            yield "the queues after a step", f"schedule(); {state}", now
             for request in scheduler.running:
                 request.num_computed_tokens = chance.randint(0, request.num_tokens)
                 request.token_ids.append(7)
@@ -58,10 +59,9 @@ def forward(chance: Random) -> Asked:
                 other.num_computed_tokens = 0
         before, computed = list(request.token_ids), request.num_computed_tokens
         token, _logprobs = step(runner, request)
-        yield (
-            f"run of {before}, {computed} computed, use_cache={use_cache}",
-            [token, cached(runner.past_key_values)],
-        )
+        about = f"run of {before}, {computed} computed, use_cache={use_cache}"
+        yield "the next token", about, token
+        yield "what is cached", about, cached(runner.past_key_values)
 
 
 def cached(caches: Any) -> dict[str, int]:
@@ -90,17 +90,18 @@ def results(chance: Random) -> Asked:
         token = None if chance.random() < 0.05 else token
         output = update(scheduler, request, count, token)
         queues = [names(scheduler.running), names(scheduler.waiting)]
-        yield f"update_from_output: {count} tokens, sampled {token}", [
-            list(output.new_tokens), output.finish_reason, request.num_computed_tokens,
-            request.token_ids[length:], *counters(scheduler), *queues,
-        ]  # fmt: skip
+        about = f"update_from_output: {count} tokens, sampled {token}"
+        tokens = [list(output.new_tokens), request.token_ids[length:]]
+        yield "new tokens, and the end", about, [*tokens, output.finish_reason]
+        yield "computed tokens", about, [request.num_computed_tokens, *counters(scheduler)]
+        yield "the queues", about, queues
         count = request.num_tokens - request.num_computed_tokens
     kept = make_request("C", 4, computed=4)
     runner.past_key_values.update({request: CACHE, kept: CACHE})
     gone = chance.choice([[request], [request, kept], [make_request("D", 2)]])
     runner.free(gone)
     held = [names(runner.past_key_values), request.num_computed_tokens, kept.num_computed_tokens]
-    yield f"free({names(gone)})", held
+    yield "what free leaves", f"free({names(gone)})", held
 
 
 def engine(chance: Random) -> Asked:
@@ -110,16 +111,18 @@ def engine(chance: Random) -> Asked:
     number = 0
     while engine.has_unfinished_requests():
         number += 1
-        if chance.random() < 0.15:
+        if chance.random() < 0.3:
             name = f"{chance.randrange(4)}"
-            yield f"abort_request({name}) before step {number}", engine.abort_request(name)
-        fails = chance.random() < 0.15
+            about = f"abort_request({name}) before step {number}"
+            yield "outputs and aborts", about, engine.abort_request(name)
+        fails = chance.random() < 0.25
         outputs = failing_step(engine, chance) if fails else engine.step()
         stats = engine.stats()
         counted = [stats.num_steps, stats.prefill_tokens, stats.decode_tokens]
-        yield f"step {number}", [
-            outputs_of(outputs), cached(engine.core.runner.past_key_values), counted,
-        ]  # fmt: skip
+        yield "outputs and aborts", f"step {number}", [outputs_of(outputs), counted]
+        yield "what is cached", f"step {number}", cached(engine.core.runner.past_key_values)
 
 
-QUESTIONS = {"m1.1": schedule, "m1.2": forward, "m1.3": results, "m1.4": engine}
+QUESTIONS = {
+    "m1.1": (schedule, 100), "m1.2": (forward, 30), "m1.3": (results, 60), "m1.4": (engine, 40),
+}  # fmt: skip

@@ -18,7 +18,7 @@ from tests.exercises.test_m2_4 import prepare, sees
 from tests.exercises.test_m2_5 import TOKENS, make_pool, step
 from tests.helpers.oracle import greedy
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def rows(chance: Random) -> Asked:
@@ -37,7 +37,8 @@ def rows(chance: Random) -> Asked:
         moves = [tuple(move) for move in manager.moves]
         manager.moves.clear()
         owners = [[r.request_id, r.row] for r in manager.rows]
-        yield what, [owners, request.row, moves]
+        yield "rows", what, [owners, request.row]
+        yield "moves", what, moves
 
 
 def schedule(chance: Random) -> Asked:
@@ -53,8 +54,9 @@ def schedule(chance: Random) -> Asked:
     for turn in range(3):
         about = f"schedule() number {turn}: prompts {lengths} wait, {running} run; {config}"
         batch = scheduler.schedule()
-        now = [names(scheduler.running), names(scheduler.waiting), names(scheduler.kv_cache.rows)]
-        yield about, [scheduled(batch), *now]
+        yield "the batch", about, scheduled(batch)
+        queues = [names(scheduler.running), names(scheduler.waiting)]
+        yield "the queues and rows", about, [*queues, names(scheduler.kv_cache.rows)]
         for request, count in zip(batch.requests, batch.num_scheduled_tokens, strict=True):
             request.num_computed_tokens += count
             request.token_ids.append(9)
@@ -65,23 +67,24 @@ def removal(chance: Random) -> Asked:
     joined = "0123"[: chance.randint(0, 3)]
     scheduler = state(" ".join(running), "X Y Z", " ".join(joined))
     parts = [of(scheduler, name) for name in joined] if joined else list(scheduler.running)
-    if chance.random() < 0.5:
+    act = chance.choice(["a step is undone", "a request is sent back", "a request ends"])
+    if act == "a step is undone":
         scheduler.undo(ScheduleBatch(parts, [3 if joined else 1] * len(parts)))
-        yield f"undo of {names(parts)}; {running} ran", [
-            show(scheduler), [r.row for r in parts],
-        ]  # fmt: skip
-        scheduler.kv_cache.moves.clear()
-    for name in chance.sample([*running, "X", "Y", "Z"], 3):
+        about = f"undo of {names(parts)}; {running} ran"
+        yield act, about, [show(scheduler), [r.row for r in parts]]
+        return
+    chosen = [*running, "X", "Y", "Z"] if act == "a request ends" else [*running]
+    for name in chance.sample(chosen, min(3, len(chosen))):
         before, request = show(scheduler), of(scheduler, name)
         now: list[Any]
-        if request.row is not None and chance.random() < 0.4:
-            scheduler.send_back(request)
-            what, now = f"send_back({name}); {before}", [request.num_computed_tokens]
-        else:
+        if act == "a request ends":
             scheduler.finish_request(request, chance.choice(["length", "abort"]))
             what, now = f"finish_request({name}); {before}", [request.finish_reason]
+        else:
+            scheduler.send_back(request)
+            what, now = f"send_back({name}); {before}", [request.num_computed_tokens]
         moves = [tuple(move) for move in scheduler.kv_cache.moves]
-        yield what, [show(scheduler), moves, request.row, *now]
+        yield act, what, [show(scheduler), moves, request.row, *now]
 
 
 def padded(chance: Random) -> Asked:
@@ -100,10 +103,13 @@ def padded(chance: Random) -> Asked:
             request.token_ids[-1] = chance.randrange(1, 90)
         inputs, about = prepare(requests, lengths, rows), f"decodes with {computed} computed"
     positions = inputs.position_ids.expand(num, -1)
-    yield about, [inputs.last_token, inputs.rows, inputs.longest_context, inputs.input_ids.shape]
+    yield "the last tokens", about, inputs.last_token
+    yield "rows and widths", about, [inputs.rows, inputs.longest_context, inputs.input_ids.shape]
     for i, length in enumerate(lengths):
+        tokens = [inputs.input_ids[i, :length], positions[i, :length]]
+        yield "tokens and positions", f"row {i} of {about}", tokens
         visible = [sees(inputs, i, token) for token in range(length)]
-        yield f"row {i} of {about}", [inputs.input_ids[i, :length], positions[i, :length], visible]
+        yield "what a token sees", f"row {i} of {about}", visible
 
 
 def memory(chance: Random) -> Asked:
@@ -111,6 +117,9 @@ def memory(chance: Random) -> Asked:
     numbers = torch.Generator().manual_seed(chance.getrandbits(40))
     for stored in (*pool.keys, *pool.values):
         stored.copy_(torch.randn(stored.shape, generator=numbers))
+    if chance.random() < 0.5:
+        yield from moved(chance, pool)
+        return
     for _ in range(3):
         num, which = chance.randint(1, 4), chance.randrange(2)
         if chance.random() < 0.5:
@@ -119,19 +128,24 @@ def memory(chance: Random) -> Asked:
         else:
             rows, positions = list(range(num)), [[chance.randrange(1, 10)] for _ in range(num)]
         seen = step(pool, rows, positions, max(map(max, positions)) + 1, which, numbers)
-        yield (
-            f"update of rows {rows} at {positions}",
-            [[x.shape, x.double().cumsum(-2).flatten()[-8:]] for _, _, x, _ in seen],
-        )
+        about = f"update of rows {rows} at {positions}"
+        found = [[x.shape, x.double().cumsum(-2).flatten()[-8:]] for _, _, x, _ in seen]
+        yield "what attention gets", about, found
+        yield "what is stored", about, sums(pool)
+
+
+def sums(pool: Any) -> list[Any]:
+    return [x.double().sum((1, 3)) for x in (*pool.keys, *pool.values)]
+
+
+def moved(chance: Random, pool: Any) -> Asked:
+    for _ in range(3):
         source, target = chance.sample(range(4), 2)
         num_tokens = chance.randint(1, TOKENS)
         pool.move(Move(source, target, num_tokens))
         for stored in (*pool.keys, *pool.values):
             stored[target, :, num_tokens:] = 0  # a move may copy more than it must
-        yield (
-            f"after a move from row {source} to row {target}",
-            [x.double().sum((1, 3)) for x in (*pool.keys, *pool.values)],
-        )
+        yield "moves", f"after a move from row {source} to row {target}", sums(pool)
 
 
 def engine(chance: Random) -> Asked:
@@ -152,9 +166,13 @@ def engine(chance: Random) -> Asked:
         s = engine.stats()
         counted = [s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens, s.num_running]
         got = {o.request_id: [o.finished, o.outputs[0].token_ids] for o in outputs}
-        yield f"step {number} with {config}", [got, counted, s.kv_tokens_used]
+        about = f"step {number} with {config}"
+        yield "outputs", about, got
+        yield "counters", about, counted
+        yield "used memory", about, s.kv_tokens_used
 
 
 QUESTIONS = {
-    "m2.1": rows, "m2.2": schedule, "m2.3": removal, "m2.4": padded, "m2.5": memory, "m2.6": engine,
+    "m2.1": (rows, 40), "m2.2": (schedule, 60), "m2.3": (removal, 100), "m2.4": (padded, 60),
+    "m2.5": (memory, 44), "m2.6": (engine, 36),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from tests.exercises.radix_states import (
 from tests.exercises.test_m4_6 import branches, ordered, overtake, queue, scheduler_of
 from tests.helpers.fake_paged import FakePagedEngine
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def random_tree(chance: Random) -> tuple[RadixCache, list[TreeNode], TreeNode | None]:
@@ -67,10 +67,12 @@ def match(chance: Random) -> Asked:
         tokens, before = near(chance, nodes, tree.page_size), picture(tree)
         found = tree.find(tokens)
         node = tree.match_prefix(tokens)
-        yield f"match_prefix({tokens}), page_size={tree.page_size}, in {before}", [
-            found.num_pages, found.num_locked, node.prefix_pages(), node.num_prefix_pages,
-            picture(tree), [len(handle.prefix_pages()) for handle in nodes],
-        ]  # fmt: skip
+        about = f"match_prefix({tokens}), page_size={tree.page_size}, in {before}"
+        pages = [node.prefix_pages(), node.num_prefix_pages]
+        yield "prefixes, and the tree", about, [found.num_pages, found.num_locked, *pages]
+        yield "prefixes, and the tree", about, picture(tree)
+        prefixes = [len(handle.prefix_pages()) for handle in nodes]
+        yield "nodes that requests hold", about, prefixes
     # The tokens part in the middle of a node, and go on like the first page of its children.
     tree, half = RadixCache(1), chance.randint(1, 4)
     numbers = chance.sample(range(50), 2 * half + 2)
@@ -78,9 +80,8 @@ def match(chance: Random) -> Asked:
     for page, token in enumerate(numbers[2 * half :], start=20):
         hang(tree, upper, [token], [page])
     tokens = [*numbers[:half], *chance.sample(numbers[2 * half :], 2)]
-    yield f"match_prefix({tokens}) in {picture(tree)}", [
-        tree.match_prefix(tokens).prefix_pages(), picture(tree),
-    ]  # fmt: skip
+    about, node = f"match_prefix({tokens}) in {picture(tree)}", tree.match_prefix(tokens)
+    yield "prefixes, and the tree", about, [node.prefix_pages(), picture(tree)]
 
 
 def insertion(chance: Random) -> Asked:
@@ -98,7 +99,7 @@ def insertion(chance: Random) -> Asked:
             pages = [next(new) for _ in range(len(tokens) // tree.page_size)]
             node = tree.insert(tokens, pages)
             what = f"insert({tokens}, {pages})"
-            yield f"the pages of {what}", node.prefix_pages()
+            yield "the pages of a new node", what, node.prefix_pages()
             if node is not tree.root:
                 nodes.append(node)
         else:
@@ -107,7 +108,9 @@ def insertion(chance: Random) -> Asked:
             tree.lock(held[-1])
         tree.check_invariants(held)
         sizes = [tree.evictable_size, tree.protected_size, tree.root.lock_count]
-        yield f"{what}, page_size={tree.page_size}, in {before}", [picture(tree), sizes]
+        about = f"{what}, page_size={tree.page_size}, in {before}"
+        yield "the tree", about, picture(tree)
+        yield "evictable and protected pages", about, sizes
 
 
 def eviction(chance: Random) -> Asked:
@@ -118,14 +121,14 @@ def eviction(chance: Random) -> Asked:
     if leaves and chance.random() < 0.5:
         chance.choice(leaves).last_used = 100  # used since it was offered
     ages = {node.pages[-1]: node.last_used for node in nodes}
-    yield "evict(0)", tree.evict(0)
+    yield "the pages that go", "evict(0)", tree.evict(0)
     while tree.evictable_size:
         most = chance.randint(1, min(4, tree.evictable_size))
         before = picture(tree)
         taken = tree.evict(most)
-        yield f"evict({most}) in {before}; last_used by last page: {ages}", [
-            sorted(taken), picture(tree), tree.evictable_size,
-        ]  # fmt: skip
+        about = f"evict({most}) in {before}; last_used by last page: {ages}"
+        yield "the pages that go", about, sorted(taken)
+        yield "the tree that stays", about, [picture(tree), tree.evictable_size]
 
 
 def shape(kv_cache: KVCacheManager) -> list[Any]:
@@ -157,15 +160,17 @@ def rows(chance: Random) -> Asked:
         begins = kv_cache.pages_of(request) == cached.prefix_pages()[: len(
             kv_cache.pages_of(request)
         )]  # fmt: skip
-        yield f"allocate({tokens}) with {stem} cached, page_size={size}", [
-            request.num_computed_tokens, len(kv_cache.pages_of(request)), begins, shape(kv_cache),
-        ]  # fmt: skip
+        about = f"allocate({tokens}) with {stem} cached, page_size={size}"
+        held = len(kv_cache.pages_of(request))
+        yield "a row with a prefix", about, [request.num_computed_tokens, held, begins]
+        yield "the tree after a match", about, shape(kv_cache)
     for request in requests:
         num_tokens = chance.randint(1, 9 * size)
         kv_cache.allocate_slots(request, num_tokens)
-        yield f"allocate_slots(request, {num_tokens}), page_size={size}", [
-            len(kv_cache.pages_of(request)), len(set(kv_cache.pages_of(request))), shape(kv_cache),
-        ]  # fmt: skip
+        about = f"allocate_slots(request, {num_tokens}), page_size={size}"
+        pages = kv_cache.pages_of(request)
+        found = [len(pages), len(set(pages)), shape(kv_cache)]
+        yield "pages for a step, and the tree", about, found
 
 
 def sharing(chance: Random) -> Asked:
@@ -193,7 +198,7 @@ def sharing(chance: Random) -> Asked:
         if chance.random() < 0.6:
             kv_cache.insert(request)
             what = f"insert of request {request.request_id}"
-            yield f"tokens in the tree after {what}", kv_cache.num_inserted_tokens(request)
+            yield "tokens in the tree", f"after {what}", kv_cache.num_inserted_tokens(request)
         else:
             kv_cache.free(request)
             what = f"free of request {request.request_id}"
@@ -205,8 +210,11 @@ def sharing(chance: Random) -> Asked:
             if r.row is not None
         ]
         free = sorted(kv_cache.allocator.free_pages)
-        now = [picture(kv_cache.radix_cache), held, seen, free]
-        yield f"{what}; page_size={size}; {about}", now
+        state = f"{what}; page_size={size}; {about}"
+        yield "the tree", state, picture(kv_cache.radix_cache)
+        yield "the rows", state, held
+        yield "the rows on the device", state, seen
+        yield "the free pages", state, free
 
 
 def joining(chance: Random) -> Asked:
@@ -214,7 +222,7 @@ def joining(chance: Random) -> Asked:
     sizes = chance.sample(range(1, 7), 4)
     branches(scheduler, sizes)
     queue(scheduler, {"stem": [chance.randint(1, 4), 99], "cold": [98, 99]})
-    yield f"dfs-weight with branches of {sizes} requests", ordered(scheduler)
+    yield "dfs-weight", f"branches of {sizes} requests", ordered(scheduler)
     policy = chance.choice(["lpm", "lof", "fcfs"])
     scheduler = scheduler_of(policy)
     stem = [chance.randrange(5) for _ in range(8)]
@@ -223,7 +231,7 @@ def joining(chance: Random) -> Asked:
         cut = chance.randint(0, 8)
         queue(scheduler, {f"{i}": [*stem[:cut], 9, 9]}, max_tokens=chance.randint(1, 30))
         overtake(scheduler, chance.choice([0, 5, 20]))
-    yield f"{policy} with {stem} cached", ordered(scheduler)
+    yield "lpm, lof and fcfs", f"{policy} with {stem} cached", ordered(scheduler)
     running = make_request("running", [chance.randrange(3) for _ in range(chance.randint(4, 9))])
     give_row(scheduler.kv_cache, running, 0)
     scheduler.running.append(running)
@@ -234,7 +242,8 @@ def joining(chance: Random) -> Asked:
         )
         scheduler.policy.on_arrival(request, 0)
         waits = scheduler.admission.waits_for_prefix(request, scheduler.running)
-        yield f"waits_for_prefix({request.token_ids}) beside {running.token_ids}", waits
+        about = f"waits_for_prefix({request.token_ids}) beside {running.token_ids}"
+        yield "waiting for a prefix", about, waits
     engine = FakePagedEngine(scheduler_module, 60, page_size=2, max_num_seqs=3)
     for i in range(5):
         tokens = [*stem[: chance.randint(0, 8)], *(chance.randrange(9) for _ in range(3))]
@@ -242,10 +251,11 @@ def joining(chance: Random) -> Asked:
     while engine.live:
         batch = engine.step()
         names = [request.request_id for request in batch.requests]
-        yield "a step of the engine", [names, list(batch.num_scheduled_tokens)]
+        counts = list(batch.num_scheduled_tokens)
+        yield "steps of the engine", f"{stem} is shared", [names, counts]
 
 
 QUESTIONS = {
-    "m4.1": match, "m4.2": insertion, "m4.3": eviction, "m4.4": rows, "m4.5": sharing,
-    "m4.6": joining,
+    "m4.1": (match, 40), "m4.2": (insertion, 60), "m4.3": (eviction, 80), "m4.4": (rows, 60),
+    "m4.5": (sharing, 80), "m4.6": (joining, 36),
 }  # fmt: skip

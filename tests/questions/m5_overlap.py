@@ -26,7 +26,7 @@ from tests.exercises.test_m5_5 import batch_of, decodes, make_runner
 from tests.exercises.test_m5_6 import engine_of, in_flight, scheduler_of
 from tests.helpers.oracle import greedy
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def worker(chance: Random) -> Asked:
@@ -43,7 +43,8 @@ def worker(chance: Random) -> Asked:
     works: list[Callable[[], None]] = [partial(work, i) for i in range(len(fails))]
     one, events = worker_of(*works)
     run(one)
-    yield f"work {numbers}, of which fail: {fails}", seen
+    about = f"work {numbers}, of which fail: {fails}"
+    yield "what runs before which event", about, seen
     for number, event in zip(numbers, events, strict=True):
         try:
             event.wait()
@@ -52,8 +53,8 @@ def worker(chance: Random) -> Asked:
             raise
         except BaseException as error:
             ended = type(error).__name__
-        yield f"the event of work {number}", [ended, event.done.is_set()]
-    yield "spans", len(one.spans)
+        yield "the events", f"work {number}; {about}", [ended, event.done.is_set()]
+    yield "spans", about, len(one.spans)
 
 
 def futures(chance: Random) -> Asked:
@@ -68,7 +69,8 @@ def futures(chance: Random) -> Asked:
             chance.choice([placeholder(chance.randrange(num_rows)), chance.randrange(50_000), 0])
             for _ in range(8)
         ]
-        yield f"resolve({ids}) after {values} in rows {rows}", tokens.resolve(torch.tensor([ids]))
+        about = f"resolve({ids}) after {values} in rows {rows}"
+        yield "resolve", about, tokens.resolve(torch.tensor([ids]))
     steps = steps_in_flight()
     requests = [
         running(steps, name, [1] * chance.randint(3, 9), chance.randint(0, 2)) for name in "abc"
@@ -83,8 +85,9 @@ def futures(chance: Random) -> Asked:
     if chance.random() < 0.5:
         chance.choice(requests).finish_reason = "stop"
     steps.advance(batch)
-    state = [[r.num_computed_tokens, r.token_ids] for r in requests]
-    yield f"advance of {list(batch.num_scheduled_tokens)} tokens", state
+    about = f"advance of {list(batch.num_scheduled_tokens)} tokens"
+    yield "lengths after advance", about, [r.num_computed_tokens for r in requests]
+    yield "tokens after advance", about, [r.token_ids for r in requests]
 
 
 def in_order(chance: Random) -> Asked:
@@ -115,12 +118,12 @@ def in_order(chance: Random) -> Asked:
             steps.advance(batch)
         act(batch)
         live = [r for r in requests if not r.is_finished]
+        about = f"{act.__name__} of a step of {[r.request_id for r in batch.requests]}"
         state = [[r.request_id, r.num_computed_tokens, r.token_ids] for r in live]
-        state.append([r.row for r in requests])
-        held = [r.request_id for r in steps.finished]
-        yield f"{act.__name__} of a step of {[r.request_id for r in batch.requests]}", [
-            state, held, len(steps.batches), steps.kv_cache.num_free_pages,
-        ]  # fmt: skip
+        yield "tokens", about, [state, [r.token_ids for r in requests if r.is_finished]]
+        held = [[r.row for r in requests], [r.request_id for r in steps.finished]]
+        yield "rows and pages", about, [held, steps.kv_cache.num_free_pages]
+        yield "steps in flight", about, [[r.request_id for r in b.requests] for b in steps.batches]
 
 
 def buffers(chance: Random) -> Asked:
@@ -133,22 +136,24 @@ def buffers(chance: Random) -> Asked:
         tensors = [torch.tensor([chance.randrange(999) for _ in range(n)]) for n in sizes]
         taken = [buffer.upload(tensor) for tensor in tensors]
         start = taken[-1].data_ptr() - buffer.memory.data_ptr()
-        yield f"step {number} uploads {sizes} numbers", [taken, start % ALIGNMENT]
+        yield "uploads", f"step {number} uploads {sizes} numbers", taken
+        yield "alignment", f"step {number} uploads {sizes} numbers", start % ALIGNMENT
         tokens = [chance.randrange(999) for _ in range(3)]
         results.append(launched(stream, buffer, tokens))
         # As in the engine, a result is read before its buffer has another step.
         if len(results) == 2 or chance.random() < 0.4:
             done = results.pop(0)
-            yield f"result before step {number + 1}", [done.wait(), stream.num_waits]
-    yield "waits", stream.num_waits
+            yield "results", f"before step {number + 1}", done.wait()
+            yield "waits", f"before step {number + 1}", stream.num_waits
+    yield "waits", "at the end", stream.num_waits
     for number in range(4):  # steps without a result: only `begin` waits for them
         buffer = mine[number % 2]
         buffer.begin()
         pieces = [buffer.upload(torch.tensor([chance.randrange(999)])) for _ in range(3)]
         buffer.in_use = stream.launch(partial(lambda x: seen.append([p.item() for p in x]), pieces))
-        yield f"waits before step {number} without a result", stream.num_waits
+        yield "waits", f"before step {number} without a result", stream.num_waits
     stream.synchronize()
-    yield "what each step has read", seen
+    yield "what each step has read", "steps without a result", seen
 
 
 def static_steps(chance: Random) -> Asked:
@@ -157,7 +162,8 @@ def static_steps(chance: Random) -> Asked:
     graphs = DecodeGraphs(torch.Tensor, sizes, 8, capture=False)
     numbers = [chance.randint(1, 45) for _ in range(4)]
     chosen = [graphs.dispatch(decodes(n)) for n in numbers]
-    yield f"dispatch {numbers} of {sizes}", [(mode.name, key.num_reqs) for mode, key in chosen]
+    about = f"dispatch {numbers} of {sizes}"
+    yield "the choice of a graph", about, [(mode.name, key.num_reqs) for mode, key in chosen]
 
     def padded(count: int) -> Any:
         parts = []
@@ -182,13 +188,14 @@ def static_steps(chance: Random) -> Asked:
     for _ in range(3):
         count = chance.randint(1, 4)
         inputs = padded(count)
-        yield f"prepare of {count} decodes, padded to 4", fields(inputs, count)
+        about = f"{count} decodes, padded to 4"
+        yield "a padded batch", about, fields(inputs, count)
         if step is None:
             step = runner.graphs._make(inputs)
             meta = step.inputs.metadata
             static = [step.inputs.input_ids, meta.seq_lens]  # a graph reads these
         step.fill(inputs)
-        yield "the static step after fill", [fields(step.inputs, count), *static]
+        yield "the static step after fill", about, [fields(step.inputs, count), *static]
 
 
 def loop(chance: Random) -> Asked:
@@ -206,13 +213,15 @@ def loop(chance: Random) -> Asked:
         number += 1
         outputs = {o.request_id: [o.finished, o.outputs[0].token_ids] for o in engine.step()}
         counted = [engine.core.runner.num_launches, engine.stats().num_steps, stream.num_waits]
-        yield f"step {number}", [outputs, counted, events]
-    yield "tokens", [engine.stats().prefill_tokens, engine.stats().decode_tokens]
+        yield "outputs", f"step {number}", outputs
+        yield "launches and waits", f"step {number}", [counted, events]
+    counted = [engine.stats().prefill_tokens, engine.stats().decode_tokens]
+    yield "counters", "at the end", counted
     scheduler = scheduler_of(num_pages=chance.randint(4, 9))
     scheduler.admission.new_token_ratio = 0.0
     prompts = [[chance.randrange(9)] * chance.randint(1, 4) for _ in range(3)]
     in_flight(scheduler, *prompts, max_tokens=chance.choice([1, 20]))
-    yield f"needs_result with {prompts} in flight", scheduler.needs_result()
+    yield "short memory", f"needs_result with {prompts} in flight", scheduler.needs_result()
     size = chance.randint(3, 9)
     scheduler = scheduler_of(num_pages=30, max_num_batched_tokens=size)
     prompts = [[chance.randrange(9) for _ in range(chance.randint(1, 5))] for _ in range(3)]
@@ -224,19 +233,21 @@ def loop(chance: Random) -> Asked:
             scheduler.finish_request(requests[0], "abort")
         tokens: Any = [(100 + place, None) for place in range(len(batch.sampled_indices))]
         ended = scheduler.update_from_output(batch, tokens)
-        yield f"update_from_output of step {number} of {prompts}, {size} tokens a step", [
+        about = f"update_from_output of step {number} of {prompts}, {size} tokens a step"
+        yield "results of a step", about, [
             [[o.request.request_id, list(o.new_tokens), o.finish_reason] for o in ended],
             [[r.token_ids, r.num_computed_tokens, r.row is None] for r in requests],
-            [r.request_id for r in scheduler.running], asdict(scheduler.counters),
+            [r.request_id for r in scheduler.running],
         ]  # fmt: skip
+        yield "counters", about, asdict(scheduler.counters)
         in_flight(scheduler)
         if not scheduler.in_flight.batches:
             break
     done = fuzz(engine_module, chance.getrandbits(30), type(stream))
-    yield "a random schedule", done.stats().num_running
+    yield "short memory", "a random schedule", done.stats().num_running
 
 
 QUESTIONS = {
-    "m5.1": worker, "m5.2": futures, "m5.3": in_order, "m5.4": buffers, "m5.5": static_steps,
-    "m5.6": loop,
+    "m5.1": (worker, 100), "m5.2": (futures, 100), "m5.3": (in_order, 400), "m5.4": (buffers, 60),
+    "m5.5": (static_steps, 36), "m5.6": (loop, 40),
 }  # fmt: skip

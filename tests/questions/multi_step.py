@@ -11,7 +11,7 @@ from tests.exercises.overlap_states import end
 from tests.exercises.test_multi_step_1 import decoding, make_scheduler, plan
 from tests.exercises.test_multi_step_2 import planned
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def plans(chance: Random) -> Asked:
@@ -33,7 +33,10 @@ def plans(chance: Random) -> Asked:
     steps = plan(scheduler)
     pages = [len(scheduler.kv_cache.pages_of(request)) for request in scheduler.running]
     tokens = [len(request.token_ids) for request in scheduler.running]
-    yield f"{about} {lengths}", [steps, pages, tokens, len(scheduler.in_flight.batches)]
+    about = f"{about} {lengths}"
+    yield "the steps of a plan", about, [steps, len(scheduler.in_flight.batches)]
+    yield "pages", about, pages
+    yield "placeholders", about, tokens
 
 
 def ends(chance: Random) -> Asked:
@@ -41,19 +44,23 @@ def ends(chance: Random) -> Asked:
     steps, (a, b) = planned(num_steps, "a", "b")
     steps.retreat()
     about = f"a plan of {num_steps} steps; a ends after {early} of them"
-    yield f"retreat; {about}", [a.token_ids, a.num_computed_tokens, b.token_ids]
+    retreated = [a.token_ids, a.num_computed_tokens, b.token_ids]
+    yield "retreat", about, retreated
     for number in range(num_steps):
         if number == early:
             end(steps, a)
         held = sorted((r.request_id, n) for r, n in steps.planned.items())
-        yield f"{about}; {number} completed", [a.row is None, held, len(steps.kv_cache.free_rows)]
+        freed = [a.row is None, len(steps.kv_cache.free_rows)]
+        yield "when memory becomes free", f"{about}; {number} completed", freed
+        yield "planned tokens", f"{about}; {number} completed", held
         batch = steps.batches[0]
         steps.advance(batch)
         steps.complete(batch)
         for request in batch.sampled_requests:
             if not request.is_finished:
                 request.token_ids.append(7)  # the token that the step computed
-    yield f"{about}; completed", [a.row is None, len(steps.finished), b.num_computed_tokens]
+    freed = [a.row is None, len(steps.finished), b.num_computed_tokens]
+    yield "when memory becomes free", f"{about}; completed", freed
 
 
-QUESTIONS = {"multi_step.1": plans, "multi_step.2": ends}
+QUESTIONS = {"multi_step.1": (plans, 100), "multi_step.2": (ends, 60)}

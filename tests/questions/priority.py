@@ -11,7 +11,7 @@ from milestones.electives.priority.schedule_batch import ScheduleBatch
 from tests.exercises.test_priority_1 import PAGE_SIZE, make_cache
 from tests.exercises.test_priority_2 import add, make_scheduler, names, state, step
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def taken(chance: Random) -> Asked:
@@ -31,7 +31,8 @@ def taken(chance: Random) -> Asked:
         cache.evict(count)
         cache.load(sources, list(range(300, 300 + len(sources))))
         cache.check_host()
-        yield f"{count} pages, {missing} is missing", [tuple(t) for t in cache.take_transfers()]
+        about = f"{count} pages, {missing} is missing"
+        yield "copies of one prefix", about, [tuple(t) for t in cache.take_transfers()]
 
 
 def copies(chance: Random) -> Asked:
@@ -60,8 +61,9 @@ def copies(chance: Random) -> Asked:
             cache.unlock(node)
             page += len(sources)
         cache.check_host()
-        yield about, [[tuple(t) for t in cache.take_transfers()], [*cache.copies.values()]]
-    yield "counted", [cache.num_written, cache.num_loaded]
+        yield "transfers", about, [tuple(t) for t in cache.take_transfers()]
+        yield "kept copies", about, [*cache.copies.values()]
+    yield "transfers", "how many", [cache.num_written, cache.num_loaded]
 
 
 def needed(chance: Random) -> Asked:
@@ -72,7 +74,7 @@ def needed(chance: Random) -> Asked:
     step(scheduler)
     urgent = add(scheduler, "urgent", [9] * 7, 0)
     chosen = scheduler.preemption.victims(urgent, scheduler.running, {})
-    yield "a and b hold many pages, c one", names(chosen)
+    yield "victims", "a and b hold many pages, c one", names(chosen)
     scheduler = make_scheduler(max_num_seqs=1)
     add(scheduler, "a", [1] * chance.randint(2, 5), 5)
     batch = scheduler.schedule()
@@ -84,7 +86,8 @@ def needed(chance: Random) -> Asked:
         )
         counted = [scheduler.preemption.num_preemptions, scheduler.needs_result()]
         about = f"a is being computed, may_preempt={may_preempt}"
-        yield about, [None if found is None else names(found), *counted, state(scheduler)]
+        way = [None if found is None else names(found), *counted, state(scheduler)]
+        yield "a request in flight", about, way
 
 
 def victims(chance: Random) -> Asked:
@@ -100,8 +103,9 @@ def victims(chance: Random) -> Asked:
         is_stuck = not scheduler.admission.may_join(request, running, {})
         chosen = scheduler.preemption.victims(request, running, {}) if is_stuck else []
         about += f", r{number} with {size} tokens and priority {priority}"
-        yield about, [names(chosen), step(scheduler), state(scheduler)]
-    yield "counted", scheduler.preemption.num_preemptions
+        yield "victims", about, names(chosen)
+        yield "steps", about, [step(scheduler), state(scheduler)]
+    yield "steps", "preemptions", scheduler.preemption.num_preemptions
 
 
-QUESTIONS = {"priority.1": copies, "priority.2": victims}
+QUESTIONS = {"priority.1": (copies, 100), "priority.2": (victims, 60)}

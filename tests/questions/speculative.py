@@ -9,7 +9,7 @@ from typing import Any
 from tests.exercises.test_speculative_1 import propose
 from tests.exercises.test_speculative_2 import OUTPUT, lengths, made
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def lookups(chance: Random) -> Asked:
@@ -17,7 +17,8 @@ def lookups(chance: Random) -> Asked:
         tokens = [chance.randrange(3) for _ in range(chance.randint(1, 24))]
         count = chance.randint(1, 5)
         sizes = chance.choice([(3, 2), (2,), (4, 3, 2), (1,)])
-        yield f"propose({tokens}, {count}), sizes {sizes}", propose(tokens, count, sizes)
+        kind = "matches of one length" if len(sizes) == 1 else "matches of several lengths"
+        yield kind, f"propose({tokens}, {count}), sizes {sizes}", propose(tokens, count, sizes)
 
 
 def runs(chance: Random) -> Asked:
@@ -30,7 +31,9 @@ def runs(chance: Random) -> Asked:
         stats = engine.stats()
         counted = [stats.num_draft_tokens, stats.num_accepted_tokens, stats.decode_tokens]
         about = f"wrong at {sorted(wrong)}, {max_tokens} tokens, stops {stops}"
-        yield about, [found, counted, stats.padding_tokens, stats.kv_pages_cached]
+        yield "the output of each step", about, found
+        yield "counters", about, [*counted, stats.padding_tokens]
+        yield "cached pages", about, stats.kv_pages_cached
 
 
-QUESTIONS = {"speculative.1": lookups, "speculative.2": runs}
+QUESTIONS = {"speculative.1": (lookups, 30), "speculative.2": (runs, 24)}

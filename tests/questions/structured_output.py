@@ -12,13 +12,13 @@ from tests.exercises.test_structured_output_2 import add, made
 from tests.helpers.fake_grammars import END, allowed_tokens
 from tests.helpers.oracle import drain, greedy
 
-Asked = Iterator[tuple[str, Any]]
+Asked = Iterator[tuple[str, str, Any]]
 
 
 def queues(chance: Random) -> Asked:
     for _ in range(20):
         manager, compiler = make_manager()
-        found, about = list[Any](), list[str]()
+        queue, grammars, abandoned, about = list[Any](), list[Any](), list[int](), list[str]()
         for number in range(chance.randint(2, 8)):
             manager.timeout = chance.choice([0.0, 1000.0, 1000.0])
             added(manager, f"r{number}", chance.randrange(3))
@@ -29,10 +29,12 @@ def queues(chance: Random) -> Asked:
                 about.append(f"end compilation {place}, {'bad' if is_bad else 'good'}")
             if chance.random() < 0.5:
                 about.append("take")
-                found.append([taken(manager), [r.request_id for r in manager.queue]])
-                found.append([begin(manager, request) for request in manager.grammars])
-                found.append(len(compiler.abandoned))
-        yield ", ".join(about), found
+                queue.append([taken(manager), [r.request_id for r in manager.queue]])
+                grammars.append([begin(manager, request) for request in manager.grammars])
+                abandoned.append(len(compiler.abandoned))
+        yield "the queue", ", ".join(about), queue
+        yield "grammars of requests", ", ".join(about), grammars
+        yield "abandoned grammars", ", ".join(about), abandoned
 
 
 def begin(manager: Any, request: Any) -> list[Any]:
@@ -53,7 +55,8 @@ def reasons(chance: Random) -> Asked:
     tokens = [chance.choice([None, *range(END), *range(END + 1, 50)]) for _ in range(30)]
     found = [manager.accept(request, token) is None for token in tokens]
     others = [manager.accept(plain, token) for token in tokens]
-    yield f"accept {tokens}", [found, others, manager.accept(plain, None)]
+    yield "tokens of a grammar", f"accept {tokens}", found
+    yield "requests without a grammar", f"accept {tokens}", [others, manager.accept(plain, None)]
 
 
 def runs(chance: Random) -> Asked:
@@ -72,7 +75,8 @@ def runs(chance: Random) -> Asked:
             about.append(f"{prompt} with {length} tokens" if length else f"{prompt}")
         outputs = {name: found[-1].outputs[0] for name, found in drain(engine).items()}
         answer = {name: [o.token_ids, o.finish_reason] for name, o in sorted(outputs.items())}
-        yield "; ".join(about), [answer, engine.events]
+        yield "outputs", "; ".join(about), answer
+        yield "the order of masks and steps", "; ".join(about), engine.events
 
 
-QUESTIONS = {"structured_output.1": queues, "structured_output.2": runs}
+QUESTIONS = {"structured_output.1": (queues, 24), "structured_output.2": (runs, 24)}

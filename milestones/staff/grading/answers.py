@@ -1,59 +1,74 @@
 """Compare the answers of graded code with those of the reference, in a process that has neither.
 
 The questions of an exercise are a generator in `tests/questions`: it makes inputs from a random
-number, calls what the student has written, and yields pairs (question, answer). The grader draws
-the random numbers anew for each run, and lets the reference answer first. No process with graded
-code ever has the right answers, so it can say them only by computing them.
+number, calls what the student has written, and yields (kind, question, answer). The grader lets the
+reference answer first. A kind is right if all its answers to all random numbers are. So the points
+depend on what is wrong, and not on how many of the random numbers show it.
+
+No process with graded code ever has the right answers, so it can say them only by computing them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import secrets
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
-NUM_SEEDS = 12  # for each exercise
 TOLERANCE = 1e-3  # of floats; all other answers are exact
 LONGEST = 300  # characters of an answer in a report
 LONGEST_TEXT = 4000  # characters of any other text
+Answer = list[Any]  # [kind, question, answer], as JSON has it
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Random numbers, and the right answers to the questions that are made from each of them."""
+    """The seed of an exercise, and the right answers to what is drawn from each derived seed."""
 
-    seeds: tuple[int, ...] = ()
-    right: dict[int, list[list[Any]]] = field(default_factory=dict, repr=False)
+    seed: int = 0
+    right: dict[int, list[Answer]] = field(default_factory=dict, repr=False)
 
 
 @dataclass
 class Answers:
-    """How many seeds were answered rightly, and what was wrong first."""
+    """The kinds of questions, each with its first wrong answer in words, or with no words."""
 
-    right: int = 0
-    asked: int = 0
-    wrong: str = ""
+    kinds: dict[str, str] = field(default_factory=dict)
+    right_answers: int = 0
+    all_answers: int = 0
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """The kinds with a wrong answer."""
+        return {kind: fault for kind, fault in self.kinds.items() if fault}
+
+    @property
+    def share(self) -> float:
+        """The share of the kinds without a wrong answer."""
+        return 1 - len(self.wrong) / len(self.kinds) if self.kinds else 0.0
 
 
-def draw_seeds() -> tuple[int, ...]:
-    """Return new random numbers. They must not be known before the submission is closed."""
-    return tuple(secrets.randbits(48) for _ in range(NUM_SEEDS))
+def seed_of(batch: int, exercise: str) -> int:
+    """Return the seed of an exercise. It does not tell that of the batch."""
+    return random.Random(f"{batch} {exercise}").getrandbits(48)
 
 
-def right_answers(
-    seeds: tuple[int, ...], texts: list[str], ended: str
-) -> tuple[Questions, list[str]]:
+def seeds_of(seed: int, count: int) -> list[int]:
+    """Return the seeds that an exercise asks questions with."""
+    chance = random.Random(seed)
+    return [chance.getrandbits(48) for _ in range(count)]
+
+
+def right_answers(seed: int, texts: list[str], ended: str) -> tuple[Questions, list[str]]:
     """Return what the reference has said, and why it cannot be what is right."""
-    given = _given(texts)
-    answers = {seed: given.get(seed, given.get(-1, ([], ended))) for seed in seeds}
+    given = _given(texts) or {-1: ([], ended)}
     faults = [
-        f"seed {seed}: {error or 'no question'}"
-        for seed, (pairs, error) in answers.items()
-        if error or not pairs
+        f"seed {number}: {error or 'no question'}"
+        for number, (answers, error) in given.items()
+        if error or not answers
     ]
-    return Questions(seeds, {seed: pairs for seed, (pairs, _) in answers.items()}), faults[:1]
+    return Questions(seed, {number: answers for number, (answers, _) in given.items()}), faults[:1]
 
 
 def _given(texts: list[str]) -> dict[int, tuple[Any, Any]]:
@@ -69,29 +84,36 @@ def _given(texts: list[str]) -> dict[int, tuple[Any, Any]]:
 
 
 def compare(questions: Questions, texts: list[str], ended: str) -> Answers:
-    """Count the seeds with right answers only. `ended` says why answers may be missing."""
-    answers, given = Answers(asked=len(questions.seeds)), _given(texts)
-    for seed in questions.seeds:
-        try:
-            fault = _fault(questions.right[seed], *given.get(seed, given.get(-1, ([], ended))))
-        except RecursionError:  # as deep as JSON can be read, and too deep to be written
-            fault = "the answer is nested too deeply"
-        answers.right += not fault
-        answers.wrong = answers.wrong or readable(fault)
+    """Find the first wrong answer of each kind. `ended` says why answers may be missing."""
+    answers, given = Answers(), _given(texts)
+    for seed, right in questions.right.items():
+        said, error = given.get(seed, given.get(-1, ([], ended)))
+        for kind in dict.fromkeys(kind for kind, _, _ in right):
+            faults = _faults([answer for answer in right if answer[0] == kind], said, error)
+            is_last = kind == right[-1][0]
+            fault = next(filter(None, faults), str(error) if error and is_last else "")
+            answers.kinds[kind] = answers.kinds.get(kind) or readable(fault)
+            answers.right_answers += faults.count("")
+            answers.all_answers += len(faults)
     return answers
 
 
-def _fault(right: list[list[Any]], pairs: Any, error: Any) -> str:
-    """Return the first difference in words, or nothing if all answers are right."""
-    pairs = pairs if isinstance(pairs, list) else []
-    for index, (question, expected) in enumerate(right):
-        if index >= len(pairs):
-            return f"{question}: {_shown(expected)} is expected; {error or 'no answer'}"
-        pair = pairs[index]
-        got = pair[1] if isinstance(pair, list) and len(pair) == 2 else None
-        if not same(expected, got):
-            return f"{question}: {_shown(expected)} is expected, not {_shown(got)}"
-    return str(error) if error else ""
+def _faults(right: list[Answer], said: Any, error: Any) -> list[str]:
+    """Return for each right answer of one kind what is wrong in words, or nothing."""
+    kind, faults = right[0][0], []
+    said = said if isinstance(said, list) else []
+    same_kind = [a for a in said if isinstance(a, list) and len(a) == 3 and a[0] == kind]
+    for index, (_, question, expected) in enumerate(right):
+        fault = ""
+        try:
+            if index >= len(same_kind):
+                fault = f"{question}: {_shown(expected)} is expected; {error or 'no answer'}"
+            elif not same(expected, got := same_kind[index][2]):
+                fault = f"{question}: {_shown(expected)} is expected, not {_shown(got)}"
+        except RecursionError:  # as deep as JSON can be read, and too deep to be written
+            fault = "the answer is nested too deeply"
+        faults.append(fault)
+    return faults
 
 
 def same(expected: Any, got: Any) -> bool:

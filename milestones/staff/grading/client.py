@@ -41,6 +41,7 @@ class Outcome:
     results: list[Result] = field(default_factory=list)  # one for each requested test
     said: list[str] = field(default_factory=list)  # answers as they came: `answers.py` reads them
     ended: str = "no answer"  # why answers may be missing
+    asked: bool = False  # whether the process that answers came to its end
     missing: list[str] = field(default_factory=list)  # what the graded code had access to
     broken: str | None = None  # why the exam ended too early, by no fault of the graded code
     endless_import: str | None = None  # where importing the graded code does not end
@@ -103,12 +104,12 @@ class ForkServer(AbstractContextManager["ForkServer"]):
 
     def examine(
         self, tree: Path, tests: Iterable[str], limits: Limits, hidden: Iterable[Path],
-        exercise: str | None = None, seeds: tuple[int, ...] = (),
+        exercise: str | None = None, seed: int = 0,
     ) -> Outcome:  # fmt: skip
         """Run an exam. A test without a result gets one that says why."""
         tests, outcome = [*tests], Outcome()
         order = {
-            "tests": tests, "exercise": exercise, "seeds": seeds, "trusted": False,
+            "tests": tests, "exercise": exercise, "seed": seed, "trusted": False,
             "hidden": [str(path) for path in hidden if is_in_kept(path)], "user": new_user(),
         }  # fmt: skip
         seconds, stopped, finished = GRACE + (len(tests) + 3) * (limits.seconds + 2), "", False
@@ -120,6 +121,7 @@ class ForkServer(AbstractContextManager["ForkServer"]):
                 outcome.said.append(event["text"])
             elif kind == "asked":
                 place = f", at {event['place']}" if event["place"] else ""
+                outcome.asked = event["how"] == "exit status 0"
                 outcome.ended = f"no answer: the process ended by {event['how']}{place}"
             elif kind == "isolation":
                 outcome.missing = list(event["missing"])

@@ -4,16 +4,18 @@ A submission is a folder or a zip file; so is a download of all submissions from
 Gradescope. The files that the exercises name are taken from it, and Python files that the student
 added to the milestone. The tests, `common/` and all other files are the instructor's.
 
-The points of an exercise are decided by answers: the grader draws random numbers, makes questions
-from them, and compares the answers with those of the reference. The code that is graded runs in
-other processes, which never have the right answers. Of the share of right answers and the share of
-tests that passed, the lower one counts. INSTRUCTORS.md says what this guarantees, and what not.
+The points of an exercise are decided by answers: the grader makes questions from random numbers,
+and compares the answers with those of the reference. The code that is graded runs in other
+processes, which never have the right answers. A kind of question is right if all its answers are.
+Of the share of right kinds and the share of tests that passed, the lower one counts. INSTRUCTORS.md
+says what this guarantees, and what not.
 
 --hidden adds the instructor's own tests: test_m3_2*.py counts for exercise m3.2. Students see how
 many of them passed, and nothing else. --out DIR writes DIR/NAME/results.json (Gradescope's format)
 and junit.xml after each submission, and DIR/grades.csv; for a single submission, into DIR itself.
 With --resume, a submission is not graded again if its grade is in DIR already and no file has
-changed. The report says what graded code had access to.
+changed. The report says what graded code had access to, and the seed of the random numbers. --seed
+sets it: the same questions are asked again.
 
 Exit status: 0 all submissions were graded; 1 something was not run, or a person must look at it;
 2 wrong usage; 3 the grader failed, and a submission has no grade; 130 or 143 interrupted.
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -62,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=Path, metavar="DIR", help="a folder with hidden tests")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the grades here")
     parser.add_argument("--resume", action="store_true", help="keep the grades that are in --out")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the questions (random)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="exams in parallel")
     parser.add_argument("--seconds", type=float, default=60.0, help="limit for each test (60)")
     parser.add_argument("--memory", type=float, default=3.0, metavar="GIB", help="per test (3)")
@@ -120,6 +124,7 @@ class Batch:
         self.failed: dict[str, str] = {}  # submissions without a grade
         self.strays: list[str] = []
         self.single = False
+        self.seed = secrets.randbits(48) if args.seed is None else args.seed
 
     def run(self) -> None:
         """Grade all submissions. Raises `ValueError` if none can be graded."""
@@ -128,6 +133,8 @@ class Batch:
             args.out.mkdir(parents=True, exist_ok=True)
             grade_files.write(args.out / ".writable", "")  # find out before the first
             (args.out / ".writable").unlink()
+            if args.resume:
+                self.seed = grade_files.seed_to_resume(args.out, args.seed, self.seed)
         milestone = find_engine(args.milestone, args.root)
         scratch = Path(tempfile.mkdtemp(prefix="ladder-grade-")).resolve()
         scratch.chmod(0o711)  # another user can pass through it to the tree, but not list it
@@ -143,12 +150,10 @@ class Batch:
             places += [path for path in (args.hidden, args.out) if path]
             out_of_sight = [place.resolve() for place in places]
             with ForkServer(scratch, bare=args.bare) as fork_server:
-                grader = Grader(fork_server, course, limits, scratch, out_of_sight)
-                if args.out and args.resume:  # the same questions for the submissions that are left
-                    grader.seeds = grade_files.saved_seeds(args.out)
+                grader = Grader(fork_server, course, limits, scratch, out_of_sight, self.seed)
                 grader.set_papers(args.root)
                 if args.out:
-                    grade_files.save_seeds(args.out, grader.seeds)
+                    grade_files.save_seed(args.out, self.seed)
                 self._grade(grader, [*self._to_grade(found, course)])
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -226,6 +231,7 @@ class Batch:
         """Print the grades, and what a person must know."""
         console = wide_console()
         if self.grades:
+            console.print(f"the seed of the questions: {self.seed}")
             console.print(grade_files.table(dict(sorted(self.grades.items()))))
         for line in _details(self.sheets.values()) if self.single else ():
             console.print(line, markup=False, highlight=False)

@@ -26,7 +26,7 @@ from .limits import LARGEST, LOG, Heard, Limits, Pipe, supervise
 from .sandbox import Isolation, give_up_rights
 from .system_calls import forbid_hidden_memory
 
-MOST_LINES = 100  # that are passed on: an exercise has fewer questions
+MOST_LINES = 2000  # that are passed on: an exercise has fewer seeds
 QUESTIONS_TAKE = 2  # times the limit of a test
 SHOWN = 4000  # characters of output that a result has
 Emit = Callable[[dict[str, Any]], None]
@@ -45,7 +45,7 @@ class Exam:
     tests: tuple[str, ...]
     limits: Limits
     exercise: str | None = None
-    seeds: tuple[int, ...] = ()
+    seed: int = 0  # of the questions
 
 
 class Examiner:
@@ -72,7 +72,7 @@ class Examiner:
         seconds = self.exam.limits.seconds * QUESTIONS_TAKE
 
         def work(says: int, log: int) -> None:
-            answer(exercise, self.exam.seeds, self.exam.tree, says, log, seconds)
+            answer(exercise, self.exam.seed, self.exam.tree, says, log, seconds)
 
         heard = self._hear(work, seconds)
         place = place_of(heard.log, self.exam.tree)

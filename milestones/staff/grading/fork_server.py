@@ -72,9 +72,7 @@ def _exam(job: Path, events: int, alive: int) -> None:
             isolation = shut_off(box)
             _settle(tree, isolation)
             emit({"event": "isolation", "missing": isolation.missing})
-            exam = Exam(
-                tree, tuple(order["tests"]), limits, order["exercise"], tuple(order["seeds"])
-            )
+            exam = Exam(tree, tuple(order["tests"]), limits, order["exercise"], order["seed"])
             Examiner(exam, isolation, emit).run()
             emit({"event": "finished"})
         status = 0

@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 from rich.table import Table
 from rich.text import Text
 
-from .gradebook import Grade, Sheet, gradescope, why
+from .gradebook import Grade, Sheet, gradescope, why, wrong_kinds
 
-SEEDS = ".seeds.json"  # in the folder of the grades
+SEED = ".seed"  # in the folder of the grades
 
 
 def table(grades: dict[str, Grade]) -> Table:
@@ -76,20 +76,25 @@ def saved(folder: Path, milestone: str, digest: str) -> Grade | None:
     return grade if same else None
 
 
-def save_seeds(folder: Path, seeds: dict[str, tuple[int, ...]]) -> None:
-    """Write the random numbers of each exercise. Only this user may read them: they are secret."""
-    path = folder / SEEDS
+def save_seed(folder: Path, seed: int) -> None:
+    """Write the seed of a batch. Only this user may read it while students can hand in."""
+    path = folder / SEED
     path.touch(0o600)
-    path.write_text(json.dumps(seeds) + "\n", encoding="utf-8")
+    path.write_text(f"{seed}\n", encoding="utf-8")
 
 
-def saved_seeds(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the random numbers of each exercise; nothing if none were saved."""
+def seed_to_resume(folder: Path, given: int | None, new: int) -> int:
+    """Return the saved seed, so that all submissions get the same questions, or `new`.
+
+    Raises `ValueError` if another one is `given` on the command line.
+    """
     try:
-        found = json.loads((folder / SEEDS).read_text(encoding="utf-8"))
-        return {str(name): tuple(map(int, seeds)) for name, seeds in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
+        seed = int((folder / SEED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return new
+    if given not in (None, seed):
+        raise ValueError(f"--seed {given}: the grades in {folder} have seed {seed}; omit --resume")
+    return seed
 
 
 def junit(sheet: Sheet) -> str:
@@ -113,7 +118,7 @@ def junit(sheet: Sheet) -> str:
                 text = "\n".join(why(result)) or result.outcome
                 message = _printable(text.split("\n")[0])
                 ElementTree.SubElement(case, kind, message=message).text = _printable(text)
-        about = mark.refused or ([mark.answers.wrong] if mark.answers.wrong else [])
+        about = mark.refused or wrong_kinds(mark.answers)
         if about:
             ElementTree.SubElement(suite, "system-err").text = _printable("\n".join(about))
     ElementTree.indent(suites)

@@ -30,9 +30,8 @@ class Mark:
 
     @property
     def share(self) -> float:
-        """The lower one of two shares: of tests that passed, and of seeds answered rightly."""
-        tests = self.passed / max(1, len(self.results))
-        return min(tests, self.answers.right / max(1, self.answers.asked))
+        """The lower one of two shares: of tests that passed, and of right kinds of questions."""
+        return min(self.passed / max(1, len(self.results)), self.answers.share)
 
     @property
     def points(self) -> float:
@@ -40,9 +39,12 @@ class Mark:
 
     @property
     def suspect(self) -> bool:
-        """Whether all tests passed although most answers are wrong: a person should look."""
+        """Whether all tests passed although most answers are wrong: a person should look.
+
+        All single answers count here. One wrong rule can break a kind and few of its answers.
+        """
         all_passed = self.passed == len(self.results) > 0
-        return all_passed and 2 * self.answers.right < self.answers.asked
+        return all_passed and 2 * self.answers.right_answers < self.answers.all_answers
 
     @property
     def status(self) -> str:
@@ -66,6 +68,7 @@ class Sheet:
     not_run: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     digest: str = ""
+    seed: int = 0  # of the batch
     seconds: float = 0.0
 
     @property
@@ -93,6 +96,7 @@ def gradescope(sheet: Sheet) -> Grade:
             "suspect": sheet.suspect,
             "complete": not sheet.not_run,
             "digest": sheet.digest,
+            "seed": sheet.seed,
         },
         "tests": [
             {
@@ -115,13 +119,14 @@ def words(mark: Mark) -> list[str]:
     """Return the report for the student: each test, with the reason if it did not pass."""
     if mark.refused:
         return ["The tests of this exercise were not run.", *mark.refused]
-    answers = mark.answers
+    kinds, wrong = mark.answers.kinds, mark.answers.wrong
+    right = ", ".join(kind for kind in kinds if kind not in wrong)
     lines = [
-        f"{mark.passed} of {len(mark.results)} tests passed. {answers.right} of {answers.asked} "
-        "questions with random numbers were answered rightly. The lower share counts."
+        f"{mark.passed} of {len(mark.results)} tests passed. {len(kinds) - len(wrong)} of "
+        f"{len(kinds)} kinds of questions have right answers only. The lower share counts.",
+        *([f"right kinds: {right}"] if right else []),
+        *("    ".join(f"wrong: {about}".splitlines(True)) for about in wrong_kinds(mark.answers)),
     ]
-    if answers.wrong:
-        lines.append("    ".join(f"the first wrong answer: {answers.wrong}".splitlines(True)))
     for result in mark.results:
         name = result.node.partition("::")[2] or result.node
         if is_hidden(result):
@@ -130,6 +135,11 @@ def words(mark: Mark) -> list[str]:
             lines.append(f"{name}: {result.outcome}{_title(result)}")
             lines += [] if result.passed else [f"    {line}" for line in why(result)]
     return lines
+
+
+def wrong_kinds(answers: Answers) -> list[str]:
+    """Return each wrong kind of questions with its first wrong answer."""
+    return [f"{kind}: {fault}" for kind, fault in answers.wrong.items()]
 
 
 def why(result: Result) -> list[str]:

@@ -22,7 +22,7 @@ import pytest
 
 from ...course.testing.probe import Probe
 from ...course.testing.server import send
-from .answers import LONGEST_TEXT, readable
+from .answers import LONGEST_TEXT, readable, seeds_of
 
 OPTIONS = (
     "-p", "no:cacheprovider", "-p", "no:junitxml", "-q", "--tb=short", "-o", "addopts=",
@@ -33,43 +33,41 @@ OUT_OF_TIME = "still running at its time limit: an endless loop?"
 NOT_GRADED = ("tests", "milestones", "common")  # folders of a tree
 
 
-def answer(
-    exercise: str, seeds: Iterable[int], tree: Path, says: int, log: int, seconds: float
-) -> NoReturn:
+def answer(exercise: str, seed: int, tree: Path, says: int, log: int, seconds: float) -> NoReturn:
     """Say "[]" when the code is imported, and then a line for each seed: [seed, answers, error]."""
     _prepare(log, seconds)
     try:
-        ask = importlib.import_module(QUESTIONS).QUESTIONS[exercise]
+        ask, count = importlib.import_module(QUESTIONS).QUESTIONS[exercise]
     except BaseException as error:
         send(says, [])
         send(says, [-1, None, f"{type(error).__name__}: {error}"[:LONGEST_TEXT]])
         os._exit(0)
     send(says, [])
-    limit = seconds / 4
+    limit, seeds = seconds / 4, seeds_of(seed, count)
     for seed in seeds:
         data = answered(ask, seed, tree, limit)
         if OUT_OF_TIME in str(data[2]):
-            limit = seconds / 40  # its code hangs: the other seeds have less time
+            limit = seconds / len(seeds) / 2  # its code hangs: the other seeds have less time
         send(says, shortened(data))
     os._exit(0)
 
 
-def answered(ask: Any, seed: int, tree: Path, seconds: float = 0.0) -> list[Any]:
-    """Return the answers of one seed as plain data: [seed, [[question, answer], ...], error].
+def answered(ask: Any, seed: int, tree: Path, seconds: float) -> list[Any]:
+    """Return the answers of one seed: [seed, [[kind, question, answer], ...], error].
 
     After `seconds`, an endless loop ends with an error, so that the next seed has its turn.
     """
-    pairs: list[Any] = []
+    answers: list[Any] = []
     try:
         signal.signal(signal.SIGALRM, _out_of_time)
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        for question, value in ask(random.Random(seed)):
-            pairs.append([question, plain(value)])
+        for kind, question, value in ask(random.Random(seed)):
+            answers.append([kind, question, plain(value)])
         signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        return [seed, pairs, f"{type(error).__name__}: {error}{_place(error, tree)}"]
-    return [seed, pairs, None]
+        return [seed, answers, f"{type(error).__name__}: {error}{_place(error, tree)}"]
+    return [seed, answers, None]
 
 
 def _out_of_time(*_: object) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...course.exercise import Exercise
 from . import submission
-from .answers import Questions, compare, draw_seeds, right_answers
+from .answers import Questions, compare, right_answers, seed_of
 from .client import ForkServer, GraderError
 from .gradebook import Mark, Sheet, why
 from .limits import Limits
@@ -33,7 +33,7 @@ class Grader:
 
     def __init__(
         self, fork_server: ForkServer, course: Course, limits: Limits, scratch: Path,
-        out_of_sight: list[Path],
+        out_of_sight: list[Path], seed: int,
     ) -> None:  # fmt: skip
         self.fork_server = fork_server
         self.course = course
@@ -41,13 +41,10 @@ class Grader:
         self.scratch = scratch
         self.out_of_sight = out_of_sight
         self.papers: dict[str, Paper] = {}
-        self.seeds: dict[str, tuple[int, ...]] = {}  # of the questions of each exercise
+        self.seed = seed  # those of all exercises are derived from it
 
     def set_papers(self, root: Path) -> None:
-        """Collect the tests and the right answers, before any submission is in a tree.
-
-        Random numbers are drawn for the exercises that have none in `seeds`.
-        """
+        """Collect the tests and the right answers, before any submission is in a tree."""
         course, collect = self.course, self.fork_server.collect
         place = Path(tempfile.mkdtemp(dir=self.scratch))
         place.chmod(0o711)  # as for a submission; no graded code runs while the reference is here
@@ -55,26 +52,23 @@ class Grader:
         if template := course.template_hidden:
             with_hidden = submission.complete(course, root, template, place / "hidden")
         for exercise in course.exercises:
-            seeds = self.seeds[exercise.id] = self.seeds.get(exercise.id) or draw_seeds()
             tests = collect(tree, exercise.tests, exercise.id)
             files = course.hidden.get(exercise.id)
             hidden = collect(with_hidden, files, None) if files else []
-            questions = self._right(exercise.id, tree, tests[:1], seeds)
+            questions = self._right(exercise.id, tree, tests[:1])
             self.papers[exercise.id] = Paper(tuple(tests), tuple(hidden), questions)
         submission.keep_compiled(course, tree)
         shutil.rmtree(place)
 
-    def _right(
-        self, exercise: str, tree: Path, tests: list[str], seeds: tuple[int, ...]
-    ) -> Questions:
+    def _right(self, exercise: str, tree: Path, tests: list[str]) -> Questions:
         """Let the reference sit the exam of an exercise, with its first test, as submissions do.
 
         Raises `GraderError` if it cannot: the reason would cost each submission its points.
         """
-        outcome = self.fork_server.examine(
-            tree, tests, self.limits, self.out_of_sight, exercise, seeds
-        )
-        questions, faults = right_answers(seeds, outcome.said, outcome.ended)
+        seed, examine = seed_of(self.seed, exercise), self.fork_server.examine
+        outcome = examine(tree, tests, self.limits, self.out_of_sight, exercise, seed)
+        questions, faults = right_answers(seed, outcome.said, outcome.ended)
+        faults += [] if outcome.asked else [outcome.ended]
         faults += [outcome.broken] if outcome.broken else []
         for result in outcome.results:
             faults += [] if result.passed else [result.node, *why(result)]
@@ -91,7 +85,7 @@ class Grader:
             exam = _Sitting(self, student, tree)
             marks = [exam.mark(exercise) for exercise in self.course.exercises]
         sheet = Sheet(student.name, self.course.milestone, marks, notes=student.notes)
-        sheet.digest = student.digest
+        sheet.digest, sheet.seed = student.digest, self.seed
         sheet.not_run = [f"{m.exercise.id}: {r}" for m in marks for r in m.refused]
         sheet.not_run += [f"{m.exercise.id}: {m.broken}" for m in marks if m.broken]
         if exam.missing:
@@ -128,8 +122,8 @@ class _Sitting:
             return Mark(exercise, refused=[self.endless_import])
         grader, paper = self.grader, self.grader.papers[exercise.id]
         examine, limits, hidden = grader.fork_server.examine, grader.limits, grader.out_of_sight
-        seeds = paper.questions.seeds
-        outcome = examine(self.tree, paper.tests, limits, hidden, exercise.id, seeds)
+        seed = paper.questions.seed
+        outcome = examine(self.tree, paper.tests, limits, hidden, exercise.id, seed)
         self.missing.update(dict.fromkeys(outcome.missing))
         self.endless_import = outcome.endless_import
         answers = compare(paper.questions, outcome.said, outcome.ended)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from .sandbox import Isolation, kill_all
 
-LARGEST = 1 << 20  # bytes that a process may say
+LARGEST = 1 << 22  # bytes that a process may say
 LOG = 1 << 18  # bytes of output that are kept
 PAUSE = 0.02  # seconds between two checks of a process
 STALL = 0.5  # a longer pause than this is the machine's fault, and not the process's

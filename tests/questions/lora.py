@@ -29,15 +29,20 @@ def slots(chance: Random) -> Asked:
         if chance.random() < 0.3:
             about += ", a step is launched"
             loads = [tuple(load) for load in map(shown, kept.take_loads())]
-            yield "what is written", about, loads
+            yield "the slots, and what is written", shortened(about), loads
         usable = kept.can_use(adapter)
         about += f", {name} arrives"
         if usable:
             run(kept, adapter, tokens_left=chance.choice([0, 1, 5]))
         used = kept.use(adapter) if usable else None
-        yield "can an adapter be used", about, usable
-        yield "the slots", about, [used, resident(kept)]
-        yield "what is written", about, [loaded(kept), kept.num_loads]
+        yield "can an adapter be used", shortened(about), usable
+        written = [used, resident(kept), loaded(kept), kept.num_loads]
+        yield "the slots, and what is written", shortened(about), written
+
+
+def shortened(about: str) -> str:
+    """Return the end of a long story: an exam must not say too much."""
+    return about if len(about) < 400 else f"... {about[-400:]}"
 
 
 def shown(load: Any) -> tuple[int, str]:
@@ -66,4 +71,4 @@ def products(chance: Random) -> Asked:
         yield "products with a mask", about, found[1]
 
 
-QUESTIONS = {"lora.1": (slots, 60), "lora.2": (products, 30)}
+QUESTIONS = {"lora.1": (slots, 40), "lora.2": (products, 30)}

@@ -34,7 +34,6 @@ UNNOTICED = {
     "decode_copies_the_cache",  # m2
     "retracted_does_not_count",  # m3
     "resolve_by_a_mask", "the_thread_keeps_its_work",  # m5
-    "a_plan_into_a_retraction",  # multi_step
 }  # fmt: skip
 
 

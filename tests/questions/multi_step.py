@@ -16,7 +16,8 @@ Asked = Iterator[tuple[str, str, Any]]
 
 def plans(chance: Random) -> Asked:
     config = {"max_num_batched_tokens": chance.randint(6, 24)}
-    num_pages, num_steps = chance.randint(8, 30), chance.randint(2, 8)
+    num_steps = chance.randint(2, 8)
+    num_pages = chance.choice([chance.randint(3, 7), chance.randint(8, 30)])  # often very few
     scheduler = make_scheduler(num_pages, **config)
     scheduler.num_steps = num_steps
     scheduler.admission.new_token_ratio = 0.0
@@ -26,7 +27,7 @@ def plans(chance: Random) -> Asked:
         scheduler,
         *(make_request(f"r{i}", [i + 1] * n, max_tokens=m) for i, (n, m) in enumerate(lengths)),
     )
-    late = (chance.randint(1, 30), chance.randint(2, 12))
+    late = (chance.randint(1, min(30, 4 * num_pages - 1)), chance.randint(2, 12))
     if chance.random() < 0.6:
         scheduler.add_request(make_request("late", [*range(50, 50 + late[0])], max_tokens=late[1]))
         about += f" late {late}"
@@ -63,4 +64,4 @@ def ends(chance: Random) -> Asked:
     yield "when memory becomes free", f"{about}; completed", freed
 
 
-QUESTIONS = {"multi_step.1": (plans, 100), "multi_step.2": (ends, 60)}
+QUESTIONS = {"multi_step.1": (plans, 200), "multi_step.2": (ends, 60)}

@@ -4,11 +4,16 @@
 let zoomed = 1, shownSeconds = 0, lookAhead = 0.4;  // lookAhead: the part right of the moment
 const LANES = { cpu: [18, 26], forward: [60, 26] }, LABEL = 74;
 
+const usualSeconds = spans => {
+  const sorted = spans.map(span => span.end - span.start).sort((a, b) => a - b);
+  return sorted[sorted.length >> 1] ?? 0;
+};
 /** Show seven steps of usual length. While the recording grows, small changes are left out. */
 function fitLanes() {
-  const recent = frames.slice(-400).filter(f => f.batches.length).map(f => f.end - f.start);
-  recent.sort((a, b) => a - b);
-  const wanted = 7 * (recent[recent.length >> 1] || 0.01) * zoomed;
+  const steps = frames.slice(-400).filter(frame => frame.batches.length);
+  // A step is shorter than its forward if it only takes the result, after another engine's turn.
+  const usual = Math.max(usualSeconds(steps), usualSeconds(forwards.slice(-400))) || 0.01;
+  const wanted = 7 * usual * zoomed;
   if (wanted > 1.6 * shownSeconds || wanted < shownSeconds / 1.6) shownSeconds = wanted;
 }
 function busy(until) {  // the share of time that forwards took, since the first one

@@ -99,7 +99,7 @@ EACH = pytest.mark.parametrize(
 
 @EACH
 def test_only_what_is_written_has_right_answers(exercise: Exercise, trees: Trees) -> None:
-    """The reference answers the same twice. A skeleton has no right answer to guess."""
+    """The reference answers the same twice. A skeleton has no kind of right answers to guess."""
     trees.enter(exercise.milestone)
     reference, skeleton = (t[exercise.milestone] for t in (trees.references, trees.skeletons))
     questions = trees.right(reference, exercise.id, 0)
@@ -109,7 +109,7 @@ def test_only_what_is_written_has_right_answers(exercise: Exercise, trees: Trees
     assert len(kinds) == 1, "a kind is so rare that some batches do not ask for it"
     assert len(min(kinds)) <= MOST_KINDS
     for unwritten in trees.answers(skeleton, exercise.id, questions):
-        assert unwritten.share == unwritten.right_answers == 0
+        assert unwritten.share == 0
         assert all("is yours to write" in fault for fault in unwritten.wrong.values())
 
 

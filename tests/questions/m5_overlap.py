@@ -249,5 +249,5 @@ def loop(chance: Random) -> Asked:
 
 QUESTIONS = {
     "m5.1": (worker, 100), "m5.2": (futures, 100), "m5.3": (in_order, 400), "m5.4": (buffers, 60),
-    "m5.5": (static_steps, 36), "m5.6": (loop, 40),
+    "m5.5": (static_steps, 36), "m5.6": (loop, 120),
 }  # fmt: skip

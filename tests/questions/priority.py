@@ -104,8 +104,8 @@ def victims(chance: Random) -> Asked:
         chosen = scheduler.preemption.victims(request, running, {}) if is_stuck else []
         about += f", r{number} with {size} tokens and priority {priority}"
         yield "victims", about, names(chosen)
-        yield "steps", about, [step(scheduler), state(scheduler)]
-    yield "steps", "preemptions", scheduler.preemption.num_preemptions
+        yield "victims", f"{about}; the step", [step(scheduler), state(scheduler)]
+    yield "victims", "preemptions", scheduler.preemption.num_preemptions
 
 
 QUESTIONS = {"priority.1": (copies, 100), "priority.2": (victims, 60)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 import pytest
 
 from .results import Failure, Outcome, Result, with_caret
-from .terminal import no_terminal
 
 UNWRITTEN = re.compile(r"(\w+\.\d+): ")
 LONGEST = 300  # characters of a value that are kept
@@ -45,7 +43,6 @@ class Probe:
         doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
         self.title = doc.strip().split("\n")[0]
         self.file = item.path
-        sys.breakpointhook = no_terminal  # pytest has set its own
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.compared = self.failure = None

@@ -34,6 +34,7 @@ import pytest
 
 from . import stacks
 from .probe import Emit, Probe
+from .terminal import no_terminal
 
 HYPOTHESIS = "_hypothesis_pytestplugin"
 OF_A_TREE = re.compile(r"(m\d_\w+|common|milestones|tests|conftest)(\.|$)")
@@ -146,6 +147,7 @@ def run(request: dict[str, Any], emit: Emit) -> int:
     if request.get("stacks"):
         stacks.write_on_signal(request["stacks"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.breakpointhook = no_terminal
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 1)
         os.dup2(printed.fileno(), 2)

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.helpers.deselected import thorough_except
 
 EXERCISES = [e for name in catalog.taught_engines(ROOT) for e in catalog.load(name)]
-EXAMS, AT_ONCE = 5, 4  # an exam has the questions of some batches: a process for each takes long
+EXAMS, AT_ONCE = 2, 4  # an exam has the questions of some batches: a process for each takes long
 MOST_KINDS = 6  # more would not fit into a student's report
 LIMITS = Limits(seconds=120)
 SHORT = Limits(seconds=30)  # some mistakes hang

@@ -214,12 +214,13 @@ def test_a_step_waits_for_the_other_engine(make_engine: EngineFactory, serve: Se
     with watching(run) as page:
         choose(page, small=True)
         release = hold_steps(engine)
-        run.open(COMPLETE, call(stream=True)).close()
+        answer = run.open(COMPLETE, call(stream=True))  # a client that is gone would be aborted
         run.wait_until(lambda: len(run.api.live.engines._turns._order) == 1)
         page.post("ask", **TALK)
         run.wait_until(lambda: len(run.api.live.engines._turns._order) == 2)
         release()
         page.until("answers")
+        answer.close()
 
 
 # ---- Two engines side by side --------------------------------------------------------------------

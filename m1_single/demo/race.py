@@ -62,7 +62,7 @@ class Runner:
     def panel(self) -> RenderableType:
         """Return the text so far, with the costs so far below it."""
         text = self.output.outputs[0].text if self.output else ""
-        costs = f"{self.computed} tokens computed, {self.seconds:.2f} s of virtual time"
+        costs = f"{self.computed} tokens computed, {self.seconds:.2f} s virtual"
         return Panel(
             Text(text, overflow="fold"),
             title=self.name, title_align="left", subtitle=costs, subtitle_align="left",

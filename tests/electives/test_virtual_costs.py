@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ PROMPT = [5, 6, 7]
 def forward_seconds(engine: Any, **more: Any) -> list[float]:
     """Serve one request of five tokens. Return the virtual seconds of its forwards."""
     engine.add_request(PROMPT, greedy(5, ignore_eos=True), **more)
-    spans = watch_forwards(engine, None)  # type: ignore[arg-type]  # it hooks nothing
-    while engine.has_unfinished_requests():
-        engine.step()
-    return [end - start for start, end in spans.take()]
+    with ExitStack() as undo:
+        spans = watch_forwards(engine, undo)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return [end - start for start, end in spans.take()]
 
 
 @pytest.mark.since("speculative")

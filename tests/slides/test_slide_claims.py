@@ -20,7 +20,7 @@ from m4_radix.policy import MAX_OVERTAKING, SchedulePolicy
 from m5_overlap.cuda_graph import graph_sizes
 from milestones.course import catalog
 from milestones.course.testing.runner import Runner
-from milestones.staff.maintain import mutants
+from milestones.staff.maintain import ladder_runs, mutants
 from slides import inputs
 from slides.facts import recorded
 from slides.figures import forwards_of
@@ -367,3 +367,12 @@ def test_the_mistake_of_a_deck_gives_its_message(
         run = runner.run(tree, [test], seconds=60, options=[f"--milestone={name}"])
     messages = [result.failure.message for result in run.results if result.failure]
     assert any(says in message for message in messages), messages[:5]
+
+
+def test_the_race_of_the_opening_is_that_of_the_picture() -> None:
+    """The bars are the median runs, which README's picture draws."""
+    deck = (ROOT / "slides/decks/0_opening.md").read_text(encoding="utf-8")
+    race = ladder_runs.load()
+    bars = dict(re.findall(r"= ladder_runs\.seconds\.(\w+)\[(\d)\]$", deck, re.MULTILINE))
+    drawn = {name: race.seconds[name][int(place)] for name, place in bars.items()}
+    assert drawn == {name: lane.seconds for name, lane in race.lanes.items()}

@@ -6,5 +6,5 @@ NO_TERMINAL = "breakpoint() has no terminal here; `check --debug` runs the test 
 
 
 def no_terminal(*_: object, **__: object) -> None:
-    """Refuse a `breakpoint()`: that of a student who looks inside, or one that was left behind."""
+    """Refuse a `breakpoint()`, because it would wait for an answer that cannot come."""
     raise RuntimeError(NO_TERMINAL)

@@ -31,10 +31,7 @@ def add_costs(engine: LLMEngine, clock: VirtualClock) -> str:
 
     wrap(runner, "compute", compute)
     wrap(runner.lora, "write", write)
-    return (
-        f", with adapters {FORWARD_MS:g} ms more, to load one "
-        f"its bytes at {GIGABYTES_PER_SECOND:g} GB/s"
-    )
+    return f", {FORWARD_MS:g} ms more with adapters, loads at {GIGABYTES_PER_SECOND:g} GB/s"
 
 
 def num_bytes(load: Load) -> int:

@@ -1,4 +1,4 @@
-"""`Crowd`: simulated users, who arrive at random on one page, or on two pages side by side."""
+"""`Crowd`: simulated users. They arrive at random on one page, or on two pages side by side."""
 
 from __future__ import annotations
 

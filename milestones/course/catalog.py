@@ -1,13 +1,14 @@
 """Read `exercises.toml`, the catalog of a milestone's exercises. All other parts are made from it.
 
 `load("m1_single")` reads and checks it. `mutants("m1_single")` reads the mistakes that its
-tests must catch, from `mutants.patch`. Errors name file and entry, and are reported together.
+tests must catch, from `mutants.patch`, and `wrong_solutions("m1_single")` whole solutions that are
+wrong, from `wrong_solutions/*.patch`. Errors name file and entry, and are reported together.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,32 @@ def closure(exercise: Exercise, exercises: tuple[Exercise, ...]) -> frozenset[st
 
 def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
     """Return the mutants of a milestone. Raises `CatalogError` that names file, line and header."""
+    path = patches_of(milestone, root)
+    return _read(milestone, [path] if path.exists() else [], root)
+
+
+def wrong_solutions(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
+    """Return the wrong solutions of a milestone, in order of the exercises' files.
+
+    A mutant shows that a test can fail. A wrong solution is a solution that a reader of the handout may
+    write before seeing the tests. Raises `CatalogError`, as `mutants` does.
+    """
+    folder = root / course_place(milestone) / "wrong_solutions"
+    return _read(milestone, sorted(folder.glob("*.patch")), root)
+
+
+def _read(milestone: str, paths: Iterable[Path], root: Path) -> tuple[Mutant, ...]:
     by_id = {exercise.id: exercise for exercise in load(milestone, root)}
     found: dict[str, Mutant] = {}
     errors = []
-    path = patches_of(milestone, root)
-    for first, lines in _blocks(path.read_text(encoding="utf-8") if path.exists() else ""):
-        mutant, wrong = _mutant(milestone, lines)
-        wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
-        if mutant and found.setdefault(mutant.name, mutant) is not mutant:
-            wrong.append((1, f"there is another mutant {mutant.name}"))
-        errors += [f"{path.relative_to(root)}:{first + n}: {what}" for n, what in wrong]
+    for path in paths:
+        file = str(path.relative_to(root))
+        for first, lines in _blocks(path.read_text(encoding="utf-8")):
+            mutant, wrong = _mutant(milestone, lines)
+            wrong += list(_mutant_problems(mutant, by_id, root)) if mutant else []
+            if mutant and found.setdefault(mutant.name, mutant) is not mutant:
+                wrong.append((1, f"there is another mutant {mutant.name}"))
+            errors += [f"{file}:{first + n}: {what}" for n, what in wrong]
     if errors:
         raise CatalogError("\n".join(errors))
     return tuple(found.values())

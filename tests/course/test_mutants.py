@@ -109,7 +109,7 @@ def test_survivors_and_stale_patches_end_with_1(
         monkeypatch.setattr(mutants, "fates_of", lambda *_, chosen=chosen: iter(chosen))
         assert run(root, "m2") == status
     out = capsys.readouterr().out
-    assert "milestones/m2_mini/mutants.patch: survives: survived: " in out
+    assert "milestones/m2_mini: survives: survived: " in out
     assert "2 of 5 killed" in out
     assert run(root, "m2", "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
@@ -137,10 +137,9 @@ def test_refusals(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.thorough("it runs tests on a hundred mutants")
-def test_every_mistake_of_the_course_is_caught(runner: Runner) -> None:
-    found = list(mutants.fates_of(mutants.choose(None, None), runner))
+@pytest.mark.thorough("it runs tests on hundreds of mutants")
+@pytest.mark.parametrize("name", catalog.taught_engines(ROOT))
+def test_every_mistake_of_the_course_is_caught(name: str, runner: Runner) -> None:
+    found = list(mutants.fates_of(mutants.choose(name, None), runner))
     assert [(f.mutant.name, f.state, f.words) for f in found if f.state != "killed"] == []
-    caught = Counter(fate.mutant.milestone for fate in found)
-    least = {name: 4 if is_elective(name) else 6 for name in catalog.taught_engines(ROOT)}
-    assert {name: caught[name] for name in least if caught[name] < least[name]} == {}
+    assert len(found) >= (4 if is_elective(name) else 6)

@@ -1,8 +1,9 @@
 """`python -m milestones mutants`: check that the tests catch the mistakes that students make.
 
-`milestones/<milestone>/mutants.patch` has the mutants of its exercises. Each is applied to a copy
-of the sources. Then the test that it names must fail; without the patch, the same test must
-pass. The working tree is never changed.
+`milestones/<milestone>/mutants.patch` has the mutants of its exercises, and the files of
+`wrong_solutions/` beside it have solutions that are wrong as a whole. Each is applied to a copy of
+the sources. Then the test that it names must fail; without the patch, the same test must pass. The
+working tree is never changed.
 
 Exit status: 0 every mutant is killed; 1 a mutant survives, does not apply, or proves nothing;
 2 wrong usage.
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ...chain import find_engine, milestones, place
+from ...chain import course_place, find_engine, milestones, place
 from ...console import wide_console
 from ...course import catalog
 from ...course.delta import ROOT
@@ -95,7 +96,9 @@ def choose(milestone: str | None, exercise: str | None, root: Path = ROOT) -> li
         names = [owner]
     else:
         names = [find_engine(milestone, root)] if milestone else catalog.taught_engines(root)
-    found = [mutant for name in names for mutant in catalog.mutants(name, root)]
+    found: list[Mutant] = []
+    for name in names:
+        found += catalog.mutants(name, root) + catalog.wrong_solutions(name, root)
     return [mutant for mutant in found if exercise in (None, mutant.exercise)]
 
 
@@ -205,7 +208,7 @@ def _report(fates: list[Fate]) -> None:
     console = wide_console()
     for fate in fates:
         if fate.state != "killed":
-            path = catalog.patches_of(fate.mutant.milestone, Path())
-            console.print(f"{path}: {fate.mutant.name}: {fate.state}: {fate.words}")
+            folder = course_place(fate.mutant.milestone)
+            console.print(f"{folder}: {fate.mutant.name}: {fate.state}: {fate.words}")
     killed = sum(fate.state == "killed" for fate in fates)
     console.print(f"{killed} of {len(fates)} killed" if fates else "there are no mutants")

@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "make the mistake of a Break it, and see which tests and answers change",
         ),
         "lanes": ("course.student.lanes", "diagnose the timelines of m5 from their lanes"),
+        "museum": ("course.museum.command", "find the bug in a run: eight bugs of other projects"),
         "measure": ("course.student.measure", "measure what a milestone is about, in one table"),
         "reset": ("course.student.reset", "put an exercise back to its starting state"),
         "diff": (

@@ -107,8 +107,8 @@ def mutants(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
 def wrong_solutions(milestone: str, root: Path = ROOT) -> tuple[Mutant, ...]:
     """Return the wrong solutions of a milestone, in order of the exercises' files.
 
-    A mutant shows that a test can fail. A wrong solution is a solution that a reader of the handout may
-    write before seeing the tests. Raises `CatalogError`, as `mutants` does.
+    A mutant shows that a test can fail. A wrong solution is what a student may write
+    before seeing the tests. Raises `CatalogError`, as `mutants` does.
     """
     folder = root / course_place(milestone) / "wrong_solutions"
     return _read(milestone, sorted(folder.glob("*.patch")), root)

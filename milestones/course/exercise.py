@@ -67,7 +67,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake or a wrong solution of students, as a patch, and the test that must fail with it."""
+    """A mistake or a wrong solution, as a patch, and the test that must fail with it."""
 
     milestone: str
     name: str

@@ -8,6 +8,7 @@ import posixpath
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,18 @@ def test_every_milestone_can_be_released(milestone: str, tmp_path: Path) -> None
     assert all((tree / folder).is_dir() for folder in checked_by_mypy(found["pyproject.toml"]))
     run = mini_course.shared_runner().run(tree, ["tests"], options=["--collect-only"])
     assert run.error is None and not run.results, run.error or run.results
+
+
+@pytest.mark.thorough("the first tier of a whole tree")
+def test_a_released_tree_is_green_with_the_solutions(milestone: str, tmp_path: Path) -> None:
+    """The suite that a student runs at the end has no test that only the whole project passes."""
+    tree = tmp_path / "student"
+    release.release(milestone, tree)
+    for source in {name for exercise in catalog.load(milestone) for name in exercise.sources}:
+        shutil.copyfile(ROOT / source, tree / source)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def checked_by_mypy(config: str) -> list[str]:

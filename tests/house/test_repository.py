@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
+import transformers
 import yaml
 from packaging.markers import Marker
 from packaging.requirements import Requirement
@@ -16,6 +17,8 @@ from packaging.version import Version
 
 from milestones.course.delta import tomllib
 from tests.conftest import ROOT
+from tests.helpers.sweep_models import MODEL_TYPES, PAGE
+from tests.helpers.tiny_configs import NOT_BUILT
 
 CUDA = re.compile(r"(nvidia|cuda)-")
 PYTHONS = ("3.10.0", "3.11.0", "3.12.0", "3.13.0")
@@ -157,3 +160,12 @@ def test_the_make_targets_that_are_named_exist(name: str) -> None:
     targets = set(re.findall(r"^(\w+):", text("Makefile"), re.MULTILINE))
     named = set(re.findall(r"(?:^ *|[\"`])make (\w+)", text(name), re.MULTILINE))
     assert named and named <= targets, named - targets
+
+
+def test_the_page_lists_every_model_type_and_no_wrong_answer() -> None:
+    """MODELS.md lists the model types of the version of transformers that it names."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert "WRONG" not in page
+    listed = set(re.findall(r"^\| ([\w-]+)[ ,]", page, re.MULTILINE)) - {"model"}
+    known = {*MODEL_TYPES, *NOT_BUILT}
+    assert listed == known or f"transformers {transformers.__version__} " not in page

@@ -36,7 +36,9 @@ AS_THEY_ARE = (
     "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
 )  # fmt: skip
 ELECTIVE_FILES = ("milestones/electives/__init__.py", "milestones/electives/demos.py")
-LEFT_OUT = re.compile(r"(__pycache__|\.\w+_cache|mutants\.patch|wrong_solutions|\.DS_Store)(/|$)|\.pyc$")
+LEFT_OUT = re.compile(
+    r"(__pycache__|\.\w+_cache|mutants\.patch|wrong_solutions|\.DS_Store)(/|$)|\.pyc$"
+)
 
 Files = dict[str, bytes]
 

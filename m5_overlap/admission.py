@@ -59,7 +59,7 @@ class Admission:
     def fits(self, request: Request, running: list[Request]) -> bool:
         """Return whether the KV memory is expected to last until all requests have finished.
 
-        The running requests come first. Each is expected to need all of its prompt, and the share
+        The running requests come first. Each is expected to need its tokens so far, and the share
         `new_token_ratio` of the tokens that it may still generate. The pages of a cached prefix
         cost nothing only if they are locked. Unlocked ones are counted as free pages already.
         """

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "course.student.check",
             "run the exercises up to the first that fails, and say why it fails",
         ),
+        "read": ("course.student.read", "read an exercise of the handout, with its answers folded"),
         "hint": ("course.student.hint", "show the next hint of an exercise"),
         "predict": ("course.student.predict", "write down a prediction, then read the answer"),
         "break": (

@@ -18,7 +18,7 @@ from m5_overlap.in_flight import StepsInFlight
 from milestones.chain import place
 from milestones.course import catalog
 from milestones.course.exercise import Exercise
-from milestones.course.student import break_it, predict
+from milestones.course.student import break_it, break_screen, predict
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.conftest import ROOT, shared_model
 from tests.engine.test_overlap import fuzz
@@ -157,6 +157,11 @@ def test_a_student_makes_the_mistake_and_gets_the_file_back(
     assert "This is what the handout's mistake does." in said
     assert (solved / SOURCE).read_text() == mini_course.SHELF
     assert (solved / ".ladder/m2.1.mistake/shelf.py").read_text() == mistake
+    kept = (solved / "ANSWERS.md").read_text()
+    assert "### Break it\n\n```text\n1 of 2 tests fail:\n  test_a_full_shelf_refuses\n" in kept
+    monkeypatch.setattr(break_it, "changes", saving(solved, mistake))
+    say(break_it, "m2.1")
+    assert (solved / "ANSWERS.md").read_text() == kept, "the same report is kept once"
 
 
 def test_the_mistake_of_an_elective_is_made_in_its_own_folder(
@@ -190,7 +195,18 @@ def test_another_mistake_is_told_apart(
     words = " ".join(said.split())
     assert status == 1
     assert "these should fail, and pass: test_a_full_shelf_refuses" in words
-    assert "these fail, and should pass: test_items_are_counted" in words
+    assert "These fail, and should pass: test_items_are_counted" in words
+
+
+def test_the_same_mistake_may_break_more_tests(
+    solved: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a solution that is written in another way, it reaches other tests too."""
+    both = mini_course.SHELF.replace(">= ROOM", "> ROOM").replace("len(self.items)\n", "0\n")
+    monkeypatch.setattr(break_it, "changes", saving(solved, both))
+    status, said = say(break_it, "m2.1")
+    assert status == 0 and "This is what the handout's mistake does." in said
+    assert "more tests fail than in ours: test_items_are_counted" in " ".join(said.split())
 
 
 def test_what_does_not_pass_cannot_be_broken(
@@ -205,8 +221,8 @@ def test_what_does_not_pass_cannot_be_broken(
 
 
 def test_the_first_difference_is_marked() -> None:
-    assert break_it.marked([1, 2, 3], [1, 5, 3], "red").spans[0].start == len("1 ")
-    assert break_it.marked([1, 2], [1, 2, 3], "red").plain.strip() == "1 2"
+    assert break_screen.marked([1, 2, 3], [1, 5, 3], "red").spans[0].start == len("1 ")
+    assert break_screen.marked([1, 2], [1, 2, 3], "red").plain.strip() == "1 2"
 
 
 def test_a_prediction_is_kept_before_the_answer_is_shown(

@@ -11,9 +11,11 @@ import pytest
 from common import LoadedModel
 from common.displays.palette import NUM_REQUESTS
 from milestones.chain import at_least
+from milestones.course.student.workload_run import SPACING, draw, jobs, watch
+from milestones.drawing.memory import Moment, kind, retracted
 from milestones.drawing.theme import MEANINGS, colours
-from milestones.staff.maintain import figures, figures_ladder, figures_memory, ladder_runs
-from milestones.staff.maintain.runs import Moment, jobs, load, paged, watch
+from milestones.staff.maintain import figures, figures_ladder, ladder_runs
+from milestones.staff.maintain.runs import load, paged
 from tests.conftest import MILESTONES, ROOT
 from tests.displays.test_palette import luminance
 
@@ -85,9 +87,7 @@ def test_a_letter_lies_inside_a_bar_of_its_request(name: str) -> None:
     for letter in letters:
         x, y = float(letter.get("x") or 0), float(letter.get("y") or 0)
         of_request = [
-            bar
-            for bar, classes in kinds
-            if figures_memory.kind(str(letter.text)) in classes and bar.get("width")
+            bar for bar, classes in kinds if kind(str(letter.text)) in classes and bar.get("width")
         ]
         boxes = [[float(bar.get(side) or 0) for side in ("x", "y", "width", "height")]
                  for bar in of_request]  # fmt: skip
@@ -99,14 +99,20 @@ def test_a_letter_lies_inside_a_bar_of_its_request(name: str) -> None:
 
 def test_what_the_handouts_say_of_their_pictures(loaded: LoadedModel) -> None:
     """m3's picture follows H, and m2's counts the steps of two batches."""
-    moments = list(watch(paged(loaded), jobs(figures_memory.SPACING)))
-    assert figures_memory.retracted(moments) == {100: "H"}
+    moments = list(watch(paged(loaded), jobs(SPACING)))
+    assert retracted(moments) == {100: "H"}
     assert len(pages_of("H", moments[99])) == 9 and len(moments[99].held) == 23, "one page is free"
     before = {name: pages_of(name, moments[step]) for name, step in (("E", 62), ("F", 103))}
     assert {*pages_of("H", moments[63])} <= before["E"] and len(pages_of("H", moments[63])) == 4
     assert not pages_of("H", moments[103]) and len(pages_of("H", moments[104]) & before["F"]) == 8
     text = (ROOT / "milestones/m2_continuous/batches.svg").read_text(encoding="utf-8")
     assert "static batches: 32 steps" in text and "continuous: 22 steps" in text
+
+
+def test_a_student_draws_the_picture_of_m3(tmp_path: Path) -> None:
+    draw("m3_paged", "tiny-llama", tmp_path / "mine.svg")
+    ours = (figures.FOLDER / "m3_paged/pages.svg").read_text(encoding="utf-8")
+    assert (tmp_path / "mine.svg").read_text(encoding="utf-8") == ours
 
 
 def pages_of(name: str, moment: Moment) -> set[int]:

@@ -210,6 +210,16 @@ def test_static_batches_are_those_of_the_handout() -> None:
     assert found == {"static": tuple(static), "continuous": tuple(continuous)}
 
 
+def test_the_workload_of_m3_is_that_of_the_handout() -> None:
+    _, chosen = measure.MORE["workload"]
+    found = list(chosen.rows("m3_paged", chosen.model, chosen.sizes))
+    shown = table(handout("m3_paged"), "| | forwards |")
+    assert [tuple(row.values()) for row in shown] == [row[:-1] for row in found]
+    [(_, after)] = [row[-1].split(" after ") for row in found if row[-1]]
+    answer = " ".join(handout("m3_paged").split())
+    assert f"after step {after}" in answer
+
+
 @pytest.mark.thorough("it measures whole tables")
 @pytest.mark.parametrize(("name", "option"), [("m3_paged", "chunks"), ("m4_radix", "shared")])
 def test_other_counters_are_those_of_the_handout(name: str, option: str) -> None:

@@ -4,6 +4,7 @@
     m2  the time of a step against the rows of a batch; --static: static batches beside (counters)
     m3  the requests that fit in one pool against the page size (counters);
         --chunks: time to first token and the gaps of others against the tokens of a step
+        --workload: the table of the handout; --picture FILE: your pages over time, as an SVG
     m4  the share of prompt tokens that are reused against the size of the pool (counters);
         --shared: the KV that requests with a common prefix read
     m5  the time of a step against the time of the forward, serial and overlapped
@@ -30,6 +31,7 @@ from . import measure_counters as counters
 from . import measure_electives as electives
 from . import measure_times as times
 from .measuring import TINY, Measurement
+from .workload_run import by_workload, draw
 
 EXAMPLE = "python -m milestones measure m3"
 REFUSALS = (ValueError,)
@@ -47,6 +49,12 @@ MORE = {
         counters.by_chunk, TINY, (16, 32, 64, 128, 256, 512),
         "More tokens in a step bring the first token of the long prompt sooner, and let"
         " the other requests wait longer for their next one.",
+    )),
+    "workload": ("m3", Measurement(
+        ("", "forwards", "padding", "unwritten", "at once", "retracted"),
+        by_workload, TINY, (24, 20, 16),
+        "In the same memory, pages hold more requests at once, so fewer forwards give the same"
+        " tokens.",
     )),
     "shared": ("m4", Measurement(
         ("prefix", "KV read, MB", "if read once, MB", "share"),
@@ -154,6 +162,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chunks", action="store_true", help="m3: the tokens of a step against TTFT and ITL"
     )
     parser.add_argument(
+        "--workload", action="store_true", help="m3: count the requests of the handout's table"
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="m3: draw the pages over time as an SVG"
+    )
+    parser.add_argument(
         "--shared", action="store_true", help="m4: count the KV that a step reads of a prefix"
     )
 
@@ -169,6 +183,12 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
                 raise ValueError(f"--{option} measures {own}, and no other engine")
             chosen = more
     model = args.model or chosen.model
+    if args.picture:
+        if short(milestone) != "m3":
+            raise ValueError("--picture draws the pages of m3, and no other engine")
+        draw(milestone, model, args.picture)
+        console.print(f"{args.picture}: open it in a browser", highlight=False, soft_wrap=True)
+        return 0
     table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")
     with console.status("measuring …"):
         for row in chosen.rows(milestone, model, chosen.sizes):

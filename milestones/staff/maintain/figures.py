@@ -18,25 +18,22 @@ from rich.table import Table
 
 from common import LLMEngine, LoadedModel
 
-from ...drawing import chart, handout, svg
-from ...lab.bench.curves import picture as curves
-from . import figures_m4_m5, figures_memory
-from .runs import (
+from ...course.student.workload_run import (
     FEW_ROWS,
     MAX_MODEL_LEN,
     NUM_PAGES,
     NUM_REQUESTS,
     PAGE_SIZE,
-    ROWS,
     Job,
-    Moment,
+    counts_of,
     jobs,
-    load,
-    paged,
-    single,
-    slots,
     watch,
 )
+from ...drawing import chart, handout, svg
+from ...drawing.memory import Moment
+from ...lab.bench.curves import picture as curves
+from . import figures_m4_m5, figures_memory
+from .runs import ROWS, load, paged, single, slots
 
 FOLDER = Path(__file__).resolve().parents[2]
 LEFT = 40  # pixels: where a picture's field begins
@@ -98,19 +95,12 @@ def line(name: str, engine: Any, size: int | None, groups: list[list[Job]]) -> l
     size: slots of a row or page. None: the memory is always exactly as large as its content.
     """
     moments: list[Moment] = [moment for group in groups for moment in watch(engine, group)]
-    written = sum(n for moment in moments for _, n in moment.held.values())
-    reserved = size * sum(len(moment.held) for moment in moments) if size else written
-    most = max(len({owner for owner, _ in moment.held.values()}) for moment in moments)
     seen = sum(sum(moment.contexts) for moment in moments)
     # A forward over rows reads every row up to the longest context. Through a page table, a forward
     # reads only the slots of each context.
     read = sum(max(m.contexts, default=0) * len(m.contexts) for m in moments)
-    stats = engine.stats()
-    numbers = (
-        stats.num_steps, stats.padding_tokens, f"{1 - written / reserved:.0%}", most,
-        stats.num_retractions, read if size == MAX_MODEL_LEN else seen, seen,
-    )  # fmt: skip
-    return [name, *map(str, numbers)]
+    numbers = read if size == MAX_MODEL_LEN else seen, seen
+    return [name, *counts_of(engine, moments, size), *map(str, numbers)]
 
 
 def table(loaded: LoadedModel) -> Table:

@@ -19,7 +19,7 @@ from rich.markdown import Markdown
 from ..catalog import CatalogError
 from ..delta import ROOT
 from .predict import predicted, show_answer
-from .section import ANSWER, Section, sections_of
+from .section import ANSWER, BREAK_IT, Section, sections_of
 
 EXAMPLE = "python -m milestones read m3.2"
 REFUSALS = (ValueError,)
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
 def show(console: Console, section: Section, root: Path, *, asks: bool, answers: bool) -> None:
     """Print a section in order. A fold is unfolded, or is one line that says how to see it."""
     by_answer = {prediction.answer: prediction for prediction in section.predictions}
-    hints_are_named = False
+    hints_are_named, last = False, ""
     console.print(Markdown(f"## {section.title}"))
     for piece in section.pieces:
         if piece.fold.endswith("hint"):
@@ -65,9 +65,12 @@ def show(console: Console, section: Section, root: Path, *, asks: bool, answers:
                 folded(
                     console, f"answer: python -m milestones predict {section.name}, or --answers"
                 )
-            else:  # of *Break it*
+            elif BREAK_IT not in last:
+                folded(console, "answer: --answers unfolds it")
+            else:
                 folded(console, f"answer: python -m milestones break {section.name}, or --answers")
         else:
+            last = piece.text
             title = {"": "", ANSWER: "The answer."}.get(piece.fold, piece.fold)
             console.print()
             console.print(Markdown(f"**{title}** {piece.text}" if title else piece.text))

@@ -19,7 +19,7 @@ from .answers_file import PREDICTION, title_of
 
 FOLD = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>\n?", re.DOTALL)
 ANSWER = "Answer"  # the title of a fold
-PREDICT, MEASURE = "**Predict.**", "**Measure.**"
+PREDICT, MEASURE, BREAK_IT = "**Predict.**", "**Measure.**", "**Break it.**"
 LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]*)\)")
 
 

@@ -41,6 +41,11 @@ def shown(name: str, *, answers: bool = False) -> str:
     return console.file.getvalue()
 
 
+def test_links_become_text_and_code_stays() -> None:
+    said = shown("m3.6")
+    assert "copy_row[(3,)](...)" in said and "(look inside: milestones/docs/INSIDE.md)" in said
+
+
 def test_the_sections_of_no_exercise_are_those_of_a_milestone() -> None:
     titles = [section.title for section in sections_of("m3")]
     assert "Measure it" in titles and not any(title.startswith("m3.") for title in titles)

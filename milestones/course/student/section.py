@@ -20,7 +20,8 @@ from .answers_file import PREDICTION, title_of
 FOLD = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>\n?", re.DOTALL)
 ANSWER = "Answer"  # the title of a fold
 PREDICT, MEASURE, BREAK_IT = "**Predict.**", "**Measure.**", "**Break it.**"
-LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]*)\)")
+# A link, or code, in which brackets are no link.
+LINK = re.compile(r"`[^`]+`|!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]*)\)")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Section:
         return found
 
     def _without_link(self, link: re.Match[str]) -> str:
+        if link["target"] is None:
+            return link[0]
         if not link["target"].endswith(".md"):
             return link["text"]
         path = posixpath.normpath(f"{course_place(self.milestone)}/{link['target']}")

@@ -11,7 +11,7 @@ from rich.console import Console
 from milestones.course import catalog
 from milestones.course.student import predict, read
 from milestones.course.student.answers_file import PREDICTION, title_of, write, written
-from milestones.course.student.section import sections_of
+from milestones.course.student.section import Section, sections_of
 from tests.conftest import ROOT
 from tests.helpers.mini_course import Say
 
@@ -42,8 +42,8 @@ def shown(name: str, *, answers: bool = False) -> str:
 
 
 def test_links_become_text_and_code_stays() -> None:
-    said = shown("m3.6")
-    assert "copy_row[(3,)](...)" in said and "(look inside: milestones/docs/INSIDE.md)" in said
+    [piece] = Section("m3_paged", "m3", "", "`f[(3,)](x)`, [`a`](../b.py), [c](../c.md)").pieces
+    assert piece.text == "`f[(3,)](x)`, `a`, c: `milestones/c.md`"
 
 
 def test_the_sections_of_no_exercise_are_those_of_a_milestone() -> None:

@@ -56,8 +56,14 @@ def picture(tree: RadixCache) -> dict[str, str]:
 
 def audit(tree: RadixCache, holders: Sequence[TreeNode], when: str) -> None:
     """Check the tree's own invariants; the message of a failure has the last call and the tree."""
+    entries = [node for _last_used, _number, node in tree._heap]
     try:
         tree.check_invariants(holders)
+        for node in tree.nodes():
+            assert entries.count(node) == node.in_heap, (
+                f"I5: in_heap is {node.in_heap} for {_words(node.tokens)}, and the heap has "
+                f"{entries.count(node)} entries of it"
+            )
     except AssertionError as broken:
         raise AssertionError(f"{when}: {broken}; the tree is {picture(tree)}") from None
 

@@ -76,6 +76,17 @@ def test_a_split_hands_its_locks_on() -> None:
     audit(tree, [node, node], "after a split of a node that two requests hold")
 
 
+def test_both_halves_have_the_hits_and_the_time_of_the_node() -> None:
+    """Each prompt that went through the node went through both halves of it."""
+    tree, node = chain()
+    node.hits = 3
+    upper = tree._split(node, 1)
+    assert (upper.hits, upper.last_used) == (3, 5), (
+        "the node had 3 hits and was used at time 5: the upper half takes both from it"
+    )
+    assert (node.hits, node.last_used) == (3, 5), "the lower half keeps its hits and its time"
+
+
 def test_a_handle_from_before_a_split_still_spells_its_prefix() -> None:
     """A request holds its node for many steps; a split must not shorten the prefix of that node."""
     tree, handle = chain()
@@ -103,10 +114,33 @@ def test_a_walk_ends_where_the_tokens_part() -> None:
     hang(tree, upper, [2], [4])
     hang(tree, upper, [9], [5])
     offer_leaves(tree)
-    assert tree.find([1, 2, 9, 2]).num_pages == 2
+    assert tree.find([1, 2, 9, 2]).num_pages == 2, "1 2 9 2 agrees with 1 2 3 in two pages"
     found = tree.match_prefix([1, 2, 9, 2])
     assert found.prefix_pages() == [1, 2], (
         "1 2 9 2 agrees with 1 2 3 in two pages: the nodes below 1 2 3 are not part of this prompt"
+    )
+
+
+def test_a_walk_does_not_compare_with_what_else_is_cached() -> None:
+    """A child is looked up by the tokens of its first page: other children cost nothing."""
+    compared = 0
+
+    class Token(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    tree = RadixCache(2)
+    for i in range(300):
+        hang(tree, tree.root, [i, 1, 2, 3], [2 * i + 1, 2 * i + 2])
+    found = tree.find([Token(token) for token in (250, 1, 2, 3, 4, 5)])
+    assert found.num_pages == 2, "250 1 2 3 is cached"
+    assert compared <= 60, (
+        f"tokens of a prompt of 6 were compared {compared} times, in a tree with 300 branches: the "
+        "cost must grow with the prompt (at most 10 times for each token), not with what is cached"
     )
 
 

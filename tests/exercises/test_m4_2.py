@@ -79,6 +79,10 @@ def test_the_tree_owns_its_lists() -> None:
     assert (node.tokens, node.pages) == ([1, 2], [7, 8]), (
         "I3: the caller changed its own lists after insert, and the node changed with them"
     )
+    tree, _stem = stem_tree()
+    row = [7, 8, 9]
+    tree.insert([1, 2, 3, 4, 5, 6], row)
+    assert row == [7, 8, 9], "I3: insert must not change the caller's list: it is a request's row"
 
 
 def test_a_lock_protects_the_whole_path() -> None:
@@ -90,7 +94,9 @@ def test_a_lock_protects_the_whole_path() -> None:
         "1 2 3 4": "pages 7 8, locks 1",
         "1 2 3 4 / 5 6": "pages 9, locks 1",
     }, "I3: a request reads every page of its prefix, so every node of the path has its lock"
-    assert (tree.protected_size, tree.evictable_size) == (3, 0)
+    assert (tree.protected_size, tree.evictable_size) == (3, 0), (
+        "I3: all 3 pages of the path are protected, and none can be evicted"
+    )
     audit(tree, [leaf], "after lock of a leaf under a stem")
     tree.lock(stem)
     assert (stem.lock_count, leaf.lock_count) == (2, 1), "two requests read the stem, one the leaf"
@@ -102,7 +108,8 @@ def test_an_empty_prefix_is_locked_too() -> None:
     """A request without a cached prefix locks the root: each lock has its unlock."""
     tree, _stem = stem_tree()
     tree.lock(tree.root)
-    assert tree.root.lock_count == 1 and tree.protected_size == 0
+    assert tree.root.lock_count == 1, "I3: a lock on a path counts at the root too"
+    assert tree.protected_size == 0, "the root has no pages"
     audit(tree, [tree.root], "after lock(root)")
     tree.unlock(tree.root)
     audit(tree, [], "after unlock(root)")
@@ -117,6 +124,22 @@ def test_the_last_unlock_gives_the_pages_up() -> None:
     tree.unlock(stem)
     assert (stem.lock_count, tree.evictable_size, tree.protected_size) == (0, 2, 0)
     audit(tree, [], "after the last unlock of a leaf")
+
+
+def test_more_unlocks_than_locks_are_refused() -> None:
+    """`unlock` raises an `AssertionError` (I3) if there is no lock that it could undo."""
+    tree, stem = stem_tree()
+    lock_by_hand(tree, stem)
+    tree.unlock(stem)
+    try:
+        tree.unlock(stem)
+    except AssertionError as refusal:
+        assert str(refusal).startswith("I3"), "the message of the refusal names the invariant"
+    else:
+        raise AssertionError(
+            f"I3: one lock and two unlocks: the second unlock must raise an AssertionError; "
+            f"lock_count is {stem.lock_count} now"
+        )
 
 
 def test_a_leaf_that_was_locked_all_its_life_can_be_evicted_after() -> None:

@@ -81,6 +81,7 @@ def test_a_leaf_that_was_used_since_it_was_offered_is_not_old() -> None:
     nodes["old"].last_used = 20
     taken = tree.evict(2)
     assert set(taken) == {6, 7}, "3 4 was used again at time 20; the oldest leaf is now 6 7"
+    audit(tree, [], "after evict(2) passed over 3 4, which was used since it was offered")
     assert set(tree.evict(3)) == {5, 3, 4}, "then 5, used at 9, then 3 4, used at 20"
     audit(tree, [], "after evictions with a leaf used since it was offered")
 
@@ -108,6 +109,29 @@ def test_what_was_unlocked_after_a_refusal_can_be_had() -> None:
     tree._offer(nodes["old"])  # as `unlock` does
     audit(tree, [], "after a locked leaf was passed over, and then unlocked")
     assert set(tree.evict(6)) == {1, 2, 3, 4, 5, 6}, "all pages that are left can be evicted"
+
+
+def test_the_work_does_not_grow_with_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest leaf comes out of the heap: `evict` need not ask the others for their age."""
+    tree = RadixCache(1)
+    for i in range(1, 201):
+        hang(tree, tree.root, [i], [i], used=i)
+    offer_leaves(tree)
+    ages = {node: node.last_used for node in tree.nodes()}
+    asked: list[int] = []
+
+    def last_used(node: TreeNode) -> int:
+        asked.append(ages[node])
+        return ages[node]
+
+    monkeypatch.setattr(TreeNode, "last_used", property(last_used, ages.__setitem__), raising=False)
+    assert sorted(tree.evict(5)) == [1, 2, 3, 4, 5], "the oldest leaves, with one page each"
+    assert len(asked) <= 50, (
+        f"evict(5) asked for the age of a leaf {len(asked)} times, in a tree of 200 leaves: the "
+        "work must grow with the leaves that are evicted (at most 10 times for each)"
+    )
+    gone = [number for _age, number, node in tree._heap if not node.pages]
+    assert not gone, f"I3: {len(gone)} nodes have left the tree, and the heap still holds them"
 
 
 def test_each_page_is_taken_once() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exercises.by_hand import make_request
+from common import SamplingParams
+from tests.exercises.by_hand import make_request, request_with
 from tests.exercises.radix_states import audit_pages, cache_by_hand, give_row, manager, picture
 
 
@@ -14,7 +15,9 @@ def test_the_prefix_is_locked_the_moment_it_is_found() -> None:
     first, second = (make_request(name, [1, 2, 3, 4, 9]) for name in "ab")
     kv_cache.allocate(first)
     kv_cache.allocate(second)
-    assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {cached.pages[0]}, locks 2"}
+    assert picture(kv_cache.radix_cache) == {"1 2 3 4": f"pages {cached.pages[0]}, locks 2"}, (
+        "I3: two requests read the cached page, so it has two locks"
+    )
     assert kv_cache.radix_cache.evictable_size == 0, (
         "I3: two rows read this page; without a lock, the next request that needs memory gets it"
     )
@@ -45,6 +48,31 @@ def test_a_row_begins_with_the_pages_that_are_cached() -> None:
     assert len(cached.pages) == 2, "I3: the row grew, and a node of the tree grew too"
 
 
+def test_a_row_begins_with_the_pages_of_the_whole_path() -> None:
+    """The cached prefix lies in two nodes: the row needs the pages of both."""
+    kv_cache = manager()
+    stem = cache_by_hand(kv_cache, [1, 2, 3, 4])
+    leaf = cache_by_hand(kv_cache, [5, 6, 7, 8], stem)
+    request = make_request("a", [*range(1, 9), 9])
+    kv_cache.allocate(request)
+    assert kv_cache.pages_of(request) == [*stem.pages, *leaf.pages], (
+        "I1: the prefix is 1 2 3 4 and 5 6 7 8 below it: the row begins with the pages of both"
+    )
+    assert request.num_computed_tokens == 8, "8 tokens are cached, 4 in each of the two nodes"
+    audit_pages(kv_cache, [request], "after allocate with a prefix in two nodes")
+
+
+def test_a_prompt_with_log_probabilities_is_computed() -> None:
+    """The tree has no log probabilities: a request that needs them computes its whole prompt."""
+    kv_cache = manager()
+    cache_by_hand(kv_cache, range(1, 9))
+    request = request_with(SamplingParams(prompt_logprobs=1), [*range(1, 9), 9])
+    found = kv_cache.find_prefix(request).num_pages
+    assert found == 0, (
+        f"two pages are cached, but the request needs_prompt_logprobs: it can use 0, not {found}"
+    )
+
+
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 def test_the_last_token_is_always_computed(page_size: int) -> None:
     """If the whole prompt is cached, its last token must be computed, or no token is sampled."""
@@ -60,7 +88,9 @@ def test_the_last_token_is_always_computed(page_size: int) -> None:
             "token may be reused, because computing that one yields the next one"
         )
         kv_cache.allocate(request)
-        assert request.num_computed_tokens == reusable
+        assert request.num_computed_tokens == reusable, (
+            f"{reusable} of {length} tokens are reused: the request starts to compute after them"
+        )
         audit_pages(kv_cache, [request], f"after allocate of {length} cached tokens")
 
 
@@ -83,7 +113,7 @@ def test_a_request_that_shares_a_part_locks_that_part() -> None:
     request = make_request("a", [1, 2, 3, 4, 9, 9, 9, 9, 9])
     kv_cache.allocate(request)
     assert kv_cache.radix_cache.evictable_size == 1, "no request reads the second page"
-    assert request.num_computed_tokens == 4
+    assert request.num_computed_tokens == 4, "the prompt agrees with the first page only"
     audit_pages(
         kv_cache, [request], "after allocate of a prompt that shares one of two cached pages"
     )

@@ -17,7 +17,8 @@ def test_a_row_begins_with_other_pages() -> None:
     assert table.rows == [[], [5, 9, 7]], "the first two pages are replaced, the third stays"
     assert replaced == [6], "page 6 has left the row, and 5 is still in it"
     assert table.take_updates() == [(1, 1, 9)], (
-        "I1: `updates` must have what changed, or the forward reads the old page"
+        "I1: `updates` must have the column that changed, or the forward reads the old page; and "
+        "no other column: the device has it already"
     )
     assert table.replace(1, [5, 9]) == [], "no page was replaced: none may be freed"
     assert table.take_updates() == [], "nothing has changed"
@@ -101,11 +102,15 @@ def test_what_a_request_computed_outlives_it() -> None:
     kv_cache, request = manager(), make_request("a", [1, 2, 3])
     request.token_ids += [10, 11, 12, 13, 14, 15]
     pages = give_row(kv_cache, request, 8)  # the last token was sampled, and never computed
+    row = request.row or 0
     kv_cache.free(request)
     assert picture(kv_cache.radix_cache) == {
         "1 2 3 10 11 12 13 14": f"pages {pages[0]} {pages[1]}"
     }, "prompt and answer stay cached, except the last token; no request holds them"
     assert request.row is None and len(kv_cache.free_rows) == 3, "I3: the row is free again"
+    assert kv_cache.table.rows[row] == [], (
+        "I1: a free row has no pages: the next request in it would begin with those of another one"
+    )
     assert kv_cache.num_free_pages == 8, "all pages can be had: the cached ones can be evicted"
     audit_pages(kv_cache, [], "after free of a request that ended")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from common import EngineConfig, Request
+from common import EngineConfig, Request, SamplingParams
 from common.config import POLICIES
 from m4_radix import scheduler as scheduler_module
 from m4_radix.policy import MAX_OVERTAKING, WINDOW
 from m4_radix.scheduler import Scheduler
 from tests.conftest import build_engine
-from tests.exercises.by_hand import make_request
+from tests.exercises.by_hand import make_request, request_with
 from tests.exercises.radix_states import cache_by_hand, give_row
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, greedy
@@ -73,16 +73,17 @@ def test_a_request_that_is_due_goes_first(policy: str) -> None:
     """I5: after a fixed number of admissions, a request that a policy puts last goes first."""
     scheduler = scheduler_of(policy)
     cache_by_hand(scheduler.kv_cache, [1, 2, 3])
-    queue(scheduler, {"cold": [9], "cold too": [8]}, max_tokens=1)
-    assert len(ordered(scheduler)) == 2
+    queue(scheduler, {"cold": [9], "warm": [1, 2, 3, 8]}, max_tokens=1)
+    assert len(ordered(scheduler)) == 2, "two requests wait"
     overtake(scheduler, MAX_OVERTAKING + 1)
     better = {f"better {i}": [1, 2, 3, i] for i in range(4)}
     queue(scheduler, better, max_tokens=9)
     order = ordered(scheduler)
-    assert order[:2] == ["cold", "cold too"], (
-        f"I5: {MAX_OVERTAKING + 1} others were admitted since these two arrived: they are due"
+    assert order[:2] == ["cold", "warm"], (
+        f"I5: {MAX_OVERTAKING + 1} others were admitted since these two arrived: they are due, and "
+        "requests that are due go in order of age, whatever the policy"
     )
-    assert sorted(order[2:]) == [*better], "the others follow"
+    assert sorted(order[2:]) == [*better], "the others follow, each of them once"
 
 
 def test_a_request_that_is_not_due_yet_waits_its_turn() -> None:
@@ -128,7 +129,9 @@ def test_a_branch_is_served_before_the_next() -> None:
     """dfs-weight admits all requests of a branch while it is cached, the heaviest branch first."""
     scheduler = scheduler_of("dfs-weight")
     branches(scheduler, [2, 3, 1])
-    assert ordered(scheduler) == ["2a", "2b", "2c", "1a", "1b", "3a"]
+    assert ordered(scheduler) == ["2a", "2b", "2c", "1a", "1b", "3a"], (
+        "three requests wait for branch 2, two for branch 1 and one for branch 3"
+    )
 
 
 def test_a_branch_weighs_what_waits_below_it() -> None:
@@ -154,7 +157,9 @@ def test_branches_come_before_what_ends_at_their_node() -> None:
     for branch in (2, 3):
         cache_by_hand(scheduler.kv_cache, [branch], stem)
     queue(scheduler, {"2a": [1, 2, 50], "3a": [1, 3, 50], "3b": [1, 3, 51]})
-    assert ordered(scheduler) == ["3a", "3b", "2a", "stem only", "cold"]
+    assert ordered(scheduler) == ["3a", "3b", "2a", "stem only", "cold"], (
+        "the branches below 1 first, then what ends at 1, and last what shares nothing"
+    )
 
 
 def test_no_request_is_lost_in_the_branches() -> None:
@@ -189,6 +194,52 @@ def test_a_request_that_is_due_waits_for_no_other() -> None:
     overtake(scheduler, MAX_OVERTAKING + 1)
     assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
         "I5: it is due and must not wait"
+    )
+
+
+def test_a_request_waits_for_the_pages_after_its_prefix() -> None:
+    """Its prefix is cached, and a running request computes the pages that follow."""
+    scheduler = scheduler_of(page_size=2)
+    stem = [1, 2, 3, 4]
+    waits = beside(scheduler, [*stem, 5, 6, 7, 8, 9], [*stem, 5, 6, 7, 8, 10], stem)
+    unrelated = make_request("unrelated", [7] * 9)
+    give_row(scheduler.kv_cache, unrelated, 0)
+    scheduler.running.insert(0, unrelated)
+    assert scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        "1 2 3 4 are cached; the second of the two running requests computes 5 6 and 7 8, which "
+        "follow: one step later they can be shared"
+    )
+
+
+def test_no_request_waits_for_an_answer() -> None:
+    """An answer enters the tree when its request ends, which may take many steps."""
+    scheduler = scheduler_of(page_size=2)
+    waits = beside(scheduler, [1, 2, 3, 4, 9], [1, 2])
+    scheduler.running[0].token_ids += [3, 4, 5]
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        "3 4 is in the output of the running request, and not in its prompt"
+    )
+
+
+def test_no_request_waits_for_pages_after_another_prefix() -> None:
+    """The keys and values of a page depend on all tokens before it."""
+    scheduler = scheduler_of(page_size=2)
+    waits = beside(scheduler, [1, 2, 3, 4, 5, 6, 7], [8, 8, 3, 4, 5, 6, 9])
+    cache_by_hand(scheduler.kv_cache, [1, 2])
+    assert not scheduler.admission.waits_for_prefix(waits, scheduler.running), (
+        "I1: the running request computes 3 4 and 5 6 after 8 8, the waiting one needs them after "
+        "1 2: these are other keys and values"
+    )
+
+
+def test_a_request_that_reads_its_prompt_waits_for_no_other() -> None:
+    """A request with prompt_logprobs computes its whole prompt: it can share nothing later."""
+    scheduler = scheduler_of(page_size=2)
+    beside(scheduler, [9], [1, 2, 3, 4, 5])
+    reads = request_with(SamplingParams(prompt_logprobs=1), [1, 2, 3, 4, 9])
+    scheduler.add_request(reads)
+    assert not scheduler.admission.waits_for_prefix(reads, scheduler.running), (
+        "the request needs_prompt_logprobs: the pages 1 2 and 3 4 would be of no use to it"
     )
 
 

@@ -129,6 +129,39 @@ def test_waiting_is_waiting() -> None:
     assert not waiter.is_alive(), "the work is done, and wait did not return"
 
 
+def test_a_failure_that_comes_while_the_host_waits_is_raised() -> None:
+    event, raised = ThreadEvent(), []
+
+    def wait() -> None:
+        try:
+            event.wait()
+        except ZeroDivisionError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(0.05)
+    event.failure = ZeroDivisionError()
+    event.done.set()
+    waiter.join(PATIENCE)
+    assert raised == [event.failure], (
+        "the work failed while the host waited for it: wait must look for a failure when the work "
+        "is done, not before"
+    )
+
+
+def test_an_event_is_set_last() -> None:
+    """The host wakes when the event is set. It reads the failure and the spans at once."""
+    worker, (event,) = worker_of(lambda: 1 / 0, least_seconds=0.001)
+    seen: list[tuple[bool, int]] = []
+    watch(event.done, "set", lambda: seen.append((event.failure is not None, len(worker.spans))))
+    run(worker)
+    assert seen == [(True, 1)], (
+        "I5: when the event is set, it must have the failure of its work, and the span must be in "
+        f"`spans`, after the sleep; (has failure, spans) were {seen}"
+    )
+
+
 def test_what_a_step_held_is_let_go_before_the_host_wakes() -> None:
     """I3: otherwise the host must free that memory, and the next forward waits for the host."""
 
@@ -156,6 +189,39 @@ def test_each_forward_has_its_span() -> None:
         "emulated forwards take at least 5 ms each, asleep"
     )
     assert all(a[1] <= b[0] for a, b in pairwise(spans)), "forwards run one after the other"
+
+
+class VirtualClock:
+    """A clock that only sleep and work move. It is also a queue that takes 10 s for each item."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = deque([*items, None])
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def get(self) -> Any:
+        self.sleep(10)
+        return self.items.popleft()
+
+
+def test_a_forward_takes_its_least_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least 5 s. One forward computes for 3 s and sleeps for the rest, the other takes 7 s."""
+    clock = VirtualClock()
+    clock.items.extendleft([(partial(clock.sleep, s), ThreadEvent()) for s in (7, 3)])
+    monkeypatch.setattr("m5_overlap.stream.time", clock)
+    worker = Worker(clock, deque(), 5)  # type: ignore[arg-type]
+    run(worker)
+    assert list(worker.spans) == [(10, 15), (25, 32)], (
+        "a span begins when there is work, here after 10 s; this work takes 3 s, so the thread "
+        "sleeps for 2 s; the next one comes 10 s later and takes 7 s, so the thread does not sleep"
+    )
 
 
 def test_launching_does_not_wait() -> None:

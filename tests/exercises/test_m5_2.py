@@ -56,6 +56,17 @@ def test_a_future_stays_until_its_row_stores_again() -> None:
     assert got == [80, 19], "row 3 stored 80 and nothing after that; row 0 last stored 19"
 
 
+def test_the_map_stays_where_it_is() -> None:
+    """A CUDA graph reads the map at the address that it had when the graph was captured."""
+    futures = FutureMap(4, CPU)
+    graph_reads = futures.token_ids
+    futures.store(torch.tensor([future_index(2)]), torch.tensor([70]))
+    assert graph_reads[future_index(2)] == 70, (
+        "I1: row 2 stored 70, and the tensor that the map had before has not got it: store must "
+        "write into the map, not make a new one"
+    )
+
+
 def test_padding_is_the_future_of_no_request() -> None:
     """All rows of padding store their token in one place, which belongs to no request."""
     futures = stored(row0=50, row1=60)
@@ -81,7 +92,7 @@ def test_nothing_here_asks_the_device_for_a_number() -> None:
             "resolve or store needs values on the host (a mask as an index, .item(), .tolist(), "
             f"an if): the host would wait for the step in flight. The error of torch: {error}"
         ) from error
-    assert shape == (1, 5)
+    assert shape == (1, 5), "the ids of a step are [1, T]: resolve keeps their shape"
 
 
 def test_a_decode_is_put_where_the_step_will_leave_it() -> None:

@@ -98,8 +98,22 @@ def test_the_last_of_two_steps_counts() -> None:
     )
     second.is_advanced = True
     steps.complete(second)
-    assert steps.finished == [] and all_pages_can_be_had(steps)
+    assert steps.finished == [] and all_pages_can_be_had(steps), (
+        "I3: both steps have ended, so no step writes to the pages of the request: they are free"
+    )
     audit(steps, [], "after the second of two steps that held an aborted request")
+
+
+def test_the_first_of_two_steps_counts_too() -> None:
+    """The request takes no part in step N+1, and step N still writes to its pages."""
+    steps, (aborted, other) = decoding("ab")
+    first = plan(steps, aborted, other)
+    steps.advance(first)
+    plan(steps, other)
+    end(steps, aborted)
+    assert steps.finished == [aborted] and aborted.row is not None, (
+        "I3: the request is in the older of the two steps in flight, which has not ended"
+    )
 
 
 def test_one_request_is_freed_and_the_others_stay() -> None:
@@ -114,7 +128,8 @@ def test_one_request_is_freed_and_the_others_stay() -> None:
     lives.token_ids.append(placeholder(lives.row))
     second.is_advanced = True
     steps.complete(second)
-    assert steps.finished == [] and lives.row is not None
+    assert steps.finished == [], "I3: no step in flight has one of the two: both are freed"
+    assert lives.row is not None, "the third request goes on, and keeps its row"
     audit(steps, [lives], "after two of three requests were freed, a step apart")
 
 
@@ -152,8 +167,10 @@ def test_two_steps_are_undone_newest_first() -> None:
     left = ["first" if batch is first else "second" for batch in steps.batches]
     assert left == ["first"], "the second step was undone, and the first is in flight"
     steps.undo(first)
-    assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3])
-    assert not steps.batches
+    assert (request.num_computed_tokens, request.token_ids) == (2, [1, 2, 3]), (
+        "both steps were undone: the request is in the state before step N"
+    )
+    assert not steps.batches, "no step is in flight"
 
 
 def test_undo_leaves_an_ended_request_alone_and_frees_it() -> None:
@@ -162,7 +179,10 @@ def test_undo_leaves_an_ended_request_alone_and_frees_it() -> None:
     end(steps, ended)
     batch.is_advanced = True
     steps.undo(batch)
-    assert ended.token_ids == [1, 2, 3] and steps.finished == []
+    assert ended.token_ids == [1, 2, 3], (
+        "the request had ended before this step was advanced: it has no placeholder to lose"
+    )
+    assert steps.finished == [], "I3: its last step was undone: its memory is free"
     assert all_pages_can_be_had(steps), "I3: no step in flight has the request: its memory is free"
     audit(steps, [], "after the step of an aborted request was undone")
 

@@ -121,10 +121,31 @@ def test_a_result_is_read_after_its_own_step() -> None:
     first = launched(stream, buffers[0], [10, 11])
     second = launched(stream, buffers[1], [20, 21])
     assert first.wait() == [(10, None), (11, None)], (
-        "each token comes with its log probabilities, or None"
+        "wait returns a list of the tokens, each with its log probabilities, or None"
     )
     assert len(stream.pending) == 1, "the next step is still in flight: wait must not wait for it"
-    assert second.wait() == [(20, None), (21, None)]
+    assert second.wait() == [(20, None), (21, None)], "the second step gave tokens 20 and 21"
+
+
+def test_a_result_does_not_wait_for_the_next_step_in_its_buffer() -> None:
+    """The event in `in_use` may be that of a later step. A result has an event of its own."""
+    stream, buffers = LateStream(), two_buffers()
+    first = launched(stream, buffers[0], [10])
+    first.done.wait()
+    launched(stream, buffers[0], [20])  # a later step uses the same buffer
+    assert first.wait() == [(10, None)], "the first step gave token 10"
+    assert len(stream.pending) == 1, "the later step is in flight: wait must not wait for it"
+
+
+def test_log_probabilities_come_with_their_tokens() -> None:
+    result: Any = StepResult(StepBuffers(CPU))
+    result.done = LateStream().launch(lambda: None)
+    valid, ids = torch.ones(2, dtype=torch.bool), torch.tensor([10, 20])
+    logprobs, places = torch.tensor([[-0.5], [-0.25]]), ids[:, None]
+    result.output = SamplerOutput(ids, valid, logprobs, places, [None, 0])
+    assert result.wait() == [(10, None), (20, {20: -0.25})], (
+        "the second request asked for log probabilities: the rows of the output have them"
+    )
 
 
 def test_the_buffer_is_free_once_its_result_was_read() -> None:

@@ -113,7 +113,9 @@ def decodes(count: int) -> ScheduleBatch:
 def test_a_decode_batch_runs_as_the_next_size_there_is() -> None:
     graphs = DecodeGraphs(torch.Tensor, [1, 2, 4, 8, 16], 8, capture=False)
     chosen = {n: graphs.dispatch(decodes(n)) for n in (1, 2, 3, 4, 5, 8, 9, 16)}
-    assert {mode for mode, _ in chosen.values()} == {CUDAGraphMode.FULL}
+    assert {mode for mode, _ in chosen.values()} == {CUDAGraphMode.FULL}, (
+        "each of these decode batches fits into one of the sizes 1, 2, 4, 8 and 16"
+    )
     sizes = {n: descriptor.num_reqs for n, (_, descriptor) in chosen.items()}
     assert sizes == {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 16: 16}, "requests: their size"
 
@@ -122,7 +124,9 @@ def test_a_batch_larger_than_the_largest_graph_has_none() -> None:
     """Such a batch runs as it is, by a forward that is not captured."""
     for sizes in ([1, 2, 4], []):
         graphs = DecodeGraphs(torch.Tensor, sizes, 8, capture=False)
-        assert graphs.dispatch(decodes(5)) == (CUDAGraphMode.NONE, BatchDescriptor(5)), sizes
+        assert graphs.dispatch(decodes(5)) == (CUDAGraphMode.NONE, BatchDescriptor(5)), (
+            f"5 requests fit none of the sizes {sizes}: the batch runs as it is, with 5 requests"
+        )
 
 
 def test_a_step_that_is_no_decode_has_no_graph() -> None:
@@ -131,13 +135,20 @@ def test_a_step_that_is_no_decode_has_no_graph() -> None:
     prompt = make_request("prompt", range(9))
     for num_tokens in (3, 1):
         mode, descriptor = graphs.dispatch(batch_of((prompt, num_tokens)))
-        assert mode is CUDAGraphMode.NONE and descriptor == BatchDescriptor(1), num_tokens
+        assert (mode, descriptor) == (CUDAGraphMode.NONE, BatchDescriptor(1)), (
+            f"a chunk of {num_tokens} of 9 prompt tokens is no decode: the batch of one request "
+            "runs as it is"
+        )
 
 
 def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
     """The table is as wide as this step needs."""
-    inputs = padded_input(runner, three_decodes(runner))
+    batch = three_decodes(runner)
+    inputs = padded_input(runner, batch)
     meta = inputs.metadata
+    assert batch.num_scheduled_tokens == [1, 1, 1], (
+        "the batch has three requests: padding must not be added to its own list"
+    )
     assert inputs.input_ids.tolist() == [[5, 22, 39, 0]], (
         "each request feeds its first token that is not computed; a row of padding feeds token 0"
     )
@@ -145,8 +156,11 @@ def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
         "I1: the position is the number of tokens before it; a row of padding is at position 0"
     )
     assert inputs.logits_indices.tolist() == [0, 1, 2, 3], "a graph has logits for each of its rows"
-    assert meta.seq_lens.tolist() == meta.seq_lens_cpu == [6, 3, 10, 1]
-    assert meta.query_lens_cpu == [1, 1, 1, 1] and inputs.descriptor == BatchDescriptor(4)
+    assert meta.seq_lens.tolist() == meta.seq_lens_cpu == [6, 3, 10, 1], (
+        "a context ends with the token of this step; that of a row of padding is 1 token"
+    )
+    assert meta.query_lens_cpu == [1, 1, 1, 1], "each row computes one token, padding too"
+    assert inputs.descriptor == BatchDescriptor(4), "the input has the descriptor of its graph"
     assert meta.page_table[:3].tolist() == [[5, 6, 7], [8, 9, 2], [1, 3, 4]], (
         "as many columns as the longest request has pages"
     )
@@ -166,7 +180,8 @@ def test_a_full_size_needs_no_padding(runner: ModelRunner) -> None:
     batch = three_decodes(runner)
     batch.add(request_in(runner, 5, [10], 1), 1)
     inputs = padded_input(runner, batch)
-    assert inputs.descriptor is not None and inputs.input_ids.tolist() == [[5, 22, 39, 51]]
+    assert inputs.descriptor == BatchDescriptor(4), "the input has the descriptor of its graph"
+    assert inputs.input_ids.tolist() == [[5, 22, 39, 51]], "four requests, and no row of padding"
 
 
 def test_a_batch_that_fits_no_size_runs_as_it_is(runner: ModelRunner) -> None:
@@ -221,13 +236,15 @@ def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
     step are in buffers that are filled again: `fill` must copy them.
     """
     step = runner.graphs._make(padded_input(runner, three_decodes(runner)))
-    captured = tensors_of(step.inputs)
+    captured, old = tensors_of(step.inputs), step.inputs.metadata
     batch = three_decodes(runner, (8, 11, 3))
     batch.requests.reverse()
     now = padded_input(runner, batch)
     step.fill(now)
     columns = -(-MAX_MODEL_LEN // PAGE_SIZE)
-    assert tensors_of(step.inputs)["page_table"].shape == (4, columns), "requests may grow"
+    assert tensors_of(step.inputs)["page_table"].shape == (4, columns), (
+        f"the static page table has {columns} columns, for the longest request: requests may grow"
+    )
     expected = {name: tensor.clone() for name, tensor in tensors_of(now).items()}
     for tensor in tensors_of(now).values():
         tensor.zero_()
@@ -236,6 +253,10 @@ def test_static_tensors_stay_where_they_are(runner: ModelRunner) -> None:
             used = tensor[..., : expected[name].shape[-1]]
             assert torch.equal(used, expected[name]), f"{name} must have the values of this step"
     assert step.inputs.metadata.seq_lens_cpu == now.metadata.seq_lens_cpu, "the lengths on the host"
+    assert step.inputs.metadata is not old, (
+        "I1: fill must make a new metadata: the old one may have cached what follows from the old "
+        "lengths, such as decode_groups"
+    )
 
 
 def memory_of(runner: ModelRunner) -> list[torch.Tensor]:

@@ -38,11 +38,23 @@ def test_each_request_has_the_sum_of_its_own_tokens() -> None:
     assert found == [[3, 5, 7], [9, 10, 11], [66, 70, 74]], "I2: one row for each slice, in order"
 
 
+def test_a_sum_does_not_depend_on_the_other_requests() -> None:
+    """Beside a state of 100 million, float32 does not see a difference of 2."""
+    states = torch.tensor([[1e8], [1.0], [1.0]])
+    found = pooling.pool(states, [slice(0, 1), slice(1, 3)]).tolist()
+    assert found == [[1e8], [2.0]], (
+        "I2: the second request has the states 1 and 1: its sum must be made of these alone, and "
+        "not be the difference of two sums over the step"
+    )
+
+
 def test_sums_are_made_in_float32() -> None:
     """A sum of 300 in float16 has steps of a quarter, and one of 70,000 does not exist."""
     states = torch.full((1000, 2), 100.25, dtype=torch.float16)
     found = pooling.pool(states, [slice(0, 1000)])
-    assert (found.dtype, found.tolist()) == (torch.float32, [[100250.0, 100250.0]])
+    assert (found.dtype, found.tolist()) == (torch.float32, [[100250.0, 100250.0]]), (
+        "the sum of 1000 states of 100.25 is 100250, in float32"
+    )
 
 
 def test_a_mean_adds_its_chunks_up() -> None:
@@ -79,7 +91,9 @@ def test_a_vector_is_cut_and_then_normalized(
     row: list[float], params: dict[str, Any], expected: list[float]
 ) -> None:
     """The vector of the last token: no chunk before the last one gives anything."""
-    assert vector("LAST", [(row, 8)], 9, **params) == expected
+    assert vector("LAST", [(row, 8)], 9, **params) == expected, (
+        f"LAST, with the state {row} and {params or 'no other parameters'}"
+    )
 
 
 @pytest.mark.parametrize("kind", ["LAST", "MEAN"])

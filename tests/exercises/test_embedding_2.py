@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from common import PoolingParams
+from common.engine_core import EngineCoreOutput
 from milestones.electives.embedding import engine as engine_module
 from milestones.electives.embedding.in_flight import continuing
 from milestones.electives.embedding.kv_cache import KVCacheManager
+from milestones.electives.embedding.pooling_request import PoolingRequest
 from milestones.electives.embedding.schedule_batch import ScheduleBatch
 from milestones.lab.instruments.streams import LateStream
 from tests.exercises.by_hand import make_request
@@ -39,7 +41,9 @@ def test_a_mean_needs_every_chunk() -> None:
 
 def test_the_last_token_is_in_the_last_chunk() -> None:
     found = [planned("LAST", 0, 3), planned("LAST", 3, 3), planned("LAST", 6, 2)]
-    assert found == [([], [0, 2]), ([], [0, 2]), ([1], [0, 2])]
+    assert found == [([], [0, 2]), ([], [0, 2]), ([1], [0, 2])], (
+        "of three chunks, LAST needs the hidden states of the third: (pooled, sampled) indices"
+    )
 
 
 def test_a_step_that_pools_is_no_decode() -> None:
@@ -115,14 +119,33 @@ def test_texts_beside_it_get_their_tokens(kind: Any) -> None:
     assert len(finals["text"].outputs[0].token_ids) == 3
 
 
+def test_a_vector_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`finish_pooling` says why a request ends: the scheduler must note the same reason."""
+
+    def finish(request: PoolingRequest) -> EngineCoreOutput:
+        return EngineCoreOutput(request, finish_reason="error", error="not finite")
+
+    monkeypatch.setattr(engine_module, "finish_pooling", finish)
+    engine = made(budget=16)
+    engine.add_request(PROMPT, PoolingParams("LAST"), "p")
+    engine.core.launch()
+    (request,) = engine.core.scheduler.running
+    drain(engine)
+    assert request.finish_reason == "error", "I4: the output of finish_pooling has this reason"
+
+
 def test_an_aborted_request_gets_no_vector() -> None:
     """Its step is in flight when it is aborted. Another request keeps the step alive."""
     engine = made(budget=16)
     for name in ("p", "q"):
         engine.add_request([*PROMPT, ord(name) % 50], PoolingParams("MEAN", normalize=False), name)
     engine.core.launch()
+    aborted = engine.core.scheduler.running[0]
     assert engine.abort_request("p")
     finals = drain(engine)
-    assert [len(outputs) for outputs in finals.values()] == [1, 1]
+    assert aborted.partial_sum is None, (
+        "p was aborted before its step had ended: update_pooled must skip it"
+    )
+    assert [len(outputs) for outputs in finals.values()] == [1, 1], "each request ends once"
     assert finals["p"][0].outputs.data is None  # type: ignore[attr-defined]
     assert isinstance(finals["q"][0].outputs.data, torch.Tensor)  # type: ignore[attr-defined]

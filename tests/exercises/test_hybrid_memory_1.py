@@ -101,8 +101,8 @@ def test_a_page_that_another_request_uses_stays() -> None:
     blocks, window = add_blocks(table, 3), table.allocator.windows[0]
     table.append(1, blocks[:1])
     before = list(table.allocator.free_pages)
-    table.slide(0, 11, 1)
-    assert table.allocator.free_pages == before, "I3: the other request sees it"
+    table.slide(0, 11, 0)
+    assert table.allocator.free_pages == before, "I3: row 1 still sees it: its last use is to come"
     assert window.uses[blocks[0]] == 1, "one request of two has released it"
 
 

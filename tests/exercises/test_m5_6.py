@@ -140,7 +140,8 @@ def test_the_end_of_a_step_appends_its_tokens() -> None:
     ends, chunk = batch.requests
     [output] = scheduler.update_from_output(batch, [(70, None)])
     assert (output.request, output.new_tokens) == (ends, ((70, None),))
-    assert ends.token_ids == [1, 2, 3, 70] and chunk.token_ids == [4, 5, 6], "I1"
+    assert ends.token_ids == [1, 2, 3, 70], "I1: token 70 was sampled; it replaces the placeholder"
+    assert chunk.token_ids == [4, 5, 6], "I1: a chunk gets no token, and has no placeholder"
     assert (ends.num_computed_tokens, chunk.num_computed_tokens) == (3, 2), (
         "both were advanced when the step was launched: do not advance them again"
     )
@@ -158,6 +159,34 @@ def test_each_token_of_a_step_is_counted_once() -> None:
     )
 
 
+def test_output_that_is_computed_again_is_decode() -> None:
+    """After a retraction, one chunk has the prompt and the output of a request."""
+    scheduler = scheduler_of(num_pages=20)
+    scheduler.add_request(make_request("again", [1, 2, 3], output=2))
+    batch = in_flight(scheduler)
+    scheduler.update_from_output(batch, [(70, None)])
+    assert counted(scheduler) == (1, 3, 2, 0), (
+        "(steps, prefill, decode, padding): of the five tokens, three are of the prompt, and two "
+        "are output that is computed again"
+    )
+
+
+def test_only_prompts_enter_the_tree_step_by_step() -> None:
+    """A decode step inserts nothing: its pages enter the tree when the request ends."""
+    scheduler = scheduler_of(num_pages=20)
+    inserted: list[str] = []
+    watch(scheduler.kv_cache, "insert", lambda request: inserted.append(request.request_id))
+    batch = in_flight(scheduler, [1, 2, 3], [4, 5, 6])
+    scheduler.update_from_output(batch, [(70, None), (71, None)])
+    assert inserted == ["0", "1"], "the step has computed prompt tokens of both requests"
+    batch = in_flight(scheduler)
+    scheduler.update_from_output(batch, [(72, None), (73, None)])
+    assert inserted == ["0", "1"], (
+        f"a decode step has no prompt tokens, and insert was called for {inserted[2:]}: the work "
+        "of each step would grow with the lengths of all requests"
+    )
+
+
 def test_a_request_that_has_ended_gets_no_token() -> None:
     """One of two requests is aborted while its step is in flight: its token is dropped."""
     scheduler = scheduler_of(num_pages=20)
@@ -166,7 +195,8 @@ def test_a_request_that_has_ended_gets_no_token() -> None:
     scheduler.finish_request(gone, "abort")
     outputs = scheduler.update_from_output(batch, [(70, None), (71, None)])
     assert [output.request for output in outputs] == [stays], "no output may follow the end"
-    assert 70 not in gone.token_ids and stays.token_ids == [4, 5, 71], "I1"
+    assert 70 not in gone.token_ids, "I1: the request had ended: its token 70 is dropped"
+    assert stays.token_ids == [4, 5, 71], "I1: the other request gets its token 71"
     assert counted(scheduler) == (1, 2, 0, 3), (
         "three tokens were computed for no request, and two for the prompt of the other one"
     )
@@ -203,7 +233,8 @@ def test_a_step_returns_while_the_next_one_is_in_flight() -> None:
         assert engine.core.runner.num_launches == step + 1, f"step {step + 1} must be in flight"
         assert stream.num_waits == step, "the host must wait once a step"
     engine.step()
-    assert engine.core.runner.num_launches == 8 == engine.stats().num_steps
+    launches, steps = engine.core.runner.num_launches, engine.stats().num_steps
+    assert (launches, steps) == (8, 8), "eight tokens of each request: 8 launches, and 8 steps"
     assert_idle(engine)
 
 
@@ -239,7 +270,9 @@ def test_the_tokens_are_those_of_the_requests_alone(
     assert_answers(engine, prompts, max_tokens)
     stats = engine.stats()
     assert stats.padding_tokens == 0, "all ends were known in advance: no token is dropped"
-    assert stats.prefill_tokens + stats.cached_prompt_tokens == sum(map(len, prompts))
+    assert stats.prefill_tokens + stats.cached_prompt_tokens == sum(map(len, prompts)), (
+        "each prompt token is computed once (prefill), or found in the tree"
+    )
     assert stats.decode_tokens == len(prompts) * (max_tokens - 1)
 
 

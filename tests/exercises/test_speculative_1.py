@@ -36,5 +36,15 @@ def test_longer_matches_come_first() -> None:
     assert drafts == [7], "5, 1, 2 is a longer match than the later 1, 2"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [([1, 2, 8, 5, 1, 2, 9, 1, 2], [9, 1]), ([1, 2, 8, 5, 6, 7, 9, 1, 2], [])],
+)
+def test_only_the_window_is_searched(tokens: list[int], expected: list[int]) -> None:
+    """Otherwise the work of a step would grow with the text."""
+    drafts = NGramDrafter((2,), window=6).propose(make_request("a", tokens), 2)
+    assert drafts == expected, f"the window has the last 6 tokens, {tokens[-6:]}"
+
+
 def test_of_equal_matches_the_latest_counts() -> None:
     assert propose([1, 2, 8, 1, 2, 9, 1, 2], 1) == [9], "1, 2 was followed by 8, and later by 9"

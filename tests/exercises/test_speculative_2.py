@@ -50,6 +50,15 @@ def test_right_drafts_are_all_accepted() -> None:
     assert lengths(made()) == [1, 6, 11, 16, 21], "four drafts and one more token in a step"
 
 
+def test_the_output_has_all_new_tokens() -> None:
+    """I6: a stream shows the tokens of the outputs, one output for each step."""
+    engine = made()
+    engine.core.step()
+    (output,) = engine.core.step()
+    found = [token for token, _logprobs in output.new_tokens]
+    assert found == OUTPUT[1:6], "the second step has appended five tokens: verify returns them all"
+
+
 @pytest.mark.parametrize("place", [1, 2, 3, 4])
 def test_the_first_wrong_draft_ends_the_run(place: int) -> None:
     """The model's own token takes its place; what was computed after it is worth nothing."""
@@ -88,6 +97,10 @@ def test_accepted_drafts_are_counted() -> None:
     lengths(engine)
     stats = engine.stats()
     counted = (stats.num_draft_tokens, stats.num_accepted_tokens, stats.decode_tokens)
-    assert counted[2] == 20, f"20 tokens come after the first one: {counted}"
-    assert stats.padding_tokens == counted[0] - counted[1], f"the others were in vain: {counted}"
+    assert counted[2] == 20, (
+        f"20 tokens come after the first one: (drafts, accepted, decoded) are {counted}"
+    )
+    assert stats.padding_tokens == counted[0] - counted[1], (
+        f"the drafts that were not accepted are padding: (drafts, accepted, decoded) are {counted}"
+    )
     assert stats.num_steps == 1 + 20 - counted[1], "an accepted draft saves a step"

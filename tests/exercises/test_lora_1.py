@@ -46,7 +46,16 @@ def test_an_adapter_is_loaded_once() -> None:
     slots, adapters = make_slots(2)
     assert [slots.use(adapters["A"]) for _ in range(3)] == [1, 1, 1], "the slot stays the same"
     assert loaded(slots) == [(1, "A")], "one load for three uses"
-    assert slots.num_loads == 1, "num_loads counts it"
+    assert slots.num_loads == 1, "num_loads counts one load, for three uses"
+
+
+def test_a_step_may_begin_with_several_loads() -> None:
+    slots, adapters = make_slots(2)
+    slots.use(adapters["A"])
+    slots.use(adapters["B"])
+    assert loaded(slots) == [(1, "A"), (2, "B")], (
+        "A and B have slots of their own: both must be written before the step reads them"
+    )
 
 
 def test_the_least_recently_used_adapter_leaves() -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from common import EngineConfig, SamplingParams
+from common.engine_core import ForwardError
 from common.tracing.forced_retractions import force_retractions
 from m5_overlap import engine as engine_module
 from m5_overlap.schedule_batch import ScheduleBatch
@@ -326,6 +327,10 @@ def test_a_step_without_live_requests_is_dropped() -> None:
     outputs = engine.step()
     assert [output.finished for output in outputs] == [True]
     assert not engine.core.result_queue, "step N+1 has no other request: it must be dropped"
+    stats = engine.stats()
+    assert (stats.num_steps, stats.padding_tokens) == (1, 0), (
+        "step N+1 is undone: the host does not wait for its result, and counts nothing of it"
+    )
     assert_idle(engine)
 
 
@@ -398,6 +403,28 @@ def test_a_launch_that_fails_changes_nothing() -> None:
     engine.check_invariants()
     final = drain(engine)["a"][-1]
     assert final.outputs[0].token_ids == expected_tokens([5, 6, 7], 8), "I1"
+    assert_idle(engine)
+
+
+def test_a_forward_that_fails_changes_nothing() -> None:
+    """I3: the failure appears when the host waits. The step and the one behind it are undone."""
+    engine = engine_of(LateStream(), page_size=2)
+    engine.add_request([5, 6, 7], greedy(8, ignore_eos=True), "a")
+    engine.step()
+    _batch, result = engine.core.result_queue[0]
+    with patch.object(result, "wait", side_effect=MemoryError):
+        try:
+            engine.core.step()
+        except ForwardError:
+            pass
+        except MemoryError as error:
+            raise AssertionError(
+                "I3: the error of the forward leaves `step` as it is, and the steps are still in "
+                "flight: `EngineCore.wait` undoes them, and raises a `ForwardError`"
+            ) from error
+    engine.check_invariants()
+    final = drain(engine)["a"][-1]
+    assert final.outputs[0].token_ids == expected_tokens([5, 6, 7], 8), "I1: the request goes on"
     assert_idle(engine)
 
 

@@ -41,6 +41,18 @@ def test_an_evicted_page_leaves_a_copy_of_its_whole_prefix() -> None:
     assert copied(cache, A) == [True] * 3, "each page has a copy under its own key"
 
 
+def test_a_prefix_in_two_nodes_is_copied_as_a_whole() -> None:
+    """The leaf has one page. Its prefix begins with two pages of the node above it."""
+    cache = make_cache(8)
+    cached(cache, A[:4], first_page=40)
+    cached(cache, A, first_page=40)
+    cache.evict(1)
+    found = [(t.page, t.to_host) for t in cache.take_transfers()]
+    assert found == [(40, True), (41, True), (42, True)], (
+        "page 42 was evicted: without copies of 40 and 41 before it, its copy would never be found"
+    )
+
+
 def test_a_page_is_copied_once() -> None:
     cache = make_cache(8)
     cached(cache, A, first_page=40)
@@ -98,6 +110,8 @@ def evicted(num_host_pages: int = 8) -> HiRadixCache:
 def test_copies_are_found_behind_the_pages_of_the_tree() -> None:
     cache, keys = evicted(), page_keys(A, PAGE_SIZE)
     assert list(cache.take_copies(A, start=1, most=9)) == keys[1:], "the pages after the first one"
+    cache, keys = evicted(), page_keys(A, PAGE_SIZE)
+    assert list(cache.take_copies(A, start=1, most=1)) == keys[1:2], "one page after the first one"
 
 
 def test_no_more_copies_than_pages_are_taken() -> None:
@@ -123,6 +137,15 @@ def test_pages_that_are_computed_faster_are_not_loaded() -> None:
     cache.costs.page_seconds, cache.costs.token_seconds = 1.0, 0.25
     assert cache.take_copies(A, start=0, most=9) == {}, "recomputation is predicted to be faster"
     assert copied(cache, A) == [True] * 3, "the copies stay"
+
+
+def test_one_copy_must_be_faster_and_not_two() -> None:
+    """A copy of a page takes 1 s, computing its two tokens 1.5 s. It is on the host already."""
+    cache, keys = evicted(), page_keys(A, PAGE_SIZE)
+    cache.costs.page_seconds, cache.costs.token_seconds = 1.0, 0.75
+    assert list(cache.take_copies(A, start=0, most=9)) == keys, (
+        "one copy, from the host to the device, is faster than computing"
+    )
 
 
 def test_copies_that_are_being_loaded_are_not_dropped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from milestones.electives.lora.lora_layers import (
     SlotWeights,
@@ -48,6 +49,8 @@ def grouped(slots: list[int]) -> dict[int, list[int]]:
 
 def test_rows_are_grouped_by_slot() -> None:
     assert grouped(MIXED) == {1: [2, 3], 2: [1, 5], 3: [6]}, "rows of an adapter may be apart"
+    found = [slot for slot, _rows in group_rows(MIXED)]
+    assert sorted(found) == [1, 2, 3], "one group for each slot: each group takes two products"
 
 
 def test_base_rows_are_in_no_group() -> None:
@@ -68,6 +71,18 @@ def test_each_group_gets_its_own_product() -> None:
     assert wrong == [], "these rows have wrong outputs"
 
 
+def test_the_small_products_come_first() -> None:
+    """x A^T has only `rank` columns. A^T B would be as large as the weight of the model."""
+    (x, y), weights = make_rows(4, 64, 48), make_weights(rank=2, width=64, out=48)
+    with FlopCounterMode(display=False) as counter:
+        add_grouped(x, y, weights, [(1, torch.tensor([0, 2]))])
+    most = 2 * (2 * 64 * 2 + 2 * 2 * 48)
+    assert counter.get_total_flops() <= most, (
+        f"the products of two rows and rank 2, 64 columns in and 48 out, took "
+        f"{counter.get_total_flops()} operations: x A^T and then B need {most}, for these rows only"
+    )
+
+
 def test_base_rows_keep_their_bits() -> None:
     (x, y), weights = make_rows(7), make_weights()
     before = y.clone()
@@ -81,6 +96,19 @@ def test_masked_rows_get_the_same_products() -> None:
     add_masked(x, y, weights, torch.tensor(MIXED))
     wrong = (~torch.isclose(y, right, atol=1e-5).all(dim=1)).nonzero().flatten().tolist()
     assert wrong == [], "these rows have wrong outputs"
+
+
+def test_masked_products_need_no_value_on_the_host() -> None:
+    """A CUDA graph has fixed shapes. Tensors on torch's meta device have shapes and no values."""
+    (x, y), weights = make_rows(7), make_weights()
+    there = SlotWeights(weights.a.to("meta"), weights.b.to("meta"), weights.ranks)
+    try:
+        add_masked(x.to("meta"), y.to("meta"), there, torch.tensor(MIXED, device="meta"))
+    except (RuntimeError, NotImplementedError) as error:
+        raise AssertionError(
+            "add_masked needs the slots on the host (a mask as an index, nonzero, .tolist(), an "
+            f"if): no CUDA graph could replay it. The error of torch: {error}"
+        ) from error
 
 
 def test_the_output_may_be_a_part_of_longer_rows() -> None:

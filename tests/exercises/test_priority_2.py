@@ -108,6 +108,8 @@ def test_pages_that_others_share_do_not_become_free() -> None:
     urgent = add(scheduler, "urgent", [9, 8, 7], 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
     assert victims == ["d", "c"], "for two pages, both must go"
+    step(scheduler)
+    assert scheduler.preemption.num_preemptions == 2, "both are counted"
 
 
 def test_a_request_that_frees_too_little_is_spared() -> None:
@@ -119,6 +121,23 @@ def test_a_request_that_frees_too_little_is_spared() -> None:
     urgent = add(scheduler, "urgent", [9] * 7, 0)
     victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
     assert victims == ["b"], "c is not needed"
+
+
+@pytest.mark.parametrize(
+    ("small", "needed", "expected"), [(1, 4, ["b"]), (2, 6, ["d", "b"])], ids=["two", "one"]
+)
+def test_all_that_are_not_needed_are_spared(small: int, needed: int, expected: list[str]) -> None:
+    """a and b have four pages each. c and d are small, and newer: they are chosen before b."""
+    scheduler = make_scheduler(num_pages=8 + 2 * small, max_num_seqs=8)
+    for name, pages in (("a", 4), ("b", 4), ("c", small), ("d", small)):
+        add(scheduler, name, [ord(name)] * (pages * PAGE_SIZE - 1), 5)
+    step(scheduler)
+    urgent = add(scheduler, "urgent", [9] * (needed * PAGE_SIZE - 1), 0)
+    victims = names(scheduler.preemption.victims(urgent, scheduler.running, {}))
+    assert victims == expected, (
+        f"d, c and b were chosen, with {small}, {small} and 4 pages, for {needed} pages: of those "
+        "that are not needed, c is spared first, because it is more urgent than d"
+    )
 
 
 def test_nothing_is_preempted_in_vain() -> None:
@@ -151,7 +170,7 @@ def test_a_victim_leaves_the_step() -> None:
     run(scheduler, a=0, b=5)
     add(scheduler, "urgent", [9, 8, 7], -1)
     batch = scheduler.schedule()
-    assert names(batch.requests) == ["a", "urgent"], names(batch.requests)
+    assert names(batch.requests) == ["a", "urgent"], "b made way, so the step does not compute it"
     assert (batch.num_scheduled_tokens, batch.sampled_indices) == ([1, 3], [0, 1])
     complete(scheduler, batch)
 

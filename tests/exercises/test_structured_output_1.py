@@ -5,7 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from common import Request
+from milestones.electives.structured_output import grammar_manager
 from milestones.electives.structured_output.grammar_manager import GrammarManager
 from tests.exercises.by_hand import make_request
 from tests.helpers.fake_grammars import FakeCompiler, allowed_tokens, structured
@@ -77,6 +80,18 @@ def test_a_slow_grammar_holds_up_no_other() -> None:
     assert taken(manager) == [("b", None), ("c", None)], "a is not compiled, b and c are"
     compiler.finish()
     assert taken(manager) == [("a", None)]
+
+
+def test_a_step_blocks_for_no_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError(
+            "I5: take_compiled waits for a grammar that is not compiled: all requests would wait"
+        )
+
+    monkeypatch.setattr(grammar_manager, "wait", refuse)
+    manager, _compiler = make_manager()
+    added(manager, "a")
+    assert taken(manager) == [], "its grammar is not compiled yet"
 
 
 def test_a_bad_grammar_ends_only_its_request() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from common.engine_core import ForwardError
 from milestones.electives.structured_output import engine as engine_module
 from milestones.lab.instruments.streams import EarlyStream, LateStream
 from tests.exercises.by_hand import watch
@@ -117,15 +119,37 @@ def test_a_first_token_awaits_no_other() -> None:
 def test_a_placeholder_is_awaited() -> None:
     engine = made(enable_overlap=False)
     add(engine, "a", 1, 3)
+    add(engine, "b", 2, 3, [7, 7])
     engine.step()
     batch = engine.core.scheduler.schedule()
     awaits_tokens = engine.core.scheduler.grammars.awaits_tokens
     assert not awaits_tokens(batch.requests), "all tokens are known"
     batch.requests[0].token_ids.append(-1)
-    assert awaits_tokens(batch.requests), "I2: the grammar has not seen the newest token"
+    assert awaits_tokens(batch.requests), (
+        "I2: the grammar of one request has not seen its newest token; that of the other one has"
+    )
     batch.requests[0].token_ids.pop()
     engine.core.scheduler.undo(batch)
     tokens_of(engine)
+
+
+def test_masks_that_fail_undo_their_step() -> None:
+    """I3: as if the forward had failed. The requests go on."""
+    engine = made()
+    add(engine, "a", 1, 3)
+    engine.step()
+    with patch.object(engine.core.scheduler.grammars, "masks", side_effect=MemoryError):
+        try:
+            engine.core.step()
+        except ForwardError:
+            pass
+        except MemoryError as error:
+            raise AssertionError(
+                "I3: the masks of a step failed, and their error leaves `step` as it is, with the "
+                "step in flight: `undoing_failures` undoes it, and raises a `ForwardError`"
+            ) from error
+    engine.check_invariants()
+    assert tokens_of(engine)["a"] == expected_under(PROMPT, 20, 1, 3), "I1: the request goes on"
 
 
 def test_a_token_that_is_not_allowed_ends_its_request() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import course_place, find_engine
+from milestones.chain import course_place, find_engine, is_elective
 from milestones.course import catalog
 from milestones.staff.maintain.handouts import refreshed, tour_of
 from tests.conftest import ROOT
@@ -142,6 +142,23 @@ def test_the_records_of_the_milestones() -> None:
         exercises = catalog.load(milestone)
         mutants = catalog.mutants(milestone)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
+
+
+@pytest.mark.parametrize("name", catalog.taught_engines(ROOT))
+def test_each_exercise_has_wrong_solutions(name: str) -> None:
+    """The file of an exercise has solutions of this exercise only, and no mutant a second time."""
+    if not (ROOT / course_place(name) / "wrong_solutions").is_dir():
+        pytest.skip(f"{name} has no wrong solutions yet")
+    least = 3 if is_elective(name) else 5
+    wrong = catalog.wrong_solutions(name)
+    for exercise in catalog.load(name):
+        file = ROOT / course_place(name) / "wrong_solutions" / f"{exercise.id}.patch"
+        count = file.read_text(encoding="utf-8").count(f"\nExercise: {exercise.id}\n")
+        assert count == sum(mutant.exercise == exercise.id for mutant in wrong) >= least, (
+            f"{file.name} has {count} wrong solutions of its exercise, and needs {least}"
+        )
+    names = {mutant.name for mutant in catalog.mutants(name)}
+    assert not names & {mutant.name for mutant in wrong}, "a wrong solution has a mutant's name"
 
 
 @pytest.mark.parametrize("name", catalog.taught_engines(ROOT))

@@ -34,6 +34,7 @@ def plan(scheduler: Scheduler) -> list[list[str]]:
     batches = [scheduler.schedule()]
     while scheduler.goes_on():
         batches.append(scheduler.schedule())
+        assert len(batches) < 50, "I5: a plan of at most 8 steps has 50, and goes on"
     return [[request.request_id for request in batch.requests] for batch in batches]
 
 
@@ -48,7 +49,7 @@ def test_a_plan_with_penalties_has_one_step() -> None:
     scheduler, request = make_scheduler(), make_request("a", [1, 2])
     request.params = greedy(50, presence_penalty=1.0)
     decoding(scheduler, request, make_request("b", [3]))
-    assert plan(scheduler) == [["a", "b"]]
+    assert plan(scheduler) == [["a", "b"]], "a has a penalty: each step needs the tokens before it"
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])

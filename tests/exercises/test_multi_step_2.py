@@ -60,6 +60,7 @@ def test_a_finished_request_keeps_its_pages_until_the_plan_ends() -> None:
     steps.advance(batch)
     steps.complete(batch)
     assert a.row is None, "I3: no step in flight writes a, so its row and its pages are free"
+    assert a not in steps.planned, "I3: a has left, and `planned` still holds it"
     steps.check_invariants([b])
 
 
@@ -70,6 +71,31 @@ def test_the_planned_tokens_are_those_when_it_finished() -> None:
     assert steps.planned[a] == 4, "four tokens were planned"
     steps.complete(steps.batches[0])
     assert steps.planned[a] == 4, "its pages still have room for all four"
+
+
+def test_a_chunk_counts_with_all_its_tokens() -> None:
+    """The first step computes the last three tokens of a prompt, the other two decode."""
+    steps = StepsInFlight(KVCacheManager(num_rows=4, num_pages=16, page_size=PAGE_SIZE))
+    request = running(steps, "a", [1, 2, 3, 4, 5], computed=2)
+    for num_tokens in (3, 1, 1):
+        if steps.batches:
+            steps.advance(steps.batches[-1])
+        steps.kv_cache.allocate_slots(request, request.num_computed_tokens + num_tokens)
+        batch = ScheduleBatch()
+        batch.add(request, num_tokens)
+        steps.batches.append(batch)
+    steps.retreat()
+    end(steps, request)
+    assert steps.planned[request] == 5, "three steps compute 3, 1 and 1 tokens: its pages hold them"
+
+
+def test_a_request_that_no_step_lists_does_not_wait() -> None:
+    steps, _requests = planned(4, "a")
+    other = running(steps, "b", [1, 2, 3], computed=2)
+    end(steps, other)
+    assert other.row is None and not steps.finished, (
+        "I3: four steps are in flight, and none of them writes b: it is freed at once"
+    )
 
 
 def test_a_request_in_no_step_is_freed_at_once() -> None:

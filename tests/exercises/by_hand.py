@@ -87,6 +87,16 @@ def break_next_forward(
     fail_forward(monkeypatch, engine.loaded, 1, error)
 
 
+def break_next_rows(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next forward fail as on a GPU: `run` returns, and reading its tokens fails."""
+
+    class Result:
+        def rows(self) -> Any:
+            raise Broken
+
+    monkeypatch.setattr(engine.core.runner, "run", lambda *_: Result())
+
+
 def failing_step(engine: Any, chance: Random) -> list[Any]:
     """Run a step in which the forward fails, if there is one, and return the outputs."""
     error = chance.choice([Broken, KeyboardInterrupt])

@@ -90,10 +90,45 @@ def test_the_cache_holds_what_is_computed() -> None:
     runner, request = make_runner(), make_request("A", PROMPT)
     for expected in (5, 6, 7):
         step(runner, request)
-        length = runner.past_key_values[request].get_seq_length()
+        cache = runner.past_key_values.get(request)
+        assert cache is not None, (
+            "I3: `past_key_values` has no cache of A. `free` looks for it under the request itself"
+        )
+        length = cache.get_seq_length()
         assert length == expected == request.num_computed_tokens, (
             f"I1: the cache has keys and values of {length} tokens, {expected} are computed"
         )
+
+
+def test_a_position_is_the_number_of_tokens_before_it() -> None:
+    """Rotary embeddings see only distances: with all positions one too high, answers stay right."""
+    runner, request = make_runner(), make_request("A", PROMPT)
+    seen: list[list[int]] = []
+
+    def note(_module: Any, args: Any, kwargs: Any) -> None:
+        seen.append((kwargs["position_ids"] if "position_ids" in kwargs else args[1])[0].tolist())
+
+    hook = runner.model.model.rotary_emb.register_forward_pre_hook(note, with_kwargs=True)
+    with hook:
+        generate(runner, request, 3)
+    assert seen == [[0, 1, 2, 3, 4], [5], [6]], (
+        "I1: a position is the number of tokens before a token: steps of 5, 1 and 1 tokens"
+    )
+
+
+def test_only_the_last_token_has_logits() -> None:
+    """A long prompt's logits would take more memory than its keys and values."""
+    runner, request = make_runner(), make_request("A", PROMPT)
+    shapes: list[tuple[int, ...]] = []
+
+    def note(_module: Any, _args: Any, output: Any) -> None:
+        shapes.append(tuple(output.logits.shape[:2]))
+
+    with runner.model.register_forward_hook(note):
+        generate(runner, request, 2)
+    assert shapes == [(1, 1), (1, 1)], (
+        "steps of 5 and 1 tokens: each computes the logits [1, 1, V] of its last token only"
+    )
 
 
 def test_a_prompt_of_one_token() -> None:

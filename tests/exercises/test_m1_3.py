@@ -32,9 +32,10 @@ def update(
     scheduler: Scheduler, request: Request, count: int, token: int | None
 ) -> EngineCoreOutput:
     """Process a step that computed `count` tokens and sampled `token`; return its only output."""
-    batch = ScheduleBatch([request], [count])
-    (output,) = scheduler.update_from_output(batch, [(token, None)])
-    return output
+    outputs = scheduler.update_from_output(ScheduleBatch([request], [count]), [(token, None)])
+    got = names(output.request for output in outputs)
+    assert got == request.request_id, "each request of the batch has one output, also its last one"
+    return outputs[0]
 
 
 def counters(scheduler: Scheduler) -> tuple[int, int, int]:

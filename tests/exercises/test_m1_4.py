@@ -10,7 +10,7 @@ from common import SamplingParams
 from common.engine_core import ForwardError
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
-from tests.exercises.by_hand import Broken, break_next_forward, names
+from tests.exercises.by_hand import Broken, break_next_forward, break_next_rows, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(40, 57)), [5] * 9]
@@ -104,6 +104,20 @@ def test_after_a_failed_forward_a_request_waits_again(
     engine.close()
 
 
+def test_reading_the_tokens_is_part_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, `run` returns before the forward has ended. Its error comes when tokens are read."""
+    engine = make_engine()
+    engine.add_request([1, 2, 3], greedy(7), "A")
+    break_next_rows(engine, monkeypatch)
+    with pytest.raises((ForwardError, Broken)) as caught:
+        engine.core.step()
+    assert isinstance(caught.value, ForwardError), (
+        "I3: `rows()` failed, and the shell must get a ForwardError; A still "
+        + ("runs" if engine.core.scheduler.running else "waits")
+    )
+    engine.close()
+
+
 def test_abort_says_whether_it_ended_something() -> None:
     engine = make_engine()
     engine.add_request([1, 2], greedy(8), "A")
@@ -143,6 +157,20 @@ def test_an_aborted_request_keeps_what_it_had() -> None:
     engine.abort_request("A")
     (final,) = engine.step()
     assert final.outputs[0].token_ids == before, "the final output has all tokens before the abort"
+
+
+def test_a_request_that_has_ended_stays_as_it_is() -> None:
+    """The shell may call `finish` for a request that its own last token has ended."""
+    engine = make_engine()
+    engine.add_request([1, 2], greedy(1), "A")
+    request = engine.output_processor.requests["A"]
+    engine.core.step()
+    try:
+        engine.core.finish(request, "abort")
+    except ValueError as error:
+        pytest.fail(f"A has ended and is in no queue, so `finish` has nothing to do, not: {error}")
+    assert request.finish_reason == "length", "A ended by length before `finish` was called"
+    engine.close()
 
 
 def test_one_answer_for_all() -> None:

@@ -51,6 +51,16 @@ def test_a_moved_request_knows_its_new_row() -> None:
     assert rows == {"A": 0, "D": 1, "C": 2}, "I3: D was moved to row 1"
 
 
+def test_two_requests_may_end_in_one_step() -> None:
+    """The runner makes the moves before the next forward: until then, all of them are kept."""
+    manager, requests = filled({"A": 4, "B": 5, "C": 6, "D": 7})
+    manager.free(requests["B"])
+    manager.free(requests["A"])
+    assert [tuple(move) for move in manager.moves] == [(3, 1, 7), (2, 0, 6)], (
+        "I2: B ends, and D's 7 tokens move from row 3 to 1; then A ends, and C's 6 from row 2 to 0"
+    )
+
+
 def test_a_request_that_leaves_has_no_row() -> None:
     manager, requests = filled({"A": 4, "B": 5})
     for name in "AB":

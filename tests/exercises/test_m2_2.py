@@ -70,6 +70,32 @@ def test_decode_follows_the_rows() -> None:
     assert names(scheduler.schedule().requests) == "A C B", "I2: rows 0, 1, 2 belong to A, C, B"
 
 
+def test_a_batch_is_a_snapshot() -> None:
+    """A request that ends while a step is processed stays in the batch of that step."""
+    scheduler = make_scheduler(running="A B C")
+    batch = scheduler.schedule()
+    scheduler.kv_cache.rows.pop()
+    assert names(batch.requests) == "A B C", "C left its row, and the batch has changed"
+
+
+def test_a_request_that_starts_again_is_computed_with_its_output() -> None:
+    """R has lost its row after a failed forward: 6 prompt and 5 output tokens are computed again."""
+    scheduler = make_scheduler(3, max_num_batched_tokens=20)
+    scheduler.waiting.appendleft(make_request("R", 6, output=5))
+    assert scheduled(scheduler.schedule()) == [("R", 11)], (
+        "R has 11 tokens; with the prompt of 3, two rows of 11 would exceed the budget of 20"
+    )
+
+
+def test_a_request_longer_than_the_budget_is_computed_alone() -> None:
+    """Its prompt fitted. With its output it exceeds the budget, after a failed forward."""
+    scheduler = make_scheduler(3, max_num_batched_tokens=10)
+    scheduler.waiting.appendleft(make_request("R", 8, output=4))
+    assert scheduled(scheduler.schedule()) == [("R", 12)], (
+        "I5: R has 12 tokens and the budget is 10: if R did not join, it would wait for ever"
+    )
+
+
 @pytest.mark.parametrize("lengths", [(10, 2, 2), (2, 2, 10), (2, 10, 2)], ids=str)
 @pytest.mark.parametrize(("budget", "count"), [(29, 2), (30, 3)])
 def test_the_token_budget_counts_padding(lengths: tuple[int, ...], budget: int, count: int) -> None:

@@ -12,7 +12,7 @@ from common.engine_core import EngineCoreOutput, ForwardError, SampledToken
 from m2_continuous.schedule_batch import ScheduleBatch
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
-from tests.exercises.by_hand import Broken, break_next_forward, names
+from tests.exercises.by_hand import Broken, break_next_forward, break_next_rows, names
 from tests.helpers.oracle import assert_one_answer, drain, greedy
 
 PROMPTS = [[7], list(range(15)), list(range(60, 76)), [5] * 33, [1, 2], list(range(90, 97))]
@@ -152,6 +152,20 @@ def test_a_failed_step_is_undone(
         f"the shell must get a ForwardError with the requests, not {caught.value!r}"
     )
     assert names(caught.value.requests) == "X Y", "the error names the requests of the step"
+    engine.close()
+
+
+def test_reading_the_tokens_is_part_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, `run` returns before the forward has ended. Its error comes when tokens are read."""
+    engine = make_engine()
+    engine.add_request([1, 2, 3], greedy(6), "A")
+    break_next_rows(engine, monkeypatch)
+    with pytest.raises((ForwardError, Broken)) as caught:
+        engine.core.step()
+    assert isinstance(caught.value, ForwardError), (
+        "I3: `rows()` failed, and the shell must get a ForwardError; A still "
+        + ("has a row" if engine.core.scheduler.running else "waits")
+    )
     engine.close()
 
 

@@ -89,6 +89,10 @@ def test_room_counts_the_rest_of_the_last_page_and_the_free_pages() -> None:
             f"the pool has 5 pages of 4; A has computed {computed} tokens and holds "
             f"{len(manager.pages_of(a))} pages: room for {expected} more tokens"
         )
+    a.num_computed_tokens = 2  # a step allocates the pages of a chunk before it computes the chunk
+    assert manager.available_slots(a) == 18, (
+        "A holds 5 pages of 4, has computed 2 tokens, and no page is free: room for 18 more tokens"
+    )
 
 
 def test_room_does_not_count_pages_of_others() -> None:

@@ -105,6 +105,11 @@ def test_a_chunk_ends_where_it_ends() -> None:
     meta = prepare((8, 12), (19, 20)).metadata
     assert meta.seq_lens.tolist() == [12, 20], "I1: the contexts are 12 and 20"
     assert meta.seq_lens_cpu == [12, 20], "I1: the contexts on the host are the same"
+    table = prepare((8, 12)).metadata.page_table
+    assert table.shape == (1, 3), (
+        "the widest context is 12 of the 20 tokens, which are 3 pages of 4: the page table is as "
+        "wide as that, because kernels start programs for its whole width"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ CASES: dict[str, tuple[int, dict[str, int], str, str, str]] = {
     "I5: B is the newest itself, and older requests keep their memory": (
         4, {"A": 8, "B": 8}, "B", "A", "B",
     ),
+    "I5: C has a row, no page, and is the newest itself: A and B keep their memory": (
+        4, {"A": 8, "B": 8, "C": 0}, "C", "A B", "C",
+    ),
 }  # fmt: skip
 
 
@@ -48,6 +51,27 @@ def test_a_retracted_request_keeps_its_tokens_and_nothing_else() -> None:
     assert (b.row, b.num_computed_tokens) == (None, 0), "I3: B has no row and 0 computed tokens"
     assert scheduler.kv_cache.num_free_pages == 2, "I3: B's 2 pages must be free"
     scheduler.check_invariants()
+
+
+def test_room_for_one_token_is_enough() -> None:
+    """A is in the middle of its prompt: it computes a smaller chunk, and B keeps its memory."""
+    scheduler = make_scheduler(6)
+    a, _ = run(scheduler, "A", 30, output=0, computed=12), run(scheduler, "B", 8)
+    scheduler.retract_for(a)
+    assert names(scheduler.running) == "A B", (
+        f"one page is free, and A can compute 4 of its 18 tokens left; {show(scheduler)}"
+    )
+
+
+def test_a_request_of_a_failed_step_is_not_retracted() -> None:
+    """`undo` and the search for a failing request call `send_back`, and no memory was missing."""
+    scheduler = make_scheduler(8)
+    ratio = scheduler.admission.new_token_ratio
+    run(scheduler, "A", 8, output=9, max_tokens=10)
+    scheduler.send_back(run(scheduler, "B", 8))
+    assert names(scheduler.waiting) == "B", f"B was sent back; {show(scheduler)}"
+    got = scheduler.counters.num_retractions, scheduler.admission.new_token_ratio
+    assert got == (0, ratio), "`send_back` counts no retraction, and leaves the ratio as it was"
 
 
 def test_a_retracted_request_waits_before_all_others() -> None:

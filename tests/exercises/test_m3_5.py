@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from m3_paged import scheduler as scheduler_module
+from m3_paged.add_req_result import AddReqResult
 from m3_paged.admission import RATIO_DECAY
 from milestones.lab.instruments.audit import assert_idle
 from tests.conftest import build_engine
-from tests.exercises.by_hand import names, scheduled
+from tests.exercises.by_hand import names, scheduled, watch
 from tests.exercises.paged_states import PAGE_SIZE, make_scheduler, run, show, wait
 from tests.helpers.fake_paged import FakePagedEngine, expected_tokens
 from tests.helpers.oracle import assert_one_answer, greedy
@@ -62,6 +63,12 @@ CASES: dict[str, tuple[int, int, dict[str, dict[str, int]], list[tuple[str, int]
     "A takes a page of B, which is retracted, and there is no memory for B in this step": (
         4, 100, {"A": {"prompt": 8}, "B": {"prompt": 8}}, [("A", 1)],
     ),
+    "A has a slot left, and B, the newest, has none and is retracted: it is not scheduled": (
+        4, 100, {"A": {"prompt": 7}, "B": {"prompt": 8}}, [("A", 1)],
+    ),
+    "B computes its 10 tokens again, after a retraction: a chunk, although it has output": (
+        100, 100, {"B": {"prompt": 8, "output": 6, "computed": 4}}, [("B", 10), ("X", 16)],
+    ),
 }  # fmt: skip
 
 
@@ -74,6 +81,14 @@ def test_what_a_step_computes(why: str) -> None:
     for name, state in running.items():
         run(scheduler, name, **state)
     wait(scheduler, "X", 16)
+
+    def note(_batch: Any, request: Any, num_tokens: int) -> None:
+        assert request.row is not None, (
+            f"I3: {request.request_id} was retracted in this step, has no row any more, and is "
+            f"scheduled with {num_tokens} tokens all the same: {why}; {show(scheduler)}"
+        )
+
+    watch(scheduler, "_add", note)
     batch = scheduler.schedule()
     assert scheduled(batch) == expected, f"{why}; {show(scheduler)}"
     left = " ".join({*running, "X"} - {name for name, _ in expected}) or "none"
@@ -91,6 +106,20 @@ def test_a_chunk_that_runs_goes_before_a_prompt_that_waits() -> None:
     assert scheduled(scheduler.schedule()) == [("A", 1), ("B", 12), ("X", 3)], (
         "I5: first decodes (A), then running chunks (B, 12 left), then X, which waits"
     )
+
+
+def test_no_request_overtakes_another() -> None:
+    """BIG does not fit beside A. If small joined, and others like it, BIG would wait for ever."""
+    scheduler = make_scheduler(10)
+    scheduler.admission.new_token_ratio = 1.0
+    run(scheduler, "A", 8)
+    wait(scheduler, "BIG", 20)
+    wait(scheduler, "small", 4, max_tokens=2)
+    batch = scheduler.schedule()
+    assert scheduled(batch) == [("A", 1)], (
+        f"I5: BIG came before small, has no memory yet, and must not be overtaken; {show(scheduler)}"
+    )
+    assert batch.add_result is AddReqResult.NO_MEMORY, "`add_result` says why BIG does not join"
 
 
 def test_only_requests_that_reach_their_end_are_sampled() -> None:

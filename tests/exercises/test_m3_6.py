@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from m3_paged import attention, kernels, triton_ops
 from milestones.lab.instruments.paged_case import OUT_OF_RANGE, SCALE, PagedCase
 
 MARK = 12345.0
+FAR = 1_200_000_000  # numbers from one KV head to the next, in a pool as large as those of large GPUs
 OUTPUTS = {"partial": 5, "partial_lse": 6}  # the kernel's outputs: argument name and index
 
 
@@ -108,6 +110,24 @@ class Decode:
                 )
 
 
+def far_apart(*memories: torch.Tensor) -> list[torch.Tensor]:
+    """Return copies of [3, slots, dim] in which a KV head begins `FAR` numbers after the last one.
+
+    They are parts of one mapping of 10 GB, of which only the pages of the copies take memory. What
+    32 bits make of an address is in it too, as zeros.
+    """
+    below, room = 2**32 - 2 * FAR, 2**20  # in 32 bits, 2 * FAR becomes -below
+    size = 2 * (below + 2 * FAR + room)  # bytes of float16
+    no_reserve = 0x4000  # `mmap.MAP_NORESERVE`, from Python 3.11 on
+    mapping = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | no_reserve)
+    everything = torch.frombuffer(mapping, dtype=torch.float16)
+    copies = []
+    for i, memory in enumerate(memories):
+        strides, begin = (FAR, *memory[0].stride()), below + i * room // 2
+        copies.append(everything.as_strided(memory.shape, strides, begin).copy_(memory.nan_to_num()))
+    return copies
+
+
 @pytest.mark.parametrize("contexts", [(1,), (3, 4, 5), (7, 8, 9), (31, 32, 33)], ids=str)
 def test_contexts_around_a_page_and_a_tile(contexts: tuple[int, ...]) -> None:
     """Pages of 4 tokens, tiles of 32."""
@@ -154,6 +174,20 @@ def test_half_precision() -> None:
     decode = Decode(5, 40, dtype=torch.float16)
     assert decode.got().dtype == torch.float16
     decode.check()
+
+
+def test_heads_that_are_far_apart() -> None:
+    """KV head 2 begins at number 2.4 billion of the keys, and 32 bits end at 2.1 billion."""
+    decode = Decode(5, 9, heads=(6, 3), dtype=torch.float16)
+    decode.keys, decode.values = far_apart(decode.keys, decode.values)
+    got, expected = decode.got().double(), decode.expected()
+    for head in range(6):
+        error = float((got[:, head] - expected[:, head]).norm() / expected[:, head].norm())
+        assert error < decode.tolerance, (
+            f"I1: query head {head} reads KV head {head // 2}, which begins at number "
+            f"{head // 2} * {FAR}: relative error {error:.1e}. Program ids are numbers of 32 bits, "
+            "and so is their product with a stride: widen them first"
+        )
 
 
 def test_large_scores_do_not_overflow() -> None:

@@ -70,15 +70,18 @@ class FakePagedEngine:
         assert bool(batch.requests) == bool(self.live), (
             "I5: a step must compute something while there are live requests, and nothing otherwise"
         )
-        assert sum(batch.num_scheduled_tokens) <= scheduler.max_num_batched_tokens
-        assert len(set(batch.requests)) == len(batch.requests)
+        tokens, budget = sum(batch.num_scheduled_tokens), scheduler.max_num_batched_tokens
+        assert tokens <= budget, f"a step of {tokens} tokens, and max_num_batched_tokens={budget}"
+        assert len(set(batch.requests)) == len(batch.requests), (
+            f"I3: a request is scheduled twice in one step: {batch.requests}"
+        )
         for row, column, page in scheduler.kv_cache.table.take_updates():
             self.table[row][column] = page
         answers = {}
         for i, (request, n) in enumerate(
             zip(batch.requests, batch.num_scheduled_tokens, strict=True)
         ):
-            assert n > 0
+            assert n > 0, f"{request} is scheduled with {n} tokens"
             start = request.num_computed_tokens
             kv = tuple(self.memory[self._slot(request, p)] for p in range(start))
             for position in range(start, start + n):
@@ -90,7 +93,10 @@ class FakePagedEngine:
         for i in batch.sampled_indices:
             request = batch.requests[i]
             computed = request.num_computed_tokens + batch.num_scheduled_tokens[i]
-            assert computed == request.num_tokens, "I1: sampled too early"
+            assert computed == request.num_tokens, (
+                f"I1: {request} is sampled when {computed} of its {request.num_tokens} tokens are "
+                "computed, and not at its end"
+            )
         self._update(batch, [(answers[i], None) for i in batch.sampled_indices])
         self._audit()
         return batch
@@ -108,7 +114,7 @@ class FakePagedEngine:
                 del self.live[name]
 
     def _slot(self, request: Request, position: int) -> int:
-        assert request.row is not None
+        assert request.row is not None, f"I3: {request} is scheduled, but it waits: it has no row"
         page_size = self.scheduler.kv_cache.page_size
         page = self.table[request.row][position // page_size]
         assert page != 0, "I3: a request reads or writes the padding page"
@@ -118,7 +124,9 @@ class FakePagedEngine:
         """Check the scheduler's own invariants, and clear the memory of free pages."""
         self.scheduler.check_invariants()
         queued = [*self.scheduler.waiting, *self.scheduler.running]
-        assert set(queued) == set(self.live.values()) and len(queued) == len(self.live)
+        assert set(queued) == set(self.live.values()) and len(queued) == len(self.live), (
+            f"I3: each live request either waits or runs: queued {queued}, live {[*self.live]}"
+        )
         page_size = self.scheduler.kv_cache.page_size
         for page in self.scheduler.kv_cache.allocator.free_pages:
             for slot in range(page * page_size, (page + 1) * page_size):

@@ -91,6 +91,16 @@ def test_a_failed_prefill_does_not_touch_running_requests() -> None:
     assert computed == [5, 5], "A and B keep their 5 computed tokens each"
 
 
+def test_a_request_that_starts_again_joins_too() -> None:
+    """R has output from before, and lost its row: its prefill failed like that of a new request."""
+    scheduler = state(running="A", waiting="X")
+    run(scheduler, make_request("R", 3, output=2))
+    scheduler.undo(ScheduleBatch(scheduler.running[1:], [5]))
+    assert show(scheduler) == ("A", "R X", "A"), (
+        "I3: R joined with the failed batch, and none of its 5 tokens is computed: it waits again"
+    )
+
+
 def test_a_failed_decode_is_simply_repeated() -> None:
     scheduler = state(running="A B", waiting="X")
     scheduler.undo(ScheduleBatch(list(scheduler.running), [1, 1]))

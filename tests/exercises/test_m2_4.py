@@ -44,6 +44,10 @@ def prepare(
 def sees(inputs: ModelInput, query: int, token: int) -> list[int]:
     """Return the slots that the query of a token may attend to: those with mask 0."""
     batch, width = inputs.input_ids.shape
+    shape = tuple(inputs.attention_mask.shape)
+    assert shape[:-1] in [(batch, 1, width), (1, 1, width)], (
+        f"the mask is [B or 1, 1, T, S] with B={batch} and T={width}, not {list(shape)}"
+    )
     mask = inputs.attention_mask.expand(batch, 1, width, -1)[query, 0, token]
     assert ((mask == 0) | (mask < -1e30)).all(), (
         f"each entry of the mask is 0 or very negative: {mask.tolist()}"
@@ -64,6 +68,13 @@ def test_prompts_are_padded_on_the_right() -> None:
             f"I1: the position of a token in prompt {i} is the number of tokens before it"
         )
     assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), "padding is fed too: it must be valid tokens"
+
+
+def test_a_request_that_starts_again_feeds_its_output_too() -> None:
+    """Its row was lost after a failed forward: 3 prompt tokens and 2 of output are computed."""
+    a, r = make_request("A", [11]), make_request("R", [21, 22, 23], output=2)
+    fed = prepare([a, r], [1, 5]).input_ids[1].tolist()
+    assert fed == [21, 22, 23, 100, 101], "I1: R has 5 tokens, and none of them is in the cache"
 
 
 def test_a_decode_feeds_the_newest_token_at_its_position() -> None:

@@ -113,4 +113,7 @@ def test_a_move_copies_all_tokens_in_every_layer(pool: KVPool, num_tokens: int) 
             f"I2: {'keys' if i < 2 else 'values'} of layer {i % 2}: row 1 must contain the "
             f"{num_tokens} tokens of row 3"
         )
+        assert torch.equal(memory[1, :, num_tokens:], old[1, :, num_tokens:]), (
+            f"a move copies the first {num_tokens} tokens, not the whole row of {TOKENS} slots"
+        )
         assert torch.equal(memory[[0, 2, 3]], old[[0, 2, 3]]), "I2: other rows were changed"

@@ -76,11 +76,12 @@ def abort_all(engine: Any) -> None:
 
 
 def test_each_request_gets_its_token() -> None:
+    """The batch is in the order of the rows, which is not that of `running` after a row has moved."""
     engine = make_engine()
-    requests = running(engine, {"A": 4, "B": 6, "C": 5})
-    outputs = update(engine, requests, [1, 1, 1], [21, 22, 23])
+    a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
+    outputs = update(engine, [a, c, b], [1, 1, 1], [21, 23, 22])
     got = {output.request.request_id: output.request.token_ids[-1] for output in outputs}
-    assert got == {"A": 21, "B": 22, "C": 23}, "A, B and C get tokens 21, 22 and 23"
+    assert got == {"A": 21, "B": 22, "C": 23}, "I2: the batch A C B has sampled tokens 21 23 22"
     assert not any(output.finish_reason for output in outputs), "none has reached its end"
     computed = [request.num_computed_tokens for request in requests]
     assert computed == [4, 6, 5], "each has one more computed token"
@@ -100,6 +101,31 @@ def test_the_counters_tell_prompts_from_decodes_and_padding() -> None:
     counted = (s.num_steps, s.prefill_tokens, s.decode_tokens, s.padding_tokens)
     assert counted == (2, 11, 2, 5), "2 steps; 11 prompt tokens, 2 decode tokens, 5 padding tokens"
     abort_all(engine)
+
+
+def test_a_prompt_of_one_token_is_prefill() -> None:
+    engine = make_engine()
+    (request,) = running(engine, {"A": 2})
+    request.token_ids.pop()
+    request.num_computed_tokens = 0
+    update(engine, [request], [1], [21])
+    update(engine, [request], [1], [22])
+    counted = engine.stats().prefill_tokens, engine.stats().decode_tokens
+    assert counted == (1, 1), "A computed its prompt of 1 token, and then 1 token of its output"
+    abort_all(engine)
+
+
+def test_a_move_is_made_once() -> None:
+    """The runner removes a move from the list when it has made it."""
+    engine = make_engine()
+    for name, max_tokens in (("A", 2), ("B", 6), ("C", 6)):
+        engine.add_request([1, 2, 3], greedy(max_tokens, ignore_eos=True), name)
+    for _ in range(3):  # A ends in the second step, and the third one begins with the move of C
+        engine.core.step()
+    assert engine.core.scheduler.kv_cache.moves == [], (
+        "I2: C has moved into A's row. A move that stays in the list is made again in each step"
+    )
+    engine.close()
 
 
 def test_a_moved_row_brings_the_token_of_this_step_along() -> None:

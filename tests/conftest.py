@@ -24,7 +24,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import functools
 import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +52,7 @@ THOROUGH = False
 MILESTONES = milestones(ROOT)
 ENGINES = engines(ROOT)  # the milestones, and then the electives
 CHAINS = {name: chain(name, ROOT) for name in ENGINES}
+MOST_CAPTURED_LINES = 100  # of a section of a failed test's report
 ONE_MODE = ("electives", "one_mode")  # marks of tests of files and of the server's connections
 # Only these engines differ in their modes.
 WITH_STREAM = [name for name in ENGINES if "stream.py" in sources(name, ROOT)]
@@ -135,6 +136,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    report.sections = [(title, shortened(text)) for title, text in report.sections]
+    return report
+
+
+def shortened(captured: str) -> str:
+    """Return the end of what a test logged or printed.
+
+    With a scheduler that fails in every step, one test would log thousands of tracebacks.
+    """
+    lines = captured.splitlines()
+    if len(lines) <= MOST_CAPTURED_LINES:
+        return captured
+    left_out = len(lines) - MOST_CAPTURED_LINES
+    return "\n".join([f"({left_out} lines before these)", *lines[left_out:]])
 
 
 def pytest_collection_finish() -> None:

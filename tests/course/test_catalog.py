@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,12 @@ from tests.conftest import ROOT
 from tests.helpers import mini_course
 
 CATALOG = "milestones/m2_mini/exercises.toml"
+# For each exercise: 5 of a milestone, 3 of an elective. Those that have none yet are left out.
+LEAST_WRONG_SOLUTIONS = {
+    name: 3 if is_elective(name) else 5
+    for name in catalog.taught_engines(ROOT)
+    if (ROOT / course_place(name) / "wrong_solutions").exists()
+}
 
 
 @pytest.fixture
@@ -142,6 +149,22 @@ def test_the_records_of_the_milestones() -> None:
         exercises = catalog.load(milestone)
         mutants = catalog.mutants(milestone)
         assert {mutant.exercise for mutant in mutants} == {exercise.id for exercise in exercises}
+
+
+@pytest.mark.parametrize("name", LEAST_WRONG_SOLUTIONS)
+def test_each_exercise_has_wrong_solutions(name: str) -> None:
+    """A file for each exercise, and no solution that `mutants.patch` has already."""
+    least = LEAST_WRONG_SOLUTIONS[name]
+    found = Counter(solution.exercise for solution in catalog.wrong_solutions(name))
+    few = {e.id: found[e.id] for e in catalog.load(name) if found[e.id] < least}
+    assert not few, f"each exercise of {name} has {least} wrong solutions: {few}"
+    files = sorted(path.stem for path in (ROOT / course_place(name)).glob("wrong_solutions/*"))
+    assert files == sorted(found), "a file is named as its exercise"
+    mutants = {mutant.name: mutant.patch for mutant in catalog.mutants(name)}
+    for solution in catalog.wrong_solutions(name):
+        assert solution.name not in mutants and solution.patch not in mutants.values(), (
+            f"{solution.name} is among the mutants already"
+        )
 
 
 @pytest.mark.parametrize("name", catalog.taught_engines(ROOT))

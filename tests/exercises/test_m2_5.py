@@ -60,6 +60,15 @@ def test_a_prefill_attends_to_itself(pool: KVPool) -> None:
             )
 
 
+def test_a_prompt_of_one_token_attends_to_itself(pool: KVPool) -> None:
+    """It is as wide as a decode. Its row is not the first one, where a decode would look."""
+    for name, new, returned, memory in step(pool, [3], [[0]], 1):
+        assert torch.equal(memory[3, :, 0], new[0, :, 0]), f"I1: {name} go to slot 0 of row 3"
+        assert torch.equal(new, returned), (
+            f"I2: a prefill of one token in row 3 gets its own {name} back: the context is 1 token"
+        )
+
+
 def test_a_decode_is_stored_at_its_own_position(pool: KVPool) -> None:
     """The contexts are different: 5, 2 and 8 tokens."""
     for name, new, _, memory in step(pool, *DECODE):

@@ -18,7 +18,9 @@ from m3_paged import attention, kernels, triton_ops
 from milestones.lab.instruments.paged_case import OUT_OF_RANGE, SCALE, PagedCase
 
 MARK = 12345.0
-FAR = 1_200_000_000  # numbers from one KV head to the next, in a pool as large as those of large GPUs
+FAR = (
+    1_200_000_000  # numbers from one KV head to the next, in a pool as large as those of large GPUs
+)
 OUTPUTS = {"partial": 5, "partial_lse": 6}  # the kernel's outputs: argument name and index
 
 
@@ -124,7 +126,9 @@ def far_apart(*memories: torch.Tensor) -> list[torch.Tensor]:
     copies = []
     for i, memory in enumerate(memories):
         strides, begin = (FAR, *memory[0].stride()), below + i * room // 2
-        copies.append(everything.as_strided(memory.shape, strides, begin).copy_(memory.nan_to_num()))
+        copies.append(
+            everything.as_strided(memory.shape, strides, begin).copy_(memory.nan_to_num())
+        )
     return copies
 
 

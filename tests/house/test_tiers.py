@@ -14,7 +14,7 @@ import pytest
 
 from milestones.__main__ import COMMANDS
 from milestones.chain import electives
-from tests.conftest import MILESTONES, ROOT
+from tests.conftest import MILESTONES, MOST_CAPTURED_LINES, ROOT, shortened
 
 pytestmark = pytest.mark.thorough("it collects the whole suite in a process")
 
@@ -82,3 +82,12 @@ def test_each_command_of_the_console(command: str) -> None:
         if module in imported(path) or f'"{command}"' in path.read_text(encoding="utf-8")
     }
     assert files & {file for file, *_ in first_tier()}, f"{command} has no test in the first tier"
+
+
+def test_the_report_of_a_failed_test_is_short() -> None:
+    """A scheduler that fails in every step may log thousands of tracebacks in one test."""
+    lines = [f"line {i}" for i in range(MOST_CAPTURED_LINES)]
+    assert shortened("\n".join(lines)) == "\n".join(lines)
+    assert shortened("\n".join(["first", "second", *lines])) == "\n".join(
+        ["(2 lines before these)", *lines]
+    )

@@ -105,7 +105,7 @@ def test_after_a_failed_forward_a_request_waits_again(
 
 
 def test_reading_the_tokens_is_part_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, `run` returns before the forward has ended. Its error comes when tokens are read."""
+    """On a GPU, `run` returns before the forward has ended: its error comes with the tokens."""
     engine = make_engine()
     engine.add_request([1, 2, 3], greedy(7), "A")
     break_next_rows(engine, monkeypatch)

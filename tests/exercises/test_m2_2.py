@@ -79,7 +79,7 @@ def test_a_batch_is_a_snapshot() -> None:
 
 
 def test_a_request_that_starts_again_is_computed_with_its_output() -> None:
-    """R has lost its row after a failed forward: 6 prompt and 5 output tokens are computed again."""
+    """R has lost its row after a failed forward: its 6 + 5 tokens are computed again."""
     scheduler = make_scheduler(3, max_num_batched_tokens=20)
     scheduler.waiting.appendleft(make_request("R", 6, output=5))
     assert scheduled(scheduler.schedule()) == [("R", 11)], (

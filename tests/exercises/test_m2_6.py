@@ -76,7 +76,7 @@ def abort_all(engine: Any) -> None:
 
 
 def test_each_request_gets_its_token() -> None:
-    """The batch is in the order of the rows, which is not that of `running` after a row has moved."""
+    """The batch is in the order of the rows. After a row has moved, `running` has another one."""
     engine = make_engine()
     a, b, c = requests = running(engine, {"A": 4, "B": 6, "C": 5})
     outputs = update(engine, [a, c, b], [1, 1, 1], [21, 23, 22])
@@ -182,7 +182,7 @@ def test_a_failed_step_is_undone(
 
 
 def test_reading_the_tokens_is_part_of_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, `run` returns before the forward has ended. Its error comes when tokens are read."""
+    """On a GPU, `run` returns before the forward has ended: its error comes with the tokens."""
     engine = make_engine()
     engine.add_request([1, 2, 3], greedy(6), "A")
     break_next_rows(engine, monkeypatch)

@@ -117,7 +117,8 @@ def test_no_request_overtakes_another() -> None:
     wait(scheduler, "small", 4, max_tokens=2)
     batch = scheduler.schedule()
     assert scheduled(batch) == [("A", 1)], (
-        f"I5: BIG came before small, has no memory yet, and must not be overtaken; {show(scheduler)}"
+        f"I5: BIG came before small and has no memory yet: it must not be overtaken; "
+        f"{show(scheduler)}"
     )
     assert batch.add_result is AddReqResult.NO_MEMORY, "`add_result` says why BIG does not join"
 

@@ -108,8 +108,8 @@ def test_a_position_is_the_number_of_tokens_before_it() -> None:
     def note(_module: Any, args: Any, kwargs: Any) -> None:
         seen.append((kwargs["position_ids"] if "position_ids" in kwargs else args[1])[0].tolist())
 
-    hook = runner.model.model.rotary_emb.register_forward_pre_hook(note, with_kwargs=True)
-    with hook:
+    model: Any = runner.model
+    with model.model.rotary_emb.register_forward_pre_hook(note, with_kwargs=True):
         generate(runner, request, 3)
     assert seen == [[0, 1, 2, 3, 4], [5], [6]], (
         "I1: a position is the number of tokens before a token: steps of 5, 1 and 1 tokens"

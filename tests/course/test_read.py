@@ -42,8 +42,8 @@ def shown(name: str, *, answers: bool = False) -> str:
 
 
 def test_links_become_text_and_code_stays() -> None:
-    [piece] = Section("m3_paged", "m3", "", "`f[(3,)](x)`, [`a`](../b.py), [c](../c.md)").pieces
-    assert piece.text == "`f[(3,)](x)`, `a`, c: `milestones/c.md`"
+    [piece] = Section("m3_paged", "m3", "", "`f[(3,)](x)`, [`a`](../b.py), [c](../README.md)").pieces
+    assert piece.text == "`f[(3,)](x)`, `a`, c: `milestones/README.md`"
 
 
 def test_the_sections_of_no_exercise_are_those_of_a_milestone() -> None:

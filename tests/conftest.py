@@ -27,13 +27,12 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from common import EngineConfig, LLMEngine, LoadedModel, load_model
+from common.lazy import lazy_exports
 from milestones.chain import (
     chain,
     engines,
@@ -43,8 +42,19 @@ from milestones.chain import (
     own_name,
     sources,
 )
-from milestones.lab.instruments.audit import MODES, STREAMS, assert_idle, audited_engine_class
+from milestones.lab.instruments.audit import MODES, STREAMS, assert_idle
 from tests.helpers.deselected import Deselected, Shard
+
+if TYPE_CHECKING:
+    from common import LLMEngine, LoadedModel
+    from tests.helpers.shared_models import build_engine, plain_model, shared_model  # noqa: F401
+else:  # when a file of tests imports them: tests of plain data start without torch
+    __getattr__ = lazy_exports(
+        __name__,
+        dict.fromkeys(
+            ("build_engine", "plain_model", "shared_model"), "tests.helpers.shared_models"
+        ),
+    )
 
 ROOT = Path(__file__).resolve().parent.parent
 MODE = DEFAULT_MODE = "overlap"
@@ -86,6 +96,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     global MODE, THOROUGH
     if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        import torch
+
         threads = max(1, (os.cpu_count() or 1) // workers)  # workers share the cores,
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)  # and so do the processes that tests start
@@ -209,31 +221,6 @@ def _milestone_of(item: pytest.Item) -> str | None:
     return callspec.params.get("milestone") if callspec else None
 
 
-@functools.cache
-def shared_model(name: str) -> LoadedModel:
-    """Return a model that is loaded once for the whole run. Engines share it."""
-    with torch.inference_mode(False):  # other tests may use it outside of inference mode
-        return load_model(EngineConfig(model=name, device="cpu"))
-
-
-@functools.cache
-def plain_model(name: str) -> LoadedModel:
-    """Return the model as Hugging Face made it, without our passes. The oracle uses it."""
-    with torch.inference_mode(False):  # other tests may use it outside of inference mode
-        return load_model(EngineConfig(model=name, device="cpu"), plain=True)
-
-
-def build_engine(
-    milestone: str, model: str | LoadedModel = "tiny-llama", **config: Any
-) -> LLMEngine:
-    """Return an audited engine on a shared model."""
-    loaded = shared_model(model) if isinstance(model, str) else model
-    config = {"enable_overlap": MODE != "serial", **config}
-    return audited_engine_class(milestone, MODE)(
-        EngineConfig(model=loaded.name, device="cpu", **config), loaded
-    )
-
-
 def tokens_in_flight(engine: LLMEngine) -> int:
     """Return the number of tokens in the steps in flight: 0 for an engine without overlap."""
     in_flight = getattr(engine.core.scheduler, "in_flight", None)
@@ -241,7 +228,7 @@ def tokens_in_flight(engine: LLMEngine) -> int:
     return sum(sum(batch.num_scheduled_tokens) for batch in batches)
 
 
-EngineFactory = Callable[..., LLMEngine]
+EngineFactory = Callable[..., "LLMEngine"]
 ModuleOf = Callable[[str], ModuleType]
 
 
@@ -256,6 +243,8 @@ def make_engine(milestone: str) -> Iterator[EngineFactory]:
 
     After the test, every engine that it made must close, and hold nothing.
     """
+    from tests.helpers.shared_models import build_engine
+
     engines: list[LLMEngine] = []
 
     def make(model: str | LoadedModel = "tiny-llama", **config: Any) -> LLMEngine:

@@ -85,12 +85,53 @@ def test_a_traceback_is_shown_on_demand(tree: Path, say: Say) -> None:
 def test_a_part_that_is_written_is_not_asked_for(tree: Path, say: Say) -> None:
     """`check` stops at the first exercise that fails. Another one may need it."""
     assert "not run" in say(check)[1]
-    assert "m2.2 needs m2.1, which is not written yet" in say(check, "m2.2")[1]
+    assert "m2.2 is not written yet: Shelf.total, largest\n" in say(check, "m2.2")[1]
     complete = mini_course.SHELF.replace("return max(shelf.items)", "raise NotImplementedError")
     (tree / "m2_mini/shelf.py").write_text(
         complete.replace("NotImplementedError", 'NotImplementedError("m2.2: largest is yours")')
     )
     assert "m2.2 is not written yet: largest\n" in say(check)[1]
+
+
+def test_no_test_runs_for_what_is_not_written(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The syntax tree answers at once: for an exercise, and for one that it needs."""
+
+    def said(exercise: str) -> str:
+        assert mini_course.called(check, tree, exercise, runner=SimpleNamespace()) == 1
+        return capsys.readouterr().out
+
+    assert "m2.1 is not written yet: Shelf.put\n" in said("m2.1")
+    put = 'raise NotImplementedError("m2.1: Shelf.put is yours to write")'
+    (tree / "m2_mini/shelf.py").write_text(
+        mini_course.SHELF.replace("return self._append(item)", put)
+    )
+    shown = said("m2.2")
+    assert "m2.2 needs m2.1, which is not written yet\n" in shown
+    assert "Count them all  5 points  not written" in shown and "hint m2.2" in shown
+    assert load_progress(tree).failed == ["m2.1", "m2.2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (
+            "return Shelf.__init__(7)",
+            "given code m2_mini/shelf.py:N in __init__, called by your put",
+        ),
+        ("return mine(item)", "your code m2_mini/shelf.py:N in mine"),
+    ],
+)
+def test_given_code_that_fails_is_not_called_yours(
+    tree: Path, say: Say, body: str, place: str
+) -> None:
+    """A function that the student adds is the student's own."""
+    write(tree, f"        {body}")
+    path = tree / "m2_mini/shelf.py"
+    path.write_text(path.read_text() + "\n\ndef mine(item: int) -> float:\n    return item / 0\n")
+    words = " ".join(say(check, "m2.1")[1].split())
+    assert place in re.sub(r"py:\d+ in", "py:N in", words), words
 
 
 def test_progress_is_made_and_remembered(tree: Path, say: Say) -> None:
@@ -128,6 +169,7 @@ def test_a_syntax_error_has_a_caret(tree: Path, say: Say) -> None:
 
 
 def test_what_cannot_be_run_is_no_failure(tree: Path, say: Say) -> None:
+    write(tree, PUT)
     (tree / "tests/conftest.py").write_text("import nonsense\n")
     status, said = say(check)
     assert status == 2 and "stopped with an error" in said and "nonsense" in said

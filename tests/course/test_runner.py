@@ -266,13 +266,36 @@ def test_forking_is_safe(tree: Path) -> None:
         assert run(tree, FIRST, seconds=30).passed
 
 
+def test_a_big_library_waits_for_a_test_that_needs_it(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests of plain data run without torch. They have a short limit, even when torch is there."""
+    hang = "def test_it():\n    while True: pass\n"
+    (tree / FIRST).write_text("import sys\nassert 'torch' not in sys.modules\n" + hang)
+    (tree / SECOND).write_text("import torch\ndef test_it():\n    torch.ones(1)\n")
+    monkeypatch.setattr("milestones.course.testing.supervised_run.SECONDS_PLAIN", 0.5)
+    imported: list[str] = []
+    with Runner() as runner:
+
+        def plain_ends(test: str) -> bool:
+            done = runner.run(tree, [test], on_import=imported.append)
+            return "after 0.5 s" in (failed(done).failure or pytest.fail()).message
+
+        assert plain_ends(FIRST) and imported == []
+        for _ in range(2):
+            assert runner.run(tree, [SECOND], on_import=imported.append).passed
+            assert imported == ["torch"]
+        (tree / FIRST).write_text(hang)
+        assert plain_ends(FIRST)
+
+
 def test_a_server_with_threads_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     from milestones.course.testing import server
 
     events: list[dict[str, object]] = []
     monkeypatch.setattr(server, "num_threads", lambda: 2)
     monkeypatch.setattr(server.os, "fork", lambda: pytest.fail("it forked"))
-    server.serve({}, events.append)
+    server.serve({}, events.append, [])
     assert [event["event"] for event in events] == ["refused"]
 
 

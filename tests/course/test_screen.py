@@ -76,6 +76,13 @@ def compared(source: str) -> Result:
             "fail too: test_it does not end, at m2_mini/shelf.py:7 in put test_it", "stacks",
         ),
         ([FAILED, Result("t.py::test_it[one]", "failed")], {}, "fail too: test_it[one]", "more"),
+        # A list of many tests, or a long name, would push the message off a low terminal.
+        ([FAILED] * 6, {}, "fail too:" + " test_it" * 5, "more"),
+        ([FAILED] * 8, {}, "fail too:" + " test_it" * 5 + " and 2 more", "3 more"),
+        (
+            [Result("t.py::test_it[[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \n11]]", "failed")], {},
+            "test_it[[1, 2, 3, 4, 5, … 8, 9, 10, 11]] fails", "6,",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_shown(

@@ -18,7 +18,7 @@ from tests.exercises.by_hand import request_with
 
 
 def request(params: SamplingParams) -> Request:
-    return request_with(params, end_token_ids=[3])
+    return request_with(params, end_token_ids=np.array([3]))
 
 
 def kept_by_filters(logits: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:

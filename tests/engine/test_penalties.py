@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import EngineConfig, LLMEngine, Request, SamplingParams
+from common.hf.tiny import byte_tokenizer
 from common.sampling.adjustments import Adjustments, adjust
 from common.sampling.sampler import SamplingMetadata, sample
 from common.text.output_text import OutputText
@@ -17,13 +19,14 @@ from common.tracing.forced_retractions import force_retractions
 from milestones.lab.instruments.audit import MODES, assert_idle, audited_engine_class
 from milestones.lab.instruments.hash_model import hash_model
 from tests.conftest import EngineFactory, build_engine
-from tests.exercises.by_hand import TOKENIZER, request_with
+from tests.exercises.by_hand import request_with
 from tests.helpers.oracle import greedy, serve_arrivals
 from tests.helpers.sampling_reference import adjusted, hash_answer
 
 pytestmark = pytest.mark.streams(electives=False)
 
 HASH = hash_model()
+TOKENIZER = byte_tokenizer()
 VOCAB = 40  # of the tests without an engine
 EOS = [3, 7]
 
@@ -42,7 +45,8 @@ states = st.lists(st.tuples(tokens.filter(bool), tokens, penalties), min_size=1,
 
 
 def request(prompt: list[int], output: list[int], params: SamplingParams) -> Request:
-    made = request_with(params, prompt, end_token_ids=sorted({*EOS, *params.stop_token_ids}))
+    ends = np.array(sorted({*EOS, *params.stop_token_ids}), dtype=np.int64)
+    made = request_with(params, prompt, end_token_ids=ends)
     made.token_ids += output
     return made
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from common import Request, SamplingParams
-from common.hf.tiny import byte_tokenizer
-from common.text.output_text import OutputText
-from tests.helpers.oracle import greedy
 from tests.helpers.replaced import fail_forward
 
-TOKENIZER = byte_tokenizer()
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def make_request(
@@ -32,7 +29,7 @@ def make_request(
     prompt: the tokens of the prompt, or their number; then all of them are different.
     """
     tokens = [1 + i for i in range(prompt)] if isinstance(prompt, int) else list(prompt)
-    params = greedy(max_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     request = request_with(params, tokens, name, max_model_len=max_model_len)
     request.token_ids += [100 + i for i in range(output)]
     request.num_computed_tokens = computed
@@ -43,14 +40,14 @@ def request_with(
     params: SamplingParams,
     prompt: Sequence[int] = (1, 2, 1),
     name: str = "r",
-    end_token_ids: Sequence[int] = (),
+    end_token_ids: np.ndarray | None = None,
     max_model_len: int = 100,
 ) -> Request:
-    """Return a request that waits. Its parameters may be any."""
+    """Return a request that waits, without a text. Its parameters may be any."""
+    text: Any = None  # only the shell around a core reads it
     return Request(
         name, None, list(prompt), params, seed=params.seed or 0, max_model_len=max_model_len,
-        text=OutputText(TOKENIZER, params), arrival_time=0.0,
-        end_token_ids=np.array(end_token_ids, dtype=np.int64),
+        text=text, arrival_time=0.0, end_token_ids=end_token_ids,
     )  # fmt: skip
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from common import EngineConfig, Request
+from common import EngineConfig, Request, SamplingParams
 from milestones.electives.multi_step.scheduler import Scheduler
 from tests.exercises.by_hand import make_request
-from tests.helpers.oracle import greedy
 
 PAGE_SIZE = 4
 
@@ -47,7 +46,7 @@ def test_a_plan_has_num_steps_steps() -> None:
 def test_a_plan_with_penalties_has_one_step() -> None:
     """I2: a penalty counts all tokens, and a placeholder stands only for the newest one."""
     scheduler, request = make_scheduler(), make_request("a", [1, 2])
-    request.params = greedy(50, presence_penalty=1.0)
+    request.params = SamplingParams(max_tokens=50, temperature=0, presence_penalty=1.0)
     decoding(scheduler, request, make_request("b", [3]))
     assert plan(scheduler) == [["a", "b"]], "a has a penalty: each step needs the tokens before it"
 

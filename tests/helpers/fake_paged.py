@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from common import EngineConfig, Request
-from tests.exercises.by_hand import TOKENIZER, request_with
-from tests.helpers.oracle import greedy
-
-__all__ = ["TOKENIZER"]
+from common import EngineConfig, Request, SamplingParams
+from tests.exercises.by_hand import request_with
 
 VOCAB_SIZE = 50
 
@@ -55,7 +52,8 @@ class FakePagedEngine:
         self.largest_batch = 0
 
     def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        request = request_with(greedy(max_tokens), prompt, name, max_model_len=200)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0)
+        request = request_with(params, prompt, name, max_model_len=200)
         self.scheduler.add_request(request)
         self.live[name] = request
 

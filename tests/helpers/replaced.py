@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from common import LoadedModel
+if TYPE_CHECKING:
+    from common import LoadedModel
 
 
 def plant(patch: pytest.MonkeyPatch, target: str, mistake: Callable[..., Any]) -> None:
@@ -45,6 +45,8 @@ def fail_forward(
 
 def put_on_gpu(engine: Any, stream_module: Any, *names: str) -> None:
     """Give an engine on a CPU the streams that it would have on a GPU. See `FakeCuda`."""
+    import torch  # not above: the states of exercises with plain data need this file
+
     runner = engine.core.runner
     for name in ("stream", *names):
         getattr(runner, name).close()

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from milestones.chain import ROOT, milestones, package, sources
+from milestones.course.catalog import load, taught_engines
 from tests.house.test_layout import PLAIN_DATA
 
 FORBIDDEN = ("numpy", "rich", "tokenizers", "torch", "transformers", "triton")
@@ -70,9 +71,33 @@ core.close()
 """
 
 
-def run_without_a_model(code: str) -> subprocess.CompletedProcess[str]:
+# Exercises of plain data: `check` runs their tests without torch, so it answers in two seconds.
+PLAIN_EXERCISES = [
+    "m1.1", "m2.1", "m2.2", "m2.3", "m3.1", "m3.3", "m3.4", "m4.1", "m4.2", "m4.3", "m4.4",
+    "m4.5", "m5.3", "hybrid_memory.1", "hybrid_memory.2", "hybrid_memory.3", "multi_step.1",
+    "multi_step.2", "priority.1", "priority.2", "speculative.1",
+]  # fmt: skip
+IMPORT_EACH = """
+import importlib, os, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert "is forbidden here" in str(error), name
+    else:
+        print(name)
+"""
+RUN_TESTS = """
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
+"""
+
+
+def run_without_a_model(
+    code: str, *arguments: str, allowed: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run code in a process that cannot import the forbidden packages."""
-    command = [sys.executable, "-c", HOOK + code]
+    command = [sys.executable, "-c", HOOK.replace(f"{allowed!r}, ", "") + code, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
@@ -104,6 +129,23 @@ def test_a_core_runs_without_a_model(name: str) -> None:
     """`engine.py` and all that it decides with: only the runner is another one."""
     done = run_without_a_model(f"milestone = {name!r}\n" + RUN)
     assert done.returncode == 0, done.stderr
+
+
+def test_which_exercises_have_plain_data() -> None:
+    """The files of their tests, and all that these import, need no model: those and no others."""
+    exercises = {e.id: e.tests for name in taught_engines() for e in load(name)}
+    modules = {
+        name: [test.partition(".py")[0].replace("/", ".") for test in tests]
+        for name, tests in exercises.items()
+    }
+    every = sorted({module for names in modules.values() for module in names})
+    done = run_without_a_model(IMPORT_EACH, *every)
+    assert done.returncode == 0, done.stderr
+    plain = {name for name, needed in modules.items() if {*needed} <= {*done.stdout.split()}}
+    assert plain == {*PLAIN_EXERCISES}
+    tests = [test for name in PLAIN_EXERCISES for test in exercises[name]]
+    done = run_without_a_model(RUN_TESTS, *tests, allowed="rich")  # pytest's options need rich
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_missing_name_is_an_error() -> None:

@@ -30,6 +30,7 @@ from ..exercise import Exercise
 from ..testing.runner import Runner, RunnerError
 from .answers_file import BREAK_IT, FILE, title_of, write, written
 from .break_screen import Effect, compared, show_effect
+from .check import counting, importing
 from .progress import ANSWERS, FOLDER
 from .watch import changes, syntax_error
 
@@ -113,19 +114,25 @@ class Patches:
 
 def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) -> Effect:
     """Wait until the student has made the mistake, try it, and put the files back."""
-    console.print("\nFirst your own code is tested. Do not change it yet.", soft_wrap=True)
-    if not runner.run(root, exercise.tests, seconds=SECONDS).passed:
+    console.print(f"\nDo not change {exercise.id} yet: first your own code is tested.")
+    said = "testing your own code first"
+    with console.status(f"{said} …") as status:
+        passes = runner.run(
+            root, exercise.tests, seconds=SECONDS,
+            on_result=counting(status, said), on_import=importing(status, said),
+        ).passed  # fmt: skip
+        right = answers_of(exercise, root, runner) if passes else {}
+    if not passes:
         raise BreakError(
             f"{exercise.id} does not pass yet. To see what fails:  "
             f"python -m milestones check {exercise.id}"
         )
-    right = answers_of(exercise, root, runner)
     folder = root / place(exercise.milestone)
     with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.bell()
         console.print(
-            f"It passes. Now make the mistake in {', '.join(exercise.sources)}, and save the file. "
-            "Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
+            f"It passes. [bold]Now[/] make the mistake in {', '.join(exercise.sources)}, and save "
+            "the file. Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
         )  # fmt: skip
         saved = changes([folder])
         next(saved)

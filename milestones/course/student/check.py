@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.status import Status
 
 from ...chain import course_place, find_engine, is_elective, place
-from ..catalog import CatalogError, find, load, taught_engines
+from ..catalog import CatalogError, closure, find, load, taught_engines
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..release.cut import still_cut
 from ..testing.results import Result
-from ..testing.runner import SECONDS, Runner, RunnerError
+from ..testing.runner import Runner, RunnerError
+from ..testing.supervised_run import SECONDS, SECONDS_PLAIN
 from .check_screen import Attempt, show_attempts, show_syntax_error
+from .own_code import caller_of
 from .progress import Progress, load_progress, note_result
 from .watch import changes, syntax_error
 
@@ -44,8 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the first test that fails again with this terminal: for prints, breakpoint()",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="limit for each test (default: %(default)g)"
-    )
+        "--seconds", type=float,
+        help="limit for each test (default: "
+        f"{SECONDS_PLAIN:g} for tests without torch, {SECONDS:g} for others)",
+    )  # fmt: skip
 
 
 def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = None) -> int:
@@ -84,13 +88,11 @@ def check_once(
     if error := syntax_error(root, exercises[0].milestone):
         show_syntax_error(console, error)
         return 1
-    with console.status("importing torch …") if runner.cold else nullcontext():
-        runner.start()
     attempts = []
     for attempt in attempted(exercises, root, runner, args.seconds, console):
         attempts.append(attempt)
-        if attempt.run is not None and not attempt.run.error:
-            note_result(root, attempt.exercise.id, attempt.run.passed)
+        if attempt.absent or (attempt.run is not None and not attempt.run.error):
+            note_result(root, attempt.exercise.id, attempt.state == "passed")
     show_attempts(console, attempts, trace=args.trace)
     failed = next((a.run.first_failure for a in attempts if a.run and not a.run.passed), None)
     if args.debug and failed is not None:
@@ -120,27 +122,53 @@ def standing(exercises: tuple[Exercise, ...], progress: Progress) -> str:
 
 
 def attempted(
-    exercises: tuple[Exercise, ...], root: Path, runner: Runner, seconds: float, console: Console
-) -> Iterator[Attempt]:
-    """Yield each exercise with its results. Those after the first failure are not run."""
+    exercises: tuple[Exercise, ...], root: Path, runner: Runner, seconds: float | None,
+    console: Console,
+) -> Iterator[Attempt]:  # fmt: skip
+    """Yield each exercise with its results. Those after the first failure are not run.
+
+    The tests of an exercise that is not written at all are not run either: all of them would fail.
+    """
+    own = load(exercises[0].milestone, root, strict=False)
     stopped = False
     for exercise in exercises:
         if stopped:
             yield Attempt(exercise)
             continue
-        with console.status(f"{exercise.id} {exercise.title}") as status:
+        cut = still_cut(exercise, root)
+        if absent := not_written(exercise, own, root):
+            stopped = True
+            yield Attempt(exercise, unwritten=cut, absent=absent)
+            continue
+        said = f"{exercise.id} {exercise.title}"
+        with console.status(said) as status:
             run = runner.run(
                 root, exercise.tests, seconds=seconds, stop_at_timeout=True,
-                on_result=counting(status, f"{exercise.id} {exercise.title}"),
+                on_result=counting(status, said), on_import=importing(status, said),
             )  # fmt: skip
         stopped = not run.passed
-        yield Attempt(exercise, run, still_cut(exercise, root))
+        first = run.first_failure
+        yield Attempt(exercise, run, cut, caller_of(first.failure if first else None, own, root))
+
+
+def not_written(exercise: Exercise, own: tuple[Exercise, ...], root: Path) -> str:
+    """Return an exercise itself, or one that it needs, if no function of it is written; or ""."""
+    needed = closure(exercise, own)
+    for other in (exercise, *(other for other in own if other.id in needed)):
+        if len(still_cut(other, root)) == len(other.symbols):
+            return other.id
+    return ""
 
 
 def counting(status: Status, said: str) -> Callable[[Result], None]:
     """Return a function that counts results on the screen, so that a long wait is not silent."""
     numbers = itertools.count(1)
     return lambda result: status.update(f"{said}: {next(numbers)} tests done")
+
+
+def importing(status: Status, said: str) -> Callable[[str], None]:
+    """Return a function that shows which library is being imported."""
+    return lambda library: status.update(f"{said}: importing {library} …")
 
 
 def watch(

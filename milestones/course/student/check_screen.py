@@ -27,6 +27,8 @@ State = Literal["passed", "failed", "not written", "not run"]
 STYLES = {"passed": "green", "failed": "red", "not written": "yellow", "not run": "dim"}
 LONGEST_EXPLANATION = 6  # lines
 MOST_PRINTED = 12  # lines
+MOST_OTHERS = 5  # names of other tests that fail
+LONGEST_PARAMETERS = 30  # characters of the name of a test
 CALL = re.compile(r"\w\(")
 CRASHED_KERNEL = "A load or store outside of a tensor can cause this: look at the masks."
 OUTCOMES = {"timeout": "does not end", "crashed": "ended its process", "error": "cannot be run"}
@@ -39,9 +41,13 @@ class Attempt:
     exercise: Exercise
     run: Run | None = None
     unwritten: tuple[str, ...] = ()  # its functions that the student has not written yet
+    caller: str | None = None  # its function that called the given code which failed: `own_code`
+    absent: str = ""  # this exercise, or one that it needs, if nothing of it is written
 
     @property
     def state(self) -> State:
+        if self.absent:
+            return "not written"
         if self.run is None:
             return "not run"
         if self.run.passed:
@@ -60,7 +66,10 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
         console.print(f"\n{many}: {points} points.", style="green", highlight=False)
         return
     console.print()
-    assert stopped.run is not None
+    if stopped.run is None:
+        console.print(not_written_in_words(stopped, stopped.absent))
+        show_next(console, stopped, trace)
+        return
     first = stopped.run.first_failure
     if stopped.run.error:
         console.print("The tests stopped with an error:", style="red")
@@ -78,9 +87,24 @@ def show_attempts(console: Console, attempts: list[Attempt], trace: bool = False
     if trace and first.failure:
         console.print()
         console.print(first.failure.trace, highlight=False, markup=False)
+    show_next(console, stopped, trace)
+
+
+def show_next(console: Console, attempt: Attempt, trace: bool) -> None:
+    """Print the commands that may help now."""
     console.print()
-    for line in what_next(stopped, trace):
+    for line in what_next(attempt, trace):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def not_written_in_words(attempt: Attempt, absent: str) -> Text:
+    """Say what is not written: functions of the exercise, or another exercise that it needs."""
+    exercise = attempt.exercise
+    if absent == exercise.id:
+        said = f"{exercise.id} is not written yet: {', '.join(attempt.unwritten)}"
+    else:
+        said = f"{exercise.id} needs {absent}, which is not written yet"
+    return Text(said, style="yellow")
 
 
 def attempts_table(attempts: list[Attempt]) -> Table:
@@ -110,18 +134,15 @@ def failure_in_words(attempt: Attempt, result: Result) -> RenderableType:
     """Describe a test that failed: what was called, what was returned, what was expected."""
     exercise, failure = attempt.exercise, result.failure or Failure("unknown")
     if result.unwritten:
-        if exercise.id in result.unwritten:
-            said = f"{exercise.id} is not written yet: {', '.join(attempt.unwritten)}"
-            return Text(said, style="yellow")
-        first = result.unwritten[0]
-        return Text(f"{exercise.id} needs {first}, which is not written yet", style="yellow")
-    name = result.node.rpartition("::")[2]
+        own = exercise.id in result.unwritten
+        return not_written_in_words(attempt, exercise.id if own else result.unwritten[0])
+    name = name_of(result)
     outcome = OUTCOMES.get(result.outcome, "fails")
     head = Text.assemble((f"{exercise.id}  ", "bold"), (name, "bold red"), f" {outcome}")
     parts: list[RenderableType] = [head]
     if result.title:
         parts.append(Text(result.title, style="italic"))
-    parts.append(Padding(facts(failure), (1, 0, 0, 2), expand=False))
+    parts.append(Padding(facts(failure, attempt.caller), (1, 0, 0, 2), expand=False))
     if result.outcome == "crashed" and any("kernels.py:" in name for name in exercise.symbols):
         parts.append(Padding(Text(CRASHED_KERNEL, style="italic"), (1, 0, 0, 2), expand=False))
     parts += [Padding(Text(line), (1, 0, 0, 2), expand=False) for line in invariant_lines(failure)]
@@ -139,7 +160,9 @@ def rest_in_words(run: Run) -> list[str]:
             where = result.failure and result.failure.where
             how = f" {OUTCOMES[result.outcome]}" if result.outcome in OUTCOMES else ""
             how += f", at {where}" if how and where else ""
-            lines.append(f"  {result.node.rpartition('::')[2]}{how}")
+            lines.append(f"  {name_of(result)}{how}")
+    if (more := len(lines) - MOST_OTHERS) > 0:
+        lines[MOST_OTHERS:] = [f"  and {more} more"]
     lines = ["\nThese tests fail too:", *lines] if lines else []
     unwritten = [bool(result.unwritten) for result in run.failures]
     if (count := sum(unwritten)) and not unwritten[0]:  # the first one is explained above
@@ -152,8 +175,18 @@ def rest_in_words(run: Run) -> list[str]:
     return lines
 
 
-def facts(failure: Failure) -> Table:
-    """Return the facts of a failure in two columns."""
+def name_of(result: Result) -> str:
+    """Return the name of a test on one line, without the middle of long parameters."""
+    name, bracket, parameters = result.node.rpartition("::")[2].partition("[")
+    parameters = " ".join(parameters.split())
+    if len(parameters) > LONGEST_PARAMETERS:
+        half = LONGEST_PARAMETERS // 2
+        parameters = f"{parameters[:half]} … {parameters[-half:]}"
+    return name + bracket + parameters
+
+
+def facts(failure: Failure, caller: str | None) -> Table:
+    """Return the facts of a failure in two columns. caller: see `Attempt`."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -180,7 +213,10 @@ def facts(failure: Failure) -> Table:
             row("raised", ": ".join(filter(None, (failure.kind, failure.message))), "red")
         row("", failure.source)
     row("example", failure.example)
-    row("your code", failure.where)
+    if caller is None:
+        row("your code", failure.where)
+    else:
+        row("given code", f"{failure.where}, called by your {caller}" if caller else failure.where)
     row("the test", failure.test_line)
     row("stacks", failure.stacks)
     return table

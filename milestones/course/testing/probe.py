@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from .libraries import EndAtImport, is_plain
 from .results import Failure, Outcome, Result, with_caret
 
 UNWRITTEN = re.compile(r"(\w+\.\d+): ")
 LONGEST = 300  # characters of a value that are kept
+MOST_CALLS = 30  # lines of functions that had not returned
 MOST_PRINTED = 2000  # characters of what a test has printed
 
 Emit = Callable[[dict[str, Any]], None]
@@ -37,7 +40,10 @@ class Probe:
         self.file: Path | None = None  # of the running test
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.emit({"event": "collected", "nodes": [item.nodeid for item in session.items]})
+        # From here on, a test may have run: a library is imported where it is needed.
+        sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, EndAtImport)]
+        nodes = [item.nodeid for item in session.items]
+        self.emit({"event": "collected", "nodes": nodes, "plain": is_plain()})
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         doc = getattr(getattr(item, "function", None), "__doc__", None) or ""
@@ -118,6 +124,7 @@ class Probe:
             example="\n".join(getattr(error, "__notes__", ())),
             unwritten=tuple(dict.fromkeys(unwritten(error))),
             where=self._place(code[-1]) if code else None,
+            calls=tuple(map(self._place, code[-MOST_CALLS:])),
             test_line=self._place(own[-1]) if own else None,
             trace=trace,
         )

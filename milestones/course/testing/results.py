@@ -15,6 +15,7 @@ class Failure:
 
     `unwritten` has the exercises that ended the test by `NotImplementedError`, the outermost first.
     `where` is the last line that ran outside the tests ("m1_single/engine.py:77 in step").
+    `calls` has these lines of all functions that had not returned, the outermost first.
     `test_line` is the line of the test. `stacks` has the stacks of all threads of a test that did
     not end.
     """
@@ -28,6 +29,7 @@ class Failure:
     example: str = ""  # the example that Hypothesis found
     unwritten: tuple[str, ...] = ()
     where: str | None = None
+    calls: tuple[str, ...] = ()
     test_line: str | None = None
     source: str | None = None  # for a syntax error: the line and a caret
     trace: str = ""
@@ -91,5 +93,6 @@ def result_of(data: dict[str, Any]) -> Result:
     """Return a result that was sent as JSON."""
     failure = data.get("failure")
     if failure:
-        failure = Failure(**{**failure, "unwritten": tuple(failure["unwritten"])})
+        tuples = {name: tuple(failure[name]) for name in ("unwritten", "calls")}
+        failure = Failure(**{**failure, **tuples})
     return Result(**{**data, "failure": failure})

@@ -24,7 +24,14 @@ from typing import Any
 
 from ..delta import ROOT
 from .results import Result, Run
-from .supervised_run import SECONDS_TO_COLLECT, OnResult, RunnerError, SupervisedRun, kill_group
+from .supervised_run import (
+    SECONDS_TO_COLLECT,
+    OnImport,
+    OnResult,
+    RunnerError,
+    SupervisedRun,
+    kill_group,
+)
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",  # as in tests/conftest.py: Triton reads it when it is imported
@@ -34,16 +41,16 @@ ENVIRONMENT = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
 }
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-SECONDS = 60.0  # limit for each test
 SECONDS_TO_END = 5.0
 
 
 class Runner(contextlib.AbstractContextManager["Runner"]):
     """A process that runs tests. As a context manager, it ends the process.
 
-    With `fork`, which is the default where it is safe (Linux), the process imports torch and the
-    other big libraries once. Each run is then a fork, which starts in a tenth of a second instead
-    of many seconds. Without `fork`, each run has a new process with as many threads as cores.
+    With `fork`, which is the default where it is safe (Linux), the process imports pytest once, and
+    torch and transformers once when a test needs them. Each run is then a fork, which starts in a
+    tenth of a second instead of many seconds. Without `fork`, each run has a new process with as
+    many threads as cores.
     """
 
     def __init__(self, *, fork: bool = sys.platform == "linux") -> None:
@@ -66,14 +73,17 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         tree: Path,
         tests: Iterable[str],
         *,
-        seconds: float = SECONDS,
+        seconds: float | None = None,
         options: Iterable[str] = (),
         on_result: OnResult | None = None,
+        on_import: OnImport | None = None,
         stop_at_timeout: bool = False,
     ) -> Run:
         """Run tests (files or node ids) of a tree, each within `seconds`.
 
-        `options` are more options for pytest. `on_result` is called with each result as it comes.
+        By default, tests of plain data have 10 seconds, and others 60. `options` are more options
+        for pytest. `on_result` is called with each result as it comes, and `on_import` with the
+        name of a big library before it is imported.
         With `stop_at_timeout`, no test is run after one that does not end.
         """
         request = {
@@ -84,7 +94,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         todo: list[str] = [*tests]
         run = Run()
         while todo:
-            part = SupervisedRun(self, {**request, "tests": todo}, seconds, on_result)
+            part = SupervisedRun(self, {**request, "tests": todo}, seconds, on_result, on_import)
             run = part.run()
             results += part.results
             if part.lost is None:
@@ -94,13 +104,8 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
                 return Run(tuple(results), run.error, tuple(todo))
         return Run(tuple(results), run.error)
 
-    @property
-    def cold(self) -> bool:
-        """Whether the next run must wait for imports."""
-        return self._process is None
-
     def start(self) -> None:
-        """Start the process if it does not run. The imports take some seconds."""
+        """Start the process if it does not run."""
         if self._process is not None:
             if self._process.poll() is None:
                 return

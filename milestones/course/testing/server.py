@@ -1,9 +1,9 @@
-"""A process that has imported the slow libraries, and runs tests in forks of itself.
+"""A process that has imported pytest and the big libraries, and runs tests in forks of itself.
 
 `python -m milestones.course.testing.server` reads requests from its standard input, one line of
 JSON each (the tree, the tests). It writes events to its standard output. Its client is `runner.py`.
-The server imports nothing of a tree; each fork does. With `--once` it runs one request itself, and
-ends.
+The server imports nothing of a tree; each fork does. A big library is imported when the first fork
+needs it (see `libraries.py`). With `--once` the server runs one request itself, and ends.
 
 A fork is safe while the process has only one thread: then no other thread holds a lock, and no
 OpenMP pool has threads that the fork would miss. C libraries are therefore told to use one thread
@@ -14,18 +14,16 @@ and refuses to fork if there are more.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import io
 import json
 import os
-import re
 import select
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,23 +31,12 @@ from typing import Any
 import pytest
 
 from . import stacks
+from .libraries import BIG, OF_A_TREE, EndAtImport, import_all, needed
 from .probe import Emit, Probe
 from .terminal import no_terminal
 
 HYPOTHESIS = "_hypothesis_pytestplugin"
-OF_A_TREE = re.compile(r"(m\d_\w+|common|milestones|tests|conftest)(\.|$)")
-PRELOADED = (
-    "hypothesis",
-    "rich.console",
-    "rich.live",
-    "rich.table",
-    "torch",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-    "transformers.generation.utils",
-    "tokenizers",
-    "triton.language",
-)
+SMALL = ("hypothesis", "rich.console", "rich.table")  # tests/conftest.py needs them
 # Of the installed plugins, only Hypothesis is loaded; the environment disables the others.
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", HYPOTHESIS)
 
@@ -63,10 +50,11 @@ def main() -> int:
     if "--once" in sys.argv:
         emit({"event": "ready"})
         return run(json.loads(sys.stdin.readline()), emit)
-    preload()
+    preload(())
+    absent = [*BIG]
     emit({"event": "ready"})
     for line in sys.stdin:
-        serve(json.loads(line), emit)
+        serve(json.loads(line), emit, absent)
     return 0
 
 
@@ -77,19 +65,11 @@ def send(descriptor: int, what: Any) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def preload() -> None:
-    """Import the slow libraries. If one is not installed, only the tests that need it fail."""
-    for name in PRELOADED:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
+def preload(libraries: Iterable[str] = BIG) -> None:
+    """Import what all tests need, and big libraries."""
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main([*OPTIONS, "--help", "--noconftest", "-c", os.devnull])  # imports its plugins
-    gc.collect()
-    gc.freeze()  # the collections of a fork need not look at these objects
+    import_all([*SMALL, *(module for name in libraries for module in BIG[name])])
 
 
 def num_threads() -> int:
@@ -98,8 +78,11 @@ def num_threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def serve(request: dict[str, Any], emit: Emit) -> None:
-    """Run a request in a fork, and wait for it."""
+def serve(request: dict[str, Any], emit: Emit, absent: list[str]) -> None:
+    """Run a request in a fork, and wait for it. If the fork needs an absent library, run it again.
+
+    absent: the big libraries that this process has not imported.
+    """
     if (threads := num_threads()) != 1:
         emit(
             {"event": "refused", "reason": f"a fork is not safe: the server has {threads} threads"}
@@ -108,8 +91,16 @@ def serve(request: dict[str, Any], emit: Emit) -> None:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
+        sys.meta_path.insert(0, EndAtImport(absent))  # type: ignore[arg-type]
         in_fork(lambda: run(request, emit))
-    emit({"event": "exit", "status": waited(child)})
+    status = waited(child)
+    if library := needed(os.waitstatus_to_exitcode(status), absent):
+        emit({"event": "importing", "library": library})
+        import_all(BIG[library])
+        absent.remove(library)
+        serve(request, emit, absent)
+        return
+    emit({"event": "exit", "status": status})
 
 
 def waited(child: int) -> int:

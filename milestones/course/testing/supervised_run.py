@@ -12,8 +12,11 @@ from typing import Any, Protocol
 from . import stacks
 from .results import Failure, Outcome, Result, Run, result_of
 
+SECONDS = 60.0  # limit for each test
+SECONDS_PLAIN = 10.0  # limit for each test of plain data
 SECONDS_TO_COLLECT = 300.0  # imports are slow on a loaded machine
 OnResult = Callable[[Result], None]
+OnImport = Callable[[str], None]
 MESSAGES: dict[Outcome, str] = {
     "timeout": "still running after {seconds:g} s: does a loop not end, or a thread wait for ever?",
     "crashed": "the process of the test ended: out of memory, or a crash in C code",
@@ -44,13 +47,16 @@ class SupervisedRun:
         self,
         runner: TestServer,
         request: dict[str, Any],
-        seconds: float,
+        seconds: float | None,
         on_result: OnResult | None,
+        on_import: OnImport | None = None,
     ) -> None:
         self.runner = runner
         self.request = request
-        self.seconds = seconds
+        self.chosen_seconds = seconds
+        self.seconds = SECONDS if seconds is None else seconds
         self.on_result = on_result
+        self.on_import = on_import
         self.results: list[Result] = []
         self.collected: list[str] | None = None
         self.running: str | None = None
@@ -99,6 +105,10 @@ class SupervisedRun:
             self.pid = event["pid"]
         elif kind == "collected":
             self.collected = event["nodes"]
+            if self.chosen_seconds is None and event["plain"]:
+                self.seconds = SECONDS_PLAIN
+        elif kind == "importing" and self.on_import is not None:
+            self.on_import(event["library"])
         elif kind == "start":
             self.running = event["node"]
         elif kind == "result":

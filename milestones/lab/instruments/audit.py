@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
-from typing import Any
-
-import torch
-
-from common import LLMEngine, RequestOutput
+from typing import TYPE_CHECKING, Any
 
 from ...chain import load
 from .streams import EarlyStream, LateStream
+
+if TYPE_CHECKING:
+    from common import LLMEngine, RequestOutput
 
 STREAMS = {"early": EarlyStream, "late": LateStream}
 MODES = ("overlap", "serial", *STREAMS)  # how the engines with a forward stream use it
@@ -81,9 +81,9 @@ def poison_free_pages(engine: LLMEngine) -> None:
 
     def poison() -> None:
         for memory in memories:
-            memory[:, pages] = torch.nan
+            memory[:, pages] = math.nan
         for part in states.parts.values() if states else ():
-            part[slots] = torch.nan
+            part[slots] = math.nan
 
     if not hasattr(runner, "stream"):
         poison()

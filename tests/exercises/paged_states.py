@@ -13,7 +13,14 @@ PAGE_SIZE = 4
 
 def make_scheduler(num_pages: int, **config: Any) -> Scheduler:
     """Return a scheduler without requests, with pages of 4 tokens."""
-    config = {"max_model_len": 200, "max_num_seqs": 8, "page_size": PAGE_SIZE, **config}
+    # With "auto", a configuration imports torch, to ask for the GPU.
+    config = {
+        "device": "cpu",
+        "max_model_len": 200,
+        "max_num_seqs": 8,
+        "page_size": PAGE_SIZE,
+        **config,
+    }
     return Scheduler(EngineConfig(**config), num_pages)
 
 

@@ -13,7 +13,7 @@ from tests.exercises.by_hand import make_request, names, scheduled
 
 def make_scheduler(*lengths: int, running: str = "", **config: Any) -> Scheduler:
     """Let prompts of these lengths wait, named 0, 1, …; put the `running` requests into rows."""
-    scheduler = Scheduler(EngineConfig(max_model_len=100, **config))
+    scheduler = Scheduler(EngineConfig(device="cpu", max_model_len=100, **config))
     for i, length in enumerate(lengths):
         scheduler.add_request(make_request(f"{i}", length))
     for name in running.split():

@@ -15,7 +15,13 @@ PAGE_SIZE = 4
 
 def make_scheduler(num_pages: int = 32, **config: Any) -> Scheduler:
     """Return a scheduler without requests, with pages of 4 tokens and plans of up to 8 steps."""
-    made = {"max_model_len": 200, "max_num_seqs": 8, "page_size": PAGE_SIZE, **config}
+    made = {
+        "device": "cpu",
+        "max_model_len": 200,
+        "max_num_seqs": 8,
+        "page_size": PAGE_SIZE,
+        **config,
+    }
     return Scheduler(EngineConfig(**made), num_pages)
 
 

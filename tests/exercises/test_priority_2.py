@@ -17,7 +17,13 @@ PAGE_SIZE = 2
 
 def make_scheduler(num_pages: int = 32, **config: Any) -> Scheduler:
     """Return a scheduler without requests, with pages of two tokens."""
-    made = {"max_model_len": 200, "max_num_seqs": 4, "page_size": PAGE_SIZE, **config}
+    made = {
+        "device": "cpu",
+        "max_model_len": 200,
+        "max_num_seqs": 4,
+        "page_size": PAGE_SIZE,
+        **config,
+    }
     scheduler = Scheduler(EngineConfig(**made), num_pages)
     scheduler.admission.new_token_ratio = 0.1  # of 8 output tokens, none is expected
     return scheduler

@@ -176,7 +176,7 @@ def test_parts_of_a_handout_are_written() -> None:
         catalog.find("m2.2"), title="New", requires=(), summary="Join.", symbols=("a.py:A.b",),
         hints=("One.", f"{'x' * 105} - 1 - y", "`a` and\n`b`"),
     )  # fmt: skip
-    run = "**Run.** `python -m milestones check m2.2`. Then\nwait.\n\n"
+    run = "**Run.** `python -m milestones check m2.2 --watch`. Then\nwait.\n\n"
     why = "**Why.** It pays.\n\n**Task.** Write.\n\n"
     old = f"# M\n\n## The exercises\n\n## m2.2: Old\n\n*1 point.*\n\n{why}{run}**Break it.** Do.\n"
     new = refreshed(old, (exercise,))

@@ -38,7 +38,7 @@ def refreshed(handout: str, exercises: tuple[Exercise, ...], tour: Lesson | None
         name = re.escape(exercise.id)
         head = rf"\n(?P<old>## {name}: .*\n{UP_TO})\*\*Why\."
         handout = _with(handout, head, f"{heading(exercise)}\n")
-        run = rf"\n.*\*\*Run\.\*\* `python -m milestones check {name}`.*\n(?:.+\n)*\n"
+        run = rf"\n.*\*\*Run\.\*\* `python -m milestones check {name} --watch`.*\n(?:.+\n)*\n"
         handout = _with(handout, rf"{run}(?P<old>{UP_TO})\*\*Break it\.", f"{hints(exercise)}\n")
     return handout
 

@@ -42,7 +42,9 @@ def shown(name: str, *, answers: bool = False) -> str:
 
 
 def test_links_become_text_and_code_stays() -> None:
-    [piece] = Section("m3_paged", "m3", "", "`f[(3,)](x)`, [`a`](../b.py), [c](../README.md)").pieces
+    [piece] = Section(
+        "m3_paged", "m3", "", "`f[(3,)](x)`, [`a`](../b.py), [c](../README.md)"
+    ).pieces
     assert piece.text == "`f[(3,)](x)`, `a`, c: `milestones/README.md`"
 
 

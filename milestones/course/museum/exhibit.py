@@ -57,7 +57,7 @@ def exhibits() -> list[Exhibit]:
     for table in tomllib.loads(FILE.read_text(encoding="utf-8"))["exhibit"]:
         workload = {key: table.pop(key) for key in PARTS if key in table}
         workload["engine"] = table["engine"]
-        texts = {
+        texts: Json = {
             key: value.strip() if isinstance(value, str) else value for key, value in table.items()
         }
         found.append(Exhibit(workload=workload, **texts))

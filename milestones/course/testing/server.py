@@ -91,7 +91,7 @@ def serve(request: dict[str, Any], emit: Emit, absent: list[str]) -> None:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
-        sys.meta_path.insert(0, EndAtImport(absent))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, EndAtImport(absent))
         in_fork(lambda: run(request, emit))
     status = waited(child)
     if library := needed(os.waitstatus_to_exitcode(status), absent):

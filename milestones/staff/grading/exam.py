@@ -32,7 +32,7 @@ SHOWN = 4000  # characters of output that a result has
 Emit = Callable[[dict[str, Any]], None]
 Work = Callable[[int, int], None]  # a descriptor for what it says, and one for its output
 OUTCOMES = get_args(Outcome)
-TEXTS = {field.name for field in fields(Failure)} - {"unwritten"}
+TEXTS = {field.name for field in fields(Failure)} - {"unwritten", "calls"}
 EXERCISE = re.compile(r"m\d{1,3}\.\d{1,3}")
 FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
@@ -158,7 +158,7 @@ def _claimed(test: str, data: dict[str, Any]) -> Result:
     outcome: Outcome = data["outcome"] if data["outcome"] in OUTCOMES else "error"
     failure = data.get("failure")
     if failure is not None:
-        texts = {
+        texts: dict[str, Any] = {
             name: readable(str(value))
             for name, value in failure.items()
             if value is not None and name in TEXTS

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import mmap
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +20,7 @@ from m3_paged import attention, kernels, triton_ops
 from milestones.lab.instruments.paged_case import OUT_OF_RANGE, SCALE, PagedCase
 
 MARK = 12345.0
-FAR = (
-    1_200_000_000  # numbers from one KV head to the next, in a pool as large as those of large GPUs
-)
+FAR = 1_200_000_000  # numbers from one KV head to the next, as in the pool of a large GPU
 OUTPUTS = {"partial": 5, "partial_lse": 6}  # the kernel's outputs: argument name and index
 
 
@@ -115,21 +115,32 @@ class Decode:
 def far_apart(*memories: torch.Tensor) -> list[torch.Tensor]:
     """Return copies of [3, slots, dim] in which a KV head begins `FAR` numbers after the last one.
 
-    They are parts of one mapping of 10 GB, of which only the pages of the copies take memory. What
-    32 bits make of an address is in it too, as zeros.
+    They are parts of one mapping of 10 GB. Only the pages of the copies can be written, and take
+    memory. What 32 bits make of an address is in the mapping too, as zeros.
     """
     below, room = 2**32 - 2 * FAR, 2**20  # in 32 bits, 2 * FAR becomes -below
     size = 2 * (below + 2 * FAR + room)  # bytes of float16
-    no_reserve = 0x4000  # `mmap.MAP_NORESERVE`, from Python 3.11 on
-    mapping = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | no_reserve)
-    everything = torch.frombuffer(mapping, dtype=torch.float16)
+    mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mapping cannot be written
+        everything = torch.frombuffer(mapping, dtype=torch.float16)
     copies = []
     for i, memory in enumerate(memories):
         strides, begin = (FAR, *memory[0].stride()), below + i * room // 2
-        copies.append(
-            everything.as_strided(memory.shape, strides, begin).copy_(memory.nan_to_num())
-        )
+        copy = everything.as_strided(memory.shape, strides, begin)
+        for head in copy:
+            make_writable(head)
+        copies.append(copy.copy_(memory.nan_to_num()))
     return copies
+
+
+def make_writable(memory: torch.Tensor) -> None:
+    """Let the process write the pages of a tensor in a mapping that it could only read."""
+    first = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = memory.data_ptr() + memory.nbytes - first
+    mprotect = ctypes.CDLL(None).mprotect
+    mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    assert mprotect(first, size, mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
 @pytest.mark.parametrize("contexts", [(1,), (3, 4, 5), (7, 8, 9), (31, 32, 33)], ids=str)

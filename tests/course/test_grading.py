@@ -15,7 +15,7 @@ from milestones.staff.grading import command as grade
 from milestones.staff.grading import grader, submission
 from milestones.staff.grading.answers import Questions, compare
 from milestones.staff.grading.client import ForkServer
-from milestones.staff.grading.exam import result_from
+from milestones.staff.grading.exam import results_from
 from milestones.staff.grading.limits import Heard, Limits
 from milestones.staff.grading.upload import Upload
 from tests.helpers.mini_course import SHELF
@@ -206,26 +206,46 @@ def test_what_the_reference_cannot_do_costs_no_student_a_point(
     assert not (out / "results.json").exists()
 
 
+A, B, C = "t.py::a", "t.py::b", "t.py::c"
+ENDED = {"ended": "pytest ended with 0"}
+
+
+def passed(*names: str) -> list[Any]:
+    return [{"result": asdict(Result(name, "passed"))} for name in names]
+
+
 @pytest.mark.parametrize(
-    ("said", "how", "outcome"),
+    ("said", "how", "outcomes"),
     [
-        ({}, "exit status 0", "passed"),
-        ({"results": []}, "exit status 3", "error"),
-        ({"results": [{"outcome": "perfect", "title": 1}]}, "exit status 0", "error"),
-        ({"results": [[]]}, "exit status 0", "error"),
-        ({"results": None}, "exit status 0", "error"),
-        ({}, "timeout", "timeout"),
-        ({}, "memory", "crashed"),
-        (None, "signal 9", "crashed"),
-        ([[[]]], "exit status 0", "error"),
+        ([*passed(A, B, C), ENDED], "exit status 0", ["passed", "passed", "passed"]),
+        (passed(A, B, C), "timeout", ["passed", "passed", "timeout"]),
+        (passed(A), "timeout", ["passed", "timeout"]),
+        (passed(A), "memory", ["passed", "crashed"]),
+        (passed(A), "signal 9", ["passed", "crashed"]),
+        ([*passed(A), ENDED], "exit status 0", ["passed"]),
+        ([], "signal 9", ["crashed"]),
+        ([ENDED], "exit status 3", ["error"]),
+        ([{"result": asdict(Result("t.py", "error"))}, ENDED], "exit status 0", ["error"] * 3),
+        ([*passed(A), *passed(A), *passed("u.py::x"), ENDED], "exit status 0", ["passed"]),
+        (
+            [{"result": {"node": A, "outcome": "perfect", "title": 1}}],
+            "timeout",
+            ["error", "timeout"],
+        ),
+        ([{"result": [[]]}], "exit status 0", ["error"]),
+        ([{"result": None}], "exit status 0", ["error"]),
+        ([{}], "timeout", ["error"]),
+        ([[[[]]]], "exit status 0", ["error"]),
     ],
 )
-def test_what_a_process_says_is_read_with_care(said: Any, how: str, outcome: str) -> None:
-    if isinstance(said, dict):
-        said = {"results": [asdict(Result("t.py::test", "passed"))], "ended": "", **said}
-    lines = [] if said is None else [json.dumps(said).encode()]
-    result = result_from("t.py::test", Heard(lines, how, ""), Path("/tree"))
-    assert (result.outcome, result.node) == (outcome, "t.py::test")
+def test_what_a_process_says_is_read_with_care(
+    said: list[Any], how: str, outcomes: list[str]
+) -> None:
+    """The tests that have no result here run in a new process."""
+    lines = [json.dumps(line).encode() for line in said]
+    results = results_from((A, B, C), Heard(lines, how, ""), Path("/tree"))
+    assert [result.outcome for result in results] == outcomes
+    assert [result.node for result in results] == [A, B, C][: len(results)]
 
 
 DEEP, HUGE = "[" * 100_000, "9" * 5000

@@ -1,9 +1,9 @@
-"""An exam: the questions and the tests of one exercise, each in a process of its own.
+"""An exam: the questions and the tests of one exercise, in two processes of their own.
 
 The examiner runs no graded code and decides nothing. It knows neither the right answers nor the
-points. It forks a process for each test and one for all questions, limits their time and memory,
-and passes on what they say. `client.py` receives this, outside the sandbox, and `answers.py`
-compares the answers there.
+points. It forks a process for all questions and one for all tests, limits their time and memory,
+and passes on what they say. The tests after one that ends its process have a new process.
+`client.py` receives what is said, outside the sandbox, and `answers.py` compares the answers there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -60,11 +59,14 @@ class Examiner:
         """Emit the answers, and then a result for each test, until a test is out of time."""
         if self.exam.exercise is not None and not self._ask(self.exam.exercise):
             return
-        for test in self.exam.tests:
-            result = self._examine(test)
-            self.emit({"event": "result", "result": asdict(result)})
-            if result.outcome == "timeout":
-                self.emit({"event": "stopped", "reason": f"{test} was out of time"})
+        left = self.exam.tests
+        while left:
+            results = self._examine(left)
+            left = left[len(results) :]
+            for result in results:
+                self.emit({"event": "result", "result": asdict(result)})
+            if results[-1].outcome == "timeout":
+                self.emit({"event": "stopped", "reason": f"{results[-1].node} was out of time"})
                 return
 
     def _ask(self, exercise: str) -> bool:
@@ -74,7 +76,7 @@ class Examiner:
         def work(says: int, log: int) -> None:
             answer(exercise, self.exam.seed, self.exam.tree, says, log, seconds)
 
-        heard = self._hear(work, seconds)
+        heard = self._hear(work, seconds, seconds)
         place = place_of(heard.log, self.exam.tree)
         for line in heard.lines[1:MOST_LINES]:
             self.emit({"event": "answer", "text": line.decode(errors="replace")})
@@ -86,25 +88,28 @@ class Examiner:
         self.emit({"event": "stopped", "reason": reason, "import": not heard.lines})
         return False
 
-    def _examine(self, test: str) -> Result:
-        """Run one test in one process, and return the result that it claims."""
-        started = time.monotonic()
+    def _examine(self, tests: tuple[str, ...]) -> list[Result]:
+        """Run tests in one process. Return the results that it claims, up to its end."""
+        seconds = self.exam.limits.seconds
 
         def work(says: int, log: int) -> None:
-            sit(test, self.exam.tree, says, log, self.exam.limits.seconds)
+            sit(tests, self.exam.tree, says, log, seconds)
 
-        result = result_from(test, self._hear(work, self.exam.limits.seconds), self.exam.tree)
-        return replace(result, seconds=time.monotonic() - started)
+        heard = self._hear(work, seconds, seconds * len(tests))
+        return results_from(tests, heard, self.exam.tree)
 
-    def _hear(self, work: Work, seconds: float) -> Heard:
-        """Run graded code in a new process, until it ends or is ended."""
+    def _hear(self, work: Work, silent: float, seconds: float) -> Heard:
+        """Run graded code in a new process, until it ends or is ended.
+
+        It has `seconds`, and may say nothing for `silent` of them.
+        """
         says, log = Pipe(slice(LARGEST)), Pipe(slice(-LOG, None))
         child = os.fork()
         if not child:
             self._be_examined(work, says.writer, log.writer)
         os.close(says.writer)
         os.close(log.writer)
-        return supervise(child, says, log, seconds, self.exam.limits, self.isolation)
+        return supervise(child, says, log, silent, seconds, self.exam.limits, self.isolation)
 
     def _be_examined(self, work: Work, says: int, log: int) -> None:
         """Run graded code in the child. It reaches the examiner only by what it says."""
@@ -125,32 +130,48 @@ class Examiner:
             os._exit(70)
 
 
-def result_from(test: str, heard: Heard, tree: Path) -> Result:
-    """Return the result of a test, from what its process said and how the process ended."""
+def results_from(tests: Sequence[str], heard: Heard, tree: Path) -> list[Result]:
+    """Return the results of tests, from what their process said and how it ended.
 
-    def lost(outcome: Outcome, kind: str, message: str) -> Result:
-        place = place_of(heard.log, tree)
+    These are the results that it claims, in order, and at least one. If the process was ended, the
+    last one is for the test at which it ended. An error of the whole file counts for all tests.
+    """
+
+    def lost(outcome: Outcome, kind: str, message: str) -> list[Result]:
+        test, place = tests[len(found)], place_of(heard.log, tree)
         failure = Failure(kind, message, where=place, trace=heard.log[-SHOWN:])
-        return Result(test, outcome, failure=failure)
+        return [*found, Result(test, outcome, failure=failure)]
 
-    if heard.how == "timeout":
-        return lost("timeout", "timeout", "still running at its time limit: an endless loop?")
-    if heard.how == "memory":
+    found: list[Result] = []
+    ended = None
+    for line in heard.lines:
+        try:
+            data = json.loads(line)
+            if "ended" in data:
+                ended = readable(str(data["ended"]))
+                continue
+            claimed = _claimed(str(data["result"]["node"]), data["result"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return lost("error", "unreadable", "the process of the test did not report a result")
+        if claimed.node == tests[len(found)]:
+            found.append(claimed)
+        elif claimed.node not in tests and not claimed.passed:
+            return found + [replace(claimed, node=test) for test in tests[len(found) :]]
+        if len(found) == len(tests):
+            break
+    if heard.how in ("timeout", "memory"):
+        del found[len(tests) - 1 :]  # its last test did not let it end
+        if heard.how == "timeout":
+            said = "still running at its time limit: an endless loop?"
+            return lost("timeout", "timeout", said)
         return lost("crashed", "memory", "its processes used more memory than the limit")
-    if not heard.lines:
-        return lost("crashed", "crashed", f"the process ended before the test did ({heard.how})")
-    try:
-        data = json.loads(heard.lines[-1])
-        results = [_claimed(test, result) for result in data["results"]]
-        ended = readable(str(data["ended"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return lost("error", "unreadable", "the process of the test did not report a result")
-    if failed := [result for result in results if not result.passed]:
-        return failed[0]
-    if len(results) != 1:
-        internal = re.findall(r"^INTERNALERROR> (\S.*)", heard.log, re.MULTILINE)
-        return lost("error", "ended", internal[-1] if internal else ended)
-    return results[0]
+    if len(found) == len(tests) or (found and ended is not None):
+        return found
+    if ended is None:
+        said = f"the process ended before the test did ({heard.how})"
+        return lost("crashed", "crashed", said)
+    internal = re.findall(r"^INTERNALERROR> (\S.*)", heard.log, re.MULTILINE)
+    return lost("error", "ended", internal[-1] if internal else ended)
 
 
 def _claimed(test: str, data: dict[str, Any]) -> Result:
@@ -166,7 +187,9 @@ def _claimed(test: str, data: dict[str, Any]) -> Result:
         unwritten = [name for name in map(str, failure["unwritten"]) if EXERCISE.fullmatch(name)]
         failure = Failure(**{"kind": "", **texts}, unwritten=tuple(unwritten[:1]))
     title = readable(str(data["title"])).partition("\n")[0]
-    return Result(test, outcome, title=title, failure=failure)
+    claimed = data.get("seconds")
+    seconds = claimed if isinstance(claimed, float) and 0 <= claimed < 1e6 else 0.0
+    return Result(test, outcome, seconds, title=title, failure=failure)
 
 
 def place_of(log: str, tree: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""A process with graded code: it answers the questions of an exercise, or runs one test.
+"""A process with graded code: it answers the questions of an exercise, or runs its tests.
 
 `exam.py` forks it. Graded code can change everything in here, so what this process says proves
 nothing by itself. An answer counts if it is right, and the right answers are not in this process.
@@ -103,20 +103,24 @@ def plain(value: Any) -> Any:
     raise TypeError(f"an answer has a {type(value).__name__}")
 
 
-def sit(test: str, tree: Path, says: int, log: int, seconds: float) -> NoReturn:
-    """Run one test, and say its results."""
+def sit(tests: Iterable[str], tree: Path, says: int, log: int, seconds: float) -> NoReturn:
+    """Run tests, and say each result as it comes."""
     _prepare(log, seconds)
-    events: list[dict[str, Any]] = []
-    arguments = [*OPTIONS, f"--rootdir={tree}", test]
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "result":
+            send(says, {"result": shortened(event["result"])})
+            _watch(log, seconds)
+
+    arguments = [*OPTIONS, f"--rootdir={tree}", *tests]
     try:
-        status = pytest.main(arguments, plugins=[Probe(events.append, tree)])
+        status = pytest.main(arguments, plugins=[Probe(tell, tree)])
         ended = f"pytest ended with {status!r}"
     except BaseException as error:
         ended = f"{type(error).__name__}: {error}"
-    results = [event["result"] for event in events if event["event"] == "result"]
     with contextlib.suppress(Exception):  # a student may have closed or replaced it
         sys.stdout.flush()
-    send(says, {"results": shortened(results), "ended": ended[:LONGEST_TEXT]})
+    send(says, {"ended": ended[:LONGEST_TEXT]})
     os._exit(0)
 
 
@@ -136,8 +140,13 @@ def _prepare(log: int, seconds: float) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     faulthandler.enable(log)
-    faulthandler.dump_traceback_later(max(seconds - 0.5, seconds / 2), file=log)
+    _watch(log, seconds)
     sys.breakpointhook = _no_debugger
+
+
+def _watch(log: int, seconds: float) -> None:
+    """Send the stacks of all threads to the log after almost `seconds` from now."""
+    faulthandler.dump_traceback_later(max(seconds - 0.5, seconds / 2), file=log)
 
 
 def _no_debugger(*_: object, **__: object) -> None:

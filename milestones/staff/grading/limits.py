@@ -114,22 +114,28 @@ class Pipe:
 
 
 def supervise(
-    child: int, says: Pipe, log: Pipe, seconds: float, limits: Limits, isolation: Isolation
-) -> Heard:
-    """Read what a child says until it ends, or is out of time or memory. Kill all its processes."""
+    child: int, says: Pipe, log: Pipe, silent: float, seconds: float, limits: Limits,
+    isolation: Isolation,
+) -> Heard:  # fmt: skip
+    """Read what a child says until it ends, or is out of time or memory. Kill all its processes.
+
+    It is out of time after `seconds`, or if it has said nothing for `silent` seconds.
+    """
     now = time.monotonic()
-    deadline, measured, how = now + seconds, now, ""
+    deadline, end, measured, how = now + silent, now + seconds, now, ""
     while not how:
         select.select([pipe.reader for pipe in (says, log) if pipe.open], [], [], PAUSE)
         before, now = now, time.monotonic()
         if now - before > STALL:  # the machine was stopped: the process gets this time back
-            deadline += now - before
+            deadline, end = deadline + now - before, end + now - before
+        heard = says.total
         for pipe in (says, log):
             pipe.read()
+        deadline = now + silent if says.total > heard else deadline
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             how = _ending(status)
-        elif now > deadline:
+        elif now > min(deadline, end):
             how = "timeout"
         elif says.total > LARGEST:
             how = "it said too much"

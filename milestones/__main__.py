@@ -34,6 +34,10 @@ GROUPS: dict[str, dict[str, Command]] = {
         "lanes": ("course.student.lanes", "diagnose the timelines of m5 from their lanes"),
         "museum": ("course.museum.command", "find the bug in a run: eight bugs of other projects"),
         "measure": ("course.student.measure", "measure what a milestone is about, in one table"),
+        "attribute": (
+            "course.project.attribute",
+            "say where the time of a step goes: a table from a trace",
+        ),
         "reset": ("course.student.reset", "put an exercise back to its starting state"),
         "diff": (
             "course.diff.command",

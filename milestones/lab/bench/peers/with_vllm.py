@@ -39,16 +39,21 @@ class Engine:
             yield name, new, output.finished
 
 
-def start(model: str, _folder: str, float32: bool) -> Serve:
-    """Start vLLM on the weights in a folder. On a CPU it always computes in float32."""
+def llm_of(model: str, **more: Any) -> Any:
+    """Return `vllm.LLM` on the weights in a folder. On a CPU it always computes in float32."""
     import torch
     from vllm import LLM
 
     on_gpu = torch.cuda.is_available()  # as our engines: `EngineConfig` and `workloads.py`
-    llm = LLM(
+    return LLM(
         model, dtype="auto" if on_gpu else "float32", max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=256 if on_gpu else MAX_NUM_SEQS, seed=0, enable_prefix_caching=True,
+        max_num_seqs=256 if on_gpu else MAX_NUM_SEQS, seed=0, enable_prefix_caching=True, **more,
     )  # fmt: skip
+
+
+def start(model: str, _folder: str, float32: bool) -> Serve:
+    """Start vLLM on the weights in a folder."""
+    llm = llm_of(model)
 
     def serve(workload: Json) -> Json:
         served = serve_in_steps(Engine(llm.llm_engine), workload)

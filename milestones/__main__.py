@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "course.project.attribute",
             "say where the time of a step goes: a table from a trace",
         ),
+        "project": ("course.project.command", "compare your project with its base, and judge it"),
         "reset": ("course.student.reset", "put an exercise back to its starting state"),
         "diff": (
             "course.diff.command",

@@ -54,6 +54,16 @@ def test_the_sections_of_no_exercise_are_those_of_a_milestone() -> None:
     assert "page size" not in shown("m3") and "page size" in shown("m3", answers=True)
 
 
+def test_week_6_is_read_and_predicted_as_the_handouts_are(tmp_path: Path) -> None:
+    [section] = sections_of("project")
+    [prediction] = section.predictions
+    answer = " ".join(prediction.answer.split())[:25]
+    assert answer not in " ".join(shown("project").split())
+    assert answer in " ".join(shown("project", answers=True).replace("*", "").split())
+    write(tmp_path, section.milestone, section.title, prediction.part, "a half")
+    assert written(tmp_path, section.milestone, section.title, prediction.part) == "a half"
+
+
 def test_at_a_terminal_a_prediction_unfolds_the_answer(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from ..catalog import load
 from ..exercise import Exercise
 
 FILE = "ANSWERS.md"
+PROJECT = "project"  # week 6, which has no exercises
 PREDICTION, BREAK_IT, CHECKPOINT = PARTS = ("Prediction", "Break it", "Checkpoint")
 
 
@@ -47,6 +48,8 @@ def _read(root: Path, milestone: str) -> str:
     """Return the file, or what it is before anything is written in it."""
     if (root / FILE).is_file():
         return (root / FILE).read_text(encoding="utf-8")
+    if milestone == PROJECT:
+        return "# Project: predictions and answers\n"
     name = milestone if is_elective(milestone) else f"Milestone {short(milestone)[1:]}"
     sections = [
         f"## {title_of(e)}\n\n" + "\n\n".join(f"### {part}" for part in PARTS)

@@ -1,7 +1,7 @@
 """A section of a handout: what is open in it, what is folded, and the predictions that it asks for.
 
 The section of an exercise has its id in the heading. Other sections may ask for predictions, too:
-"Measure it" in each handout.
+"Measure it" in each handout. The page of week 6, `project`, is read in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from ...chain import course_place, find_engine, short
 from ..catalog import find
 from ..delta import ROOT
-from .answers_file import PREDICTION, title_of
+from .answers_file import PREDICTION, PROJECT, title_of
 
 FOLD = re.compile(r"<details><summary>(.*?)</summary>\s*(.*?)\s*</details>\n?", re.DOTALL)
 ANSWER = "Answer"  # the title of a fold
@@ -81,7 +81,7 @@ class Section:
             return link[0]
         if not link["target"].endswith(".md"):
             return link["text"]
-        path = posixpath.normpath(f"{course_place(self.milestone)}/{link['target']}")
+        path = posixpath.normpath(f"{_folder(self.milestone)}/{link['target']}")
         return f"{link['text']}: `{path}`"
 
 
@@ -94,14 +94,18 @@ def sections_of(name: str, root: Path = ROOT) -> list[Section]:
         exercise = find(name, root)
         milestone, title = exercise.milestone, title_of(exercise)
         return [s for s in _all_sections(milestone, name, root) if s.title == title]
-    milestone = find_engine(name, root)
+    milestone = name if name == PROJECT else find_engine(name, root)
     named = re.compile(rf"{short(milestone)}\.\d+: ")
     sections = _all_sections(milestone, name, root)
     return [s for s in sections if PREDICT in s.text and not named.match(s.title)]
 
 
+def _folder(milestone: str) -> str:
+    return f"milestones/{PROJECT}" if milestone == PROJECT else course_place(milestone)
+
+
 def _all_sections(milestone: str, name: str, root: Path) -> list[Section]:
-    page = (root / course_place(milestone) / "README.md").read_text(encoding="utf-8")
+    page = (root / _folder(milestone) / "README.md").read_text(encoding="utf-8")
     parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
     return [
         Section(milestone, name, title, text)

@@ -36,7 +36,7 @@ from common.tracing.decisions import wrap
 
 from ...chain import ROOT, find_engine, load
 from ...recording import write_block
-from ..instruments.chrome_spans import ChromeTrace, is_complete, lane_of, read
+from ..instruments.chrome_spans import ChromeTrace, is_complete, read
 from .engines import folder_or_id
 from .peers.trace_vllm import MAX_TOKENS, STEPS, WARM_UP_STEPS
 from .workloads import workload
@@ -197,12 +197,12 @@ def third_step(document: Json) -> Json:
     step = trace.step(STEPS // 2 + 1)
     events: list[Json] = []
     for event in document["traceEvents"]:
-        if is_complete(event):
-            if event["ts"] < step.end and event["ts"] + event["dur"] > step.start:
-                kept = {key: event[key] for key in KEPT if key in event}
-                kept["ts"] = round(event["ts"] - step.start, 3)
-                is_step = event["name"] == step.name and event["ts"] != step.start
-                events += [] if is_step and lane_of(event) == step.lane else [kept]
+        if not is_complete(event) or event["ts"] >= step.end:
+            continue
+        if event["ts"] + event["dur"] > step.start:
+            kept = {key: event[key] for key in KEPT if key in event}
+            kept["ts"] = round(event["ts"] - step.start, 3)
+            events.append(kept)
     lanes = {(e["pid"], e["tid"]): LANES[e["name"]] for e in events if e["name"] in LANES}
     names = [
         {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -55,11 +55,11 @@ class ChromeTrace:
         threads: dict[Lane, str] = {}
         left_out = set()
         for event in events:
-            if event.get("ph") == "M" and event["name"] == "thread_name":
-                threads[lane_of(event)] = event["args"]["name"]
-            elif event.get("ph") == "M" and event["name"] == "process_name":
-                if event["args"]["name"] == REQUESTS:
-                    left_out.add(lane_of(event)[0])
+            name = event["args"].get("name") if event.get("ph") == "M" else None
+            if name and event["name"] == "thread_name":
+                threads[lane_of(event)] = name
+            elif name == REQUESTS and event["name"] == "process_name":
+                left_out.add(lane_of(event)[0])
         spans = [
             Span(e["name"], lane_of(e), e["ts"], e["ts"] + e["dur"])
             for e in events

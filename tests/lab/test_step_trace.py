@@ -164,9 +164,12 @@ def test_vllm_records_steps_in_which_all_requests_decode(monkeypatch: pytest.Mon
 
     def llm_of(model: str, **more: Any) -> Any:
         made.update(more, model=model)
-        engine = SimpleNamespace(
-            add_request=lambda *_: calls.append("add"), step=lambda: calls.append("step") or []
-        )
+
+        def step() -> list[Any]:
+            calls.append("step")
+            return []
+
+        engine = SimpleNamespace(add_request=lambda *_: calls.append("add"), step=step)
         return SimpleNamespace(
             llm_engine=engine,
             start_profile=lambda: calls.append("start"),

@@ -2,10 +2,10 @@
 
 `project check --base COMMIT --target shared` runs the bench's workloads on both trees. First it
 counts in virtual time: counters are the same on every machine. If none of the target differs, it
-measures pairs in turns. The change is shown if the target gains more than 20 % and no other
-workload loses more than 3 %.
+measures pairs in turns. The change is shown if the interval of the target lies above 1.20, and that
+of each other workload above 0.97.
 
-The shared suite is the referee: --suite runs it, with the tests of the base.
+The shared suite is the referee: --suite runs it, and does not accept changed tests of the base.
 
 Exit status: 0 shown; 1 not shown; 2 wrong usage.
 """
@@ -136,7 +136,10 @@ def counters_table(counted: Mapping[str, Counted]) -> Table:
 
 def judgement_table(judgements: Sequence[Judgement]) -> Table:
     """Return the ratios with their intervals, and what each shows."""
-    table = Table(box=None, padding=(0, 2), header_style="dim", title="base / change, in time")
+    table = Table(
+        box=None, padding=(0, 2), header_style="dim",
+        title="time of the base / time of the change",
+    )  # fmt: skip
     for column in ("workload", "ratio", "interval", "judgement"):
         table.add_column(column)
     for one in judgements:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -83,6 +83,9 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 
 def main() -> int:
     """Run the command of the command line. Return its exit status, 2 for wrong usage."""
+    if importlib.util.find_spec("rich") is None:
+        sys.stderr.write("this Python has no packages of the course: `. .venv/bin/activate` first\n")
+        return 2
     parser = argparse.ArgumentParser(
         prog="python -m milestones", description=__doc__, epilog=listed(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -67,6 +67,10 @@ def test_prompts_are_padded_on_the_right() -> None:
         assert positions[i, : len(prompt)].tolist() == list(range(len(prompt))), (
             f"I1: the position of a token in prompt {i} is the number of tokens before it"
         )
+        assert all(position >= len(prompt) for position in positions[i, len(prompt) :]), (
+            f"I1: row {i} has positions {positions[i].tolist()}, and its prompt has {len(prompt)} "
+            "tokens: padding is stored too, and must not be stored over the prompt"
+        )
     assert ((ids >= 0) & (ids < VOCAB_SIZE)).all(), "padding is fed too: it must be valid tokens"
 
 

@@ -116,6 +116,8 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
     """Wait until the student has made the mistake, try it, and put the files back."""
     console.print(f"\nDo not change {exercise.id} yet: first your own code is tested.")
     said = "testing your own code first"
+    folder = root / place(exercise.milestone)
+    before = {path: path.read_bytes() for path in folder.rglob("*.py")}
     with console.status(f"{said} …") as status:
         passes = runner.run(
             root, exercise.tests, seconds=SECONDS,
@@ -127,7 +129,8 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
             f"{exercise.id} does not pass yet. To see what fails:  "
             f"python -m milestones check {exercise.id}"
         )
-    folder = root / place(exercise.milestone)
+    if any(path.read_bytes() != data for path, data in before.items() if path.exists()):
+        raise BreakError("you have changed your code too early: put it back, and run this again")
     with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.bell()
         console.print(

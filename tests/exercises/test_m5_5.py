@@ -161,8 +161,9 @@ def test_a_decode_batch_is_laid_out_and_padded(runner: ModelRunner) -> None:
     )
     assert meta.query_lens_cpu == [1, 1, 1, 1], "each row computes one token, padding too"
     assert inputs.descriptor == BatchDescriptor(4), "the input has the descriptor of its graph"
+    assert meta.page_table.shape[1] == 3, "as many columns as the longest request has pages"
     assert meta.page_table[:3].tolist() == [[5, 6, 7], [8, 9, 2], [1, 3, 4]], (
-        "as many columns as the longest request has pages"
+        "the row of a request in the table is `future_index(request.row)`: row 0 is for padding"
     )
     assert len(meta.page_table) == 4, "a row for each row of the graph"
 

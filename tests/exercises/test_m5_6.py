@@ -41,10 +41,13 @@ def in_flight(scheduler: Scheduler, *prompts: Sequence[int], max_tokens: int = 2
     return batch
 
 
-def counted(scheduler: Scheduler) -> tuple[int, int, int, int]:
+def counted(scheduler: Scheduler) -> dict[str, int]:
     """Return the numbers of steps, and of tokens of prompts, of decodes, and for no request."""
     c = scheduler.counters
-    return c.num_steps, c.prefill_tokens, c.decode_tokens, c.padding_tokens
+    return {
+        "steps": c.num_steps, "prefill": c.prefill_tokens, "decode": c.decode_tokens,
+        "padding": c.padding_tokens,
+    }  # fmt: skip
 
 
 def engine_of(stream: LateStream, num_pages: int = 64, **config: Any) -> Any:
@@ -155,7 +158,7 @@ def test_each_token_of_a_step_is_counted_once() -> None:
     scheduler.update_from_output(batch, [(70, None)])
     batch = in_flight(scheduler)
     scheduler.update_from_output(batch, [(71, None), (72, None)])
-    assert counted(scheduler) == (2, 6, 1, 0), (
+    assert counted(scheduler) == {"steps": 2, "prefill": 6, "decode": 1, "padding": 0}, (
         "step 1 computes four tokens of prompts, step 2 the other two and one decode"
     )
 
@@ -166,9 +169,8 @@ def test_output_that_is_computed_again_is_decode() -> None:
     scheduler.add_request(make_request("again", [1, 2, 3], output=2))
     batch = in_flight(scheduler)
     scheduler.update_from_output(batch, [(70, None)])
-    assert counted(scheduler) == (1, 3, 2, 0), (
-        "(steps, prefill, decode, padding): of the five tokens, three are of the prompt, and two "
-        "are output that is computed again"
+    assert counted(scheduler) == {"steps": 1, "prefill": 3, "decode": 2, "padding": 0}, (
+        "of the five tokens, three are of the prompt, and two are output that is computed again"
     )
 
 
@@ -198,7 +200,7 @@ def test_a_request_that_has_ended_gets_no_token() -> None:
     assert [output.request for output in outputs] == [stays], "no output may follow the end"
     assert 70 not in gone.token_ids, "I1: the request had ended: its token 70 is dropped"
     assert stays.token_ids == [4, 5, 71], "I1: the other request gets its token 71"
-    assert counted(scheduler) == (1, 2, 0, 3), (
+    assert counted(scheduler) == {"steps": 1, "prefill": 2, "decode": 0, "padding": 3}, (
         "three tokens were computed for no request, and two for the prompt of the other one"
     )
     assert gone.row is None, "I3: no step writes to its pages any more"

@@ -84,7 +84,7 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 def main() -> int:
     """Run the command of the command line. Return its exit status, 2 for wrong usage."""
     if importlib.util.find_spec("rich") is None:
-        sys.stderr.write("this Python has no packages of the course: `. .venv/bin/activate` first\n")
+        sys.stderr.write("this Python lacks the course's packages: `. .venv/bin/activate` first\n")
         return 2
     parser = argparse.ArgumentParser(
         prog="python -m milestones", description=__doc__, epilog=listed(),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from milestones.course.exercise import Exercise
 from milestones.course.student.check_screen import Attempt, show_attempts
-from milestones.course.testing.probe import called_by
+from milestones.course.testing.called import called_by
 from milestones.course.testing.results import Failure, Outcome, Result, Run
 
 SAID = "I3: an item is lost"

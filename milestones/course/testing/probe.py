@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
+from .called import called_by, statement_at
 from .libraries import EndAtImport, is_plain
 from .results import Failure, Outcome, Result, with_caret
 
@@ -21,7 +22,6 @@ MOST_CALLS = 30  # lines of functions that had not returned
 MOST_PRINTED = 2000  # characters of what a test has printed
 
 Emit = Callable[[dict[str, Any]], None]
-Node = TypeVar("Node", ast.stmt, ast.FunctionDef)
 
 
 class Probe:
@@ -198,54 +198,6 @@ def unwritten(error: BaseException) -> Iterator[str]:
 def without_advice(message: str) -> str:
     """Remove pytest's advice on its own options from a message."""
     return re.sub(r"\n[ .]*(Use -v to get|Full output truncated).*", "", message)
-
-
-def statement_at(path: Path, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a file that contains a line."""
-    return next(nodes_at(path, line, ast.stmt), None)
-
-
-def nodes_at(path: Path, line: int, kind: type[Node]) -> Iterator[Node]:
-    """Yield the nodes of a kind that contain a line of a file, the innermost one first."""
-    around = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, kind) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    yield from sorted(around, key=lambda node: (-node.lineno, node.end_lineno or 0))
-
-
-def called_by(expression: ast.expr, path: Path, line: int) -> str | None:
-    """Return the source of an expression, for a student who does not read the test.
-
-    For a variable, return the last call that was assigned to it, or None if there is none.
-    """
-    if not isinstance(expression, ast.Name):
-        return ast.unparse(expression)
-    function = next(nodes_at(path, line, ast.FunctionDef), None)
-    given = [
-        value
-        for node in (ast.walk(function) if function else ())
-        if isinstance(node, ast.Assign) and node.lineno < line
-        for target in node.targets
-        if (value := value_for(expression.id, target, node.value)) is not None
-    ]
-    last = max(given, key=lambda value: value.lineno, default=None)
-    has_call = last and any(isinstance(inner, ast.Call) for inner in ast.walk(last))
-    return ast.unparse(last) if last and has_call else None
-
-
-def value_for(name: str, target: ast.expr, value: ast.expr) -> ast.expr | None:
-    """Return what a variable is assigned, or None if this assignment does not set it."""
-    if isinstance(target, ast.Name):
-        return value if target.id == name else None
-    if not isinstance(target, (ast.Tuple, ast.List)):
-        return None
-    parts = value.elts if isinstance(value, ast.Tuple) else []
-    if len(parts) != len(target.elts):
-        parts = [value] * len(target.elts)
-    found = (value_for(name, *pair) for pair in zip(target.elts, parts, strict=True))
-    return next((part for part in found if part is not None), None)
 
 
 def short(value: object) -> str:

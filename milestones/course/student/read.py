@@ -68,7 +68,10 @@ def show(console: Console, section: Section, root: Path, *, asks: bool, answers:
             elif BREAK_IT not in last:
                 folded(console, "answer: --answers unfolds it")
             else:
-                folded(console, f"answer: python -m milestones break {section.name}, or --answers")
+                folded(
+                    console,
+                    f"answer: --answers; python -m milestones break {section.name} tries your own",
+                )
         else:
             last = piece.text
             title = {"": "", ANSWER: "The answer."}.get(piece.fold, piece.fold)

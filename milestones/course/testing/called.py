@@ -1,4 +1,4 @@
-"""Read in the source of a test what it calls, for a student who does not read the test."""
+"""Read in the source of a test what the test calls, so that `check` can say it in words."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def test_the_sections_of_no_exercise_are_those_of_a_milestone() -> None:
 
 def test_week_6_is_read_and_predicted_as_the_handouts_are(tmp_path: Path) -> None:
     [section] = sections_of("project")
-    [prediction] = section.predictions
+    prediction, of_vllm = section.predictions
+    assert "vLLM" in of_vllm.question
     answer = " ".join(prediction.answer.split())[:25]
     assert answer not in " ".join(shown("project").split())
     assert answer in " ".join(shown("project", answers=True).replace("*", "").split())

@@ -16,7 +16,7 @@ import pytest
 from m5_overlap.stream import ThreadEvent, ThreadStream, Worker
 from tests.exercises.by_hand import watch
 
-PATIENCE = 20  # seconds until a thread that should have ended counts as stuck
+PATIENCE = 8  # seconds until a thread that should have ended counts as stuck
 
 
 def worker_of(*works: Callable[[], Any], least_seconds: float = 0.0) -> tuple[Worker, Any]:

@@ -25,7 +25,7 @@ from tests.conftest import ROOT, EngineFactory
 from tests.helpers.oracle import drain, greedy
 
 LANE = ("1", "1")
-COMMITTED = ROOT / "milestones/project/step_m5.json.gz"
+PROJECT = ROOT / "milestones/project"
 
 
 def event(name: str, start: float, duration: float, thread: int = 1, **more: Any) -> dict[str, Any]:
@@ -144,12 +144,15 @@ def test_a_step_of_m5_is_recorded(layers: bool, tmp_path: Path) -> None:
     assert trace.step(1) == trace.step() and trace.step().start == 0, "one step, from 0 on"
 
 
-def test_the_page_has_the_table_of_its_recording() -> None:
-    document = read(COMMITTED)
-    assert COMMITTED.stat().st_size < 300_000
-    page = (ROOT / "milestones/project/README.md").read_text(encoding="utf-8")
-    block = page.partition("<!-- step -->\n")[2].partition("\n<!-- /step -->")[0]
-    assert block == "\n".join(step_trace.lines_of(document)), "step_trace m5 FILE --readme"
+@pytest.mark.parametrize("name", ["m5", "vllm"])
+def test_the_page_has_the_table_of_its_recording(name: str) -> None:
+    file = PROJECT / f"step_{name}.json.gz"
+    document = read(file)
+    assert file.stat().st_size < 300_000
+    page = (PROJECT / "README.md").read_text(encoding="utf-8")
+    mark = f"step of {document['otherData']['engine']} -->"
+    block = page.partition(f"<!-- {mark}\n")[2].partition(f"\n<!-- /{mark}")[0]
+    assert block == "\n".join(step_trace.lines_of(document)), f"step_trace {name} FILE --readme"
     trace = ChromeTrace.of(document)
     step = trace.step()
     for lane, parts in trace.parts(step).items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -57,7 +58,7 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
     """Try the mistake, and show its effect."""
     console = Console(record=True)
     exercise = find(args.exercise, root)
-    question, _ = exercise.part("Break it", root)
+    question, answer = exercise.part("Break it", root)
     if not question:
         raise BreakError(f"the handout has no *Break it* for {exercise.id}")
     console.print(Markdown(f"**{exercise.id}, Break it.** {question}"))
@@ -71,6 +72,10 @@ def main(args: argparse.Namespace, root: Path = ROOT, runner: Runner | None = No
     same = compared(console, exercise, effect)
     keep(root, exercise, console.export_text().strip())
     console.print(f"kept in {FILE}: say there why these tests fail", style="dim", highlight=False)
+    if console.is_terminal and sys.stdin.isatty():
+        console.print("\nEnter shows the handout's answer, Ctrl-C ends.", style="dim")
+        sys.stdin.readline()
+        console.print(Markdown(f"**The answer.** {answer}"))
     return 0 if same else 1
 
 
@@ -134,8 +139,8 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
     with put_back(folder, root / FOLDER / f"{exercise.id}.mistake"):
         console.bell()
         console.print(
-            f"It passes. [bold]Now[/] make the mistake in {', '.join(exercise.sources)}, and save "
-            "the file. Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
+            "It passes. [bold]Now[/] make the mistake in an editor, in another window "
+            f"({', '.join(exercise.sources)}), and save the file. Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
         )  # fmt: skip
         saved = changes([folder])
         next(saved)

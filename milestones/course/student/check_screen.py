@@ -20,7 +20,7 @@ INVARIANTS = {
     2: ("Batch invariance", "A request's tokens depend only on the request itself."),
     3: ("Nothing leaks", "A request that is done, aborted or failed holds no memory."),
     4: ("Bad input is refused, alone", "The error names field and limit. Other requests go on."),
-    5: ("Progress", "Any admitted request finishes."),
+    5: ("Progress", "Any admitted request finishes. None is overtaken for ever."),
     6: ("Text is whole", "No half characters, no start of a stop string. The pieces join."),
 }
 State = Literal["passed", "failed", "not written", "not run"]

@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--layers", action="store_true", help="compute each layer by itself")
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM")
     parser.add_argument(
-        "--readme", action="store_true", help="write the table of m5 into the page of week 6"
+        "--readme", action="store_true", help="write its table into the page of week 6"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,16 +83,21 @@ def main() -> None:
     made["otherData"] = {"engine": name, "model": args.model, "machine": machine()}
     args.file.write_bytes(gzip.compress(json.dumps(made).encode(), mtime=0))
     if args.readme:
-        write_block(PAGE, "step", lines_of(made))
+        write_block(PAGE, f"step of {name}", lines_of(made))
     sys.stdout.write(f"{args.file}: {len(made['traceEvents'])} events\n")
 
 
 def lines_of(document: Json) -> list[str]:
-    """Return the table of the page: the largest parts of the step in the lane of the forward."""
+    """Return the table of the page: the largest parts of the step in the lane of the forward.
+
+    vLLM has one lane.
+    """
     trace = ChromeTrace.of(document)
     step = trace.step()
     whole, about = step.end - step.start, document["otherData"]
-    [parts] = [p for lane, p in trace.parts(step).items() if trace.names[lane] == "forward"]
+    lanes = {trace.names[lane]: parts for lane, parts in trace.parts(step).items()}
+    lane = "forward" if "forward" in lanes else "host"
+    parts = lanes[lane]
     rest = sum(part.time for part in parts[ROWS:])
     rows = [(f"`{part.name}`", part.time) for part in parts[:ROWS]]
     rows += [(f"{len(parts) - ROWS} more names", rest)]
@@ -101,7 +106,7 @@ def lines_of(document: Json) -> list[str]:
         f"A decode step of {about['engine']} for sixteen requests, {whole / 1e3:.1f} ms, "
         f"{about['machine']}:",
         "",
-        "| name, in the lane of the forward | self ms | share |",
+        f"| name, in the lane of the {lane} | self ms | share |",
         "|---|---|---|",
         *(f"| {name} | {time / 1e3:.2f} | {time / whole:.1%} |" for name, time in rows),
     ]

@@ -140,7 +140,8 @@ def by_hand(exercise: Exercise, root: Path, runner: Runner, console: Console) ->
         console.bell()
         console.print(
             "It passes. [bold]Now[/] make the mistake in an editor, in another window "
-            f"({', '.join(exercise.sources)}), and save the file. Your version comes back after the run, or with Ctrl-C.", soft_wrap=True,
+            f"({', '.join(exercise.sources)}), and save the file. Your version comes back after "
+            "the run, or with Ctrl-C.", soft_wrap=True,
         )  # fmt: skip
         saved = changes([folder])
         next(saved)

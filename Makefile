@@ -4,7 +4,7 @@ RUN = "$(VENV)/bin/python"
 PYTEST = $(RUN) -m pytest -n auto --dist worksteal
 TOP = $(lastword $(sort $(wildcard m[0-9]_*)))
 
-.PHONY: help setup demo diff test test-all lint bench slides
+.PHONY: help setup demo diff test test-all lint bench slides site
 
 help:  ## show the commands
 	@echo "make demo    set up if needed, and run the demo of the highest milestone"
@@ -15,6 +15,7 @@ help:  ## show the commands
 	@echo "make setup   only set up: an environment in .venv, the packages, the embedded model"
 	@echo "make lint    ruff and mypy"
 	@echo "make slides  the lectures as HTML and PDF, in slides/dist (needs Chromium or Chrome)"
+	@echo "make site    the book as a web site, in build/site (needs Node.js)"
 	@echo "make bench   measure all milestones and other engines on this machine"
 
 setup:
@@ -54,3 +55,7 @@ bench: setup
 
 slides: setup
 	@$(RUN) -m slides build $(ARGS)
+
+site: setup
+	@$(RUN) -m milestones extras book
+	@$(RUN) -m milestones site $(ARGS)

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
-
 from .clock import Clock
 from .config import EngineConfig
 from .engine_core import EngineCoreOutput, EngineCoreProtocol, ForwardError
@@ -31,6 +29,8 @@ from .sampling.params import SamplingParams
 from .text.output_processor import OutputProcessor
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .hf.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)

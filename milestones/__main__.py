@@ -75,6 +75,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "gpu-check": ("lab.bench.gpu_check", "check kernels, engines and bandwidth on a GPU"),
         "mutants": ("staff.maintain.mutants", "check that the tests catch known mistakes"),
         "propagate": ("staff.maintain.propagate", "apply an edit to the milestones above"),
+        "site": ("book.command", "make the book, a web site in which the engines run"),
         "types": ("staff.maintain.types", "check the types, with complete electives"),
     },
 }

@@ -18,9 +18,7 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 from ..engine_core import ForwardError
 from ..llm_engine import LLMEngine
@@ -29,6 +27,9 @@ from .data import Frame, FrameDecision, Span, TraceData
 from .decisions import Decision, watch, wrap
 from .forwards import Forwards, HookedForwards, StreamForwards
 from .frames import Observer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 TIMED = ("launch", "wait")  # methods of the core that are wrapped if it has them
 TREE_METHODS = ("match_prefix", "insert", "lock", "unlock", "evict")  # those that change the tree

@@ -26,7 +26,9 @@ PLAIN_DATA = (
     "radix_cache.py", "in_flight.py",
 )  # fmt: skip
 BUILT = {f"../../slides/dist/run_{name}.html" for name in RUN_PAGES}  # by `make slides`
-PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
+PAGES = sorted(
+    path for path in ROOT.rglob("*.md") if not {".venv", "build"} & {*path.relative_to(ROOT).parts}
+)
 
 
 def imported(path: Path) -> set[str]:

@@ -12,7 +12,7 @@ from milestones.chain import ROOT, milestones, package, sources
 from milestones.course.catalog import load, taught_engines
 from tests.house.test_layout import PLAIN_DATA
 
-FORBIDDEN = ("numpy", "rich", "tokenizers", "torch", "transformers", "triton")
+FORBIDDEN = ("numpy", "rich", "tokenizers", "torch", "transformers", "triton", "typing_extensions")
 HOOK = f"""
 import sys
 

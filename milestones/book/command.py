@@ -1,0 +1,75 @@
+"""Make the book: a web site with the course, in which the engines run.
+
+The site is in build/site. It needs a web server, but no network:
+
+    python -m milestones extras book        # once: Sphinx; Node.js must be there, too
+    make site
+    python -m http.server -d build/site     # then open http://localhost:8000
+
+Exit status: 0; 2 something is missing, or a page has a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ..chain import ROOT
+from ..drawing import theme
+from .browser_files import BookError, fetch, write
+from .staging import Staging
+
+EXAMPLE = "python -m milestones site"
+REFUSALS = (BookError,)
+BUILD = ROOT / "build"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m milestones site`."""
+    parser.add_argument("--out", type=Path, default=BUILD / "site", help="default: build/site")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Make the site."""
+    if importlib.util.find_spec("sphinx") is None:
+        raise BookError("the site needs Sphinx: python -m milestones extras book")
+    out: Path = args.out.resolve()
+    fetch(BUILD / "npm")
+    Staging(BUILD / "book").fill()
+    shutil.rmtree(out, ignore_errors=True)
+    command = [
+        sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-j", "auto",
+        "-c", str(Path(__file__).parent), "-d", str(BUILD / "doctrees"), "-E",
+        str(BUILD / "book"), str(out),
+    ]  # fmt: skip
+    environment = os.environ | {"SOURCE_DATE_EPOCH": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment)
+    if done.returncode:
+        raise BookError("a page has a fault: see above")
+    (out / ".buildinfo").unlink(missing_ok=True)
+    (out / ".nojekyll").touch()
+    static = out / "_static"
+    (static / "theme.css").write_text(theme_css(), encoding="utf-8")
+    write(BUILD / "npm", static)
+    sys.stdout.write(f"{args.out}: {sum(1 for _ in out.rglob('*.html'))} pages\n")
+    return 0
+
+
+def theme_css() -> str:
+    """Return the colours of the pictures as variables, for light and dark pages."""
+    named = {mode: theme.colours(mode) for mode in ("light", "dark")}
+    light, dark = (
+        "".join(f"--{name}:{value};" for name, value in colours.items())
+        for colours in named.values()
+    )
+    requests = (name for name in named["light"] if name.startswith("request"))
+    rules = [f".live .{name}{{fill:var(--{name})}}" for name in requests]
+    system = f"@media(prefers-color-scheme:dark){{body:not([data-theme=light]) .live{{{dark}}}}}"
+    return "\n".join(
+        [f".live{{{light}}}", f"body[data-theme=dark] .live{{{dark}}}", system, *rules]
+    )

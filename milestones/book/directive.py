@@ -1,0 +1,70 @@
+"""The directive of a figure: three backticks, `{live} triangle`. It writes the figure's HTML."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from .figure import MOST_LINES, Control, Figure
+from .figures import figure
+
+
+class Live(Directive):
+    """A figure that runs in the page."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the figure as HTML."""
+        return [nodes.raw("", html_of(figure(self.arguments[0])), format="html")]
+
+
+def html_of(shown: Figure) -> str:
+    """Return a figure as it is without scripts: its first drawing, and the answer in a fold."""
+    first, asked = shown.shown({}), shown.shown(shown.asked)
+    data = escape(json.dumps(shown.described()))
+    controls = "".join(map(control_html, shown.controls))
+    return f"""
+<section class="live" id="{shown.name}" data-figure="{data}" data-answer="{asked.answer}"
+  aria-labelledby="{shown.name}-title">
+<p class="live-title" id="{shown.name}-title">{escape(shown.title)}</p>
+<p class="question">{escape(shown.question)}</p>
+<form class="guess" hidden><label>Your guess
+<input type="number" inputmode="numeric" required></label>
+<button>Compare</button> <output></output></form>
+<details class="answer"><summary>The answer</summary>
+<div class="drawing">{asked.svg}</div><p>{escape(asked.words)}</p></details>
+<form class="controls" hidden>{controls}<button type="reset">Reset</button></form>
+<div class="drawing now">{first.svg}</div>
+<p class="words" role="status">{escape(first.words)}</p>
+</section>
+"""
+
+
+def control_html(control: Control) -> str:
+    """Return a control with its label."""
+    name, first = f'name="{control.name}"', escape(str(control.first))
+    if control.kind == "text":
+        field = f'<textarea {name} rows="{MOST_LINES}" spellcheck="false">{first}</textarea>'
+    elif control.kind == "select":
+        options = "".join(
+            f'<option value="{number}"{" selected" * (number == control.first)}>{escape(words)}'
+            for number, words in enumerate(control.choices)
+        )
+        field = f"<select {name}>{options}</select>"
+    elif control.kind == "checkbox":
+        field = f'<input type="checkbox" {name}{" checked" * bool(control.first)}>'
+    else:
+        limits = f'min="{control.low}" max="{control.high}"'
+        field = f'<input type="range" {name} value="{first}" {limits}><output>{first}</output>'
+    return f"<label>{escape(control.label)} {field}</label> "
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the directive. Sphinx calls this."""
+    app.add_directive("live", Live)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

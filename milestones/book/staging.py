@@ -1,0 +1,124 @@
+"""Lay out the sources of the site in one folder: the chapters, and pages of this repository.
+
+A page keeps its path, so that its links to other pages stay right. A link to a file of code leads
+to a page that shows this file. A link to anything else that the site does not have leads to the
+repository if its address is known (`REPOSITORY`), and is plain text if not. No text is copied into
+the repository: the folder is made anew for each build.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from pathlib import Path
+
+from ..chain import ROOT, electives, milestones
+
+REPOSITORY = os.environ.get("LADDER_REPOSITORY", "")  # such as https://example.org/llm-ladder
+CHAPTERS = "milestones/book/pages"  # they stand at the top of the site
+PAGES = (
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "milestones/README.md",
+    *(f"milestones/docs/{name}.md" for name in (
+        "TOUR", "GLOSSARY", "WHERE", "QUESTIONS", "INSIDE", "USING", "MODELS", "SERVING", "SCALING",
+        "SPEED", "RIVALS", "UPSTREAM", "TERM",
+    )),
+    *(f"milestones/project/{name}.md" for name in ("README", "proposal", "topics")),
+    *(f"milestones/{name}/README.md" for name in milestones()),
+    *(f"milestones/electives/{name}/README.md" for name in electives()),
+)  # fmt: skip
+CODE = {".py": "python", ".toml": "toml", ".c": "c", ".js": "javascript", ".sh": "bash"}
+PICTURES = (".svg", ".png", ".gif")
+# A fence, code in a line, a link or a picture, or an address in an HTML tag.
+MARKED = re.compile(
+    r"(?P<code>^```.*?^```|`[^`\n]+`)"
+    r"|(?P<start>!?\[(?P<text>(?:[^\[\]]|!?\[[^\]]*\]\([^)]*\)|`[^`]*`)*)\]\()(?P<link>[^)\s]+)\)"
+    r'|(?P<tag>\b(?:src|srcset|href)=")(?P<address>[^"]+)"',
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class Staging:
+    """A folder that becomes the sources of the site."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.code: set[str] = set()  # the files of code that pages link to, from the root
+
+    def fill(self) -> None:
+        """Make the folder anew."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        (self.folder / "_extra").mkdir(parents=True)  # copied as it is: pictures that HTML names
+        (self.folder / "repo").symlink_to(ROOT, target_is_directory=True)  # for `literalinclude`
+        chapters = sorted((ROOT / CHAPTERS).glob("*.md"))
+        for page in (*(path.relative_to(ROOT).as_posix() for path in chapters), *PAGES):
+            self._write(staged(page), self.linked((ROOT / page).read_text("utf-8"), page))
+        for name in sorted(self.code):
+            self._write(f"code/{name}.md", code_page(name))
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def linked(self, text: str, page: str) -> str:
+        """Return the text of a page with links that the site can follow. page: its path."""
+
+        def replaced(found: re.Match[str]) -> str:
+            if found["code"]:
+                return found[0]
+            if found["tag"]:
+                return f'{found["tag"]}{self._picture(found["address"], page)}"'
+            name = found["text"]
+            if "](" in name:  # a picture inside a link
+                name = MARKED.sub(replaced, name)
+            target = self._target(found["link"], page)
+            if target is None:
+                return name
+            mark = "!" if found["start"].startswith("!") else ""
+            return f"{mark}[{name}]({target})"
+
+        return MARKED.sub(replaced, text)
+
+    def _picture(self, address: str, page: str) -> str:
+        """Copy a picture that HTML names, so that its address is right in the site, too."""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), address))
+        if path.endswith(PICTURES) and (ROOT / path).is_file():
+            copy = self.folder / "_extra" / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, copy)
+        return address
+
+    def _target(self, link: str, page: str) -> str | None:
+        """Return where a link leads in the site, or None if it leads nowhere."""
+        if re.match(r"[a-z]+:|#", link):
+            return link
+        name, _, anchor = link.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), name))
+        if f"{path}/README.md" in PAGES:
+            path = f"{path}/README.md"
+        file, folder = ROOT / path, posixpath.dirname(staged(page)) or "."
+        if path in PAGES or (path.startswith(CHAPTERS) and file.is_file()):
+            return posixpath.relpath(staged(path), folder) + (f"#{anchor}" if anchor else "")
+        if file.suffix in PICTURES and file.is_file():
+            copy = self.folder / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+            return posixpath.relpath(path, folder)
+        if file.suffix in CODE and file.is_file():
+            self.code.add(path)
+            return posixpath.relpath(f"code/{path}.md", folder)
+        return f"{REPOSITORY}/{path}" if REPOSITORY and file.exists() else None
+
+
+def staged(page: str) -> str:
+    """Return the path of a page in the site."""
+    return page.removeprefix(f"{CHAPTERS}/")
+
+
+def code_page(name: str) -> str:
+    """Return a page that shows a file of code."""
+    language = CODE[Path(name).suffix]
+    fence = f"```{{literalinclude}} /repo/{name}\n:language: {language}\n:linenos:\n```"
+    return f"---\norphan: true\n---\n\n# {name}\n\n{fence}\n"

@@ -1,0 +1,190 @@
+// The glue of the live figures: controls, guesses and addresses. The figures themselves are Python,
+// which a worker runs. The page is complete without this script.
+
+const RUN_SECONDS = 3; // a run that takes longer is ended
+const NEAR = "800px"; // Python starts when a figure comes that near
+
+// One worker for the page. `draw` answers with a drawing; a newer call of a figure replaces an older
+// one that still waits.
+class Python {
+  constructor(changed) {
+    this.changed = changed;
+    this.state = "stopped"; // starting, ready, broken
+    this.waiting = new Map();
+  }
+
+  start() {
+    if (this.state !== "stopped") return;
+    this.become("starting");
+    this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+    this.worker.onmessage = ({ data }) => this.said(data);
+    this.worker.onerror = (event) => this.said({ failed: event.message });
+  }
+
+  become(state, why = "") {
+    this.state = state;
+    this.changed(state, why);
+  }
+
+  draw(name, values) {
+    return new Promise((done) => {
+      this.waiting.set(name, { name, values, done });
+      this.next();
+    });
+  }
+
+  next() {
+    if (this.state === "stopped") this.start();
+    if (this.state !== "ready" || this.running || !this.waiting.size) return;
+    const [name, job] = this.waiting.entries().next().value;
+    this.waiting.delete(name);
+    this.running = job;
+    this.timer = setTimeout(() => this.end(), RUN_SECONDS * 1000);
+    this.worker.postMessage({ id: name, name, values: job.values });
+  }
+
+  said(data) {
+    if (data.ready) this.become("ready");
+    else if (data.failed) this.become("broken", data.failed);
+    else if (this.running) {
+      clearTimeout(this.timer);
+      const { done } = this.running;
+      this.running = undefined;
+      done(data);
+    }
+    this.next();
+  }
+
+  end() {
+    const { done } = this.running;
+    this.worker.terminate();
+    this.running = undefined;
+    this.become("stopped");
+    done({ error: `the run was ended after ${RUN_SECONDS} seconds` });
+    this.start();
+  }
+}
+
+function valueOf(field) {
+  if (field.type === "checkbox") return Number(field.checked);
+  return field.type === "textarea" ? field.value : Number(field.value);
+}
+
+const WORDS = { starting: "Python is starting …", broken: "Python cannot start in this browser: " };
+
+class Figure {
+  constructor(section, python) {
+    this.section = section;
+    this.python = python;
+    this.about = JSON.parse(section.dataset.figure);
+    this.find = (selector) => section.querySelector(selector);
+    this.controls = this.find(".controls");
+    this.words = this.find(".words");
+    this.guess = this.find(".guess");
+    this.controls.hidden = this.guess.hidden = false;
+    this.controls.addEventListener("input", () => this.moved());
+    this.controls.addEventListener("reset", () => setTimeout(() => this.moved()));
+    this.controls.addEventListener("submit", (event) => event.preventDefault());
+    this.guess.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.compare(this.guess.querySelector("input").value);
+    });
+    this.show(this.fromAddress());
+    const kept = localStorage.getItem(this.key);
+    if (kept !== null) this.compare(kept);
+  }
+
+  get key() {
+    return `book.guess.${this.about.name}`;
+  }
+
+  get values() {
+    return Object.fromEntries(this.named.map((field) => [field.name, valueOf(field)]));
+  }
+
+  get named() {
+    return [...this.controls.querySelectorAll("[name]")];
+  }
+
+  // Set the controls, and draw if the values are not those of the drawing in the page.
+  show(values) {
+    for (const field of this.named) {
+      if (field.type === "checkbox") field.checked = Boolean(values[field.name]);
+      else field.value = values[field.name];
+    }
+    this.label();
+    if (JSON.stringify(this.values) !== JSON.stringify(this.about.first)) this.draw();
+  }
+
+  label() {
+    for (const output of this.controls.querySelectorAll("output"))
+      output.value = output.previousElementSibling.value;
+  }
+
+  moved() {
+    this.label();
+    this.toAddress();
+    this.draw();
+  }
+
+  async draw() {
+    const drawing = await this.python.draw(this.about.name, this.values);
+    this.words.classList.toggle("error", "error" in drawing);
+    this.words.textContent = drawing.error ?? drawing.words;
+    if (drawing.svg) this.find(".now").innerHTML = drawing.svg;
+  }
+
+  // Only numbers are in the address, and never a text: `?triangle.tokens=12`.
+  fromAddress() {
+    const values = { ...this.about.first };
+    const asked = new URLSearchParams(location.search);
+    for (const field of this.named) {
+      const given = asked.get(`${this.about.name}.${field.name}`);
+      if (given !== null && /^\d{1,6}$/.test(given) && field.type !== "textarea") {
+        const high = field.max || (field.options?.length ?? 2) - 1;
+        values[field.name] = Math.min(Math.max(Number(given), Number(field.min || 0)), Number(high));
+      }
+    }
+    return values;
+  }
+
+  toAddress() {
+    const address = new URL(location.href);
+    for (const [name, value] of Object.entries(this.values)) {
+      if (typeof value !== "number") continue;
+      const parameter = `${this.about.name}.${name}`;
+      if (value === this.about.first[name]) address.searchParams.delete(parameter);
+      else address.searchParams.set(parameter, value);
+    }
+    history.replaceState(null, "", address);
+  }
+
+  compare(guess) {
+    localStorage.setItem(this.key, guess);
+    this.guess.querySelector("input").value = guess;
+    const answer = this.section.dataset.answer;
+    this.guess.querySelector("output").value =
+      guess === answer ? `Right: it is ${answer}.` : `You guessed ${guess}. It is ${answer}.`;
+    this.find(".answer").open = true;
+  }
+}
+
+const sections = [...document.querySelectorAll("section.live")];
+if (sections.length) {
+  const python = new Python((state, why) => {
+    for (const section of sections) {
+      section.dataset.python = state;
+      const words = section.querySelector(".words");
+      if (WORDS[state]) words.dataset.state = WORDS[state] + why;
+      else delete words.dataset.state;
+    }
+  });
+  for (const section of sections) new Figure(section, python);
+  const near = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) {
+      near.disconnect();
+      python.start();
+    }
+  }, { rootMargin: NEAR });
+  for (const section of sections) near.observe(section);
+}

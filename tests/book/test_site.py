@@ -1,0 +1,137 @@
+"""The book as a web site: its sources, its links, and its figures in a browser."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import shutil
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from milestones.book import browser_files, command
+from milestones.book.figures import NAMES
+from milestones.book.staging import PAGES, Staging
+from tests.conftest import ROOT
+from tests.helpers.browser import Tab, tab
+
+
+def test_links_lead_to_pages_of_the_site_or_nowhere(tmp_path: Path) -> None:
+    page = "milestones/m3_paged/README.md"
+    for written, expected in {
+        "[a](../docs/SPEED.md#x)": "[a](../docs/SPEED.md#x)",
+        "[`a`](../../m3_paged/engine.py)": "[`a`](../../code/m3_paged/engine.py.md)",
+        "[a](../m2_continuous)": "[a](../m2_continuous/README.md)",
+        "[a](../docs/INSTRUCTORS.md)": "a",
+        "[a](https://example.org/b)": "[a](https://example.org/b)",
+        "`[a](../docs/INSTRUCTORS.md)`": "`[a](../docs/INSTRUCTORS.md)`",
+        "```\n[a](b.md)\n```": "```\n[a](b.md)\n```",
+    }.items():
+        assert Staging(tmp_path).linked(written, page) == expected
+    chapter = "milestones/book/pages/m1.md"
+    text = Staging(tmp_path).linked("[a](m2.md) [b](../../m1_single/README.md)", chapter)
+    assert text == "[a](m2.md) [b](milestones/m1_single/README.md)"
+    made = Staging(tmp_path)
+    made.linked("[a](../../m3_paged/engine.py)", page)
+    assert made.code == {"m3_paged/engine.py"}
+
+
+def test_a_picture_comes_along(tmp_path: Path) -> None:
+    text = "![p](pages.svg)"
+    assert Staging(tmp_path).linked(text, "milestones/m3_paged/README.md") == text
+    assert (tmp_path / "milestones/m3_paged/pages.svg").is_file()
+
+
+def test_the_answers_of_instructors_are_not_in_the_site() -> None:
+    assert not [page for page in PAGES if "INSTRUCTORS" in page]
+    assert all((ROOT / page).is_file() for page in PAGES)
+
+
+def test_each_figure_is_in_a_chapter() -> None:
+    chapters = (ROOT / "milestones/book/pages").glob("*.md")
+    text = "".join(chapter.read_text("utf-8") for chapter in chapters)
+    assert sorted(re.findall(r"```\{live\} (\w+)", text)) == sorted(NAMES)
+
+
+def test_a_browser_gets_the_files_of_the_engines_and_no_others(tmp_path: Path) -> None:
+    files = browser_files.files()
+    assert {"m3_paged/scheduler.py", "m4_radix/radix_cache.py", "m5_overlap/engine.py"} <= {*files}
+    assert not [name for name in files if "model_runner" in name or name.startswith("tests")]
+    for name in ("a", "b"):
+        browser_files.write_zip(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_without_npm_the_command_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(browser_files.BookError, match=r"nodejs\.org"):
+        browser_files.fetch(tmp_path)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a built site, below a path of its own as on GitHub Pages."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = tmp_path_factory.mktemp("web")
+    assert command.main(Namespace(out=folder / "ladder")) == 0
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=str(folder))
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/ladder"
+        server.shutdown()
+
+
+def words(page: Tab, name: str) -> str:
+    return str(page.evaluate(f"document.querySelector('#{name} .words').textContent"))
+
+
+@pytest.mark.extra("book")
+@pytest.mark.thorough("it builds the site, and starts Python in a browser")
+def test_a_reader_moves_each_figure_with_the_keyboard(site: str, tmp_path: Path) -> None:
+    for chapter, figures in {
+        "m1": ["triangle"], "m2": ["batches"], "m3": ["pages", "chunks"],
+        "m4": ["prefixes"], "m5": ["overlap"],
+    }.items():  # fmt: skip
+        with tab(tmp_path, f"{site}/{chapter}.html") as page:
+            page.wait_until("document.querySelector('.live')?.dataset.python === 'ready'")
+            for name in figures:
+                before = words(page, name)
+                control = f"document.querySelector('#{name} .controls input[type=range]')"
+                page.evaluate(f"{control}.focus()")
+                page.press("ArrowLeft" if name == "prefixes" else "ArrowDown")
+                page.wait_until(
+                    f"document.querySelector('#{name} .words').textContent !== {before!r}"
+                )
+                assert f"{name}." in str(page.evaluate("location.search"))
+                assert not page.evaluate(f"!!document.querySelector('#{name} .error')")
+            assert page.errors == []
+            loaded = page.evaluate("performance.getEntriesByType('resource').map(e => e.name)")
+            assert loaded and all(address.startswith(site) for address in loaded)
+
+
+@pytest.mark.extra("book")
+@pytest.mark.thorough("it builds the site, and starts Python in a browser")
+def test_a_guess_is_shown_beside_the_answer_and_kept(site: str, tmp_path: Path) -> None:
+    with tab(tmp_path, f"{site}/m1.html") as page:
+        page.wait_until("document.querySelector('.guess')?.hidden === false")
+        page.evaluate(
+            "document.querySelector('.guess input').value = 40;"
+            "document.querySelector('.guess button').click()"
+        )
+        said = "document.querySelector('.guess output').textContent"
+        assert page.evaluate(said) == "You guessed 40. It is 68."
+        page.ask("Page.reload")
+        page.wait_until(f"{said}.includes('40')")
+        assert page.evaluate("document.querySelector('.answer').open")

@@ -70,7 +70,7 @@ class TimedResult(PlainResult):
 
 
 class TimedRunner(PlainRunner):
-    """A runner whose steps take virtual time. `now` is the time of the host, in milliseconds."""
+    """Charges virtual time for each step. `now` is the time of the host, in milliseconds."""
 
     def __init__(self, num_pages: int, costs: StepCosts) -> None:
         super().__init__(num_pages)

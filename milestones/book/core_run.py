@@ -142,7 +142,7 @@ def steps(
         tokens = [output.request.request_id for output in outputs if output.new_tokens]
         waiting = [request.request_id for request in core.scheduler.waiting]
         yield Step(computed, waiting, tokens, core.runner.now)
-    raise RuntimeError(f"I5: requests are still there after {MOST_STEPS} steps")
+    raise AssertionError(f"I5: requests are still there after {MOST_STEPS} steps")
 
 
 def _noted(core: Any) -> list[dict[str, tuple[int, int]]]:

@@ -9,7 +9,7 @@ from typing import Any
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from .figure import MOST_LINES, Control, Figure
+from .figure import Control, Figure
 from .figures import figure
 
 
@@ -49,7 +49,8 @@ def control_html(control: Control) -> str:
     """Return a control with its label."""
     name, first = f'name="{control.name}"', escape(str(control.first))
     if control.kind == "text":
-        field = f'<textarea {name} rows="{MOST_LINES}" spellcheck="false">{first}</textarea>'
+        rows = max(4, first.count("\n") + 2)
+        field = f'<textarea {name} rows="{rows}" spellcheck="false">{first}</textarea>'
     elif control.kind == "select":
         options = "".join(
             f'<option value="{number}"{" selected" * (number == control.first)}>{escape(words)}'

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Value: TypeAlias = "int | str"
-MOST_LINES, MOST_CHARACTERS = 8, 60  # of a text that a reader types, and of one of its lines
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,8 @@ class Control:
     low: int = 0
     high: int = 1
     choices: tuple[str, ...] = ()
+    lines: int = 8  # the most lines of a text, and the most characters of a line
+    columns: int = 60
 
     @property
     def kind(self) -> Literal["range", "checkbox", "select", "text"]:
@@ -42,9 +43,9 @@ class Control:
         """Return the value. Raises `ValueError` that names the limits."""
         if self.kind == "text":
             lines = str(value).splitlines()
-            if len(lines) > MOST_LINES or max(map(len, lines), default=0) > MOST_CHARACTERS:
+            if len(lines) > self.lines or max(map(len, lines), default=0) > self.columns:
                 raise ValueError(
-                    f"{self.label}: at most {MOST_LINES} lines of {MOST_CHARACTERS} characters"
+                    f"{self.label}: at most {self.lines} lines of {self.columns} characters"
                 )
             return str(value)
         high = len(self.choices) - 1 if self.choices else self.high

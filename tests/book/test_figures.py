@@ -26,7 +26,9 @@ def extremes(name: str) -> list[dict[str, Any]]:
     shown = figure(name)
     found: list[dict[str, Any]] = [{}, dict(shown.asked)]
     for control in shown.controls:
-        if control.kind == "text":
+        if control.name == "code":
+            found.append({"code": "def schedule(self):\n    return ScheduleBatch([], [])"})
+        elif control.kind == "text":
             found += [{control.name: "a"}, {control.name: "a b c\n" * 8}]
         else:
             high = len(control.choices) - 1 if control.choices else control.high
@@ -90,5 +92,17 @@ def test_without_overlap_a_step_takes_host_and_forward() -> None:
 def test_a_run_without_progress_ends() -> None:
     core = core_run.make_core("m3")
     core.step = list
-    with pytest.raises(RuntimeError, match="I5"):
+    with pytest.raises(AssertionError, match="I5"):
         list(core_run.steps(core, {"A": core_run.request_of("A", 4, 5)}))
+
+
+def test_an_edit_that_breaks_an_invariant_is_named_with_its_step_and_line() -> None:
+    for code, words in {
+        "def (": "Step 1, line 1 of your code: SyntaxError",
+        "x = 1": "Step 1: KeyError",
+        "def schedule(self):\n    return 1 / 0": "Step 1, line 2 of your code: ForwardError|Zero",
+        "def schedule(self):\n    return ScheduleBatch([], [])": "I5",
+        "def schedule(self):\n    self.running.append(self.waiting.popleft())\n"
+        "    return ScheduleBatch([], [])": "Step 1: AssertionError: I3",
+    }.items():
+        assert re.search(words, figure("schedule").shown({"code": code}).words), code

@@ -7,7 +7,7 @@ import json
 
 from ..figure import Figure
 
-NAMES = ("triangle", "batches", "pages", "chunks", "prefixes", "overlap")
+NAMES = ("triangle", "batches", "schedule", "pages", "chunks", "prefixes", "overlap")
 
 
 def figure(name: str) -> Figure:

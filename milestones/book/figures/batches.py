@@ -47,7 +47,7 @@ def lanes(run: list[Step], y: float, arrivals: Mapping[str, int], title: str) ->
         top = y + index * LANE
         parts.append(svg.text(LEFT - 10, top + 14, name, anchor="end"))
         there = [number for number, step in enumerate(run) if name in step.computed]
-        for number in range(arrivals[name], (there or [len(run)])[-1] + 1):
+        for number in range(arrivals[name], (there or [len(run) - 1])[-1] + 1):
             computed = run[number].computed.get(name)
             x = LEFT + number * CELL
             if computed is None:

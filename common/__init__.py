@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from . import cpu  # noqa: F401 (the first import: it must run before torch computes anything)
 from .config import EMBEDDED_MODEL, EngineConfig
 from .guard import EngineDeadError
-from .inputs import LoRARequest, Message, PoolingParams, Prompt, TokensPrompt
+from .inputs import AgentHint, LoRARequest, Message, PoolingParams, Prompt, TokensPrompt
 from .lazy import lazy_exports
 from .outputs import (
     CompletionOutput,
@@ -41,6 +41,7 @@ else:
 
 __all__ = [
     "EMBEDDED_MODEL",
+    "AgentHint",
     "CompletionOutput",
     "EngineConfig",
     "EngineDeadError",

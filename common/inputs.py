@@ -1,6 +1,7 @@
 """What users give to an engine with a request, beside `SamplingParams`: plain data.
 
-Only the elective `lora` has adapters, and only the elective `embedding` computes vectors.
+Only the elective `lora` has adapters, only `embedding` computes vectors, and only `agents` reads
+hints about conversations.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .validation import require_choice, require_int, require_text
+from .validation import require_choice, require_float, require_int, require_text
 
 LONGEST_NAME = 4096  # characters of an adapter's name or path
+LONGEST_SESSION_ID = 256  # characters
+LONGEST_PAUSE = 86_400.0  # seconds
 NO_POOLING = (
     "this engine makes no embeddings; the elective embedding makes them, of models that have an "
     "output embedding"
@@ -69,3 +72,28 @@ class PoolingParams:
         require_choice("pooling_type", self.pooling_type, ("LAST", "MEAN"))
         require_choice("normalize", self.normalize, (True, False))
         require_int("dimensions", self.dimensions, low=1, optional=True)
+
+
+@dataclass(frozen=True)
+class AgentHint:
+    """What a client knows about the conversation of a request. A hint never changes an answer.
+
+    Wrong values raise `ValueError` (I4).
+
+    session_id: the conversation. Its next call begins with the tokens of this one.
+    expected_pause: seconds from the end of this call to the next one. None: the engine estimates.
+    ttl: seconds for which the prefix of this call is worth keeping. None: the engine chooses.
+    release: no call follows, so the prefix can go first.
+    """
+
+    session_id: str
+    expected_pause: float | None = None
+    ttl: float | None = None
+    release: bool = False
+
+    def __post_init__(self) -> None:
+        require_text("session_id", self.session_id, longest=LONGEST_SESSION_ID)
+        for field in ("expected_pause", "ttl"):
+            if (value := getattr(self, field)) is not None:
+                require_float(field, value, low=0.0, high=LONGEST_PAUSE)
+        require_choice("release", self.release, (True, False))

@@ -78,6 +78,7 @@ class Request:
         self.error: str | None = None  # why the request ended, if the finish reason is "error"
 
         self.priority = 0  # a lower value is more urgent; only engines with priorities use it
+        self.agent_hint: Any = None  # of its conversation; only engines with hints use it
         self.adapter: Any = None  # its LoRA adapter; only engines with adapters use it
         self.arrival_time = arrival_time
         self.first_token_time: float | None = None

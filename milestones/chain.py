@@ -3,9 +3,10 @@
 All parts of the project ask this file. The chain of an engine has all engines below it and ends
 with the engine itself. It names the lessons that the engine contains.
 
-A milestone is a complete package. An elective is one more lesson on top of the highest milestone.
-Its package holds only what differs from that milestone, and takes all else from there, so it is a
-complete engine too: see `milestones/electives/__init__.py`.
+A milestone is a complete package. An elective is one more lesson on top of the highest milestone,
+or on top of another elective (`STANDS_ON`). Its package holds only what differs from the package
+below, and takes all else from there, so it is a complete engine too: see
+`milestones/electives/__init__.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 MILESTONE = re.compile(r"m\d_\w+")
-EXTENDED = re.compile(r"^m\d_")  # see `extended`
 ELECTIVES = "milestones/electives"
+STANDS_ON = {"agents": "priority"}  # electives that lie on another elective
+EXTENDED = re.compile(rf"^(?:m\d|{'|'.join(STANDS_ON.values())})_")  # see `extended`
 
 
 def milestones(root: Path = ROOT) -> list[str]:
@@ -40,7 +42,8 @@ def parents(root: Path = ROOT) -> dict[str, str | None]:
     """Return the package directly below each engine, or None for the lowest one."""
     names = milestones(root)
     ladder = dict(zip(names, [None, *names], strict=False))
-    return {**ladder, **dict.fromkeys(electives(root), names[-1] if names else None)}
+    top = names[-1] if names else None
+    return {**ladder, **{name: STANDS_ON.get(name, top) for name in electives(root)}}
 
 
 def below(name: str, root: Path = ROOT) -> str | None:
@@ -116,7 +119,7 @@ def load(name: str, module: str = "") -> ModuleType:
 def sources(name: str, root: Path = ROOT) -> dict[str, Path]:
     """Return the Python files of a complete engine, by name inside its package.
 
-    An elective has its own version of some files, and those of the milestone below for the others.
+    An elective has its own version of some files, and those of the package below for the others.
     """
     folder, under = root / place(name), below(name, root)
     own = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
@@ -126,22 +129,33 @@ def sources(name: str, root: Path = ROOT) -> dict[str, Path]:
 
 
 def own_name(file: str) -> str:
-    """Return the name that a file has in its milestone: `scheduler.py` for `m5_scheduler.py`."""
+    """Return the name that a file has in its package: `scheduler.py` for `m5_scheduler.py`."""
     return EXTENDED.sub("", file)
 
 
 def extended(name: str, root: Path = ROOT) -> dict[str, Path]:
-    """Return the milestone's files that an elective's own files extend, by their names there.
+    """Return the files of lower packages that an elective's own files extend, by their names there.
 
     If the elective's `scheduler.py` extends the milestone's, this is `m5_scheduler.py` in the
-    elective, and no file of that name exists: see `milestones/electives/__init__.py`.
+    elective, and no file of that name exists: see `milestones/electives/__init__.py`. On another
+    elective, what that one extends is here too, lower packages first.
     """
     under = below(name, root)
     if not is_elective(name) or under is None:
         return {}
-    found = {}
+    found = extended(under, root)
     for path in sorted((root / place(name)).glob("*.py")):
-        module = f"{short(under)}_{path.stem}"
-        if f"from .{module} import" in path.read_text(encoding="utf-8"):
-            found[f"{module}.py"] = root / place(under) / path.name
+        text = path.read_text(encoding="utf-8")
+        for lower in chain(under, root):
+            module = f"{short(lower)}_{path.stem}"
+            if f"from .{module} import" in text:
+                found[f"{module}.py"] = root / place(lower) / path.name
     return found
+
+
+def extending(old: dict[str, Path], new: dict[str, Path]) -> set[str]:
+    """Return the names of the files that extend a file in `new`, and do not yet in `old`.
+
+    old, new: the sources of an engine, and of one above it. All lines of these files are new.
+    """
+    return {own_name(file) for file in new.keys() - old.keys() if own_name(file) != file}

@@ -23,6 +23,7 @@ class Workload:
     arrivals: the seconds from the start at which each prompt arrives. Empty: all arrive at once.
     follow_ups: the later turns of each user. When a request ends, the prompt of the next one is the
         old prompt, the answer and these tokens.
+    pauses: the seconds that each user waits before each later turn. Empty: no user waits.
     costs: of `StepCosts`, with which the run is in virtual time. None: the machine's time counts.
     """
 
@@ -32,6 +33,7 @@ class Workload:
     config: dict[str, Any] = field(default_factory=dict)  # of EngineConfig
     arrivals: list[float] = field(default_factory=list)
     follow_ups: list[list[list[int]]] = field(default_factory=list)
+    pauses: list[list[float]] = field(default_factory=list)
     temperature: float = 0.0
     costs: dict[str, float] | None = None
 
@@ -145,6 +147,7 @@ class Served:
     due: float  # seconds from the start
     token_ids: list[int] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
+    num_cached: int = 0  # tokens of the prompt that came from the prefix cache
     finished: bool = False
 
 
@@ -158,6 +161,7 @@ class Driver:
         first = zip(workload.prompts, workload.max_tokens, due, strict=True)
         self.turns = [[Served(*request)] for request in first]
         self._to_say = [list(user) for user in workload.follow_ups or [[]] * count]
+        self._pauses = [list(user) for user in workload.pauses or [[]] * count]
         self._coming = list(range(count))  # users with a request that is not sent yet
         self._users: dict[str, int] = {}  # by the id of the request that a user waits for
 
@@ -177,8 +181,13 @@ class Driver:
             params = SamplingParams(
                 request.max_tokens, self.temperature, ignore_eos=self.ignore_eos
             )
-            self._users[engine.add_request(request.prompt, params)] = user
+            more = self.options(user)
+            self._users[engine.add_request(request.prompt, params, **more)] = user
             self._coming.remove(user)
+
+    def options(self, user: int) -> dict[str, Any]:
+        """Return more arguments of `add_request` for the next turn of a user."""
+        return {}
 
     def take(self, output: RequestOutput, now: float) -> None:
         """Note the tokens of an output. After the last one, the user may start the next turn.
@@ -193,9 +202,11 @@ class Driver:
         request.token_ids = tokens
         if output.finished:
             del self._users[output.request_id]
+            request.num_cached = output.metrics.num_cached_tokens
             if self._to_say[user]:
                 prompt = request.prompt + tokens + self._to_say[user].pop(0)
-                self.turns[user].append(Served(prompt, request.max_tokens, now))
+                due = now + (self._pauses[user].pop(0) if self._pauses[user] else 0.0)
+                self.turns[user].append(Served(prompt, request.max_tokens, due))
                 self._coming.append(user)
 
 

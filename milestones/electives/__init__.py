@@ -1,5 +1,8 @@
 """Electives: lessons on top of the highest milestone. Each one is a package in this folder.
 
+An elective may lie on another elective (`chain.STANDS_ON`). What is said of the milestone here then
+holds for that elective: `agents` extends `priority_engine`, which extends `m5_engine`.
+
 The folder of an elective holds what differs from the milestone below, and its page,
 exercises and DELTA.toml. Its `__init__.py` continues `__path__` into the milestone:
 
@@ -32,18 +35,27 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from types import ModuleType
 
-from ..chain import ROOT, below, extended, place
+from ..chain import ROOT, below, extended, is_elective, place
 
 
 def path_below(package: str) -> str:
-    """Return the folder of the milestone below that has the other files of a package.
+    """Return the folder of the package below that has the other files of a package.
 
     package: the name of an elective's package, or of a package inside it, such as its demo.
     """
+    return paths_below(package)[0]
+
+
+def paths_below(package: str) -> list[str]:
+    """Return the folders of all packages below, the closest first, down to the milestone's."""
     name, *inside = package.removeprefix(f"{__name__}.").split(".")
-    milestone = below(name)
-    assert milestone is not None, "an elective lies on a milestone"
-    return str(ROOT.joinpath(place(milestone), *inside))
+    folders = []
+    while is_elective(name):
+        under = below(name)
+        assert under is not None, "an elective lies on a milestone"
+        folders.append(str(ROOT.joinpath(place(under), *inside)))
+        name = under
+    return folders
 
 
 class ExtendedFiles(MetaPathFinder):

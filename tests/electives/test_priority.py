@@ -12,7 +12,7 @@ import torch
 
 from common.guard import EngineDeadError
 from common.tracing.forced_retractions import force_retractions
-from milestones.chain import ROOT, course_place, load
+from milestones.chain import ROOT, course_place, load, package
 from milestones.lab.instruments.audit import assert_idle, poison_free_pages
 from milestones.lab.instruments.fake_cuda import FakeCuda
 from milestones.lab.instruments.streams import EarlyStream, LateStream
@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.since("priority"), pytest.mark.streams]
 
 SCHEDULES = schedules(1000)
 STREAMS = (LateStream, EarlyStream)
-PACKAGE = "milestones.electives.priority"
 
 
 def cache_of(engine: Any) -> Any:
@@ -130,7 +129,7 @@ def in_flight_too(
     return make_way(self, request, running, batch, may_preempt=True)
 
 
-COPY_PAGES, CACHE = "tests.helpers.fake_overlap.HashRunner.copy_pages", f"{PACKAGE}.hi_radix_cache"
+COPY_PAGES, CACHE = "tests.helpers.fake_overlap.HashRunner.copy_pages", "hi_radix_cache"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +139,12 @@ COPY_PAGES, CACHE = "tests.helpers.fake_overlap.HashRunner.copy_pages", f"{PACKA
         (COPY_PAGES, loads_do_not_wait, LateStream, EarlyStream),
         (f"{CACHE}.HiRadixCache.take_copies", sources_stay, LateStream, LateStream),
         (f"{CACHE}.page_keys", keys_of_single_pages, EarlyStream, EarlyStream),
-        (f"{PACKAGE}.preemption.Preemption.make_way", in_flight_too, LateStream, LateStream),
+        ("preemption.Preemption.make_way", in_flight_too, LateStream, LateStream),
     ],
 )
 def test_planted_mistakes_are_caught(
     module_of: ModuleOf,
+    milestone: str,
     monkeypatch: pytest.MonkeyPatch,
     target: str,
     mistake: Any,
@@ -152,7 +152,9 @@ def test_planted_mistakes_are_caught(
     copies: type[LateStream],
 ) -> None:
     """The schedules can fail: they find each of these mistakes within 150."""
-    plant(monkeypatch, target, mistake)
+    plant(
+        monkeypatch, target if target == COPY_PAGES else f"{package(milestone)}.{target}", mistake
+    )
     with pytest.raises((AssertionError, KeyError, ValueError, IndexError, RuntimeError)):
         for seed in range(150):
             fuzz(module_of("engine"), seed, forwards, copies)

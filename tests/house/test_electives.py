@@ -44,12 +44,12 @@ TOP = chain.milestones()[-1]
 
 def differing_lines(name: str) -> int:
     """Return the number of lines that an elective adds or removes, without its displays."""
-    old, new, bases = sources(TOP), sources(name), extended(name)
-    extending = {own_name(file) for file in bases}  # all lines of these are new
+    old, new, bases = sources(below(name)), sources(name), extended(name)
+    all_new = chain.extending(old, new)
     count = 0
     shown = {file for file in new if file.startswith("demo/") or file == "virtual_costs.py"}
     for file in [file for file in new if file not in shown and file not in bases]:
-        is_new = file in extending or file not in old
+        is_new = file in all_new or file not in old
         before = [] if is_new else old[file].read_text(encoding="utf-8").splitlines()
         after = new[file].read_text(encoding="utf-8").splitlines()
         lines = difflib.unified_diff(before, after, n=0)
@@ -57,12 +57,19 @@ def differing_lines(name: str) -> int:
     return count
 
 
+def below(name: str) -> str:
+    """Return the package that an elective lies on."""
+    under = chain.below(name)
+    assert under is not None
+    return under
+
+
 @pytest.mark.parametrize("name", ELECTIVES)
 def test_an_elective_has_only_files_that_differ(name: str) -> None:
-    below, folder = sources(TOP), ROOT / place(name)
+    under, folder = sources(below(name)), ROOT / place(name)
     for file, path in sources(name).items():
-        if path.is_relative_to(folder) and file in below:
-            assert path.read_bytes() != below[file].read_bytes(), f"{file} is that of {TOP}"
+        if path.is_relative_to(folder) and file in under:
+            assert path.read_bytes() != under[file].read_bytes(), f"{file} is that of the other"
 
 
 @pytest.mark.parametrize("name", ELECTIVES)
@@ -113,7 +120,7 @@ def test_a_class_exists_once_apart_from_what_it_extends(name: str) -> None:
             inherited = vars(base).get(symbol)
             if isinstance(value, type) and inherited is not None and inherited is not value:
                 assert issubclass(value, inherited), f"{name}: {symbol} is two classes"
-    importers = re.compile(rf"from \.+({EXTENDED.pattern.strip('^')}\w+) import")
+    importers = re.compile(rf"from \.+((?:{EXTENDED.pattern.strip('^')})\w+) import")
     for path in (ROOT / place(name)).rglob("*.py"):
         for module in importers.findall(path.read_text(encoding="utf-8")):
             assert own_name(f"{module}.py") == path.name, f"{path} imports {module}"
@@ -122,7 +129,7 @@ def test_a_class_exists_once_apart_from_what_it_extends(name: str) -> None:
 @pytest.mark.parametrize("name", ELECTIVES)
 def test_a_third_of_a_file_is_its_own(name: str) -> None:
     """A file that has the name of one of the milestone's extends it, or is mostly another one."""
-    old, new = sources(TOP), sources(name)
+    old, new = sources(below(name)), sources(name)
     for file in old.keys() & new.keys():
         if old[file] == new[file] or file.startswith(("demo/", "__init__")):
             continue
@@ -142,6 +149,19 @@ def test_the_tree_for_mypy_has_complete_electives(tmp_path: Path) -> None:
     assert (tree / TOP / "engine.py").samefile(ROOT / TOP / "engine.py")
     assert (tree / "milestones/chain.py").samefile(ROOT / "milestones/chain.py")
     assert (tree / "pyproject.toml").exists()
+
+
+def test_an_elective_may_lie_on_another_one() -> None:
+    """Its files extend those of both: a module of each package, imported under its own name."""
+    for name, under in chain.STANDS_ON.items():
+        assert chain.below(name) == under and chain.chain(name)[-2:] == [under, name]
+        assert extended(under).items() <= extended(name).items()
+        assert name in chain.above(under) and under in chain.above(TOP)
+    core = load("agents", "engine").EngineCore
+    modules = [cls.__module__.removeprefix(f"{package('agents')}.") for cls in core.__mro__]
+    assert modules[:3] == ["engine", "priority_engine", "m5_engine"]
+    assert own_name("priority_engine.py") == own_name("m5_engine.py") == "engine.py"
+    assert chain.extending(sources("priority"), sources("agents")) <= {*sources("priority")}
 
 
 def test_milestones_lie_one_above_the_other(tmp_path: Path) -> None:

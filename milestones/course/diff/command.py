@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...chain import ROOT, below, find_engine, find_pair, own_name, sources
+from ...chain import ROOT, below, extending, find_engine, find_pair, own_name, sources
 from ...console import ReportConsole
 from .. import delta
 from . import lesson_text
@@ -84,11 +84,11 @@ def in_order(lower: str, upper: str, root: Path = ROOT) -> Iterator[str]:
     """
     lower, upper = find_pair(lower, upper, root)
     old, new = sources(lower, root), sources(upper, root)
-    extending = {own_name(name) for name in new if own_name(name) != name}  # all lines are new
+    all_new, below_files = extending(old, new), set(old.values())
     for name in _reading_order({**old, **new}, lower, upper, root):
-        before, after = None if name in extending else old.get(name), new.get(name)
+        before, after = None if name in all_new else old.get(name), new.get(name)
         # An elective has `m5_scheduler.py` besides its own file, and takes other files as they are.
-        if own_name(name) != name or before == after:
+        if (own_name(name) != name and after in below_files) or before == after:
             continue
         yield from difflib.unified_diff(
             _lines(before),

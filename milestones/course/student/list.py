@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...chain import below, chain, course_place, engines, own_name, place, sources
+from ...chain import below, chain, course_place, engines, extending, own_name, place, sources
 from ..catalog import CatalogError, load, taught_engines
 from ..delta import ROOT
 from ..exercise import Exercise
@@ -118,10 +118,10 @@ def size_of(root: Path, milestone: str, below: str | None) -> Size:
         return Size(**json.loads(complete.read_text(encoding="utf-8")))
     new = lines_of(milestone, root)
     old = lines_of(below, root) if below else {}
-    extending = {own_name(name) for name in new if own_name(name) != name}  # all lines are new
+    all_new = extending(sources(below, root) if below else {}, sources(milestone, root))
     added = changed = 0
     for name, lines in new.items():
-        before = [] if name in extending else old.get(own_name(name), [])
+        before = [] if name in all_new else old.get(name, old.get(own_name(name), []))
         matcher = difflib.SequenceMatcher(None, before, lines, autojunk=False)
         for kind, _, _, first, last in matcher.get_opcodes():
             added += last - first if kind == "insert" else 0

@@ -27,6 +27,7 @@ from common import EMBEDDED_MODEL
 
 from ...chain import find_engine, short
 from ..delta import ROOT
+from . import measure_agents as agents
 from . import measure_counters as counters
 from . import measure_electives as electives
 from . import measure_times as times
@@ -138,6 +139,15 @@ MEASUREMENTS = {
         electives.by_urgency, TINY, (0, 2),
         "Urgent requests begin sooner, and the others pay for it. Pages that continue "
         "in host memory are not computed again.",
+    ),
+    "agents": Measurement(
+        (
+            "host", "policy", "again", "hits", "TTFT p50", "p95", "tail: again", "hits", "TTFT",
+            "demoted",
+        ),
+        agents.by_policy, TINY, (0, 0.5),
+        "What the cache knows of the pauses decides how much is computed again. Without host "
+        "memory, only the oracle helps the tail. Times are virtual milliseconds.",
     ),
     "embedding": Measurement(
         (

@@ -61,7 +61,7 @@ class Api:
         engines = Engines(engine, self.engine, turns, self.prompts, self.open, beside)
         self.live = Live(engines, self.prompts, self.open)
         self.created = int(time.time())
-        self.has_priorities = "priority" in signature(engine.add_request).parameters
+        self.arguments = signature(engine.add_request).parameters  # of its elective, too
 
     async def complete(self, call: CompletionCall, request: Request) -> Response:
         """Answer `/v1/completions`."""
@@ -113,7 +113,7 @@ class Api:
         What fails before the first token has its own status, even if a stream was requested.
         """
         arrival_time = now()
-        options = call.options(self.has_priorities) | self.adapters.options(call.model)
+        options = call.options(self.arguments) | self.adapters.options(call.model)
 
         async def prepared() -> Prepared:
             if params.structured_outputs is not None:

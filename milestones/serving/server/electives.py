@@ -1,4 +1,4 @@
-"""What only some electives have: adapters (lora) and grammars (structured_output).
+"""What only some electives have: adapters (lora), grammars (structured_output), hints (agents).
 
 Each part refuses a call by the name of its field if the served engine cannot do it.
 
@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import fields
 from typing import Any
 
-from common import LLMEngine, LoRARequest, StructuredOutputsParams
+from common import AgentHint, LLMEngine, LoRARequest, StructuredOutputsParams
 from common.validation import shown
 
 from .errors import ApiError
@@ -21,6 +21,9 @@ from .limits import RETRY_AFTER
 NO_ADAPTERS = "lora_modules: this engine has no adapters; the elective lora has them"
 GRAMMAR_FIELDS = ("response_format", "structured_outputs")  # of a body: OpenAI's, and vLLM's
 KINDS = {field.name for field in fields(StructuredOutputsParams)}
+HINT_FIELDS = {"session_id", "expected_pause", "cache_control", "context_management"}
+DEFAULT_TTL = 300.0  # seconds, as in the RFC
+EVICT = {"type": "evict"}
 ANY_OBJECT = StructuredOutputsParams(json={"type": "object"})
 
 
@@ -97,6 +100,41 @@ class Grammars:
         if isinstance(error := future.exception(), ValueError):
             raise ApiError(400, f"{name}: {error}", param=name)
         future.result()
+
+
+def read_hint(given: dict[str, Any]) -> AgentHint:
+    """Return the hint of a body. Raises `ApiError` or `ValueError` that names the field.
+
+    The fields are those of vLLM's RFC 52113. An edit of type `evict` releases the conversation.
+    `expected_pause` is not in the RFC: without it, the engine estimates.
+    """
+    control, management = given.get("cache_control"), given.get("context_management")
+    edits = management.get("edits") if isinstance(management, dict) else None
+    if (
+        given.keys() - HINT_FIELDS
+        or not (control is None or _is_lifetime(control))
+        or not (management is None or (edits == [EVICT] and len(management) == 1))
+    ):
+        raise ApiError(
+            400, "agent_hint must be an object with session_id, and perhaps expected_pause, "
+            'cache_control of {"type": "ephemeral", "ttl": seconds}, and context_management of '
+            f'{{"edits": [{{"type": "evict"}}]}}, got {shown(given)}', param="agent_hint",
+        )  # fmt: skip
+    return AgentHint(
+        given.get("session_id", ""),
+        given.get("expected_pause"),
+        None if control is None else control.get("ttl", DEFAULT_TTL),
+        release=management is not None,
+    )
+
+
+def _is_lifetime(control: Any) -> bool:
+    """Return whether this is vLLM's `cache_control`."""
+    return (
+        isinstance(control, dict)
+        and control.keys() <= {"type", "ttl"}
+        and control.get("type", "ephemeral") == "ephemeral"
+    )
 
 
 def read_grammar(given: dict[str, Any]) -> StructuredOutputsParams | None:

@@ -8,6 +8,7 @@ the same as no value.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from common import SamplingParams
 from common.validation import shown
 
-from .electives import GRAMMAR_FIELDS, read_grammar
+from .electives import GRAMMAR_FIELDS, read_grammar, read_hint
 from .errors import ApiError, refused
 from .messages import conversation
 from .prompts import prompts_of
@@ -75,6 +76,7 @@ class Call(BaseModel):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: Any = None
+    agent_hint: dict[str, Any] | None = None
 
     def sampling_params(self, **own: Any) -> SamplingParams:
         """Return the sampling parameters. Raises `ValueError` or `ApiError` with the name.
@@ -98,16 +100,22 @@ class Call(BaseModel):
             raise ApiError(400, "stream_options needs stream=true", param="stream_options")
         return SamplingParams(**values)
 
-    def options(self, has_priorities: bool) -> dict[str, Any]:
-        """Return what `add_request` gets besides the parameters.
+    def options(self, known: Container[str]) -> dict[str, Any]:
+        """Return what `add_request` gets besides the parameters. known: its arguments.
 
-        Raises `ApiError` for a priority if the engine has none.
+        Raises `ApiError` for a priority if the engine has none. An engine without hints ignores
+        them, because a hint never changes an answer.
         """
-        if has_priorities and self.priority is not None:
-            return {"priority": self.priority}
-        if self.priority is not None and not _is_neutral("priority", self.priority):
-            raise refused("priority", self.priority, has_other_values=True)
-        return {}
+        options: dict[str, Any] = {}
+        if self.priority is not None:
+            if "priority" in known:
+                options["priority"] = self.priority
+            elif not _is_neutral("priority", self.priority):
+                raise refused("priority", self.priority, has_other_values=True)
+        if self.agent_hint is not None:
+            hint = read_hint(self.agent_hint)
+            options |= {"agent_hint": hint} if "agent_hint" in known else {}
+        return options
 
     @property
     def with_usage(self) -> bool:

@@ -92,7 +92,7 @@ def plan(milestone: str, since: str, root: Path) -> list[Step]:
         new = merge.text_of(root / place(milestone) / file)
         for upper in uppers:
             text = merge.text_of(root / place(upper) / file)
-            if is_elective(upper):  # all electives lie on the same milestone, beside each other
+            if is_elective(upper):  # electives lie beside each other; few on another one
                 extends = file in map(own_name, extended(upper, root))
                 if text is not None and not extends:  # otherwise it uses the milestone's file
                     steps.append(merge.step(file, upper, old, new, text))

@@ -24,7 +24,7 @@ def compare(
     """
     milestone = below(name)
     assert milestone is not None, "an elective lies on a milestone"
-    results = run_milestones(dict.fromkeys((milestone, package(name)), workload), console)
+    results = run_milestones(dict.fromkeys((package(milestone), package(name)), workload), console)
     named = {engine.rpartition(".")[2]: result for engine, result in results.items()}
     assert workload.costs is not None, "the demos of electives are in virtual time"
     console.print(comparison(title, named, figures, StepCosts(**workload.costs)))

@@ -193,7 +193,9 @@ def rows(milestone: str, *sizes: float) -> list[Row]:
 
 
 @pytest.mark.thorough("it measures whole tables")
-@pytest.mark.parametrize("name", ["m3_paged", "m4_radix", "priority", "embedding", "hybrid_memory"])
+@pytest.mark.parametrize(
+    "name", ["m3_paged", "m4_radix", "priority", "agents", "embedding", "hybrid_memory"]
+)
 def test_the_counters_are_those_of_the_handout(name: str) -> None:
     columns = MEASUREMENTS[short(name)].columns
     shown = table(handout(name), f"| {columns[0]} | {columns[1]} |")

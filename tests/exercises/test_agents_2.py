@@ -60,6 +60,15 @@ def test_copies_of_others_are_dropped_first() -> None:
     assert found == [[True, True], [False, False], [True, True]]
 
 
+def test_of_copies_that_nothing_needs_the_oldest_goes() -> None:
+    cache = make_cache(4)
+    for tokens in (A, B, C):
+        add(cache, tokens)
+        cache.evict(2)
+    found = [copied(cache, tokens) for tokens in (A, B, C)]
+    assert found == [[False, False], [True, True], [True, True]], "as in priority"
+
+
 def test_others_never_drop_the_copies_of_a_conversation() -> None:
     cache = make_cache(2)
     add(cache, A, returns_at=5.0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import torch
 
 from common import PoolingParams
+from tests.exercises import test_agents_1 as agents_1
+from tests.exercises import test_agents_2 as agents_2
+from tests.exercises import test_agents_3 as agents_3
 from tests.exercises import test_embedding_1 as embedding_1
 from tests.exercises import test_embedding_2 as embedding_2
 from tests.exercises import test_hybrid_memory_1 as hybrid_memory_1
@@ -111,7 +115,36 @@ def rows_of_a_mixed_batch() -> None:
     assert 576 * 576 // 9216 == 36
 
 
+def pages_of_two_pauses() -> None:
+    cache = agents_1.make_cache()
+    first, second = ([token] * 8 for token in (1, 2))
+    agents_1.paused(cache, "first", first, 10, returns_at=5.0)
+    agents_1.paused(cache, "second", second, 20, returns_at=50.0)
+    assert cache.evictable_size == 8, "all pages count as free"
+    assert sorted(cache.evict(3)) == [21, 22, 23]
+
+
+def copies_of_two_pauses() -> None:
+    cache = agents_2.make_cache(2)
+    for tokens, returns_at in ((agents_2.A, 50.0), (agents_2.B, 5.0), (agents_2.C, None)):
+        agents_2.add(cache, tokens, returns_at)
+        cache.evict(2)
+    found = [all(agents_2.copied(cache, tokens)) for tokens in (agents_2.A, agents_2.B, agents_2.C)]
+    assert found == [False, True, False]
+
+
+def one_pause_of_191_seconds() -> None:
+    assert (9 * 1 + 191) / 10 == 20
+    assert round(math.log(191), 1) == 5.3
+    assert agents_3.observed(*[1.0] * 9, 191.0).expected() < 2
+
+
 CLAIMS: dict[str, Claim] = {
+    "agents.1": (["It does not wait", "its last three pages are evicted"], [pages_of_two_pauses]),
+    "agents.2": (["Those of the conversation that is expected in 5 s", "the place of neither"],
+                 [copies_of_two_pauses]),
+    "agents.3": (["The mean is 20 s", "below 2 s", "of the long pause is 5.3"],
+                 [one_pause_of_191_seconds]),
     "embedding.1": (["`MEAN` gives (0.6, 0.8), and with one dimension (1)",
                      "`LAST` gives (0, 0)"], [vectors_of_three_tokens]),
     "embedding.2": (["`MEAN` in all three steps, and `LAST` only in the third",

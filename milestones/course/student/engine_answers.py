@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from common import (
+    AgentHint,
     EngineConfig,
     LoRARequest,
     PoolingParams,
@@ -188,6 +189,16 @@ def has_priorities(engine: Any) -> bool:
     return hasattr(engine.core.scheduler, "preemption")
 
 
+def has_hints(engine: Any) -> bool:
+    """Return whether requests may belong to conversations."""
+    return hasattr(getattr(engine.core.scheduler, "kv_cache", None), "conversations")
+
+
+def hint_of(name: str) -> AgentHint:
+    """Return the hint of a request. Its pause is longer than the run, whatever the machine does."""
+    return AgentHint(f"talk {name}", expected_pause=1000.0 * int(name))
+
+
 def has_embeddings(engine: Any) -> bool:
     """Return whether requests may be pooling requests."""
     return getattr(engine.input_processor, "hidden_size", None) is not None
@@ -226,7 +237,8 @@ def add_request(engine: Any, prompt: list[int], params: SamplingParams, name: st
         path = engine.adapters.adapters[adapter].path
         engine.add_request(prompt, params, name, lora_request=LoRARequest(adapter, path))
     elif has_priorities(engine):
-        engine.add_request(prompt, params, name, priority=-int(name in URGENT))
+        hints = {"agent_hint": hint_of(name)} if has_hints(engine) else {}
+        engine.add_request(prompt, params, name, priority=-int(name in URGENT), **hints)
     else:
         engine.add_request(prompt, params, name)
 

@@ -142,8 +142,8 @@ MEASUREMENTS = {
     ),
     "agents": Measurement(
         (
-            "host", "policy", "again", "hits", "TTFT p50", "p95", "tail: again", "hits", "TTFT",
-            "demoted",
+            "policy", "again", "hits", "TTFT p50", "p95", "tail: again", "tail: hits",
+            "tail: TTFT",
         ),
         agents.by_policy, TINY, (0, 0.5),
         "What the cache knows of the pauses decides how much is computed again. Without host "
@@ -199,7 +199,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
         draw(milestone, model, args.picture)
         console.print(f"{args.picture}: open it in a browser", highlight=False, soft_wrap=True)
         return 0
-    table = Table(*chosen.columns, box=None, padding=(0, 2), header_style="dim")
+    table = Table(*chosen.columns, box=None, padding=(0, 1), header_style="dim")
     with console.status("measuring …"):
         for row in chosen.rows(milestone, model, chosen.sizes):
             table.add_row(*row)

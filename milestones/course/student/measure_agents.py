@@ -20,19 +20,19 @@ SHARE = 0.5  # of the working set: the pages of the pool
 def by_policy(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
     """agents: the same calls with each policy. sizes: host pages for each page of the pool."""
     for size, policy in product(sizes, POLICIES):
-        driver, demoted = served(milestone, model, policy, size)
+        driver = served(milestone, model, policy, size)
         everyone, tail = Resumed.of(driver.resumed()), Resumed.of(tail_of(driver.resumed()))
         yield (
-            f"x {size:g}", policy,
+            policy + " + host" * (size > 0),
             f"{everyone.computed:.0f}", f"{everyone.hit_rate:.0%}",
             *(f"{1000 * point:.0f}" for point in everyone.points),
             f"{tail.computed:.0f}", f"{tail.hit_rate:.0%}",
-            f"{1000 * tail.mean:.1f}", f"{demoted}",
+            f"{1000 * tail.mean:.1f}",
         )  # fmt: skip
 
 
-def served(milestone: str, model: str, policy: str, size: float) -> tuple[AgentDriver, int]:
-    """Serve the load of the agents with a policy. Return the served calls, and the demotions."""
+def served(milestone: str, model: str, policy: str, size: float) -> AgentDriver:
+    """Serve the load of the agents with a policy. Return the driver, which has the calls."""
     calls = agent_load()
     num_pages = int(SHARE * calls.num_tokens / PAGE_SIZE)
     config = EngineConfig(
@@ -48,4 +48,4 @@ def served(milestone: str, model: str, policy: str, size: float) -> tuple[AgentD
             driver.add_due(engine, engine.now())
             for output in engine.step():
                 driver.take(output, engine.now())
-        return driver, cache.num_demoted
+        return driver

@@ -108,8 +108,8 @@ class HiRadixCache(PriorityHiRadixCache):
         missing = [key for key in pages if key not in self.copies]
         self._touch(pages)
         needed = self._needed_at()
-        others = [key for key in self.copies if key not in pages]  # least recently used first
-        others.sort(key=lambda key: needed.get(key, math.inf))
+        others = [key for key in reversed(self.copies) if key not in pages]
+        others.sort(key=lambda key: needed.get(key, math.inf))  # of equal ones: the oldest last
         for key in missing if self.costs.is_copy_cheaper(num_copies=2) else []:
             if not self.free_host_pages:
                 if not others or needed.get(others[-1], math.inf) < needed.get(key, math.inf):

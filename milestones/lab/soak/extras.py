@@ -19,6 +19,7 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from common import (
+    AgentHint,
     EngineConfig,
     LoadedModel,
     LoRARequest,
@@ -32,6 +33,7 @@ from ..instruments.random_adapter import shapes_of, write_adapter
 ADAPTERS = (None, "A", "A", "B")  # two names, and requests without an adapter
 VERSIONS = (0, 1)  # of each adapter
 PRIORITIES = (0, 0, 1, -3, 7)
+PAUSES = (None, 0.0, 1.0, 3600.0)  # seconds
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,19 @@ PLAIN = Extra()
 
 def _priority(chance: random.Random, model: str) -> Extra:
     return Extra(arguments={"priority": chance.choice(PRIORITIES)})
+
+
+def _hint(chance: random.Random, model: str) -> Extra:
+    """Return a hint of one of few conversations. Most of them are never released."""
+    if chance.random() < 0.2:
+        return _priority(chance, model)
+    hint = AgentHint(
+        f"talk {chance.randrange(4)}",
+        expected_pause=chance.choice(PAUSES),
+        ttl=chance.choice([None, None, 0.0, 86_400.0]),
+        release=chance.random() < 0.1,
+    )
+    return Extra(arguments={"priority": chance.choice(PRIORITIES), "agent_hint": hint})
 
 
 def _adapter(chance: random.Random, model: str) -> Extra:
@@ -90,6 +105,7 @@ def _grammar(chance: random.Random, model: str) -> Extra:
 
 EXTRAS: dict[str, Callable[[random.Random, str], Extra]] = {
     "priority": _priority,
+    "agents": _hint,
     "lora": _adapter,
     "embedding": _vector,
     "structured_output": _grammar,

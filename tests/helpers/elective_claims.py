@@ -6,17 +6,21 @@ import math
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 from common import PoolingParams
 from tests.exercises import test_agents_1 as agents_1
 from tests.exercises import test_agents_2 as agents_2
 from tests.exercises import test_agents_3 as agents_3
+from tests.electives import test_invariance as invariance
 from tests.exercises import test_embedding_1 as embedding_1
 from tests.exercises import test_embedding_2 as embedding_2
 from tests.exercises import test_hybrid_memory_1 as hybrid_memory_1
 from tests.exercises import test_hybrid_memory_2 as hybrid_memory_2
 from tests.exercises import test_hybrid_memory_3 as hybrid_memory_3
+from tests.exercises import test_invariance_2 as invariance_2
+from tests.exercises import test_invariance_3 as invariance_3
 from tests.exercises import test_lora_1 as lora_1
 from tests.exercises import test_lora_2 as lora_2
 from tests.exercises import test_multi_step_1 as multi_step_1
@@ -91,6 +95,31 @@ def chunks_that_leave_states() -> None:
     slots, request = hybrid_memory_3.make_slots(20, num_known=2)
     assert hybrid_memory_3.ends(slots, request, budget=12) == [8, 16, 20]
     assert max(end for end in (8, 16) if end <= (20 - 1) // 4 * 4) == 16
+
+
+def a_norm_that_differs_first() -> None:
+    alone, among = (invariance.recorded("split_norm", count) for count in (0, 5))
+    found = invariance.first_difference(alone, among)
+    assert found is not None and found.position == 20
+    assert found.operation.startswith("model.layers.0.") and "norm" in found.operation
+
+
+def parts_of_a_prompt() -> None:
+    assert invariance_3.LENGTH == 16
+    for context, parts in ((24, 2), (40, 3)):
+        found = invariance_3.fixed_split(context, 0, 1)
+        assert len(found) == parts
+    invariance_3.test_padding_at_the_end_changes_no_bit()
+    seen = invariance_3.fixed_split(24, 0, 1)[1]
+    assert int((seen < 24).sum()) == 8 == int((seen >= 24).sum())
+
+
+def products_of_a_step() -> None:
+    patch = pytest.MonkeyPatch()
+    for rows, products in ((1, 1), (8, 1), (9, 2)):
+        assert -(-rows // invariance_2.sums.TILE) == products
+        invariance_2.test_each_product_has_the_same_number_of_rows(rows, patch)
+    patch.undo()
 
 
 def adapters_in_two_slots() -> None:
@@ -192,4 +221,7 @@ CLAIMS: dict[str, Claim] = {
     ]),
     "hybrid_memory.3": (["After 8, 16 and 20 tokens", "The second prompt finds 16 tokens"],
                         [chunks_that_leave_states]),
+    "invariance.1": (["At position 20", "a norm of layer 0"], [a_norm_that_differs_first]),
+    "invariance.2": (["One, one and two", "one row computes eight"], [products_of_a_step]),
+    "invariance.3": (["Two and three", "8 positions and 8 of padding"], [parts_of_a_prompt]),
 }  # fmt: skip

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common import SamplingParams
+from common import RequestOutput, SamplingParams
+from common.fast.cpu_kernels import kernels
 from milestones.chain import chain
 from tests.conftest import EngineFactory, build_engine, schedules
 from tests.helpers.oracle import assert_one_answer, greedy, serve_arrivals
 
 pytestmark = [pytest.mark.streams, pytest.mark.cpu]
 
+bits = pytest.mark.skipif(kernels() is None, reason="torch chooses the order of a sum by shapes")
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=24)
 sampling = st.builds(
     SamplingParams,
@@ -47,6 +49,38 @@ def test_company_changes_nothing(
         assert got[name].outputs[0].token_ids == completion.token_ids, f"I2: request {name}"
         assert got[name].outputs[0].text == completion.text
         assert got[name].outputs[0].finish_reason == completion.finish_reason
+
+
+def rows_of(output: RequestOutput) -> list[dict[int, float]]:
+    """Return the log probabilities of an output. Two are equal only if all their bits are."""
+    rows = output.outputs[0].logprobs
+    assert rows is not None
+    return rows
+
+
+@pytest.mark.since("m3_paged")  # m2 pads the contexts of a batch to one length
+@bits
+def test_company_changes_no_bit(make_engine: EngineFactory) -> None:
+    """A difference in the last bit changes a text once in thousands of tokens."""
+    params = greedy(12, logprobs=2, ignore_eos=True)
+    prompts = [[1, 2, 3], [*range(4, 30)], [9, 8], [*range(40)], [7] * 5, [3, 1], [5, 5]]
+    alone = [make_engine(max_num_seqs=1).generate(prompt, params)[0] for prompt in prompts]
+    engine = make_engine(max_num_seqs=7)
+    for count in (7, 3, 2):
+        together = engine.generate(prompts[:count], params)
+        assert [*map(rows_of, together)] == [*map(rows_of, alone[:count])], "I2: of the log probs"
+
+
+@pytest.mark.since("m4_radix")
+@bits
+def test_a_cached_prefix_changes_no_bit(make_engine: EngineFactory) -> None:
+    params, prompt = greedy(6, logprobs=2, ignore_eos=True), [*range(30)]
+    engine = make_engine(page_size=4)
+    for cached, length in ((0, 30), (28, 30), (20, 23)):
+        fresh = make_engine(page_size=4).generate(prompt[:length], params)[0]
+        found = engine.generate(prompt[:length], params)[0]
+        assert found.metrics.num_cached_tokens == cached
+        assert rows_of(found) == rows_of(fresh), "I2: of the log probabilities"
 
 
 def test_greedy_rows_do_not_notice_sampling_neighbours(make_engine: EngineFactory) -> None:

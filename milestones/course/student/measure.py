@@ -18,6 +18,7 @@ Exit status: 0 the table was shown; 2 there is no such milestone.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +31,7 @@ from ..delta import ROOT
 from . import measure_agents as agents
 from . import measure_counters as counters
 from . import measure_electives as electives
+from . import measure_invariance as invariance
 from . import measure_times as times
 from .measuring import TINY, Measurement
 from .workload_run import by_workload, draw
@@ -62,6 +64,17 @@ MORE = {
         counters.by_prefix, EMBEDDED_MODEL, (0, 64, 128, 256, 448),
         "The longer the common prefix, the more of the KV is read again and again: each"
         " request reads the shared pages for itself.",
+    )),
+    "layers": ("invariance", Measurement(
+        ("variant", "first layer", "middle", "last layer", "logits"),
+        invariance.by_layer, EMBEDDED_MODEL, (0, 0.5, 1),
+        "A difference that begins in one operation is in all layers after it.",
+    )),
+    "scores": ("invariance", Measurement(
+        ("sampled by", "scored by", "largest difference"),
+        invariance.by_scorer, EMBEDDED_MODEL, (7,),
+        "An exact engine gives the same log probabilities again. Another program adds in other"
+        " orders.",
     )),
 }  # fmt: skip
 MEASUREMENTS = {
@@ -158,6 +171,12 @@ MEASUREMENTS = {
         "A larger budget ends the vectors sooner, and lets the texts wait longer for "
         "their next token.",
     ),
+    "invariance": Measurement(
+        ("variant", "texts", "log probs", "first", "operation", "tokens/s"),
+        invariance.by_variant, EMBEDDED_MODEL, (100,),
+        "Where the order of a sum depends on the batch, a prompt has many answers. In bfloat16 the "
+        "texts differ, too.",
+    ),
 }  # fmt: skip
 
 
@@ -180,6 +199,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared", action="store_true", help="m4: count the KV that a step reads of a prefix"
     )
+    parser.add_argument(
+        "--layers", action="store_true", help="invariance: how a difference grows with the layers"
+    )
+    parser.add_argument(
+        "--scores", action="store_true", help="invariance: sampled tokens that are scored again"
+    )
+    parser.add_argument("--runs", type=int, help="invariance: how often the prompt is asked")
 
 
 def main(args: argparse.Namespace, root: Path = ROOT) -> int:
@@ -192,6 +218,10 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
             if short(milestone) != own:
                 raise ValueError(f"--{option} measures {own}, and no other engine")
             chosen = more
+    if args.runs is not None:
+        if short(milestone) != "invariance":
+            raise ValueError("--runs is for invariance, and no other engine")
+        chosen = replace(chosen, sizes=(args.runs,))
     model = args.model or chosen.model
     if args.picture:
         if short(milestone) != "m3":

@@ -62,6 +62,7 @@ THOROUGH = False
 MILESTONES = milestones(ROOT)
 ENGINES = engines(ROOT)  # the milestones, and then the electives
 CHAINS = {name: chain(name, ROOT) for name in ENGINES}
+UNDER_TEST: list[str] = []  # the chain of the engine that the running test is for
 MOST_CAPTURED_LINES = 100  # of a section of a failed test's report
 ONE_MODE = ("electives", "one_mode")  # marks of tests of files and of the server's connections
 # Only these engines differ in their modes.
@@ -148,6 +149,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = kept
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    UNDER_TEST[:] = CHAINS.get(_milestone_of(item) or "", ())
 
 
 @pytest.hookimpl(wrapper=True)

@@ -181,6 +181,7 @@ def test_the_longest_prompt_while_others_decode(make_engine: EngineFactory) -> N
         live -= {name for name, output in outputs.items() if output.finished}
 
 
+@pytest.mark.before("kv_quant")  # its pages take fewer bytes
 def test_the_pool_is_sized_from_memory(
     make_engine: EngineFactory, module_of: ModuleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

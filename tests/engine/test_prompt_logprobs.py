@@ -15,7 +15,7 @@ from common.sampling import logprobs
 from milestones.chain import load
 from milestones.lab.instruments.hash_model import LOGIT, VOCAB_SIZE, HashChain, hash_model
 from tests.conftest import EngineFactory, build_engine, plain_model, schedules, shared_model
-from tests.helpers.oracle import completions, drain, greedy
+from tests.helpers.oracle import cache_of_engine, completions, drain, greedy
 from tests.helpers.random_schedule import random_prompt, random_sizes
 
 PROMPT = [5, 9, 2, 7, 1, 4, 8, 3, 6, 11, 19, 12]
@@ -29,7 +29,8 @@ def scored(max_tokens: int = 1, top: int = 2, **values: Any) -> SamplingParams:
 @torch.inference_mode()
 def expected(model: str, prompt: list[int]) -> torch.Tensor:
     """Return Hugging Face's log probabilities after each token but the last, [T - 1, V]."""
-    logits = plain_model(model).model(input_ids=torch.tensor([prompt])).logits
+    hugging_face, cache = plain_model(model).model, cache_of_engine()
+    logits = hugging_face(input_ids=torch.tensor([prompt]), past_key_values=cache).logits
     found: torch.Tensor = logits[0, :-1].float().log_softmax(dim=-1)
     return found
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from transformers import DynamicCache
+
 from common import CompletionOutput, LLMEngine, LoadedModel, RequestOutput, SamplingParams
+from tests import conftest
 from tests.conftest import plain_model
 
 TIE = 1e-3  # I1: below this gap between the two best logits, rounding may decide
@@ -25,9 +29,35 @@ class Reference:
     gaps: list[float]
 
 
-@functools.cache
+class PackedCache(DynamicCache):
+    """Hugging Face's cache, which rounds keys and values as kv_quant stores them: 8 bits a number.
+
+    A layer reads rounded numbers, also of the tokens that it has just computed.
+    """
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *rest: object, **more: object) -> Any:
+        return super().update(in_8_bits(key), in_8_bits(value), *rest, **more)  # type: ignore
+
+
+def in_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """Return the nearest numbers with one scale for each token and head: [..., head_dim]."""
+    scale = x.abs().amax(dim=-1, keepdim=True) / 127
+    return torch.where(scale > 0, (x / scale).round() * scale, 0)
+
+
+def cache_of_engine() -> PackedCache | None:
+    """Return a cache for Hugging Face's model that stores what the engine under test stores."""
+    return PackedCache() if "kv_quant" in conftest.UNDER_TEST else None
+
+
 def reference(model: str, prompt: tuple[int, ...], max_tokens: int) -> Reference:
     """Return the result of `model.generate(do_sample=False)` on one prompt."""
+    return _reference(model, prompt, max_tokens, cache_of_engine() is not None)
+
+
+@functools.cache
+def _reference(model: str, prompt: tuple[int, ...], max_tokens: int, packed: bool) -> Reference:
+    """packed: only a part of the key, because engines have different references."""
     return generate(plain_model(model), prompt, max_tokens)
 
 
@@ -38,6 +68,7 @@ def generate(loaded: LoadedModel, prompt: tuple[int, ...], max_tokens: int) -> R
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=max_tokens,
         do_sample=False,
+        past_key_values=cache_of_engine(),
         output_logits=True,
         return_dict_in_generate=True,
         eos_token_id=sorted(loaded.eos_token_ids),

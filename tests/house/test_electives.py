@@ -80,7 +80,7 @@ def test_the_lesson_is_small(name: str) -> None:
 @pytest.mark.parametrize("name", ELECTIVES)
 def test_each_call_of_an_electives_engine_is_guarded(name: str) -> None:
     """An interrupt between the milestone's guard and the end of a call would lose its result."""
-    tree = ast.parse((ROOT / place(name) / "engine.py").read_text(encoding="utf-8"))
+    tree = ast.parse(sources(name)["engine.py"].read_text(encoding="utf-8"))
     [shell] = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "LLMEngine")
     calls = [x for x in shell.body if isinstance(x, ast.FunctionDef)]
     for call in calls:

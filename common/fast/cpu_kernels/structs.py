@@ -109,12 +109,14 @@ class Heads(ctypes.Structure):
 class Memory(ctypes.Structure):
     """Keys and values of a layer as `attention.c` reads them.
 
-    slots, page_size: how far heads and pages are apart, in tokens.
+    slots, page_size: how far heads and pages are apart, in tokens. packed: whether the memory holds
+    int8 lines of the elective kv_quant: the bytes of a scale, then one number for each dimension.
     """
 
+    SCALE_BYTES = 4
     _fields_ = (
         ("keys", POINTER), ("values", POINTER), ("kv_heads", SIZE), ("slots", SIZE),
-        ("page_size", SIZE), ("key_dim", SIZE), ("value_dim", SIZE),
+        ("page_size", SIZE), ("key_dim", SIZE), ("value_dim", SIZE), ("packed", SIZE),
     )  # fmt: skip
 
     @classmethod
@@ -123,13 +125,16 @@ class Memory(ctypes.Structure):
 
         Raises `ValueError` if keys and values have different distances between pages or heads.
         """
-        (kv_heads, *_, key_dim), value_dim = keys.shape, values.shape[-1]
-        slots, page_size = keys.stride(0) // key_dim, keys.stride(1) // key_dim
-        if values.stride()[:2] != (slots * value_dim, page_size * value_dim):
+        (kv_heads, *_, key_line), value_line = keys.shape, values.shape[-1]
+        slots, page_size = keys.stride(0) // key_line, keys.stride(1) // key_line
+        if values.stride()[:2] != (slots * value_line, page_size * value_line):
             raise ValueError(f"keys have strides {keys.stride()}, but values {values.stride()}")
+        packed = keys.dtype == values.dtype == torch.int8
+        scale = cls.SCALE_BYTES if packed else 0
         return cls(
-            keys.data_ptr(), values.data_ptr(), kv_heads, slots, page_size, key_dim, value_dim
-        )
+            keys.data_ptr(), values.data_ptr(), kv_heads, slots, page_size, key_line - scale,
+            value_line - scale, packed,
+        )  # fmt: skip
 
 
 class Layers:

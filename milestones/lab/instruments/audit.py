@@ -11,6 +11,8 @@ from ...chain import load
 from .streams import EarlyStream, LateStream
 
 if TYPE_CHECKING:
+    import torch
+
     from common import LLMEngine, RequestOutput
 
 STREAMS = {"early": EarlyStream, "late": LateStream}
@@ -61,6 +63,14 @@ def audit(engine: LLMEngine) -> None:
     poison_free_pages(engine)
 
 
+def poison_of(memory: torch.Tensor) -> float:
+    """Return the number that free pages are filled with.
+
+    In packed lines all bits are set, and a scale with all bits set is NaN, too.
+    """
+    return math.nan if memory.is_floating_point() else -1
+
+
 def poison_free_pages(engine: LLMEngine) -> None:
     """Fill the padding page, and the pages and states that nothing owns, with NaN.
 
@@ -81,7 +91,7 @@ def poison_free_pages(engine: LLMEngine) -> None:
 
     def poison() -> None:
         for memory in memories:
-            memory[:, pages] = math.nan
+            memory[:, pages] = poison_of(memory)
         for part in states.parts.values() if states else ():
             part[slots] = math.nan
 

@@ -26,6 +26,7 @@ from common import (
 )
 
 from ...chain import engines, load, short
+from ...lab.instruments.audit import poison_of
 from ...lab.instruments.random_adapter import write_adapter
 from ...lab.instruments.streams import EarlyStream, LateStream
 from .progress import ANSWERS
@@ -42,6 +43,7 @@ MOST_TOKENS = 20
 WITH_KERNELS = "with the Triton kernels, in an interpreter,"  # on a CPU, the engine calls others
 SHOWN = ("num_steps", "num_retractions", "padding_tokens", "cached_prompt_tokens")
 # For the electives.
+IN_TORCH = {"kv_quant": {"attention_backend": "torch"}}  # its exercises are in torch
 CLASSES = 3
 ANY = StructuredOutputsParams(regex=".*")  # `ClassGrammar` takes its place
 URGENT = ("5", "7")  # requests that preempt others
@@ -67,7 +69,7 @@ def test_answers_of_kernels(milestone: str) -> None:
     pytest.importorskip("triton", reason="Triton is for Linux")
     with load(milestone).LLMEngine(config_of(milestone, attention_backend="triton")) as engine:
         for memory in (*engine.core.runner.kv_pool.keys, *engine.core.runner.kv_pool.values):
-            memory.fill_(torch.nan)
+            memory.fill_(poison_of(memory))
         keep({WITH_KERNELS: result_of(engine, most_tokens=3)})
 
 
@@ -83,7 +85,7 @@ def config_of(milestone: str, **fields: Any) -> EngineConfig:
     return EngineConfig(
         model="tiny-llama", device="cpu", max_num_seqs=3, page_size=4, num_pages=14,
         max_num_batched_tokens=64 if short(milestone) in ("m1", "m2") else 12, max_model_len=48,
-        **fields,
+        **{**IN_TORCH.get(milestone, {}), **fields},
     )  # fmt: skip
 
 

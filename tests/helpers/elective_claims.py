@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from common import PoolingParams
+from milestones.electives.kv_quant.packing import SCALE_BYTES, pack, unpack
+from tests.electives import test_invariance as invariance
 from tests.exercises import test_agents_1 as agents_1
 from tests.exercises import test_agents_2 as agents_2
 from tests.exercises import test_agents_3 as agents_3
-from tests.electives import test_invariance as invariance
 from tests.exercises import test_embedding_1 as embedding_1
 from tests.exercises import test_embedding_2 as embedding_2
 from tests.exercises import test_hybrid_memory_1 as hybrid_memory_1
@@ -21,6 +22,7 @@ from tests.exercises import test_hybrid_memory_2 as hybrid_memory_2
 from tests.exercises import test_hybrid_memory_3 as hybrid_memory_3
 from tests.exercises import test_invariance_2 as invariance_2
 from tests.exercises import test_invariance_3 as invariance_3
+from tests.exercises import test_kv_quant_2 as kv_quant_2
 from tests.exercises import test_lora_1 as lora_1
 from tests.exercises import test_lora_2 as lora_2
 from tests.exercises import test_multi_step_1 as multi_step_1
@@ -122,6 +124,22 @@ def products_of_a_step() -> None:
     patch.undo()
 
 
+def numbers_of_a_line() -> None:
+    x = torch.tensor([[127, 64.4, -0.5, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    lines = pack(x)
+    assert lines[:, :SCALE_BYTES].contiguous().view(torch.float32).flatten().tolist() == [1, 0]
+    assert lines[:, SCALE_BYTES:].tolist() == [[127, 64, 0, 0], [0, 0, 0, 0]]
+    off = (unpack(lines) - x).abs()
+    torch.testing.assert_close(off, torch.tensor([[0, 0.4, 0.5, 0], [0.0] * 4]))
+
+
+def queries_behind_a_border() -> None:
+    """Of 20 tokens in chunks of 16 and 4, the last four queries see a chunk before their own."""
+    earlier = [sum(first for first in (0, 16) if first <= query) for query in range(20)]
+    assert [query for query in range(20) if earlier[query]] == [16, 17, 18, 19]
+    kv_quant_2.test_a_chunk_border_changes_no_answer(16)
+
+
 def adapters_in_two_slots() -> None:
     slots, adapters = lora_1.make_slots(2)
     lora_1.run(slots, adapters["A"])
@@ -203,6 +221,9 @@ CLAIMS: dict[str, Claim] = {
          "takes the end-of-sequence token", "is undone, and it is never sampled"],
         [calls_under_a_grammar],
     ),
+    "kv_quant.1": (["The scale is 1, and the integers are 127, 64, 0 and 0",
+                    "off by 0, 0.4, 0.5 and 0"], [numbers_of_a_line]),
+    "kv_quant.2": (["Those of the last four tokens"], [queries_behind_a_border]),
     "lora.1": (["C joins and gets the slot of B", "B waits, and the base request joins"],
                [adapters_in_two_slots]),
     "lora.2": (["Four small products", "rows 1, 2 and 5", "9,216 numbers, a 36th"],

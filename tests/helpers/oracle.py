@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from transformers import DynamicCache
 
 from common import CompletionOutput, LLMEngine, LoadedModel, RequestOutput, SamplingParams

@@ -32,6 +32,7 @@ from . import measure_agents as agents
 from . import measure_counters as counters
 from . import measure_electives as electives
 from . import measure_invariance as invariance
+from . import measure_kv_quant as kv_quant
 from . import measure_times as times
 from .measuring import TINY, Measurement
 from .workload_run import by_workload, draw
@@ -39,42 +40,54 @@ from .workload_run import by_workload, draw
 EXAMPLE = "python -m milestones measure m3"
 REFUSALS = (ValueError,)
 WINDOWED = "tiny-gemma3_text"  # random weights: the pages are counted, and the text means nothing
-# More tables, each by the name of its option: the milestone, and what is measured.
+# More tables, each by the name of its option: the engine, what it counts or measures, and how.
 MORE = {
-    "static": ("m2", Measurement(
+    "static": ("m2", "count static and continuous batches", Measurement(
         ("rows", "batches", "forwards", "padding computed", "tokens per forward"),
         counters.by_batching, TINY, (1, 2, 4, 6, 8, 14),
         "A static batch waits for its longest request, so it runs more forwards for the"
         " same tokens.",
     )),
-    "chunks": ("m3", Measurement(
+    "chunks": ("m3", "the tokens of a step against TTFT and ITL", Measurement(
         ("tokens of a step", "TTFT, steps", "TTFT, ms", "most tokens in a step", "ITL at most, ms"),
         counters.by_chunk, TINY, (16, 32, 64, 128, 256, 512),
         "More tokens in a step bring the first token of the long prompt sooner, and let"
         " the other requests wait longer for their next one.",
     )),
-    "workload": ("m3", Measurement(
+    "workload": ("m3", "count the requests of the handout's table", Measurement(
         ("", "forwards", "padding", "unwritten", "at once", "retracted"),
         by_workload, TINY, (24, 20, 16),
         "In the same memory, pages hold more requests at once, so fewer forwards give the same"
         " tokens.",
     )),
-    "shared": ("m4", Measurement(
+    "shared": ("m4", "count the KV that a step reads of a prefix", Measurement(
         ("prefix", "KV read, MB", "if read once, MB", "share"),
         counters.by_prefix, EMBEDDED_MODEL, (0, 64, 128, 256, 448),
         "The longer the common prefix, the more of the KV is read again and again: each"
         " request reads the shared pages for itself.",
     )),
-    "layers": ("invariance", Measurement(
+    "layers": ("invariance", "how a difference grows with the layers", Measurement(
         ("variant", "first layer", "middle", "last layer", "logits"),
         invariance.by_layer, EMBEDDED_MODEL, (0, 0.5, 1),
         "A difference that begins in one operation is in all layers after it.",
     )),
-    "scores": ("invariance", Measurement(
+    "scores": ("invariance", "sampled tokens that are scored again", Measurement(
         ("sampled by", "scored by", "largest difference"),
         invariance.by_scorer, EMBEDDED_MODEL, (7,),
         "An exact engine gives the same log probabilities again. Another program adds in other"
         " orders.",
+    )),
+    "bits": ("kv_quant", "what fewer bits change, to 3 of them", Measurement(
+        ("bits", "perplexity", "KL divergence", "equal tokens of 100"),
+        kv_quant.by_bits, EMBEDDED_MODEL, (8, 7, 6, 5, 4, 3),
+        "With each bit less, the divergence is some four times larger. Eight bits change the text's"
+        " probability little, and some answers early.",
+    )),
+    "contexts": ("kv_quant", "the time of a step against its context", Measurement(
+        ("context", "KV, MB, m5", "KV, MB", "ms, m5", "ms", "ratio"),
+        kv_quant.by_context, EMBEDDED_MODEL, (128, 512, 2048, 6000),
+        "The longer the context, the larger the part of a step that reads keys and values, and the"
+        " more a step gains.",
     )),
 }  # fmt: skip
 MEASUREMENTS = {
@@ -162,6 +175,12 @@ MEASUREMENTS = {
         "What the cache knows of the pauses decides how much is computed again. Without host "
         "memory, only the oracle helps the tail. Times are virtual milliseconds.",
     ),
+    "kv_quant": Measurement(
+        ("memory, kB", "engine", "pages", "most running", "retractions", "steps"),
+        kv_quant.by_memory, TINY, (32, 48, 96),
+        "In the same memory, lines of 8 bits hold some three times as many tokens, so more "
+        "requests run at once, and fewer steps serve them all.",
+    ),
     "embedding": Measurement(
         (
             "budget", "vectors", "gap, steps", "gap, tokens p50", "gap, tokens max",
@@ -184,26 +203,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `python -m milestones measure`."""
     parser.add_argument("milestone", help="a milestone: m3")
     parser.add_argument("--model", help="default: that of the handout")
-    parser.add_argument(
-        "--static", action="store_true", help="m2: count static and continuous batches"
-    )
-    parser.add_argument(
-        "--chunks", action="store_true", help="m3: the tokens of a step against TTFT and ITL"
-    )
-    parser.add_argument(
-        "--workload", action="store_true", help="m3: count the requests of the handout's table"
-    )
+    for name, (engine, about, _) in MORE.items():
+        parser.add_argument(f"--{name}", action="store_true", help=f"{engine}: {about}")
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="m3: draw the pages over time as an SVG"
-    )
-    parser.add_argument(
-        "--shared", action="store_true", help="m4: count the KV that a step reads of a prefix"
-    )
-    parser.add_argument(
-        "--layers", action="store_true", help="invariance: how a difference grows with the layers"
-    )
-    parser.add_argument(
-        "--scores", action="store_true", help="invariance: sampled tokens that are scored again"
     )
     parser.add_argument("--runs", type=int, help="invariance: how often the prompt is asked")
 
@@ -213,7 +216,7 @@ def main(args: argparse.Namespace, root: Path = ROOT) -> int:
     console = Console()
     milestone = find_engine(args.milestone, root)
     chosen = MEASUREMENTS[short(milestone)]
-    for option, (own, more) in MORE.items():
+    for option, (own, _, more) in MORE.items():
         if getattr(args, option):
             if short(milestone) != own:
                 raise ValueError(f"--{option} measures {own}, and no other engine")

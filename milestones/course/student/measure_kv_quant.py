@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
+from statistics import median
 
 from common import EngineConfig, LLMEngine, SamplingParams, load_model
 from common.hf.loaded_model import LoadedModel
@@ -15,6 +14,7 @@ from .measuring import Row, lower_engine, milliseconds, prompts_of
 
 LIKELY, FOUND = 20, 400  # tokens that a divergence compares, and that a table is asked for
 ANSWER = 100  # tokens
+TURNS = 40  # decode steps of each engine
 TEXT = (
     "A cache keeps the keys and the values of all tokens that a model has read. Without it, each "
     "new token would need all earlier tokens again. The cache grows with every token, and soon it "
@@ -137,29 +137,36 @@ def same_tokens(ours: list[int], theirs: list[int]) -> int:
 
 
 def by_context(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Row]:
-    """kv_quant: the time of a decode step of one request, on both engines. sizes: its context."""
+    """kv_quant: the time of a decode step of one request, on both engines. sizes: its context.
+
+    The engines compute their steps in turns, so that both meet the same load of the machine.
+    """
     loaded = load_model(EngineConfig(model=model, device="cpu"))
     for size in map(int, sizes):
-        times, kilobytes = [], []
-        for name in (lower_engine(milestone), milestone):
-            config = EngineConfig(
-                model=model, device="cpu", max_model_len=size + 40, max_num_seqs=1,
-                num_pages=size // 16 + 4, enable_overlap=False,
-            )  # fmt: skip
-            with load(name).LLMEngine(config, loaded) as engine:
-                kilobytes.append(page_bytes(name, loaded) // 8 * size / 1e6)
-                times.append(milliseconds(decode_seconds(engine, size)))
-        ratio = float(times[0]) / float(times[1])
-        yield f"{size}", *(f"{x:.1f}" for x in kilobytes), *times, f"{ratio:.2f}"
-
-
-def decode_seconds(engine: Any, context: int) -> list[float]:
-    """Return the seconds of the last 24 decode steps of a request with that many tokens."""
-    engine.add_request(
-        prompts_of([context])[0], SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
-    )
-    moments: list[float] = []
-    while engine.has_unfinished_requests():
-        if engine.step():
-            moments.append(engine.now())
-    return [after - before for before, after in pairwise(moments[-25:])]
+        config = EngineConfig(
+            model=model, device="cpu", max_model_len=size + 2 * TURNS, max_num_seqs=1,
+            num_pages=size // 16 + TURNS, enable_overlap=False,
+        )  # fmt: skip
+        names = (lower_engine(milestone), milestone)
+        engines = [load(name).LLMEngine(config, loaded) for name in names]
+        params = SamplingParams(max_tokens=TURNS + 5, temperature=0, ignore_eos=True)
+        for engine in engines:
+            engine.add_request(prompts_of([size])[0], params)
+            while not engine.step():
+                """Compute the prompt."""
+        times: tuple[list[float], list[float]] = ([], [])
+        for _turn in range(TURNS):
+            for engine, taken in zip(engines, times, strict=True):
+                begin = engine.now()
+                engine.step()
+                taken.append(engine.now() - begin)
+        for engine in engines:
+            engine.close()
+        megabytes = [page_bytes(name, loaded) / 8 * size / 1e6 for name in names]
+        ratio = median(a / b for a, b in zip(*times, strict=True))
+        yield (
+            f"{size}",
+            *(f"{x:.1f}" for x in megabytes),
+            *map(milliseconds, times),
+            f"{ratio:.2f}",
+        )

@@ -135,3 +135,9 @@ def test_a_guess_is_shown_beside_the_answer_and_kept(site: str, tmp_path: Path) 
         page.ask("Page.reload")
         page.wait_until(f"{said}.includes('40')")
         assert page.evaluate("document.querySelector('.answer').open")
+
+
+def test_the_front_page_claims_what_readme_claims() -> None:
+    page = (ROOT / "milestones/book/pages/index.md").read_text("utf-8")
+    [claim] = re.findall(r"\*\*Eight chats.*?\*\*", page)
+    assert claim in (ROOT / "README.md").read_text("utf-8")

@@ -28,6 +28,7 @@ from milestones.recording import write
 
 from .facts import RUN_PAGES, file_of
 from .freshness import fingerprint, sources_of
+from .record_agents import AGENTS
 from .record_electives import GRAMMARS, LESSONS
 from .record_ideas import IDEAS, PAGED, ROWS, TINY, mixed_lengths
 from .record_lanes import LANES, WITH_GRAMMARS
@@ -230,6 +231,7 @@ EQUAL: Runs = {
     **MISTAKES,
     **LANES,
     **LESSONS,
+    **AGENTS,
     **STEPS,
     **GRAMMARS,
 }
@@ -245,5 +247,6 @@ RECORDERS = {
     "slides/record_lanes.py": {**LANES, **WITH_GRAMMARS},
     "slides/record_mistakes.py": MISTAKES,
     "slides/record_electives.py": {**LESSONS, **GRAMMARS},
+    "slides/record_agents.py": AGENTS,
     "slides/record_steps.py": STEPS,
 }

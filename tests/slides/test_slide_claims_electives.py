@@ -46,9 +46,16 @@ ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
     )
 )  # fmt: skip
 PAGES, STATES = recorded("hybrid_pages"), recorded("hybrid_states")
+POLICIES = recorded("agents_policies")
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
 TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A
+
+
+def policy(name: str, figure: str = "again") -> float:
+    """Return a figure of a policy of agents: the tokens that a resumed call computes again."""
+    [row] = (row for row in POLICIES["rows"] if row["policy"] == name)
+    return float(row[figure])
 
 
 def dropped(run: Json) -> int:
@@ -193,6 +200,22 @@ PRIORITIES: Claims = [
         catalog.find("priority.1").mistake == "a_source_is_dropped"
         and len(catalog.find("priority.1").red) == 2)),
 ]  # fmt: skip
+AGENTS: Claims = [
+    ("**It does not wait.** The last three pages of the second conversation are evicted", lambda: (
+        is_run("agents.1"))),
+    ("In the tail of the pauses, hints alone save nothing", lambda: (
+        policy("hints", "tail_again") == policy("LRU", "tail_again")
+        > policy("oracle", "tail_again"))),
+    ("Host memory saves more than any hint alone, and both together save most", lambda: (
+        policy("hints_host") < policy("LRU_host") < policy("hints"))),
+    ("A time to live protects conversations from other requests, and not from each other", lambda: (
+        policy("LRU") > policy("TTL") > policy("estimate") > policy("hints") > policy("oracle"))),
+    ("and the host has room for it", lambda: (
+        policy("hints_host", "tail_again") < policy("hints", "tail_again"))),
+    ("Four tests of the exercise find it. A pin is the simple design", lambda: (
+        catalog.find("agents.1").mistake == "a_protection_pins"
+        and len(catalog.find("agents.1").red) == 4)),
+]  # fmt: skip
 HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
     ("A window needs few pages, however long the context is", lambda: (
@@ -271,7 +294,7 @@ M4_CASE: Claims = [
         killer("m4_radix", M4_MUTANT) == "test_of_a_longer_prefix_the_tree_takes_the_rest")),
 ]  # fmt: skip
 CLAIMS = {
-    "electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES, *EMBEDDINGS, *HYBRID, *LORA],
+    "electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES, *AGENTS, *EMBEDDINGS, *HYBRID, *LORA],
     "m4_radix": M4_CASE,
 }
 

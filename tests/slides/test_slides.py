@@ -296,7 +296,7 @@ def test_a_difference_shows_what_goes_before_what_comes() -> None:
     assert new == sources.code_of("m2_continuous/scheduler.py:Scheduler.schedule")
 
 
-SLOW = {"m3_scores", "priority_waits", *MISTAKES}
+SLOW = {"m3_scores", "priority_waits", "agents_policies", *MISTAKES}
 
 
 @pytest.mark.parametrize(

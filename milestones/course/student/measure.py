@@ -85,7 +85,7 @@ MORE = {
     )),
     "contexts": ("kv_quant", "the time of a step against its context", Measurement(
         ("context", "KV, MB, m5", "KV, MB", "ms, m5", "ms", "ratio"),
-        kv_quant.by_context, EMBEDDED_MODEL, (128, 512, 2048, 6000),
+        kv_quant.by_context, EMBEDDED_MODEL, (128, 512, 2048),
         "The longer the context, the larger the part of a step that reads keys and values, and the"
         " more a step gains.",
     )),

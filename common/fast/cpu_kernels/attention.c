@@ -291,8 +291,8 @@ static void unpack_line(const uint8_t *line, int64_t dim, float *to)
         to[i] = (float)numbers[i] * scale;
 }
 
-/* Write a packed line: the largest size becomes 127. The bits are those of `pack` in torch. A number
-   that is not finite makes the scale NaN, and so the whole line. */
+/* Write a packed line: the largest size becomes 127. The bits are those of `pack` in torch. If a
+   number is not finite, the scale is NaN, and so is the whole line. */
 static void pack_line(const float *from, int64_t dim, uint8_t *line)
 {
     int8_t *numbers = (int8_t *)line + SCALE_BYTES;
@@ -312,7 +312,7 @@ static void pack_line(const float *from, int64_t dim, uint8_t *line)
     }
 }
 
-/* Compute one part of a context whose lines are packed. They are unpacked once, for all queries of
+/* Compute one part of a context with packed lines. They are unpacked once, for all queries of
    the run, and attended to like any other memory. */
 static __attribute__((noinline)) void attend_packed(
     const Memory *m, int64_t kv_head, const Row *row, int64_t rows, const int64_t *slots,

@@ -32,7 +32,7 @@ class KVPool(FloatKVPool):
     """Keys and values of each layer: [kv_heads, 1 + num_pages, page_size, 4 + head_dim] int8.
 
     Each line has a scale: see `packing.py`. A page takes fewer bytes than in m5, so more pages fit
-    in the same memory. Models whose heads cannot be packed keep m5's pool.
+    in the same memory. Models with heads that cannot be packed keep m5's pool.
     """
 
     def __init__(

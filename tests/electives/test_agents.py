@@ -100,8 +100,8 @@ def fuzz(module: Any, seed: int, forwards: type[LateStream], copies: type[LateSt
             ttl=chance.choice([None, None, 0.0, 2.0, 86_400.0]),
             release=chance.random() < 0.1,
         )
-        more_arguments = {"agent_hint": hint} if chance.random() < 0.8 else {}
-        return add_random(engine, chance, prompt, **more_arguments)
+        hints: dict[str, Any] = {"agent_hint": hint} if chance.random() < 0.8 else {}
+        return add_random(engine, chance, prompt, **hints)
 
     def check_and_reset() -> None:
         clock.time += chance.choice([0.0, 0.1, 5.0])

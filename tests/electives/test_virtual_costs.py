@@ -47,7 +47,19 @@ def test_the_host_waits_for_drafts(drafts_with_model: bool) -> None:
     assert clock.words.endswith("100% of that" if drafts_with_model else "0.02 ms")
 
 
+@pytest.mark.since("agents")
+def test_a_copy_takes_a_tenth_of_computing_its_page(make_engine: EngineFactory) -> None:
+    """A tiny page would take no time over the link of priority."""
+    engine: Any = make_engine(page_size=4, num_pages=8)
+    clock = use_virtual_time(engine)
+    runner, transfer = engine.core.runner, load("agents", "hi_radix_cache").Transfer
+    runner.copy_pages([transfer(1, 1, True), transfer(1, 1, False)])
+    runner.copied.wait()
+    assert clock.now() == pytest.approx(2 * 0.1 * 4 * COSTS.forward_token / 1000)
+
+
 @pytest.mark.since("priority")
+@pytest.mark.before("agents")
 def test_a_copy_of_a_page_takes_its_bytes_over_the_link(make_engine: EngineFactory) -> None:
     engine: Any = make_engine(page_size=4, num_pages=8)
     clock = use_virtual_time(engine)

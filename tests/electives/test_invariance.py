@@ -191,8 +191,8 @@ def recorded(name: str, num_others: int) -> Recording:
 
 
 def test_a_recording_leaves_no_hook() -> None:
-    engine = made("fixed", enable_overlap=False)
-    with recording(engine, "a"):  # type: ignore[arg-type]
+    engine: Any = made("fixed", enable_overlap=False)
+    with recording(engine, "a"):
         engine.add_request([1, 2], greedy(2), "a")
         drain(engine)
     assert "prepare" not in vars(engine.core.runner)

@@ -49,7 +49,7 @@ def expected(case: PagedCase) -> torch.Tensor:
     """Return m5's attention to the numbers that the lines stand for, also those of new tokens."""
     float_case = PagedCase(
         m5_attention, case.meta.seq_lens_cpu, case.meta.query_lens_cpu,
-        case.query.shape[1:2] + case.keys.shape[:1], case.query.shape[-1], case.meta.page_size,
+        (case.query.shape[1], case.keys.shape[0]), case.query.shape[-1], case.meta.page_size,
     )  # fmt: skip
     float_case.keys, float_case.values = unpack(case.keys), unpack(case.values)
     float_case.query = case.query
@@ -128,5 +128,6 @@ def test_a_chunk_border_changes_no_answer(chunk: int) -> None:
     for name, whole in answers[0].items():
         parts = answers[1][name]
         assert parts.outputs == whole.outputs, f"I2: chunks of {chunk} tokens"
+        assert parts.prompt_logprobs is not None and whole.prompt_logprobs is not None
         for ours, theirs in zip(parts.prompt_logprobs[1:], whole.prompt_logprobs[1:], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4), f"I2: chunks of {chunk} tokens"

@@ -34,8 +34,10 @@ class PackedCache(DynamicCache):
     A layer reads rounded numbers, also of the tokens that it has just computed.
     """
 
-    def update(self, key: torch.Tensor, value: torch.Tensor, *rest: object, **more: object) -> Any:
-        return super().update(in_8_bits(key), in_8_bits(value), *rest, **more)  # type: ignore
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any, **more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().update(in_8_bits(key_states), in_8_bits(value_states), *rest, **more)
 
 
 def in_8_bits(x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 from common import EngineConfig, LLMEngine, SamplingParams, load_model
 from common.hf.loaded_model import LoadedModel
@@ -73,7 +74,7 @@ def by_bits(milestone: str, model: str, sizes: tuple[float, ...]) -> Iterator[Ro
     With less than eight bits, lines still take a byte for each number: only the steps are wider.
     """
     loaded = load_model(EngineConfig(model=model, device="cpu"))
-    packing = load(milestone, "packing")
+    packing: Any = load(milestone, "packing")
     plain: tuple[list[dict[int, float]], list[list[int]]] | None = None
     for bits in (32, *map(int, sizes)):
         largest = packing.LARGEST

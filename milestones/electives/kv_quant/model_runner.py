@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from common.hf.probe import Probe
@@ -21,5 +23,5 @@ class ModelRunner(M5ModelRunner):
         Answers through packed pages differ from the model's own, so they cannot say whether an
         engine computes the model correctly.
         """
-        self.kv_pool = self.kv_pool.in_float()
+        self.kv_pool: Any = self.kv_pool.in_float()
         super().check(probe, table)

@@ -113,7 +113,8 @@ def show_answers(engine: LLMEngine, console: Console) -> None:
         tokens = [x.outputs[0].token_ids for x in (a, b)]
         pairs = enumerate(zip(*tokens, strict=False))
         first = next((n for n, (x, y) in pairs if x != y), min(map(len, tokens)))
-        rest = engine.loaded.tokenizer.decode(tokens[0][first : first + 5]).replace("\n", " ")
+        decoded = engine.loaded.tokenizer.decode(tokens[0][first : first + 5])
+        rest = str(decoded).replace("\n", " ")
         is_equal = first == len(tokens[0]) == len(tokens[1])
         table.add_row(question, f"{first} of {len(tokens[0])}", "the same" if is_equal else rest)
     console.print(table)

@@ -28,10 +28,10 @@ from milestones.recording import write
 
 from .facts import RUN_PAGES, file_of
 from .freshness import fingerprint, sources_of
-from .record_agents import AGENTS
 from .record_electives import GRAMMARS, LESSONS
 from .record_ideas import IDEAS, PAGED, ROWS, TINY, mixed_lengths
 from .record_lanes import LANES, WITH_GRAMMARS
+from .record_measured import MEASURED, OF_THIS_MACHINE
 from .record_mistakes import MISTAKES
 from .record_steps import STEPS
 from .workloads import EXAMPLES, PROMPTS, config_of, params_of
@@ -231,7 +231,7 @@ EQUAL: Runs = {
     **MISTAKES,
     **LANES,
     **LESSONS,
-    **AGENTS,
+    **MEASURED,
     **STEPS,
     **GRAMMARS,
 }
@@ -240,6 +240,7 @@ RUNS: Runs = {
     "m2_linears": ((), linears),
     "m1_growth": (("m1_single",), growth),
     **WITH_GRAMMARS,
+    **OF_THIS_MACHINE,
     **{f"run_{name}": ((config_of(name)[0],), run_page) for name in RUN_PAGES},
 }
 RECORDERS = {
@@ -247,6 +248,6 @@ RECORDERS = {
     "slides/record_lanes.py": {**LANES, **WITH_GRAMMARS},
     "slides/record_mistakes.py": MISTAKES,
     "slides/record_electives.py": {**LESSONS, **GRAMMARS},
-    "slides/record_agents.py": AGENTS,
+    "slides/record_measured.py": {**MEASURED, **OF_THIS_MACHINE},
     "slides/record_steps.py": STEPS,
 }

@@ -47,6 +47,8 @@ ANSWER, LOOPS, SWAPS, WAITS, POOLED, BESIDE, ADAPTERS = (
 )  # fmt: skip
 PAGES, STATES = recorded("hybrid_pages"), recorded("hybrid_states")
 POLICIES = recorded("agents_policies")
+PACKED = {row["engine"]: row for row in recorded("kv_quant_memory")["rows"]}
+LOGPROBS = {row["variant"]: row["logprobs"] for row in recorded("invariance_answers")["rows"]}
 RIGHT, WRONG = CASE["right"], CASE["wrong"]
 ROWS = [run["after_reset"]["pages"][0] for run in (RIGHT, WRONG)]
 TREES = [run["after_reset"]["tree"] for run in (RIGHT, WRONG)]  # after A
@@ -216,6 +218,21 @@ AGENTS: Claims = [
         catalog.find("agents.1").mistake == "a_protection_pins"
         and len(catalog.find("agents.1").red) == 4)),
 ]  # fmt: skip
+KV_QUANT: Claims = [
+    ("**The scale is 1**, and the integers are 127, 64, 0 and 0", lambda: is_run("kv_quant.1")),
+    ("More requests run together, so fewer steps serve them all", lambda: (
+        2 * PACKED["m5"]["running"] < PACKED["kv_quant"]["running"]
+        and 2 * PACKED["kv_quant"]["steps"] < PACKED["m5"]["steps"])),
+    ("A better answer that depends on the load", lambda: (
+        catalog.find("kv_quant.2").mistake == "own_chunk_in_float")),
+]  # fmt: skip
+INVARIANCE: Claims = [
+    ("**At position 20**, the first token that is decoded", lambda: is_run("invariance.1")),
+    ("bfloat16 is not the cause: with a fixed order, it gives one answer", lambda: (
+        LOGPROBS["exact"] == LOGPROBS["fixed_bf16"] == 1 < LOGPROBS["split_k"])),
+    ("The difference begins with **one bit**", lambda: (
+        catalog.find("invariance.1").mistake == "close_is_equal")),
+]  # fmt: skip
 HYBRID: Claims = [
     ("one with full attention, two with windows", lambda: PAGES["groups"] == 3),
     ("A window needs few pages, however long the context is", lambda: (
@@ -294,7 +311,17 @@ M4_CASE: Claims = [
         killer("m4_radix", M4_MUTANT) == "test_of_a_longer_prefix_the_tree_takes_the_rest")),
 ]  # fmt: skip
 CLAIMS = {
-    "electives": [*ELECTIVES, *STRUCTURED, *PRIORITIES, *AGENTS, *EMBEDDINGS, *HYBRID, *LORA],
+    "electives": [
+        *ELECTIVES,
+        *STRUCTURED,
+        *PRIORITIES,
+        *AGENTS,
+        *KV_QUANT,
+        *INVARIANCE,
+        *EMBEDDINGS,
+        *HYBRID,
+        *LORA,
+    ],
     "m4_radix": M4_CASE,
 }
 

@@ -29,7 +29,7 @@ html_theme = "furo"
 html_title = "LLM Ladder"
 html_static_path = [str(Path(__file__).parent / "static")]
 html_extra_path = [str(ROOT / "build/book/_extra")]
-html_favicon = str(Path(__file__).parent / "static/favicon.svg")
+html_favicon = str(ROOT / "build/book/favicon.svg")
 html_css_files = ["book.css", "theme.css"]
 html_js_files = [("book.js", {"type": "module"})]
 html_copy_source = html_show_sourcelink = False

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from ..chain import ROOT, electives, milestones
+from ..drawing import svg, theme
 
 REPOSITORY = os.environ.get("LADDER_REPOSITORY", "")  # such as https://example.org/llm-ladder
 CHAPTERS = "milestones/book/pages"  # they stand at the top of the site
@@ -50,6 +51,7 @@ class Staging:
         """Make the folder anew."""
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "_extra").mkdir(parents=True)  # copied as it is: pictures that HTML names
+        (self.folder / "favicon.svg").write_text(icon(), encoding="utf-8")
         (self.folder / "repo").symlink_to(ROOT, target_is_directory=True)  # for `literalinclude`
         chapters = sorted((ROOT / CHAPTERS).glob("*.md"))
         for page in (*(path.relative_to(ROOT).as_posix() for path in chapters), *PAGES):
@@ -115,6 +117,13 @@ class Staging:
 def staged(page: str) -> str:
     """Return the path of a page in the site."""
     return page.removeprefix(f"{CHAPTERS}/")
+
+
+def icon() -> str:
+    """Return the icon of the site: a ladder."""
+    style = f"path{{fill:none;stroke:{theme.colours('light')['output']};stroke-width:2}}"
+    ladder = svg.path("M4 1v14M12 1v14M4 4h8M4 8h8M4 12h8")
+    return svg.document([ladder], 16, 16, style, "a ladder")
 
 
 def code_page(name: str) -> str:

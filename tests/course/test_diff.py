@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milestones.chain import electives, place, sources
+from milestones.chain import electives, parents, place, sources
 from milestones.course import catalog, decks, delta
 from milestones.course.diff import command as diff
 from milestones.course.diff.choose import choose
@@ -23,7 +23,7 @@ from tests.conftest import MILESTONES, ROOT
 from tests.helpers import mini_course
 from tests.helpers.browser import tab
 
-PAIRS = [*pairwise(MILESTONES), *((MILESTONES[-1], name) for name in electives())]
+PAIRS = [*pairwise(MILESTONES), *((str(parents()[name]), name) for name in electives())]
 OLD = '''"""A shelf."""
 
 import os

@@ -124,7 +124,10 @@ def test_tokens_of_one_output_count_one_by_one() -> None:
 
     def output(tokens: list[int], finished: bool) -> Any:
         completion = SimpleNamespace(error=None, token_ids=tokens)
-        return SimpleNamespace(request_id="a", outputs=[completion], finished=finished)
+        metrics = SimpleNamespace(num_cached_tokens=0)
+        return SimpleNamespace(
+            request_id="a", outputs=[completion], finished=finished, metrics=metrics
+        )
 
     driver.take(output([1], False), 1.0)
     driver.take(output([1, 2, 3], True), 2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import json
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from common import EngineConfig
 from common.tracing.chrome import chrome_trace
 from common.tracing.trace import Trace
 from milestones.course.project import attribute
@@ -134,7 +136,12 @@ def test_a_trace_of_ours_is_read(make_engine: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("layers", [False, True])
-def test_a_step_of_m5_is_recorded(layers: bool, tmp_path: Path) -> None:
+def test_a_step_of_m5_is_recorded(
+    layers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forward begins in each step, because the one before takes 20 ms."""
+    slow = functools.partial(EngineConfig, emulated_forward_ms=20)
+    monkeypatch.setattr(step_trace, "EngineConfig", slow)
     document = step_trace.record("m5_overlap", "tiny-llama", tmp_path, layers=layers)
     made = step_trace.third_step(document)
     trace = ChromeTrace.of(made)

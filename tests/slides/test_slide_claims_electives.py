@@ -224,7 +224,7 @@ KV_QUANT: Claims = [
         2 * PACKED["m5"]["running"] < PACKED["kv_quant"]["running"]
         and 2 * PACKED["kv_quant"]["steps"] < PACKED["m5"]["steps"])),
     ("A better answer that depends on the load", lambda: (
-        catalog.find("kv_quant.2").mistake == "own_chunk_in_float")),
+        catalog.find("kv_quant.1").mistake == "one_scale_for_a_step")),
 ]  # fmt: skip
 INVARIANCE: Claims = [
     ("**At position 20**, the first token that is decoded", lambda: is_run("invariance.1")),

@@ -44,6 +44,8 @@ def run(chance: Random, num_host_pages: int) -> Asked:
         yield "evicted pages", about, taken
         protected = {name: pause.node is not None for name, pause in cache.pauses.items()}
         yield "paused conversations", about, [*protected.items()]
+        if not num_host_pages:
+            continue
         yield "transfers", about, [tuple(t) for t in cache.take_transfers()]
         keys = page_keys(tokens, PAGE_SIZE)
         yield "kept copies", about, [key in cache.copies for key in keys]

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from milestones.electives.kv_quant import attention
-from milestones.electives.kv_quant.packing import pack, unpack
+from milestones.electives.kv_quant import attention, m5_attention
+from milestones.electives.kv_quant.packing import SCALE_BYTES, pack, unpack
+from milestones.lab.instruments.paged_case import PagedCase
 from tests.exercises.test_kv_quant_2 import packed_case, run
 
 Asked = Iterator[tuple[str, str, Any]]
@@ -34,9 +35,18 @@ def lines(chance: Random) -> Asked:
 
 def attended(chance: Random) -> Asked:
     """Store new tokens in random pages, and attend to them."""
-    counts = [1] * chance.randint(0, 3) + [chance.randint(2, 9) for _ in range(2)]
-    contexts = [count + chance.choice([0, 3, 20]) for count in counts]
-    case = packed_case(contexts, counts, page_size=chance.choice([1, 4]), dim=8)
+    decodes = chance.sample([3, 7, 12, 30], 3)
+    counts = [1] * len(decodes) + [chance.randint(2, 9) for _ in range(2)]
+    contexts = decodes + [count + chance.choice([0, 3, 20]) for count in counts[len(decodes) :]]
+    page_size, at_once = chance.choice([1, 4]), m5_attention.GATHER_SLOTS
+    m5_attention.GATHER_SLOTS = 20  # decodes are gathered in groups, in another order
+    try:
+        case = packed_case(contexts, counts, page_size=page_size, dim=8)
+        in_float = PagedCase(attention, contexts, counts, page_size=page_size, dim=8)
+        _ = case.meta.decode_groups, in_float.meta.decode_groups  # made when they are first read
+    finally:
+        m5_attention.GATHER_SLOTS = at_once
+    case.value, case.values = case.value[..., :4], case.values[..., : SCALE_BYTES + 4].contiguous()
     about = f"contexts {contexts}, new {counts}"
     keys, values = case.keys.clone(), case.values.clone()
     attention.store_kv(keys, values, case.key, case.value, case.meta)
@@ -47,6 +57,7 @@ def attended(chance: Random) -> Asked:
     n = case.meta.num_decodes
     yield "decodes", about, found[:n]
     yield "chunks", about, found[n:]
+    yield "pages in float", about, in_float.run(attention).mul(1000).round().tolist()
 
 
 QUESTIONS = {"kv_quant.1": (lines, 20), "kv_quant.2": (attended, 20)}

@@ -134,6 +134,7 @@ def test_contexts_are_split_only_where_programs_are_missing(interpreted: ModuleT
     assert size(1, 16) == 64, "a tile or two for each program"
 
 
+@pytest.mark.before("kv_quant")  # its kernel does not split a context
 def test_split_and_unsplit_contexts_agree(
     attention: ModuleType, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_split_and_unsplit_contexts_agree(
         check(PagedCase(attention, [513, 1, 300, 256], [1] * 4), interpreted)
 
 
+@pytest.mark.before("kv_quant")  # lines have a kernel of their own
 def test_the_wider_of_keys_and_values_decides_the_tile(interpreted: ModuleType) -> None:
     keys = torch.zeros(2, 3, 4, 192, dtype=torch.float16)
     shape = interpreted.constants(torch.zeros(1, 4, 192), keys, torch.zeros(2, 3, 4, 128), 4)
@@ -175,6 +177,7 @@ def test_a_pool_may_have_more_numbers_than_32_bits_can_count(
         assert torch.equal(ours, expected) and not ours.isnan().any()
 
 
+@pytest.mark.before("kv_quant")  # its kernel does not split a context
 def test_a_context_that_is_not_split_needs_no_second_kernel(
     attention: ModuleType, interpreted: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,20 +97,19 @@ def words(page: Tab, name: str) -> str:
     return str(page.evaluate(f"document.querySelector('#{name} .words').textContent"))
 
 
-@pytest.mark.extra("book")
-@pytest.mark.thorough("it builds the site, and starts Python in a browser")
-def test_a_reader_moves_each_figure_with_the_keyboard(site: str, tmp_path: Path) -> None:
+def figures_move_with_the_keyboard(site: str, folder: Path) -> None:
     for chapter, figures in {
         "m1": ["triangle"], "m2": ["batches"], "m3": ["pages", "chunks"],
         "m4": ["prefixes"], "m5": ["overlap"],
     }.items():  # fmt: skip
-        with tab(tmp_path, f"{site}/{chapter}.html") as page:
+        with tab(folder, f"{site}/{chapter}.html") as page:
             page.wait_until("document.querySelector('.live')?.dataset.python === 'ready'")
             for name in figures:
                 before = words(page, name)
                 control = f"document.querySelector('#{name} .controls input[type=range]')"
                 page.evaluate(f"{control}.focus()")
-                page.press("ArrowLeft" if name == "prefixes" else "ArrowDown")
+                for _ in range(3):
+                    page.press("ArrowLeft")
                 page.wait_until(
                     f"document.querySelector('#{name} .words').textContent !== {before!r}"
                 )
@@ -121,20 +120,41 @@ def test_a_reader_moves_each_figure_with_the_keyboard(site: str, tmp_path: Path)
             assert loaded and all(address.startswith(site) for address in loaded)
 
 
-@pytest.mark.extra("book")
-@pytest.mark.thorough("it builds the site, and starts Python in a browser")
-def test_a_guess_is_shown_beside_the_answer_and_kept(site: str, tmp_path: Path) -> None:
-    with tab(tmp_path, f"{site}/m1.html") as page:
+def a_guess_is_shown_beside_the_answer_and_kept(site: str, folder: Path) -> None:
+    with tab(folder, f"{site}/m1.html") as page:
         page.wait_until("document.querySelector('.guess')?.hidden === false")
         page.evaluate(
             "document.querySelector('.guess input').value = 40;"
             "document.querySelector('.guess button').click()"
         )
-        said = "document.querySelector('.guess output').textContent"
+        said = "document.querySelector('.guess output')?.textContent"
         assert page.evaluate(said) == "You guessed 40. It is 68."
         page.ask("Page.reload")
         page.wait_until(f"{said}.includes('40')")
         assert page.evaluate("document.querySelector('.answer').open")
+
+
+def an_endless_loop_ends(site: str, folder: Path) -> None:
+    """Its worker is ended, another one starts, and the reader's text stays."""
+    with tab(folder, f"{site}/m2.html") as page:
+        page.wait_until("document.querySelector('.live')?.dataset.python === 'ready'")
+        field = "document.querySelector('#schedule textarea')"
+        page.evaluate(
+            f"{field}.value = 'while True: pass';"
+            f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))"
+        )
+        page.wait_until("document.querySelector('#schedule .error')?.textContent.includes('ended')")
+        assert page.evaluate(f"{field}.value") == "while True: pass"
+        page.wait_until("document.querySelector('#schedule').dataset.python === 'ready'")
+
+
+@pytest.mark.extra("book")
+@pytest.mark.thorough("it builds the site, and starts Python in a browser")
+def test_a_reader_uses_the_figures(site: str, tmp_path: Path) -> None:
+    """One test, because two at once would build the site in the same folder."""
+    figures_move_with_the_keyboard(site, tmp_path)
+    a_guess_is_shown_beside_the_answer_and_kept(site, tmp_path)
+    an_endless_loop_ends(site, tmp_path)
 
 
 def test_the_front_page_claims_what_readme_claims() -> None:

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from ..chain import ROOT
 from ..drawing import theme
+from .address import SITE, not_found
 from .browser_files import BookError, fetch, write
+from .links import faults
 from .staging import Staging
 
 EXAMPLE = "python -m milestones site"
@@ -55,7 +57,10 @@ def main(args: argparse.Namespace) -> int:
     (out / ".nojekyll").touch()
     static = out / "_static"
     (static / "theme.css").write_text(theme_css(), encoding="utf-8")
+    (out / "404.html").write_text(not_found(SITE), encoding="utf-8")
     write(BUILD / "npm", static)
+    if found := faults(out):
+        raise BookError("\n".join(["links that lead nowhere:", *found]))
     sys.stdout.write(f"{args.out}: {sum(1 for _ in out.rglob('*.html'))} pages\n")
     return 0
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
+from milestones.book.address import SITE, card  # noqa: E402
 
 
 def commit() -> str:
@@ -22,6 +25,7 @@ project = "LLM Ladder"
 extensions = ["myst_parser", "milestones.book.directive"]
 exclude_patterns = ["repo"]
 root_doc = "index"
+html_baseurl = SITE
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -38,3 +42,12 @@ html_theme_options = {"navigation_with_keys": False}
 copyright = f"commit {commit()}" if commit() else "the authors"
 pygments_style, pygments_dark_style = "default", "github-dark"
 nitpicky = True
+
+
+def setup(app: Any) -> None:
+    """Add the tags of the card to each page. Sphinx calls this."""
+    app.connect("html-page-context", add_card)
+
+
+def add_card(_app: Any, _page: str, _template: str, context: dict[str, Any], _tree: Any) -> None:
+    context["metatags"] = context.get("metatags", "") + card(SITE)

@@ -71,7 +71,7 @@ class Staging:
             if found["code"]:
                 return found[0]
             if found["tag"]:
-                return f'{found["tag"]}{self._picture(found["address"], page)}"'
+                return f'{found["tag"]}{self._address(found["address"], page)}"'
             name = found["text"]
             if "](" in name:  # a picture inside a link
                 name = MARKED.sub(replaced, name)
@@ -83,9 +83,12 @@ class Staging:
 
         return MARKED.sub(replaced, text)
 
-    def _picture(self, address: str, page: str) -> str:
-        """Copy a picture that HTML names, so that its address is right in the site, too."""
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), address))
+    def _address(self, address: str, page: str) -> str:
+        """Return an address in HTML as the site needs it. A picture is copied to this place."""
+        name, mark, anchor = address.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), name))
+        if path in PAGES:  # Sphinx does not follow links in HTML
+            return f"{name.removesuffix('.md')}.html{mark}{anchor}"
         if path.endswith(PICTURES) and (ROOT / path).is_file():
             copy = self.folder / "_extra" / path
             copy.parent.mkdir(parents=True, exist_ok=True)

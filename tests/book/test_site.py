@@ -28,6 +28,7 @@ def test_links_lead_to_pages_of_the_site_or_nowhere(tmp_path: Path) -> None:
         "[a](../m2_continuous)": "[a](../m2_continuous/README.md)",
         "[a](../docs/INSTRUCTORS.md)": "a",
         "[a](https://example.org/b)": "[a](https://example.org/b)",
+        '<a href="../docs/USING.md#watch">': '<a href="../docs/USING.html#watch">',
         "`[a](../docs/INSTRUCTORS.md)`": "`[a](../docs/INSTRUCTORS.md)`",
         "```\n[a](b.md)\n```": "```\n[a](b.md)\n```",
     }.items():

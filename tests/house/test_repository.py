@@ -117,6 +117,15 @@ def test_the_workflow_calls_what_ci_runs() -> None:
     assert used and all(re.fullmatch(r"[\w/-]+@v\d+(\.\d+)*", action) for action in used), used
 
 
+def test_the_book_is_published_as_make_site_builds_it() -> None:
+    (job,) = from_yaml(".github/workflows/book.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make site"]
+    used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+    assert used == [
+        f"actions/{name}" for name in ("checkout", "upload-pages-artifact", "deploy-pages")
+    ]
+
+
 def test_the_container_is_set_up_by_make() -> None:
     folder = ROOT / ".devcontainer"
     config = json.loads((folder / "devcontainer.json").read_text(encoding="utf-8"))

@@ -50,4 +50,5 @@ def setup(app: Any) -> None:
 
 
 def add_card(_app: Any, _page: str, _template: str, context: dict[str, Any], _tree: Any) -> None:
+    """Add them to one page."""
     context["metatags"] = context.get("metatags", "") + card(SITE)

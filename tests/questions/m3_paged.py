@@ -158,6 +158,15 @@ def schedule(chance: Random) -> Asked:
         yield "steps", about, [scheduled(batch), names(scheduler.waiting), held]
         yield "which requests get a token", about, sampled
         scheduler.update_from_output(batch, [(9, None)] * len(batch.sampled_indices))
+    full = make_scheduler(12)
+    full.admission.new_token_ratio = 1.0
+    run(full, "A", chance.randint(1, 8))
+    for name in "XY"[: chance.randint(0, 2)]:
+        wait(full, name, chance.randint(1, 4), max_tokens=chance.randint(1, 4))
+    wait(full, "BIG", chance.randint(28, 36))
+    wait(full, "small", chance.randint(1, 4), max_tokens=1)
+    about = f"schedule(); {show(full)}"
+    yield "a queue that waits for memory", about, [scheduled(full.schedule()), names(full.waiting)]
     engine = make_fake(
         chance.randint(16, 24), page_size=chance.choice([2, 3, 4]), max_num_batched_tokens=16
     )

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from milestones.course import catalog
-from milestones.course.student import check, check_screen, hint, reset, watch
+from milestones.course.student import check, failure_words, hint, put_back, reset, watch
 from milestones.course.student import list as ladder
 from milestones.course.student.progress import load_progress
 from tests.conftest import ROOT
@@ -268,11 +268,11 @@ def test_reset_brings_back_what_was_deleted(tree: Path, say: Say, symbol: str) -
     path = tree / "m2_mini/shelf.py"
     start = path.read_text()
     exercise, qualified = {"put": ("m2.1", "Shelf.put"), "largest": ("m2.2", "largest")}[symbol]
-    first, last = reset.definitions(start)[qualified]
+    first, last = put_back.definitions(start)[qualified]
     lines = start.splitlines(keepends=True)
     path.write_text("".join(lines[: first - 1] + lines[last:]).rstrip() + "\n")
     assert say(reset, exercise)[0] == 0
-    assert reset.definitions(path.read_text()).keys() == reset.definitions(start).keys()
+    assert put_back.definitions(path.read_text()).keys() == put_back.definitions(start).keys()
     assert start.strip().splitlines()[-4:] == path.read_text().strip().splitlines()[-4:]
 
 
@@ -335,9 +335,9 @@ def test_a_reader_that_goes_away_is_no_error(tree: Path) -> None:
 
 def test_the_invariants_are_those_of_the_project() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    for number, (name, _) in check_screen.INVARIANTS.items():
+    for number, (name, _) in failure_words.INVARIANTS.items():
         assert f"**I{number} {name}.**" in page
-    assert check_screen.invariants_in("I3: x, I5: y, BI4, I9") == [3, 5]
+    assert failure_words.invariants_in("I3: x, I5: y, BI4, I9") == [3, 5]
 
 
 def test_what_a_failing_test_printed_is_shown(tree: Path, say: Say) -> None:

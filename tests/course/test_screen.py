@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from milestones.course.exercise import Exercise
-from milestones.course.student.check_screen import Attempt, show_attempts
+from milestones.course.student.attempt import Attempt
+from milestones.course.student.check_screen import show_attempts
 from milestones.course.testing.called import called_by
 from milestones.course.testing.results import Failure, Outcome, Result, Run
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from common.displays.palette import use_palette
 from common.tracing.player import page_of
 
-from ..student.check_screen import INVARIANTS
+from ..student.failure_words import INVARIANTS
 from .exhibit import Exhibit, exhibits, find
 from .run_table import run_table
 

@@ -19,7 +19,7 @@ from ...chain import course_place, find_engine, package, place
 from ..catalog import load
 from ..delta import ROOT, tomllib
 from ..exercise import Exercise
-from ..student.check_screen import INVARIANTS
+from ..student.failure_words import INVARIANTS
 from ..student.list import lesson
 from .cut import Cut
 from .student_tree import Files, student_files

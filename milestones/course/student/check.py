@@ -18,16 +18,17 @@ from rich.console import Console
 from rich.status import Status
 
 from ...chain import course_place, find_engine, is_elective, place
-from ..catalog import CatalogError, closure, find, load, taught_engines
+from ..catalog import CatalogError, find, load, taught_engines
 from ..delta import ROOT
 from ..exercise import Exercise
 from ..release.cut import still_cut
 from ..testing.results import Result
 from ..testing.runner import Runner, RunnerError
 from ..testing.supervised_run import SECONDS, SECONDS_PLAIN
-from .check_screen import Attempt, show_attempts, show_syntax_error
+from .attempt import Attempt, not_written, standing
+from .check_screen import show_attempts, show_syntax_error
 from .own_code import caller_of
-from .progress import Progress, load_progress, note_result
+from .progress import load_progress, note_result
 from .watch import changes, syntax_error
 
 EXAMPLE = "python -m milestones check m3.2 --watch"
@@ -111,16 +112,6 @@ def debug(test: str, root: Path, console: Console) -> None:
     subprocess.run([*command, "-p", "no:cacheprovider"], cwd=root, check=False)
 
 
-def standing(exercises: tuple[Exercise, ...], progress: Progress) -> str:
-    """Return how far a milestone is done, as the last checks have found it."""
-    passed = [exercise for exercise in exercises if exercise.id in progress.passed]
-    points, all_points = (sum(e.points for e in group) for group in (passed, exercises))
-    return (
-        f"{exercises[0].milestone}: {len(passed)} of {len(exercises)} exercises pass, "
-        f"{points} of {all_points} points"
-    )
-
-
 def attempted(
     exercises: tuple[Exercise, ...], root: Path, runner: Runner, seconds: float | None,
     console: Console,
@@ -149,15 +140,6 @@ def attempted(
         stopped = not run.passed
         first = run.first_failure
         yield Attempt(exercise, run, cut, caller_of(first.failure if first else None, own, root))
-
-
-def not_written(exercise: Exercise, own: tuple[Exercise, ...], root: Path) -> str:
-    """Return an exercise itself, or one that it needs, if no function of it is written; or ""."""
-    needed = closure(exercise, own)
-    for other in (exercise, *(other for other in own if other.id in needed)):
-        if len(still_cut(other, root)) == len(other.symbols):
-            return other.id
-    return ""
 
 
 def counting(status: Status, said: str) -> Callable[[Result], None]:

@@ -9,7 +9,6 @@ Exit status: 0 done, or there was nothing to do; 2 it could not be done.
 from __future__ import annotations
 
 import argparse
-import ast
 from pathlib import Path
 
 from rich.console import Console
@@ -18,17 +17,10 @@ from ...chain import place
 from ..catalog import CatalogError, find
 from ..delta import ROOT
 from ..exercise import Exercise
-from ..outline import span_of
-from ..release.cut import body_span, functions
 from .progress import note_result
+from .put_back import ResetError, put_back
 
 EXAMPLE = "python -m milestones reset m3.2"
-
-
-class ResetError(Exception):
-    """The exercise cannot be reset. The message says why. Nothing was changed."""
-
-
 REFUSALS = (CatalogError, ResetError)
 
 
@@ -125,41 +117,6 @@ def backups_of(exercise: Exercise, path: Path) -> list[Path]:
     """Return the earlier versions of a file that `reset` has kept for an exercise, oldest first."""
     return [other for other in names_of(path.with_name(f"{path.name}.{exercise.id}.bak"))
             if other.exists()]  # fmt: skip
-
-
-def put_back(source: str, original: str, symbol: str, name: str) -> str:
-    """Return a source in which a function is as in the original.
-
-    A function that was deleted is put back in its class, after the function that precedes it.
-    """
-    there, wanted = definitions(source), definitions(original)
-    lines, block = source.splitlines(), wanted[symbol]
-    if symbol in there:
-        first, last = there[symbol][0], there[symbol][1]
-        lines[first - 1 : last] = original.splitlines()[block[0] - 1 : block[1]]
-        return "\n".join(lines) + "\n"
-    order = list(wanted)
-    before = [other for other in order[: order.index(symbol)] if other in there]
-    same = [other for other in before if other.partition(".")[0] == symbol.partition(".")[0]]
-    if "." in symbol and not same:
-        raise ResetError(f"{name} has no class for {symbol} any more: put the class back first")
-    at = there[(same or before)[-1]][1] if same or before else len(lines)
-    gap = [""] if "." in symbol else ["", ""]
-    lines[at:at] = [*gap, *original.splitlines()[block[0] - 1 : block[1]]]
-    return "\n".join(lines) + "\n"
-
-
-def definitions(source: str) -> dict[str, tuple[int, int]]:
-    """Return the first and last line of each function, with decorators and the comments above."""
-    lines = source.splitlines()
-    found: dict[str, tuple[int, int]] = {}
-    previous = None
-    for symbol, node in functions(ast.parse(source)):
-        first, last = span_of(node, lines).first, body_span(node, lines).last
-        if symbol == previous:  # a property and its setter are neighbours with the same name
-            first = found[symbol][0]
-        found[symbol], previous = (first, last), symbol
-    return found
 
 
 def free_name(path: Path) -> Path:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -22,16 +24,17 @@ from .pointers import Pointer, pointers
 
 HERE = Path(__file__).resolve().parent
 Numbers = dict[str, int]  # name of an entry -> its number in the tour
+Address = Callable[[str], str | None]  # of a path from the root, perhaps with an anchor
 
 
 def page(lesson: Lesson, folder: Path, root: Path = delta.ROOT) -> str:
     """Return the whole page. Its links to files of the tree are relative to `folder`."""
     numbers = {entry.name: number for number, entry in enumerate(lesson.entries, start=1)}
-    body = Body(lesson, numbers, folder, root)
+    body = Body(lesson, numbers, partial(from_folder, folder.resolve(), root.resolve()), root)
     return (
         (HERE / "lesson.html")
         .read_text(encoding="utf-8")
-        .replace("{{css}}", (HERE / "lesson.css").read_text(encoding="utf-8"))
+        .replace("{{css}}", style("lesson.css") + style("lesson_code.css"))
         .replace("{{below}}", escape(lesson.below))
         .replace("{{above}}", escape(lesson.above))
         .replace("{{size}}", size(lesson))
@@ -83,19 +86,32 @@ def _tour(stop: Stop, numbers: Numbers) -> str:
     return f"<p>{title}</p>{links}" if stop.title else links
 
 
+def style(name: str) -> str:
+    """Return a style sheet of the lessons."""
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def from_folder(folder: Path, root: Path, target: str) -> str | None:
+    """Return the address of a target, as a page in a folder names it. None: it is not there."""
+    file, mark, place = target.partition("#")
+    if not (root / file).exists():
+        return None
+    path = Path(os.path.relpath(root / file, folder)).as_posix()
+    return f"{quote(path)}{mark}{escape(place)}"
+
+
 class Body:
     """The stops of a lesson, with their entries, notes and pointers, as HTML."""
 
-    def __init__(self, lesson: Lesson, numbers: Numbers, folder: Path, root: Path) -> None:
+    def __init__(self, lesson: Lesson, numbers: Numbers, address: Address, root: Path) -> None:
         self.numbers = numbers
         self.notes = lesson.notes
         self.pointers = pointers(lesson, root)
-        self.folder = folder.resolve()
-        self.root = root.resolve()
+        self.address = address
 
     def stop(self, stop: Stop) -> str:
         """Return a section, or only the entries of a lesson that is not divided."""
-        entries = "".join(map(self._entry, stop.entries))
+        entries = "".join(map(self.entry, stop.entries))
         if not stop.title:
             return entries
         lines, symbols = counts(stop)
@@ -105,7 +121,7 @@ class Body:
             f"{entries}</section>\n"
         )
 
-    def _entry(self, entry: Entry) -> str:
+    def entry(self, entry: Entry) -> str:
         file, _, name = entry.name.partition(":")
         title = f"<code>{escape(file)}</code>" + (f" <code>{escape(name)}</code>" if name else "")
         number = self.numbers[entry.name]
@@ -148,12 +164,10 @@ class Body:
         return f'<ul class="links">{"".join(items)}</ul>' if items else ""
 
     def _pointer(self, pointer: Pointer) -> str:
-        """Return a link, or only its words if its file is not there, such as a built deck."""
-        file, mark, place = pointer.target.partition("#")
+        """Return a link, or only its words if there is no address, such as that of a deck."""
         words = escape(pointer.words)
-        if (self.root / file).exists():
-            path = Path(os.path.relpath(self.root / file, self.folder)).as_posix()
-            words = f'<a href="{quote(path)}{mark}{escape(place)}">{words}</a>'
+        if address := self.address(pointer.target):
+            words = f'<a href="{address}">{words}</a>'
         names = escape(pointer.details).replace("_", "_<wbr>")
         details = f": <code>{names}</code>" if names else ""
         return f"{pointer.kind} {words}{details}"

@@ -33,7 +33,8 @@ AS_THEY_ARE = (
     "LICENSE", "requirements.txt", "constraints.txt", "ARCHITECTURE.md",
     "milestones/docs/GLOSSARY.md", "milestones/docs/INSIDE.md", "milestones/docs/QUESTIONS.md",
     "milestones/docs/WHERE.md",
-    "milestones/course/diff/lesson.css", "milestones/course/diff/lesson.html",
+    "milestones/course/diff/lesson.css", "milestones/course/diff/lesson_code.css",
+    "milestones/course/diff/lesson.html",
 )  # fmt: skip
 ELECTIVE_FILES = ("milestones/electives/__init__.py", "milestones/electives/demos.py")
 LEFT_OUT = re.compile(
